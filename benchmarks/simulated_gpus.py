@@ -69,7 +69,7 @@ class Place(MemorySession):
         self.active = now
 
     def sample(self, now: float) -> Sample:
-        busy = self.busy_since is not None
+        busy = self.busy_since is not None and self.nap is None
         worked = self.worked + (now - self.busy_since if busy else 0.0)
         kernel = KernelSample(
             id="k",
@@ -93,5 +93,5 @@ class Place(MemorySession):
             terminals=[],
             connections=0,
             started=self.started,
-            gpus=[gpu],
+            gpus=[] if self.nap is not None else [gpu],
         )

@@ -94,8 +94,8 @@ class SimulatedAgent(MemoryAgent[Place]):
     async def samples(self, key: SessionKey | None = None) -> list[Sample]:
         del key
         now = self.clock.now()
-        runs = TreeState.RUNNING
-        return [p.sample(now) for p in self.places.values() if p.state is runs]
+        runs = {TreeState.RUNNING, TreeState.NAPPING}
+        return [p.sample(now) for p in self.places.values() if p.state in runs]
 
     # --- doing
     async def capture(
@@ -107,6 +107,17 @@ class SimulatedAgent(MemoryAgent[Place]):
     async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
         async for event in self.begin_restore(incarnation, checkpoint):
             yield event
+
+    async def nap(self, incarnation: str) -> AsyncIterator[Event]:
+        async for event in self.begin_nap(incarnation):
+            yield event
+
+    async def wake(self, incarnation: str) -> AsyncIterator[Event]:
+        async for event in self.begin_wake(incarnation):
+            yield event
+
+    def now(self) -> float:
+        return self.clock.now()
 
     async def capturing(self, place: Place) -> AsyncIterator[Event]:
         seconds = SAVE + place.vram / SAVE_RATE

@@ -15,6 +15,8 @@ import msgspec
 from simulation.doubles.kernel import MEMORY, Memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         SessionKey,
@@ -36,8 +38,11 @@ class Ledger:
         self._store = store
         #: of every checkpoint that was ever committed
         self.contents: dict[str, str] = {}
+        #: whether a tree runs but for its kernel, which its agent will wake
+        self.naps: Callable[[Place], bool] = lambda place: False
         self._given_up: dict[SessionKey, list[str]] = defaultdict(list)
         self._chosen: dict[SessionKey, str] = {}
+        self._wishes: dict[SessionKey, object] = {}
         self._lives: dict[SessionKey, int] = defaultdict(int)
         self._words = 0
         #: words of accounts that were deleted
@@ -72,19 +77,25 @@ class Ledger:
         """All that was given up until now belonged to an account that is no more."""
         self._former[key] = list(self._given_up[key])
 
-    def choose(self, key: SessionKey, checkpoint: str) -> str:
+    def choose(self, key: SessionKey, checkpoint: str) -> Callable[[], None]:
         """A person wants that checkpoint, and no newer one, to come back.
 
         Returns:
-            What was wanted before, for :meth:`unchoose`.
+            To be called when that wish is refused: an earlier one holds, unless
+            there was a later one meanwhile.
         """
-        before = self._chosen.get(key, "")
-        self._chosen[key] = self.contents.get(checkpoint, "")
-        return before
+        before, self._wishes[key] = self._chosen.get(key, ""), object()
+        mine, self._chosen[key] = self._wishes[key], self.contents.get(checkpoint, "")
 
-    def unchoose(self, key: SessionKey, before: str = "") -> None:
-        """That wish was refused: an earlier one holds."""
-        self._chosen[key] = before
+        def undo() -> None:
+            if self._wishes[key] is mine:
+                self._chosen[key] = before
+
+        return undo
+
+    def unchoose(self, key: SessionKey) -> None:
+        """Nothing is wanted but the newest."""
+        self._chosen[key] = ""
 
     def expected(self, key: SessionKey) -> list[str]:
         """What whoever comes back may find: what was chosen, if that came to pass."""
@@ -93,7 +104,7 @@ class Ledger:
 
     def is_given_up(self, key: SessionKey, contents: str) -> bool:
         """Whether nobody needs it any more."""
-        return any(_after(each, contents) for each in self._given_up[key])
+        return any(is_after(each, contents) for each in self._given_up[key])
 
     # --- what there is
     def saved(self, key: SessionKey) -> dict[str, str]:
@@ -121,7 +132,7 @@ class Ledger:
         return sorted(
             word
             for word in words
-            if not any(other != word and _after(other, word) for other in words)
+            if not any(other != word and is_after(other, word) for other in words)
         )
 
     # --- moments
@@ -132,7 +143,7 @@ class Ledger:
             other = each.info
             if other.key == info.key and other.id != info.id:
                 older = self.contents[other.id]
-                if other.generation >= info.generation and _after(word, older):
+                if other.generation >= info.generation and is_after(word, older):
                     self._wrong(
                         "generation",
                         f"{info.id} has generation {info.generation}, as {other.id}"
@@ -158,7 +169,7 @@ class Ledger:
         if self.is_given_up(key, word):
             return
         if not any(
-            _after(other, word)
+            is_after(other, word)
             for other in (*self.saved(key).values(), *self.standing(key), *stood)
         ):
             self._wrong(
@@ -182,7 +193,7 @@ class Ledger:
             if other is not place and other.tree is not None and other.tree.whole
         ]
         kept = [*self.saved(key).values(), *others]
-        if not any(_after(word, tree.contents) for word in kept):
+        if not any(is_after(word, tree.contents) for word in kept):
             self._wrong(
                 "no end before the commit",
                 f"{who} has ended {tree.contents} of {key}, which is not saved",
@@ -194,7 +205,7 @@ class Ledger:
             other
             for other in self._machines.of_session(place.key)
             if other.tree is not None
-            and other.tree.runs
+            and (other.tree.runs or self.naps(other))
             and not self.is_given_up(place.key, other.tree.contents)
         ]
         if len(running) > 1:
@@ -219,7 +230,7 @@ class Ledger:
         assert place.tree is not None
         key, word = place.key, place.tree.contents
         self.history.say(f"{key} came back from {checkpoint} and holds {word}")
-        if any(_after(each, word) for each in self._former[key]):
+        if any(is_after(each, word) for each in self._former[key]):
             self._wrong(
                 "what is deleted stays so",
                 f"{key} is {word}, of an account that is gone",
@@ -232,7 +243,9 @@ class Ledger:
                     self.give_up(key, other)
             return
         newer = [
-            other for other in self.newest(key) if other != word and _after(other, word)
+            other
+            for other in self.newest(key)
+            if other != word and is_after(other, word)
         ]
         if newer:
             self._wrong(
@@ -250,6 +263,6 @@ class Ledger:
         self.history.wrong(law, text)
 
 
-def _after(word: str, other: str) -> bool:
+def is_after(word: str, other: str) -> bool:
     """Whether a word is the other one or came after it."""
     return word == other or word.startswith(other + ".")

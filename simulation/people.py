@@ -35,6 +35,9 @@ class People:
             "delete": self.delete,
             "bring back": self.bring_back,
             "reload": self.visit,
+            "nap": self.nap,
+            "wake": self.wake,
+            "write": self.write,
         }
 
     async def act(self, event: Event) -> None:
@@ -66,6 +69,14 @@ class People:
             place.tree.contents = self._world.ledger.next_word(place.tree.contents)
             place.tree.active = self._world.loop.time()
             self._world.history.say(f"{key} holds {place.tree.contents} now")
+
+    async def write(self, key: SessionKey, event: Event | None = None) -> None:
+        """Run a cell in a session that naps: it is read when it is awake."""
+        place = self._world.reached(key)
+        if place is None or place.tree is None or place.tree.runs:
+            await self.work(key, event)
+        else:
+            place.tree.unread += 1
 
     async def stop(self, key: SessionKey, event: Event) -> None:
         """Stop My Server."""
@@ -101,6 +112,18 @@ class People:
         if users := self._users():
             self._world.asked[key] = self._world.loop.time()
             await users.suspend(key, key.user)
+
+    async def nap(self, key: SessionKey, event: Event) -> None:
+        """An administrator's button."""
+        del event
+        if users := self._users():
+            await users.nap(key, "admin")
+
+    async def wake(self, key: SessionKey, event: Event) -> None:
+        """The other one."""
+        del event
+        if users := self._users():
+            await users.wake(key, "admin")
 
     async def resume(self, key: SessionKey, event: Event | None = None) -> None:
         """The other button."""
@@ -141,10 +164,10 @@ class People:
         view = users.session(key)
         if view.saved:
             chosen = view.saved[int(event.share * len(view.saved))].id
-            before = self._world.ledger.choose(key, chosen)
+            undo = self._world.ledger.choose(key, chosen)
             self._world.asked[key] = self._world.loop.time()
             try:
                 await users.bring_back(key, chosen, key.user, save_running=True)
             except ReclaimError:
-                self._world.ledger.unchoose(key, before)
+                undo()
                 raise

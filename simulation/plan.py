@@ -15,6 +15,12 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 #: Seconds of simulated time in which people act and faults happen.
 SPAN = 600.0
 
+#: Seeds from here on have naps, drawn from a source of their own: what earlier ones
+#: have found is found again.
+NAPS_FROM = 510_000_000
+#: Share of those that have none all the same.
+NO_NAPS = 0.3
+
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
 
@@ -32,6 +38,19 @@ ACTS = {
     "bring back": 1,
     "reload": 2,
 }
+#: Acts around naps, with their weights; "write" is a message that nobody waits for.
+NAPS = {"nap": 8, "wake": 3, "write": 5}
+#: Faults in the middle of them, with their weights, and how often there is one.
+NAP_FAULTS = {
+    "CRIU and the driver fail": 4,
+    "the agent is killed": 4,
+    "the service is killed": 3,
+    "others take the GPU": 2,
+    "calls are lost": 2,
+    "the state folder is full": 1,
+    "the agent is gone for good": 1,
+}
+NAP_FAULTED = 0.4
 #: Faults, with their weights.
 FAULTS = {
     "the service is killed": 6,
@@ -92,6 +111,8 @@ class Plan:
     keys: tuple[SessionKey, ...]
     events: tuple[Event, ...] = field(default=())
     nodes: int = 0  #: of a cluster; 0: everything is on the Hub's machine
+    naps: bool = False  #: whether sessions nap: by orders, and by policy
+    nap_after: float = 0.0  #: seconds of idleness after which they do; 0: by orders
 
     def without(self, index: int) -> Plan:
         """The same, with one event less."""
@@ -112,8 +133,32 @@ def draw(seed: int) -> Plan:
             if rng.random() < NEAR:  # most things go wrong while something happens
                 at = min(SPAN, rng.choice(events).at + rng.uniform(0.0, SOON))
             events.append(_draw(rng, table, rng.choice(keys), at))
-    events.sort(key=lambda event: event.at)
-    return Plan(seed, keys, tuple(events), nodes=rng.choice([0, 0, 2, 3]))
+    nodes = rng.choice([0, 0, 2, 3])
+    drawn = Plan(seed, keys, _in_order(events), nodes=nodes)
+    return _with_naps(drawn) if seed >= NAPS_FROM else drawn
+
+
+def _with_naps(plan: Plan) -> Plan:
+    """The same plan, most times with naps in it."""
+    rng = random.Random(f"naps {plan.seed}")
+    if rng.random() < NO_NAPS:
+        return plan
+    events = list(plan.events)
+    for _ in range(rng.randint(2, 10)):
+        at = rng.uniform(20.0, SPAN)
+        if rng.random() < NEAR:
+            at = min(SPAN, rng.choice(events).at + rng.uniform(0.0, SOON))
+        key = rng.choice(plan.keys)
+        events.append(_draw(rng, NAPS, key, at))
+        if rng.random() < NAP_FAULTED:
+            at = min(SPAN, at + rng.uniform(-1.0, 4.0))
+            events.append(_draw(rng, NAP_FAULTS, key, at))
+    after = rng.choice([0.0, 0.0, 60.0])
+    return replace(plan, events=_in_order(events), naps=True, nap_after=after)
+
+
+def _in_order(events: list[Event]) -> tuple[Event, ...]:
+    return tuple(sorted(events, key=lambda event: event.at))
 
 
 def _some(rng: random.Random, table: dict[str, int], share: float) -> dict[str, int]:

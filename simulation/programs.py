@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Sample,
     SessionKey,
     Tree,
+    TreeState,
     Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -48,6 +49,7 @@ from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from simulation.doubles.kernel import Cards, Driver
 from simulation.doubles.store import RepositoryInMemory
@@ -210,15 +212,16 @@ class MachineSampler:
         await asyncio.sleep(0.01)
         places = self._machine.places
         return [
-            self._sample(places[tree.incarnation])
+            self._sample(places[tree.incarnation], naps=tree.state is TreeState.NAPPING)
             for tree in known
             if tree.incarnation in places and places[tree.incarnation].tree is not None
         ]
 
-    def _sample(self, place: Place) -> Sample:
+    def _sample(self, place: Place, *, naps: bool) -> Sample:
         tree, now = place.tree, self._clock.now()
         assert tree is not None
-        silent = bool(tree.stopped)
+        # One that naps answers: its server runs, and knows how its kernel was.
+        silent = bool(tree.stopped) and not naps
         active = MONDAY + tree.active
         kernel = KernelSample(
             id="k", name="a.ipynb", execution_state="idle", last_activity=active
@@ -342,6 +345,14 @@ class AgentOverWire:
         del more
         return self._wire.stream("restore", incarnation, checkpoint, silence=60.0)
 
+    def nap(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
+        del more
+        return self._wire.stream("nap", incarnation, silence=60.0)
+
+    def wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
+        del more
+        return self._wire.stream("wake", incarnation, silence=60.0)
+
     async def thaw(self, incarnation: str, **more: Any) -> Tree:
         del more
         return await self._slow("thaw", incarnation)
@@ -463,6 +474,7 @@ class Service:
         folder: Path,
         settings: Settings,
         number: int,
+        nap_after: float,
     ) -> None:
         self.program = program
         self.controller: Controller | None = None
@@ -475,6 +487,7 @@ class Service:
         self._folder = folder
         self._settings = settings
         self.number = number
+        self._nap_after = nap_after
         self._names = 0
 
     async def run(self) -> None:
@@ -501,6 +514,7 @@ class Service:
 
     def _controller(self, rows: Journal) -> Controller:
         idle = IdlePolicy(idle_after=IDLE_SECONDS)
+        naps = NapPolicy(idle, nap_after=self._nap_after)
         guards = Guards(min_age=60.0, cool_down=60.0)
         interval = self._settings.sample_interval
         return Controller(
@@ -508,6 +522,7 @@ class Service:
             agent=self._agent,
             hub=self._hub,
             decide=Decider(guards, [idle]),
+            naps=NapDecider(guards, naps) if self._nap_after else None,
             window=lambda: Window(span=IDLE_SECONDS, interval=interval),
             clock=self._clock,
             settings=self._settings,

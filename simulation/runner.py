@@ -21,24 +21,30 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.node.workflows import recovery
+from simulation.checkers import is_after
 from simulation.doubles.kernel import installed
 from simulation.faults import Faults
 from simulation.loop import VirtualLoop
 from simulation.people import People
-from simulation.plan import ACTS, SPAN, Plan, draw
+from simulation.plan import ACTS, NAPS, SPAN, Plan, draw
 from simulation.world import Tracebacks, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from jupyterhub_gpu_reclaim.common.models import SessionView
+
 #: Seconds after the last fault within which everything must have come to rest.
 SETTLE = 900.0
 #: Seconds within which somebody who comes back must have their session.
 RETURN = 400.0
+#: Seconds within which a nap or a wake that was ordered must be.
+OBEYED = 120.0
 #: In memory: a disk's syncs would be waited for in real time.
 FOLDER = "/dev/shm"
-_RESTS = {Phase.RUNNING, Phase.WARNED, Phase.SUSPENDED, Phase.STOPPED}
+_RESTS = {*LIVE, Phase.SUSPENDED, Phase.STOPPED}
 
 
 @dataclass
@@ -85,7 +91,8 @@ class Run:
         world = self._world
         for event in world.plan.events:
             await self._until(event.at)
-            who = self._people if event.what in ACTS else self._faults
+            people = event.what in ACTS or event.what in NAPS
+            who = self._people if people else self._faults
             self._begun.append(asyncio.create_task(who.act(event)))
         await self._until(SPAN)
 
@@ -117,21 +124,84 @@ class Run:
             return "a program does not come up"
         if len(world.agents) < len(world.machines.by_name):
             return "an agent does not come up"
-        for view in service.controller.users.sessions():
-            if view.phase not in _RESTS:
-                return f"{view.key} stays {view.phase.value}"
-        for machine in world.machines:
-            for place in machine.places.values():
-                if place.tree is not None and place.tree.stopped:
-                    return f"the tree of {place.key} stays frozen"
+        views = service.controller.users.sessions()
+        if found := self._session_unrest(views) or self._tree_unrest(views):
+            return found
         for key in world.plan.keys:
             if world.hub.pending.get(key):
                 return f"{key} stays pending at the Hub"
         return ""
 
+    @staticmethod
+    def _session_unrest(views: list[SessionView]) -> str:
+        for view in views:
+            if view.phase not in _RESTS:
+                return f"{view.key} stays {view.phase.value}"
+            if view.facts.intent in {"nap", "wake"}:
+                return f"{view.key} does not {view.facts.intent}, as it was ordered to"
+        return ""
+
+    def _tree_unrest(self, views: list[SessionView]) -> str:
+        world = self._world
+        phases = {view.incarnation: view.phase for view in views}
+        for machine in world.machines:
+            for place in machine.places.values():
+                if place.tree is None:
+                    continue
+                naps = world.plan.naps and world.naps(place)
+                if place.tree.stopped and not naps:
+                    return f"the tree of {place.key} stays frozen"
+                if place.tree.unread:
+                    return f"{place.key} naps, whatever it is sent"
+                known = phases.get(place.incarnation)
+                if known is (Phase.RUNNING if naps else Phase.NAPPING):
+                    return f"whether {place.key} naps, the service does not know"
+        return ""
+
     async def _returns(self) -> None:
         for key in self._world.plan.keys:
             await self._come_back(key)
+            if self._world.plan.naps:
+                with contextlib.suppress(ReclaimError):
+                    await self._nap(key)
+
+    async def _nap(self, key: SessionKey) -> None:
+        """Nothing goes wrong any more: every order, and every message, has its effect.
+
+        Raises:
+            ReclaimError: it is being suspended just now.
+        """
+        world, place = self._world, self._world.running(key)
+        service = world.working()
+        tree = place.tree if place is not None else None
+        if tree is None or not tree.on_gpu or not service or not service.controller:
+            return
+        users = service.controller.users
+        await users.keep(key, 900.0, "admin", manages=True)
+        for wake in ("wake", "write"):
+            await users.nap(key, "admin")
+            await self._until_it(key, Phase.NAPPING, "nap")
+            if wake == "wake":
+                await users.wake(key, "admin")
+            else:
+                await self._people.write(key)
+            await self._until_it(key, Phase.RUNNING, wake)
+
+    async def _until_it(self, key: SessionKey, phase: Phase, order: str) -> None:
+        """Wait until agent and service say that a session is in that phase."""
+        world = self._world
+        end = world.loop.time() + OBEYED
+        while True:
+            service, place = world.working(), world.reached(key)
+            if service is not None and service.controller and place is not None:
+                view = service.controller.users.session(key)
+                naps = place.tree is not None and not place.tree.runs
+                if view.phase is phase and naps is (phase is Phase.NAPPING):
+                    return
+            if world.loop.time() > end:
+                law = "orders to nap and to wake are obeyed"
+                world.history.wrong(law, f"{order} of {key} has no effect")
+            await self._until(world.loop.time() + 2.0)
 
     async def _come_back(self, key: SessionKey) -> None:
         """Its user comes, and answers what is asked, until the session runs."""
@@ -141,24 +211,33 @@ class Run:
         why = ""
         while (place := world.running(key)) is None:
             if world.loop.time() > end:
-                if newest and world.has_room:
+                if newest and world.has_room_for(key):
                     world.history.wrong(
                         "the newest comes back", f"{key} does not come back: {why}"
                     )
                 return
             try:
                 await self._people.visit(key)
+                await self._wake(key)
             except ReclaimError as error:
                 why = error.message
                 await self._answer(key, wanted=bool(newest))
             await self._until(world.loop.time() + 10.0)
         found = place.tree.contents if place.tree else ""
         world.history.say(f"{key.user} is back and finds {found}")
-        if newest and found not in newest:
+        # What they have sent to one that napped has been done since.
+        if newest and not any(is_after(found, word) for word in newest):
             world.history.wrong(
                 "the newest comes back",
                 f"{key} finds {found}, and {' or '.join(newest)} is what it was",
             )
+
+    async def _wake(self, key: SessionKey) -> None:
+        """Its user works in a session that naps, and waits for the answer."""
+        place = self._world.reached(key) if self._world.plan.naps else None
+        tree = place.tree if place is not None else None
+        if tree is not None and not tree.runs:
+            tree.unread = 1
 
     async def _answer(self, key: SessionKey, *, wanted: bool) -> None:
         """A person answers a question: what is saved shall come back, if it is theirs.

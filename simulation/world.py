@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import LATE_SECONDS
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import LeaseHolder
+from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.records import Record
 from jupyterhub_gpu_reclaim.node.watchdog import Watched
 from jupyterhub_gpu_reclaim.node.workflows import unattended
@@ -27,7 +28,15 @@ from simulation.doubles import spawner as spawners
 from simulation.doubles.cluster import ClusterInMemory, router
 from simulation.doubles.hub import Database, HubProcess
 from simulation.doubles.kernel import Cards, Driver, Kernel, replaced
-from simulation.doubles.machine import GIB, Machine, Machines, Place, ProgramTree
+from simulation.doubles.machine import (
+    GIB,
+    KERNEL,
+    SERVER,
+    Machine,
+    Machines,
+    Place,
+    ProgramTree,
+)
 from simulation.doubles.network import Server, Weather, Wire
 from simulation.doubles.store import StoreInMemory
 from simulation.history import History
@@ -47,6 +56,8 @@ from simulation.programs import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.node.local_node import LocalNode
     from simulation.plan import Plan
@@ -73,6 +84,8 @@ class World:
         self.machines = Machines()
         self.store = StoreInMemory(random.Random(f"store {plan.seed}"))
         self.ledger = Ledger(self.history, self.machines, self.store)
+        if plan.naps:
+            self.ledger.naps = self.naps
         self.store.committed = self.ledger.committed
         self.store.standing = lambda info: self.ledger.standing(info.key)
         self.store.deleted = self.ledger.deleted
@@ -89,7 +102,9 @@ class World:
         self.kernel = Kernel(
             self.machines, random.Random(f"kernel {plan.seed}"), self.history.wrong
         )
+        self.kernel.fails_late = plan.naps
         self.kernel.goes_on = self._goes_on
+        self.kernel.reads = self._reads
         self.database = Database()
         self.disk = Disk()
         self.settings = SETTINGS
@@ -133,6 +148,13 @@ class World:
         """Whether some GPU has room for one more session."""
         return any(machine.room >= WANTED for machine in self.machines)
 
+    def has_room_for(self, key: SessionKey) -> bool:
+        """The same for that session, which stays where it is if it naps."""
+        place = self.reached(key)
+        if place is None or place.tree is None or place.tree.runs:
+            return self.has_room
+        return self.machines.of(place.pid)[0].room >= WANTED
+
     # --- programs
     def start(self) -> None:
         """Start everything."""
@@ -165,6 +187,10 @@ class World:
 
         async def run() -> None:
             await node.recovery.recover()
+            if self.plan.naps:
+                Wakers(
+                    node.placements, node.tools.records, node.operations, node.wake_up
+                ).begin()
             self.agents[machine.name] = Server(program, NodeApi(node, self))
 
         spawn(program, run())
@@ -215,6 +241,7 @@ class World:
             folder=self.folder,
             settings=self.settings,
             number=self._numbers,
+            nap_after=self.plan.nap_after,
         )
         self.services.append(service)
 
@@ -337,6 +364,21 @@ class World:
             self.ledger.restored(place, record.checkpoint)
         self.ledger.begins_to_run(place)
 
+    def _reads(self, place: Place) -> None:
+        """It does what it was asked for while it napped."""
+        tree = place.tree
+        assert tree is not None
+        for _ in range(tree.unread):
+            tree.contents = self.ledger.next_word(tree.contents)
+            tree.active = self.loop.time()
+            self.history.say(f"{place.key} has read, and holds {tree.contents} now")
+        tree.unread = 0
+
+    def naps(self, place: Place) -> bool:
+        """Whether its agent holds that tree, alone or half of it, in a nap."""
+        data = self.machines.of(place.pid)[0].records.get(place.incarnation)
+        return data is not None and codec.decode(data, Record).naps
+
     def begins_to_capture(self, incarnation: str) -> None:
         """An order to suspend ends with its session: who is at work was asked for."""
         for machine in self.machines:
@@ -356,11 +398,17 @@ class World:
 
     def running(self, key: SessionKey) -> Place | None:
         """The session's tree that its user reaches, if it runs."""
+        place = self.reached(key)
+        runs = place is not None and place.tree is not None and place.tree.runs
+        return place if runs else None
+
+    def reached(self, key: SessionKey) -> Place | None:
+        """The session's tree whose server its user reaches; its kernel may nap."""
         if self.hub is None or key in self.hub.pending:
             return None  # the Hub takes the route away before it stops a server
         spawner = self.hub.spawners.get(key)
         place = spawner.place if spawner else None
-        if place is None or place.tree is None or not place.tree.runs:
+        if place is None or place.tree is None or SERVER in place.tree.stopped:
             return None
         row = self.database.servers.get(key)
         return place if row and row.running else None
@@ -445,6 +493,32 @@ class NodeApi:
         self._world.history.say(f"the agent is to capture {checkpoint}")
         self._world.begins_to_capture(incarnation)
         return await self._node.capture(incarnation, checkpoint, generation, **more)
+
+    async def nap(self, incarnation: str, **more: Any) -> Any:
+        """A nap: one that has failed has left the session running."""
+        self._world.steps += 1
+        return self._checked(incarnation, await self._node.nap(incarnation, **more))
+
+    async def _checked(self, incarnation: str, events: Any) -> AsyncIterator[Any]:
+        async for event in events:
+            if event.failure is not None:
+                self._world.history.say(f"a nap fails: {event.failure.code}")
+                self._look(incarnation)
+            elif event.tree is not None:
+                self._world.history.say(f"{event.tree.key} naps")
+            yield event
+
+    def _look(self, incarnation: str) -> None:
+        world = self._world
+        for machine in world.machines:
+            place = machine.places.get(incarnation)
+            if place is None or place.tree is None or not place.tree.whole:
+                continue
+            # What could not be moved back at once is held, until it can be.
+            if place.tree.stopped == {KERNEL} and not world.naps(place):
+                world.history.wrong(
+                    "a failed nap leaves it running", f"{place.key} is left stopped"
+                )
 
 
 class ServiceApi:

@@ -74,6 +74,14 @@ class SessionsClient:
         """Begin to suspend it. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/suspend", SessionView)
 
+    async def nap(self, key: SessionKey) -> SessionView:
+        """Begin to move its GPU memory out. Idempotent."""
+        return await self._ask("POST", f"sessions/{key.path}/nap", SessionView)
+
+    async def wake(self, key: SessionKey) -> SessionView:
+        """Begin to move it back. Idempotent."""
+        return await self._ask("POST", f"sessions/{key.path}/wake", SessionView)
+
     async def resume(self, key: SessionKey) -> SessionView:
         """Begin to resume it. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/resume", SessionView)

@@ -52,12 +52,18 @@ class Phase(StrEnum):
     """Where a session is in its life."""
 
     RUNNING = "running"
+    NAPPING = "napping"  #: runs, but programs with a GPU are stopped without it
     WARNED = "warned"
     SUSPENDING = "suspending"
     RELEASING = "releasing"
     SUSPENDED = "suspended"
     RESUMING = "resuming"
     STOPPED = "stopped"
+
+    @property
+    def live(self) -> bool:
+        """Whether the session runs, and nothing is done with it as a whole."""
+        return self in {Phase.RUNNING, Phase.NAPPING, Phase.WARNED}
 
 
 class TreeState(StrEnum):
@@ -232,6 +238,18 @@ class Identity(Value, frozen=True, kw_only=True):
     node_labels: dict[str, str] = {}
 
 
+class Nap(Value, frozen=True, kw_only=True):
+    """What a nap has moved out of a session's GPUs."""
+
+    begun: float
+    gpus: list[GpuSample]  #: with the memory that its programs had there
+
+    @property
+    def bytes(self) -> int:
+        """GPU memory that is host memory meanwhile."""
+        return sum(gpu.memory or 0 for gpu in self.gpus)
+
+
 class Tree(Value, frozen=True, kw_only=True):
     """One incarnation on a node, as its agent reports it."""
 
@@ -249,6 +267,12 @@ class Tree(Value, frozen=True, kw_only=True):
     container: str = ""  #: id of the container there
     #: whether that pod is being deleted, by whomever: it cannot be taken back
     ending: bool = False
+    nap: Nap | None = None  #: its nap, if it has one and its agent tells of it
+
+    @property
+    def runs(self) -> bool:
+        """Whether its server runs and answers; programs with a GPU may nap."""
+        return self.state in {TreeState.RUNNING, TreeState.NAPPING}
 
 
 class Event(Value, frozen=True, kw_only=True):
@@ -321,6 +345,7 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     idle_after: float | None = None
     warn_for: float | None = None
+    nap_after: float | None = None
     never: bool | None = None
     quiet_hours: list[str] | None = None
     min_age: float | None = None
@@ -351,7 +376,7 @@ class SessionFacts(Value, frozen=True, kw_only=True):
     opted_out_by: str = ""
     backoff_until: float | None = None
     failures: int = 0  #: of its suspends, in a row
-    intent: str = ""  #: asked for and not yet done: suspend, resume or empty
+    intent: str = ""  #: asked for and not yet done: suspend, resume, nap, wake, empty
     node: str = ""
     gpus_held: int = 0  #: when its last suspend began
     resumed: Resumed | msgspec.UnsetType = msgspec.UNSET
@@ -360,6 +385,10 @@ class SessionFacts(Value, frozen=True, kw_only=True):
     place: int | msgspec.UnsetType = msgspec.UNSET  #: in the GPU queue
     waiting_since: float | msgspec.UnsetType = msgspec.UNSET
     terms: SessionPolicy | msgspec.UnsetType = msgspec.UNSET
+    nap: Nap | msgspec.UnsetType = msgspec.UNSET  #: also while it is warned
+    #: whether and why (not) it naps by itself; not while it naps
+    nap_verdict: Decision | msgspec.UnsetType = msgspec.UNSET
+    nap_failure: Failure | msgspec.UnsetType = msgspec.UNSET  #: of its last nap or wake
 
 
 class AuditLine(Value, frozen=True, kw_only=True):

@@ -118,6 +118,18 @@ class Reason(Enum):
         "Idle for {idle}, and somebody waits for a GPU ({count} in the queue).",
     )
     NOBODY_WAITS = ("nobody_waits", "Nobody waits for the GPU of this session.")
+    NAP_OFF = ("nap_off", "Idle sessions do not nap by themselves here{rule}.")
+    NAP_IDLE = ("nap_idle", "Idle for {idle} (naps after {nap_after}).")
+    NAP_WOKEN = (
+        "nap_woken",
+        "It has been awake for {awake}; it naps after {nap_after} of that.",
+    )
+    NAP_SHORT = (
+        "nap_short",
+        "Its last nap lasted {lasted}: something woke it that is no use.",
+        "",
+        True,
+    )
     REQUESTED = ("requested", "Asked for by {by}.")
     CALLED_OFF = ("called_off", "Called off: {why}.")
 

@@ -66,6 +66,7 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
 
     key: SessionKey
     phase: Phase
+    since: float | None = None  #: when it came into that phase
     usage: Usage | None = None
     started_at: float | None = None
     resumed_at: float | None = None

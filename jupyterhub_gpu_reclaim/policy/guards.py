@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
 
-_LIVE = {Phase.RUNNING, Phase.WARNED}
 _AT_REST = {Phase.SUSPENDED, Phase.STOPPED}
 
 
@@ -108,7 +107,7 @@ class Guards(Configurable):
         phase = snapshot.phase
         if phase in _AT_REST:
             yield deny(Reason.WRONG_PHASE, phase=phase.value, action="be suspended")
-        elif phase not in _LIVE:
+        elif not phase.live:
             yield deny(Reason.OPERATION_IN_FLIGHT, operation=phase.value)
 
     def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.common.models import Phase, Value
+from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.common.traits import Seconds
@@ -122,8 +122,7 @@ class PreemptionPolicy:
 
 
 def _holds(snapshot: SessionSnapshot) -> bool:
-    live = snapshot.phase in {Phase.RUNNING, Phase.WARNED}
-    return live and bool(snapshot.gpus) and snapshot.usage is not None
+    return snapshot.phase.live and bool(snapshot.gpus) and snapshot.usage is not None
 
 
 def _fits(snapshot: SessionSnapshot, want: Want) -> bool:
@@ -137,7 +136,8 @@ def _order(
 ) -> tuple[bool, float, int, SessionKey]:
     """Longest idle times most GPU memory first; the cheapest restore breaks ties."""
     usage = snapshot.usage
-    held = (usage and usage.gpu_memory) or 0
+    # One that naps in a pod holds a GPU without using memory of it.
+    held = (usage and usage.gpu_memory) or sum(g.memory or 0 for g in snapshot.gpus)
     to_restore = held + ((usage and usage.memory) or 0)
     score = -idle_for(snapshot, now) * held
     return (not snapshot.wanted, score, to_restore, snapshot.key)

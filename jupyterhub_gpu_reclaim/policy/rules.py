@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Rule = dict[str, Any]
 
 #: What a rule may set for a session, in the order of display.
-_SECONDS = ("idle_after", "warn_for", "min_age", "cool_down")
+_SECONDS = ("idle_after", "nap_after", "warn_for", "min_age", "cool_down")
 SETTINGS = (*_SECONDS, "never", "quiet_hours")
 #: Longest time that a rule may set: a year, in seconds.
 _LONGEST = 366 * 86400.0
@@ -62,10 +62,11 @@ class Rules(Configurable):
         ``user_options["profile"]``), ``option`` and ``label`` (of the pod), the latter
         two as ``name=value`` or just ``name``. Values are patterns (``h100*``) or
         lists of them, one of which must fit; of several keys in one rule all must fit.
-        What: ``idle_after``, ``warn_for``, ``min_age``, ``cool_down`` (seconds),
-        ``never`` (True: no policy suspends it) and ``quiet_hours`` (a list). For each
-        of these the first rule that fits and sets it decides; where none does,
-        ``IdlePolicy``, ``Guards`` and ``ReclaimService`` do. Options, and so profiles,
+        What: ``idle_after``, ``nap_after``, ``warn_for``, ``min_age``, ``cool_down``
+        (seconds), ``never`` (True: no policy suspends it or lets it nap) and
+        ``quiet_hours`` (a list). For each of these the first rule that fits and sets it
+        decides; where none does, ``IdlePolicy``, ``NapPolicy``, ``Guards`` and
+        ``ReclaimService`` do. Options, and so profiles,
         are what users say at the start: with a rule for an option you let whoever says
         it have what it sets. While something that a rule asks for is not known, the
         session is not suspended. Empty: the same for all. Example:

@@ -37,6 +37,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
@@ -82,6 +83,7 @@ class ReclaimService(Application, Options):
         Guards,
         IdlePolicy,
         PressurePolicy,
+        NapPolicy,
         Rules,
         Notices,
         DcgmSource,
@@ -235,16 +237,21 @@ class ReclaimService(Application, Options):
         idle = IdlePolicy(parent=self)
         pressure = PressurePolicy(idle, parent=self)
         under_pressure = pressure.pressure_idle_after
-        decide = Decider(Guards(parent=self), [idle, pressure])
+        guards = Guards(parent=self)
+        decide = Decider(guards, [idle, pressure])
         rules = Rules(parent=self)
         notices = Notices(parent=self)
-        span = max(idle.idle_after, rules.longest("idle_after")) or under_pressure
+        naps = NapPolicy(idle, parent=self)
+        nap_after = max(naps.nap_after, rules.longest("nap_after"))
+        span = max(idle.idle_after, rules.longest("idle_after"))
+        span = max(span or under_pressure, nap_after)
         controller = Controller(
             journal=journal,
             agent=agent,
             hub=hub,
             decide=decide,
             choose=PreemptionPolicy(decide) if under_pressure else None,
+            naps=NapDecider(guards, naps) if nap_after else None,
             policies=SessionPolicies(rules, hub, agent) if rules.rules else None,
             window=lambda: Window(span=span, interval=self.sample_interval),
             clock=SystemClock(),

@@ -35,13 +35,15 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
 
 PREFIX = "jupyterhub_gpu_reclaim_"
-OPERATIONS = ("suspend", "resume")
+OPERATIONS = ("suspend", "resume", "nap", "wake")
 OUTCOMES = ("ok", "failed")
-#: The agent's steps, as ``node/workflows/capture.py`` and ``node/workflows/restore.py``
-#: name them.
+#: The agent's steps, as ``capture.py``, ``restore.py`` and ``nap.py`` in
+#: ``node/workflows`` name them.
 STEPS = {
     "suspend": ("preflight", "gpu", "connections", "dump", "files", "commit"),
     "resume": ("check", "files", "programs", "memory", "gpu", "answer"),
+    "nap": ("preflight", "gpu"),
+    "wake": ("gpu",),
 }
 #: Failures that an alert may be made of before they have ever happened.
 USUAL_FAILURES = (
@@ -62,6 +64,7 @@ USUAL_FAILURES = (
     Reason.GPU_DRIVER_SILENT,
     Reason.GPU_MEMORY,
     Reason.GPU_WAIT_OVER,
+    Reason.NAP_FAILED,
     Reason.CHECKPOINT_DAMAGED,
     Reason.NODE_SILENT,
     Reason.INTERNAL,
@@ -132,7 +135,8 @@ def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:
 def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
     ended = CounterMetricFamily(
         PREFIX + "operations",
-        "Suspends and resumes that ended, by outcome.",
+        "Suspends, resumes, naps and wakes that ended, by outcome; a session that is"
+        " woken by its use counts as a wake.",
         labels=["operation", "outcome"],
     )
     for operation in OPERATIONS:
@@ -151,7 +155,7 @@ def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
     yield begun
     failed = CounterMetricFamily(
         PREFIX + "operation_failures",
-        "Suspends and resumes that failed, by reason code.",
+        "Suspends, resumes, naps and wakes that failed, by reason code.",
         labels=["operation", "code"],
     )
     usual = {(one, code.value) for one in OPERATIONS for code in USUAL_FAILURES}
@@ -164,7 +168,7 @@ def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
 def _steps(now: MetricsSnapshot) -> Metric:
     family = HistogramMetricFamily(
         PREFIX + "step_duration_seconds",
-        "Time that one step of a suspend or a resume took.",
+        "Time that one step of a suspend, a resume, a nap or a wake took.",
         labels=["operation", "step"],
     )
     usual = {(operation, step) for operation in STEPS for step in STEPS[operation]}
@@ -207,6 +211,12 @@ def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _bytes(now: MetricsSnapshot) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        PREFIX + "napping_gpu_memory_bytes",
+        "GPU memory that is free because the sessions which had it nap now; it is in"
+        " the machines' memory.",
+        value=now.napping_bytes,
+    )
     yield CounterMetricFamily(
         PREFIX + "saved_logical_bytes",
         "Bytes that suspended sessions held, summed over all suspends.",

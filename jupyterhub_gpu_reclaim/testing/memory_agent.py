@@ -21,7 +21,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Event,
     Failure,
+    GpuSample,
     Identity,
+    Nap,
     SessionKey,
     Step,
     Tree,
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class MemoryOperation:
-    """A capture or a restore, under way or ended; any number may follow it."""
+    """A capture, restore, nap or wake, under way or ended; any number may follow it."""
 
     def __init__(self, kind: str, checkpoint: str) -> None:
         self.kind = kind
@@ -79,6 +81,8 @@ class MemorySession:
     failure: Failure | None = None
     parent: str = ""  #: checkpoint that it was restored from
     pod: str = ""
+    gpu_memory: int = 0  #: bytes that its programs have on a GPU while it is awake
+    nap: Nap | None = None
     operation: MemoryOperation | None = field(default=None, repr=False)
 
     @property
@@ -99,7 +103,13 @@ class MemorySession:
             generation=self.generation,
             failure=self.failure,
             pod=self.pod,
+            nap=self.nap if self.state is TreeState.NAPPING else None,
         )
+
+    @property
+    def goes_on_as(self) -> TreeState:
+        """What it is again once a capture of it is undone."""
+        return TreeState.NAPPING if self.nap is not None else TreeState.RUNNING
 
 
 S = TypeVar("S", bound=MemorySession)
@@ -122,6 +132,10 @@ class MemoryAgent(Generic[S]):
 
     # --- what a double may do otherwise
 
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return 0.0
+
     async def capturing(self, session: S) -> AsyncIterator[Event]:
         """The steps of a capture, in their time; a failure ends it."""
         del session
@@ -133,6 +147,18 @@ class MemoryAgent(Generic[S]):
         """The steps of a restore, likewise."""
         del session
         yield Event(step=Step(step="memory", title="Bringing the memory back"))
+        await asyncio.sleep(0)
+
+    async def napping(self, session: S) -> AsyncIterator[Event]:
+        """The steps of a nap, likewise."""
+        del session
+        yield Event(step=Step(step="gpu", title="Moving the memory of its GPU out"))
+        await asyncio.sleep(0)
+
+    async def waking(self, session: S) -> AsyncIterator[Event]:
+        """The steps of a wake, likewise."""
+        del session
+        yield Event(step=Step(step="gpu", title="Bringing it back"))
         await asyncio.sleep(0)
 
     def info(self, session: S) -> CheckpointInfo:
@@ -204,7 +230,7 @@ class MemoryAgent(Generic[S]):
         if held is not None and held[0].incarnation == incarnation:
             return _only(Event(checkpoint=held[0]))
         session = self._find(incarnation)
-        if session.state is not TreeState.RUNNING:
+        if session.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise _wrong(session, "be suspended now")
         session.state, session.generation = TreeState.CAPTURING, generation
         return self._begin(session, "capture", checkpoint).follow()
@@ -224,6 +250,19 @@ class MemoryAgent(Generic[S]):
         session.state = TreeState.RESTORING
         return self._begin(session, "restore", checkpoint).follow()
 
+    def begin_nap(self, incarnation: str) -> AsyncIterator[Event]:
+        """Move its GPU memory out, or attach to the nap that begins."""
+        return self._begin_move(incarnation, "nap", TreeState.NAPPING)
+
+    def begin_wake(self, incarnation: str) -> AsyncIterator[Event]:
+        """Move it back, or attach to the wake under way."""
+        return self._begin_move(incarnation, "wake", TreeState.RUNNING)
+
+    def use(self, session: S) -> None:
+        """Somebody sends something to a session, which wakes it without an order."""
+        if session.state is TreeState.NAPPING and session.running is None:
+            session.state, session.nap = TreeState.RUNNING, None
+
     async def thaw(self, incarnation: str) -> Tree:
         """Let a captured session go on without its checkpoint; idempotent."""
         session = self._idle(incarnation)
@@ -232,7 +271,7 @@ class MemoryAgent(Generic[S]):
         if session.state is TreeState.CAPTURED:
             self.drop(session.checkpoint)
             operation = MemoryOperation("capture", session.checkpoint)
-            self._fail(session, operation, TreeState.RUNNING, _cancelled())
+            self._fail(session, operation, session.goes_on_as, _cancelled())
             session.operation = operation
         return session.tree()
 
@@ -275,11 +314,11 @@ class MemoryAgent(Generic[S]):
         return self._killed[incarnation]
 
     async def cancel(self, incarnation: str) -> None:
-        """Cancel the capture under way; where none is there is nothing to do."""
+        """Cancel a capture, nap or wake; where none runs there is nothing to do."""
         running = self._running(incarnation)
         if running is None:
             await self.tree(incarnation)
-        elif running.kind == "capture":
+        elif running.kind in {"capture", "nap", "wake"}:
             running.cancelled = True
         else:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
@@ -336,7 +375,40 @@ class MemoryAgent(Generic[S]):
             TreeState.CAPTURED,
             TreeState.RESTORING,
             TreeState.RUNNING,
+            TreeState.NAPPING,
         }
+
+    def _begin_move(
+        self, incarnation: str, kind: str, wanted: TreeState
+    ) -> AsyncIterator[Event]:
+        session = self._find(incarnation)
+        running = session.running
+        if running is not None and running.kind != kind:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
+        if running is not None:
+            return running.follow()
+        if session.state is wanted:
+            return _only(Event(tree=session.tree()))
+        if session.state not in {TreeState.RUNNING, TreeState.NAPPING}:
+            raise _wrong(session, f"{kind} now")
+        operation = session.operation = MemoryOperation(kind, "")
+        operation.task = asyncio.create_task(self._move(session, operation))
+        return operation.follow()
+
+    async def _move(self, session: S, operation: MemoryOperation) -> None:
+        """A nap or a wake; one that fails leaves the session as it was."""
+        naps = operation.kind == "nap"
+        steps = self.napping(session) if naps else self.waking(session)
+        failure = await self._follow(steps, operation)
+        if naps and not session.gpu_memory:
+            failure = codec.failure_of(Refused(Reason.GPU_UNUSED))
+        if failure is not None:
+            operation.add(Event(failure=failure))
+            return
+        card = GpuSample(uuid="0" * 32, memory=session.gpu_memory)
+        session.nap = Nap(begun=self.now(), gpus=[card]) if naps else None
+        session.state = session.goes_on_as
+        operation.add(Event(tree=session.tree()))
 
     def _begin(self, session: S, kind: str, checkpoint: str) -> MemoryOperation:
         session.checkpoint, session.failure = checkpoint, None
@@ -348,7 +420,7 @@ class MemoryAgent(Generic[S]):
     async def _capture(self, session: S, operation: MemoryOperation) -> None:
         failure = await self._follow(self.capturing(session), operation)
         if failure is not None:
-            self._fail(session, operation, TreeState.RUNNING, failure)
+            self._fail(session, operation, session.goes_on_as, failure)
             return
         info = self.info(session)
         self.keep(info, self.image(session))

@@ -39,17 +39,19 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import lease
-from jupyterhub_gpu_reclaim.linux import cgroups, processes
+from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.jupyter import wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
+from jupyterhub_gpu_reclaim.node.nap import inputs, wakers
 from jupyterhub_gpu_reclaim.node.operations import gpu, host_memory
 from jupyterhub_gpu_reclaim.node.requirements import HostRequirements, Machine
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import (
     capture,
     filesystem,
+    nap,
     recovery,
     release,
     restore,
@@ -102,8 +104,11 @@ class Kernel:
         self.rng = rng
         self.wrong = wrong
         self.failing = 0.0  #: share of dumps, restores and fills that fail
+        self.fails_late = False  #: also a driver that has moved the memory out
         #: told of each tree that goes on, and whether it was just restored
         self.goes_on: Callable[[Place, bool], None] = lambda place, restored: None
+        #: told of each tree that can read what it was sent
+        self.reads: Callable[[Place], None] = lambda place: None
 
     def place(self, pid: int, start: int | None = None) -> Place:
         """The place of that process.
@@ -196,6 +201,22 @@ class Kernel:
             self.wrong("whole", "a tree goes on without its GPU memory")
         self.goes_on(place, restored)
 
+    def resume(self, some: Collection[Process]) -> None:
+        """What a nap has stopped goes on, and reads what came meanwhile."""
+        _effect()
+        for process in some:
+            place = self.place(process.pid)
+            tree = place.tree
+            if tree is None or process.ns_pid not in tree.stopped:
+                continue
+            tree.stopped.discard(process.ns_pid)
+            if tree.gpu_bytes and not tree.on_gpu and process.ns_pid == KERNEL:
+                self.wrong("whole", "a tree goes on without its GPU memory")
+            self.goes_on(place, False)
+            if tree.runs:
+                self.reads(place)
+        _effect()
+
     # --- dump
     def dump(
         self,
@@ -212,7 +233,7 @@ class Kernel:
         place = self.place(init.init_pid, init.init_start)
         if place.tree is None:
             raise NotFound(Reason.UNKNOWN_SESSION, session=place.incarnation)
-        before = set(place.tree.stopped)
+        before = place.tree.stopped_before = set(place.tree.stopped)
         _effect()
         place.tree.stopped |= set(PIDS)
         place.criu = "dump, undone" if undo else "dump"
@@ -258,7 +279,7 @@ class Kernel:
     def criu_ends(place: Place) -> None:
         """Its stream broke with the agent."""
         if place.criu == "dump, undone" and place.tree is not None:
-            place.tree.stopped = set()
+            place.tree.stopped = set(place.tree.stopped_before)
         place.criu = ""
 
     # --- restore
@@ -350,6 +371,8 @@ class Kernel:
             _effect()
             tree.on_gpu = False
             tree.stopped.add(KERNEL)
+        if self.fails_late and self.fails():
+            raise RolledBack(Reason.GPU_FAILED, pid=KERNEL, name="python")
 
     def fill_gpu(self, driver: object, tasks: Any, **more: Any) -> None:
         """The driver looks for room when it moves memory, not when it is asked to."""
@@ -470,8 +493,37 @@ class Driver:
     def cards(self) -> list[CardUse]:
         return self._cards.measure(0.0)
 
+    def thread(self, pid: int) -> int:
+        return pid
+
     def close(self) -> None:
         """Nothing is open."""
+
+
+class Watch:
+    """Notices what is sent to a kernel that naps (``node/nap/watch.py``)."""
+
+    kernel: Kernel  #: set for each run
+
+    def __init__(self, programs: Collection[Process], standing: object) -> None:
+        del standing
+        self._pids = [process.pid for process in programs]
+
+    def open(self, init_pid: int) -> None:
+        """Nothing is there to be opened."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    async def wait(self) -> str:
+        while True:
+            for pid in self._pids:
+                tree = self.kernel.tree(pid)
+                if tree is None or KERNEL not in tree.stopped:
+                    return "the end of a program"
+                if tree.unread:
+                    return "execute_request"
+            await asyncio.sleep(0.5)
 
 
 class NoWakeUp:
@@ -525,6 +577,11 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
     async def no_state(*_: object) -> ServerState:
         return ServerState(kernels=[], terminals=[])
 
+    async def none_busy(*_: object) -> frozenset[str]:
+        return frozenset()
+
+    watch = type("WatchOfThisRun", (Watch,), {"kernel": kernel})
+
     return [
         (processes, "snapshot", kernel.snapshot),
         (processes, "snapshot_init", kernel.snapshot_init),
@@ -532,6 +589,14 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (processes, "kill_tree", kernel.kill_tree),
         (processes, "kill_session", kernel.kill_session),
         (processes, "send", none),
+        (processes, "resume", kernel.resume),
+        (processes, "pending_signals", lambda _: 0),
+        (procfs, "has_terminal", lambda _: False),
+        (nap, "held_by", kernel.held_by),
+        (nap, "busy_kernels", none_busy),
+        (inputs, "find_inputs", nothing),
+        (inputs, "all_unread", lambda _: {}),
+        (wakers, "Watch", watch),
         (trees, "resident_bytes", lambda _: GIB),
         (cgroups, "find_memory_limit", lambda *_: LimitRecord()),
         (cgroups, "lift_memory_limit", none),

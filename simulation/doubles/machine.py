@@ -42,6 +42,8 @@ class ProgramTree:
     since: float = 0.0  #: when it was started or restored
     active: float = 0.0  #: when its user last did something
     filled_by: Program | None = None  #: the agent that moves its GPU memory back
+    unread: int = 0  #: messages that its kernel, stopped by a nap, has not read
+    stopped_before: set[int] = field(default_factory=set)  #: the dump under way
 
     @property
     def frozen(self) -> bool:

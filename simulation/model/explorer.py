@@ -92,7 +92,7 @@ def explore(
 
 def _check(state: State) -> None:
     """What holds in every state."""
-    awake = [t for t in state.trees if t.state is TreeState.RUNNING]
+    awake = [tree for tree in state.trees if tree.runs]
     same = [t.origin for t in state.trees if t.state is not TreeState.HOLDING]
     origins = [origin for origin in same if origin]
     if len(origins) != len(set(origins)):
@@ -112,11 +112,12 @@ def _check(state: State) -> None:
 def rests(state: State) -> bool:
     """Whether it runs or is suspended, all agree on that, and nothing is lost."""
     row, mine = state.row, state.tree(state.row.inc)
-    if row.phase is Phase.RUNNING:
-        return bool(
-            mine and mine.state is TreeState.RUNNING and mine.value >= state.truth
-        )
-    others = [tree for tree in state.trees if tree.state is TreeState.RUNNING]
+    if row.phase in {Phase.RUNNING, Phase.NAPPING}:
+        # The journal knows whether it naps, and no order to nap or wake is left.
+        naps = row.phase is Phase.NAPPING
+        agreed = mine and mine.runs and mine.naps is naps and not row.order
+        return bool(agreed and mine and mine.value >= state.truth)
+    others = [tree for tree in state.trees if tree.runs]
     if state.hub is HubState.STOPPED and any(t.value >= state.truth for t in others):
         return True  # reported, and taken over as soon as somebody opens the page
     saved = state.saved(row.checkpoint)

@@ -61,6 +61,21 @@ class Tree(NamedTuple):
     saving: int = 0  #: checkpoint that they are, or were, captured as
     generation: int = 0  #: of that
     failed: bool = False  #: the restore under this init
+    naps: bool = False  #: its GPU programs are stopped; also while it is captured
+
+    @property
+    def runs(self) -> bool:
+        """Whether its server runs."""
+        return self.state in {TreeState.RUNNING, TreeState.NAPPING}
+
+    def going_on(self) -> Tree:
+        """The same after a capture that was undone: it naps again if it did."""
+        state = TreeState.NAPPING if self.naps else TreeState.RUNNING
+        return self._replace(state=state)
+
+    def awake(self) -> Tree:
+        """The same without its nap."""
+        return self._replace(state=TreeState.RUNNING, naps=False)
 
 
 class Saved(NamedTuple):
@@ -82,6 +97,7 @@ class Row(NamedTuple):
     checkpoint: int = 0
     attempt: int = 0
     wanted: bool = False  #: a person has ordered a suspend
+    order: str = ""  #: or to nap, or to wake
     placed: bool = False
     stop_asked: bool = False
     known: frozenset[int] = frozenset()
@@ -106,6 +122,7 @@ class State(NamedTuple):
     suspends: int = 0
     visits: int = 0
     works: int = 0
+    naps: int = 0  #: orders to nap that may still be given
 
     def tree(self, inc: int) -> Tree | None:
         """The tree of that incarnation, if anything is left of it."""
@@ -139,7 +156,9 @@ class State(NamedTuple):
         """With the journal moved on by the product's own table."""
         row = self.row._replace(**changes)
         phase = advance(self.row.phase, event, saved=bool(row.checkpoint))
-        return self._replace(row=row._replace(phase=phase))
+        done = phase not in LIVE or event in {SessionEvent.NAPS, SessionEvent.WAKES}
+        order = "" if done else row.order
+        return self._replace(row=row._replace(phase=phase, order=order))
 
     def deleted(self, checkpoint: int) -> State:
         """Without that checkpoint."""
@@ -182,8 +201,12 @@ def _act(state: State, action: Action) -> State | None:
     inc = int(action.tree.incarnation) if action.tree else 0
     saved = state.saved(int(action.saved.id)) if action.saved else None
     match action.kind:
+        case ActionKind.READY if row.order == "wake":
+            return _moved(state, inc)
         case ActionKind.READY if row.wanted and _may_begin(state):
             return _suspend(state)
+        case ActionKind.READY if row.order == "nap" and _may_begin(state):
+            return _moved(state, inc)
         case ActionKind.COMMITTED if saved:
             return _committed(state, saved)
         case ActionKind.ROLLED_BACK if row.phase is Phase.SUSPENDING:
@@ -220,6 +243,10 @@ def _taken_note(
 ) -> State | None:
     """The state after the service has noted what happened outside."""
     match action.kind:
+        case ActionKind.NAPS:
+            return state.to(SessionEvent.NAPS)
+        case ActionKind.WAKES:
+            return state.to(SessionEvent.WAKES)
         case ActionKind.ADOPT:
             return _adopted(state, inc)
         case ActionKind.VANISHED:
@@ -248,6 +275,15 @@ def _may_begin(state: State) -> bool:
     return state.hub in {HubState.RUNNING, HubState.STOPPED}
 
 
+def _moved(state: State, inc: int) -> State:
+    """The agent carries an order to nap or to wake out; the journal follows later."""
+    tree, row = state.tree(inc), state.row
+    naps = row.order == "nap"
+    if tree is None or tree.naps is naps:
+        return state._replace(row=row._replace(order=""))
+    return state.but(tree._replace(naps=naps).going_on())
+
+
 def _suspend(state: State) -> State:
     after = state.to(SessionEvent.SUSPEND, attempt=state.next, wanted=False)
     order = ("capture", state.row.inc, state.next, state.row.generation + 1)
@@ -269,8 +305,7 @@ def _thaw(state: State, inc: int) -> State:
     tree = state.tree(inc)
     if tree is None or tree.state not in {TreeState.CAPTURING, TreeState.CAPTURED}:
         return state
-    after = state.but(tree._replace(state=TreeState.RUNNING))
-    return after.deleted(tree.saving)
+    return state.but(tree.going_on()).deleted(tree.saving)
 
 
 def _thawed(state: State) -> State:
@@ -322,7 +357,7 @@ def deliver(state: State, order: tuple[str, int, int, int]) -> State:
         return state
     if what == "restore":
         return _restore(state, inc, checkpoint)
-    if tree.state is not TreeState.RUNNING or tree.saving == checkpoint:
+    if not tree.runs or tree.saving == checkpoint:
         return state
     return state.but(
         tree._replace(
@@ -385,8 +420,8 @@ def _recovered(state: State) -> State:
     for tree in state.trees:
         if tree.state is TreeState.CAPTURING:
             done = state.saved(tree.saving) is not None
-            end = TreeState.CAPTURED if done else TreeState.RUNNING
-            trees.append(tree._replace(state=end))
+            kept = tree._replace(state=TreeState.CAPTURED)
+            trees.append(kept if done else tree.going_on())
         elif tree.state is TreeState.RESTORING:
             trees.append(tree._replace(state=TreeState.HOLDING, failed=True))
         else:
@@ -412,7 +447,7 @@ def hub(state: State, *, patient: bool = False) -> Iterator[Step]:
     elif state.hub is HubState.UNSETTLED:
         if mine is None or mine.state is TreeState.HOLDING:
             yield "the Hub finds no server", state._replace(hub=HubState.STOPPED)
-        elif mine.state is TreeState.RUNNING:
+        elif mine.runs:
             yield "the Hub finds its server", state._replace(hub=HubState.RUNNING)
         elif patient:
             yield from _gives_up(state, mine)
@@ -436,7 +471,7 @@ def _spawn(state: State, mine: Tree | None) -> Iterator[Step]:
         yield "a place is made", state._replace(trees=(*state.trees, new))
     elif mine is None:
         yield "the start has failed", state._replace(hub=HubState.STOPPED)
-    elif mine.state is TreeState.RUNNING and row.inc == mine.inc:
+    elif mine.runs and row.inc == mine.inc:
         if mine.value < state.truth:
             raise Broken("law 9: an older state is shown as the session")
         if row.phase not in SAVED:
@@ -497,13 +532,19 @@ def person(state: State) -> Iterator[Step]:
     """What a person does: work, order a suspend, open the page."""
     row, mine = state.row, state.tree(state.hub_inc)
     seen = state.hub is HubState.RUNNING and mine is not None
-    if seen and mine and mine.state is TreeState.RUNNING and state.works:
-        after = state.but(mine._replace(value=mine.value + 1))
+    if seen and mine and mine.runs and state.works:
+        # What is sent to one that naps wakes it, whoever else is there.
+        after = state.but(mine._replace(value=mine.value + 1).awake())
         truth = max(state.truth, mine.value + 1)
         yield "somebody works", after._replace(truth=truth, works=state.works - 1)
     if row.phase in LIVE and not row.wanted and state.service and state.suspends:
         wanted = state._replace(row=row._replace(wanted=True))
         yield "a suspend is ordered", wanted._replace(suspends=state.suspends - 1)
+    if row.phase is Phase.RUNNING and state.service and state.naps:
+        nap = state._replace(row=row._replace(order="nap"), naps=state.naps - 1)
+        yield "a nap is ordered", nap
+    if row.phase is Phase.NAPPING and state.service and row.order != "wake":
+        yield "a wake is ordered", state._replace(row=row._replace(order="wake"))
     if state.hub is HubState.STOPPED and state.visits:
         opened = _start_plan(state._replace(visits=state.visits - 1))
         if opened is not None:
@@ -514,7 +555,7 @@ def _start_plan(state: State) -> State | None:
     """The Hub asks how to start; None: refused for now."""
     if not (state.service and state.agent):
         return None
-    running = next((t for t in state.trees if t.state is TreeState.RUNNING), None)
+    running = next((tree for tree in state.trees if tree.runs), None)
     match state.row.phase:
         case Phase.SUSPENDING | Phase.RELEASING:
             return None  # it is waited for, or ended first
@@ -559,16 +600,17 @@ def faults(state: State) -> Iterator[Step]:
     if state.agent:
         yield "FAULT: the agent is killed", less._replace(agent=False)
     yield "FAULT: the Hub is killed", less._replace(hub=_restarted(state))
+    if state.row.order == "nap":
+        yield "FAULT: a nap fails", less._replace(row=state.row._replace(order=""))
     if state.backup is None:
         yield "the journal is copied", state._replace(backup=state.row)
     elif state.backup != state.row:
         yield "FAULT: the journal is put back", less._replace(row=state.backup)
     for tree in state.trees:
         if tree.state is TreeState.CAPTURING:
-            undone = tree._replace(state=TreeState.RUNNING)
-            yield "FAULT: a capture fails", less.but(undone)
+            yield "FAULT: a capture fails", less.but(tree.going_on())
             order = ("capture", tree.inc, tree.saving, tree.generation)
-            never = tree._replace(state=TreeState.RUNNING, saving=0)
+            never = tree._replace(saving=0).going_on()
             if state.late is None:
                 yield "FAULT: the order is late", less.but(never)._replace(late=order)
         elif tree.state is TreeState.RESTORING:
@@ -635,7 +677,9 @@ def _seen(tree: Tree) -> AgentTree:
     )
 
 
-def start(*, faults: int, suspends: int = 2, visits: int = 2, works: int = 1) -> State:
+def start(
+    *, faults: int, suspends: int = 2, visits: int = 2, works: int = 1, naps: int = 0
+) -> State:
     """A session that runs, and what may still happen to it."""
     return State(
         Row(Phase.RUNNING, inc=1),
@@ -644,4 +688,5 @@ def start(*, faults: int, suspends: int = 2, visits: int = 2, works: int = 1) ->
         suspends=suspends,
         visits=visits,
         works=works,
+        naps=naps,
     )

@@ -23,6 +23,8 @@ class Mutant(NamedTuple):
     seed: int  #: one that finds it
 
 
+#: Never happened: shows that the checkers of naps can fail.
+_NAPS = "nobody; made for the checkers (issue 14)"
 _READING = "a reading against it (issue 11, {})"
 
 MUTANTS: dict[str, Mutant] = {
@@ -175,5 +177,29 @@ MUTANTS: dict[str, Mutant] = {
         "a trial of trap T9",
         service.LEFT_RESTORE,
         seed=3002821,
+    ),
+    "a-nap-is-missed": Mutant(
+        "The journal's word for whether a session naps counted, not its agent's.",
+        _NAPS,
+        service.MISSED_NAPS,
+        seed=510000000,
+    ),
+    "an-order-to-wake-is-lost": Mutant(
+        "Orders to nap and to wake were journalled, and nothing came of them.",
+        _NAPS,
+        service.ORDERS_TO_NAP,
+        seed=510000000,
+    ),
+    "what-naps-is-not-watched": Mutant(
+        "Nothing that a person sent woke a session.",
+        _NAPS,
+        node.UNWATCHED,
+        seed=510000000,
+    ),
+    "a-failed-nap-leaves-it-stopped": Mutant(
+        "What a failed nap had stopped stayed so, and nobody knew.",
+        _NAPS,
+        node.FAILED_NAP,
+        seed=510000119,
     ),
 }

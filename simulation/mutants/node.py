@@ -6,11 +6,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations import operations
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import capture
+from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 from simulation.mutants.patch import Patch, nothing
@@ -72,5 +74,14 @@ def _thaw_alone(
 
 
 EMPTY_GPU: tuple[Patch, ...] = ((capture, "thaw_tree", _thaw_alone),)
+
+UNWATCHED: tuple[Patch, ...] = ((Wakers, "begin", nothing),)
+
+
+async def _not_back(self: Nap, record: Record) -> None:
+    del self, record
+
+
+FAILED_NAP: tuple[Patch, ...] = ((Nap, "_roll_back", _not_back),)
 
 ROOM_TWICE: tuple[Patch, ...] = ((Accelerator, "_take_room", nothing),)

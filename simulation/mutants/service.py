@@ -16,8 +16,9 @@ from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
-from jupyterhub_gpu_reclaim.controlplane.loop import scheduler
+from jupyterhub_gpu_reclaim.controlplane.loop import reconciler, scheduler
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.model import phases
 from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -28,7 +29,7 @@ from simulation.doubles import spawner
 from simulation.mutants.patch import Patch, nothing, yes
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
 _look_for_loss = StopPlanner._look_for_loss
@@ -106,6 +107,15 @@ async def _for_ever(self: Lease) -> None:
 
 
 NO_LEASE: tuple[Patch, ...] = ((Lease, "take", _take_it), (Lease, "keep", _for_ever))
+
+
+async def _leave_it(self: Worker, row: SessionRow, tree: Tree) -> float:
+    del self, row, tree
+    return 5.0
+
+
+MISSED_NAPS: tuple[Patch, ...] = ((reconciler, "_nap_missed", nothing),)
+ORDERS_TO_NAP: tuple[Patch, ...] = ((Worker, "_nap_or_wake", _leave_it),)
 
 
 def _nothing_ends(before: SessionRow, after: SessionRow) -> dict[str, Any]:

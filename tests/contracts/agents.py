@@ -22,7 +22,9 @@ from benchmarks.simulated_node import SimulatedAgent
 from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.controlplane.doubles import TOKEN, NodeInMemory, serve_node
+from tests.support import fake_cards
 from tests.support.agent import COUNTER, Place, goes_on, running_agent, wait_for
+from tests.support.fake_cards import FAKE, computes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -46,6 +48,9 @@ class AgentUnderContract(Protocol):
     def run(self, key: SessionKey) -> str:
         """Start a session; its incarnation."""
 
+    def run_on_gpu(self, key: SessionKey) -> str:
+        """Start a session whose program has memory on a GPU; its incarnation."""
+
     def hold(self, key: SessionKey) -> str:
         """Start an init that waits for a tree; its incarnation."""
 
@@ -54,12 +59,19 @@ class AgentUnderContract(Protocol):
 
 
 class RealAgent:
-    """The agent's program, and counters in namespaces, which CRIU captures."""
+    """The agent's program, and counters in namespaces, which CRIU captures.
 
-    def __init__(self, program: support.Agent) -> None:
+    Args:
+        program: its agent; card and driver are false.
+        device: stands for the card's file.
+    """
+
+    def __init__(self, program: support.Agent, device: Path) -> None:
         self.agent = AgentClient(program.listen, program.token)
         self._folder = program.folder
+        self._device = device
         self._places: dict[str, Place] = {}
+        self._on_gpu: set[str] = set()
 
     def run(self, key: SessionKey) -> str:
         command = (sys.executable, "-I", "-S", "-c", COUNTER)
@@ -67,11 +79,24 @@ class RealAgent:
         wait_for(lambda: place.output.stat().st_size)
         return place.incarnation
 
+    def run_on_gpu(self, key: SessionKey) -> str:
+        driver = self._folder / "cuda"
+        for former in driver.iterdir():  # of a session with the same pids
+            former.unlink()
+        program = (str(FAKE / "user.py"), str(driver), str(self._device))
+        command = (sys.executable, "-I", "-S", *program)
+        place = self._add(Place(self._folder, "start", *command, env={}, user=key.user))
+        self._on_gpu.add(place.incarnation)
+        computes(place)
+        return place.incarnation
+
     def hold(self, key: SessionKey) -> str:
         return self._add(Place(self._folder, "hold", user=key.user)).incarnation
 
     def runs(self, incarnation: str) -> bool:
         place = self._places[incarnation]
+        if incarnation in self._on_gpu:
+            return place.alive and computes(place) is None
         return place.alive and goes_on(place)
 
     async def close(self) -> None:
@@ -99,6 +124,11 @@ class AgentInMemory:
 
     def run(self, key: SessionKey) -> str:
         return self._node.run(key, "work").incarnation
+
+    def run_on_gpu(self, key: SessionKey) -> str:
+        place = self._node.run(key, "work")
+        place.gpu_memory = GB
+        return place.incarnation
 
     def hold(self, key: SessionKey) -> str:
         name = f"held-{next(self._names)}"
@@ -135,6 +165,11 @@ class AgentOfTheSimulation:
     def run(self, key: SessionKey) -> str:
         return self._put(key, TreeState.RUNNING)
 
+    def run_on_gpu(self, key: SessionKey) -> str:
+        name = self.run(key)
+        self.agent.places[name].gpu_memory = GB
+        return name
+
     def hold(self, key: SessionKey) -> str:
         return self._put(key, TreeState.HOLDING)
 
@@ -148,9 +183,16 @@ class AgentOfTheSimulation:
 
 
 @pytest.fixture(scope="module")
-def agents_program() -> Iterator[support.Agent]:
-    """The program, one for all tests of a module."""
-    with tempfile.TemporaryDirectory(prefix="gra-", dir="/tmp") as folder:
+def agents_program(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[support.Agent]:
+    """The program, one for all tests of a module; with a false driver."""
+    false_driver = fake_cards.library(tmp_path_factory)
+    with (
+        tempfile.TemporaryDirectory(prefix="gra-", dir="/tmp") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        fake_cards.driver(false_driver, Path(folder), patch)
         program = running_agent(Path(folder))
         yield program
         program.terminate()
@@ -159,9 +201,10 @@ def agents_program() -> Iterator[support.Agent]:
 
 @pytest.fixture
 async def real_agent(agents_program: support.Agent) -> AsyncIterator[RealAgent]:
-    made = RealAgent(agents_program)
-    yield made
-    await made.close()
+    with fake_cards.device_file() as device:
+        made = RealAgent(agents_program, device)
+        yield made
+        await made.close()
 
 
 @pytest.fixture

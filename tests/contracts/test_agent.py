@@ -199,6 +199,80 @@ async def test_thaw_of_what_never_ran_is_refused(node):
     assert await refusal(node.agent.thaw("nobody")) is Reason.UNKNOWN_SESSION
 
 
+# --- naps
+
+
+async def test_nap_and_wake_end_with_the_tree_each_time(node):
+    name = node.run_on_gpu(ANN)
+    for _ in range(2):
+        tree = (await last(node.agent.nap(name))).tree
+        assert (tree.incarnation, tree.state) == (name, TreeState.NAPPING)
+        assert tree.nap is not None
+    now = await node.agent.tree(name)
+    assert (now.state, now.nap) == (tree.state, tree.nap)
+    for _ in range(2):
+        tree = (await last(node.agent.wake(name))).tree
+        assert (tree.state, tree.nap) == (TreeState.RUNNING, None)
+    assert node.runs(name)
+
+
+async def test_nap_of_what_has_no_gpu_is_refused_and_leaves_it_running(node):
+    name = node.run(ANN)
+    failure = (await last(node.agent.nap(name))).failure
+    assert (failure.code, failure.retryable) == ("gpu_unused", False)
+    assert (await node.agent.tree(name)).state is TreeState.RUNNING
+    assert node.runs(name)
+
+
+async def test_nap_and_wake_of_what_does_not_run_are_refused(node):
+    name = await captured(node)
+    for order in (node.agent.nap, node.agent.wake):
+        assert await refusal(order(name)) is Reason.WRONG_PHASE
+        assert await refusal(order(node.hold(BOB))) is Reason.WRONG_PHASE
+        assert await refusal(order("nobody")) is Reason.UNKNOWN_SESSION
+
+
+async def test_nap_refuses_other_orders_while_it_begins(node):
+    name = node.run_on_gpu(ANN)
+    async with aclosing(node.agent.nap(name)) as events:
+        await anext(events)
+        assert (await node.agent.tree(name)).state is TreeState.RUNNING
+        for order in (
+            node.agent.wake(name),
+            node.agent.capture(name, "c1", 1),
+            node.agent.thaw(name),
+        ):
+            assert await refusal(order) is Reason.OPERATION_IN_FLIGHT
+        assert (await last(events)).tree.state is TreeState.NAPPING
+
+
+async def test_suspend_from_a_nap_comes_back_awake(node):
+    name = node.run_on_gpu(ANN)
+    await last(node.agent.nap(name))
+    ended = await last(node.agent.capture(name, "c1", 1))
+    assert ended.checkpoint is not None, ended
+    assert (await node.agent.tree(name)).state is TreeState.CAPTURED
+    await node.agent.release(name, "c1")
+    ended = await last(node.agent.restore(node.hold(ANN), "c1"))
+    assert (ended.tree.state, ended.tree.nap) == (TreeState.RUNNING, None)
+
+
+async def test_suspend_from_a_nap_that_is_undone_ends_in_the_nap(node):
+    name = node.run_on_gpu(ANN)
+    await last(node.agent.nap(name))
+    await last(node.agent.capture(name, "c1", 1))
+    assert (await node.agent.thaw(name)).state is TreeState.NAPPING
+    await last(node.agent.wake(name))
+    assert node.runs(name)
+
+
+async def test_kill_of_a_napping_tree_ends_it(node):
+    name = node.run_on_gpu(ANN)
+    await last(node.agent.nap(name))
+    assert (await node.agent.kill(name)).state is TreeState.GONE
+    assert await living(node) == {}
+
+
 # --- kill and cancel
 
 

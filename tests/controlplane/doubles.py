@@ -95,6 +95,8 @@ class NodeInMemory(MemoryAgent[Place]):
         self.hold_at = ""  # an operation waits at that step until cancelled or let go
         self.capture_failure: Failure | None = None
         self.restore_failure: Failure | None = None
+        self.nap_failure: Failure | None = None
+        self.wake_failure: Failure | None = None
         self.breaks_streams = False
         self.wakes = 0  # so many saved trees are woken by their user before their end
         self.calls: list[str] = []
@@ -123,7 +125,12 @@ class NodeInMemory(MemoryAgent[Place]):
             for place in self.places.values()
             if place.key == key
             and place.state
-            in {TreeState.RUNNING, TreeState.CAPTURING, TreeState.CAPTURED}
+            in {
+                TreeState.RUNNING,
+                TreeState.NAPPING,
+                TreeState.CAPTURING,
+                TreeState.CAPTURED,
+            }
         ]
 
     # --- MemoryAgent
@@ -145,6 +152,22 @@ class NodeInMemory(MemoryAgent[Place]):
         if failure is not None:
             yield Event(failure=failure)
         yield Event(step=Step(step="criu", title="criu", state="done"))
+
+    async def napping(self, place):
+        self.calls.append("nap")
+        yield Event(step=Step(step="gpu", title="out"))
+        await self._wait(place, "gpu out")
+        if self.nap_failure is not None:
+            yield Event(failure=self.nap_failure)
+        yield Event(step=Step(step="gpu", title="out", state="done", seconds=0.002))
+
+    async def waking(self, place):
+        self.calls.append("wake")
+        yield Event(step=Step(step="gpu", title="back"))
+        await self._wait(place, "gpu back")
+        if self.wake_failure is not None:
+            yield Event(failure=self.wake_failure)
+        yield Event(step=Step(step="gpu", title="back", state="done", seconds=0.002))
 
     async def _wait(self, place: Place, step: str) -> None:
         await asyncio.sleep(self.step_seconds)
@@ -183,7 +206,7 @@ class NodeInMemory(MemoryAgent[Place]):
                 pod=place.pod,
             )
             for place in self.places.values()
-            if place.state is TreeState.RUNNING and place.incarnation not in self.silent
+            if place.tree().runs and place.incarnation not in self.silent
         ]
 
     async def preflight(self, incarnation):
@@ -198,6 +221,15 @@ class NodeInMemory(MemoryAgent[Place]):
 
     async def restore(self, incarnation, checkpoint):
         return self._told(self.begin_restore(incarnation, checkpoint))
+
+    async def nap(self, incarnation):
+        return self._told(self.begin_nap(incarnation))
+
+    async def wake(self, incarnation):
+        return self._told(self.begin_wake(incarnation))
+
+    def now(self):
+        return time.time()
 
     async def _told(self, events):
         async for event in events:

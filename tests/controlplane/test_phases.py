@@ -10,6 +10,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.phases import (
+    LIVE,
     TABLE,
     SessionEvent,
     advance,
@@ -71,7 +72,7 @@ def test_phases_live_session_reaches_release_only_through_commit():
         event
         for (phase, event), after in TABLE.items()
         if after in {Phase.RELEASING, Phase.SUSPENDED}
-        and phase in {Phase.RUNNING, Phase.WARNED, Phase.SUSPENDING, Phase.STOPPED}
+        and phase in {*LIVE, Phase.SUSPENDING, Phase.STOPPED}
     }
     assert ways == SEEN | {SessionEvent.LOST}
 

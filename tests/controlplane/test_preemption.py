@@ -9,11 +9,15 @@ import pytest
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
+    Nap,
     Phase,
     Sample,
     SessionKey,
+    Tree,
+    TreeState,
     Waiting,
 )
+from jupyterhub_gpu_reclaim.controlplane.decide.judge import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import SETTLE, Preemption
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
@@ -153,3 +157,20 @@ def test_of_those_who_share_a_machine_only_the_first_is_freed_for(
     preemption.select([wait(sessions, BOB, 4), wait(sessions, ZOE, 4)])
     (want,) = policy.wants
     assert (want.key, want.gpus, want.gpu) == (BOB, 1, "A100")
+
+
+@pytest.mark.parametrize(("pod", "names"), [("pod-1", ["A100"]), ("", [])])
+def test_nap_in_a_pod_still_holds_a_gpu_that_its_suspend_frees(sessions, pod, names):
+    row = SessionRow(key=ADA, phase=Phase.NAPPING, since=1.0, incarnation="i1")
+    sessions.journal.save(row)
+    nap = Nap(begun=1.0, gpus=[GpuSample(uuid="a", name="A100", memory=5)])
+    tree = Tree(
+        incarnation="i1",
+        key=ADA,
+        state=TreeState.NAPPING,
+        init_pid=1,
+        pod=pod,
+        nap=nap,
+    )
+    sessions.note_nap(ADA, tree)
+    assert [gpu.name for gpu in snapshot_of(sessions, row).gpus] == names

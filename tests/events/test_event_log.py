@@ -127,14 +127,19 @@ def test_what_does_not_fit_its_schema_is_not_written(place):
 #: What version 1 of the schema has no word for: it is `other`, with its own in `what`.
 WITHOUT_A_WORD = {
     "ask to bring back",
+    "ask to nap",
+    "ask to wake",
     "brought_back",
     "end second tree",
     "forgotten",
     "found aside",
     "journal rebuilt",
+    "nap failed",
+    "naps",
     "new account",
     "renew login",
     "report",
+    "wakes",
 }
 
 

@@ -84,6 +84,20 @@ async def test_capture_tells_the_agent_what_the_return_needs(cluster, service, t
     assert (told.key, told.pod) == (ADA, two[0]["metadata"]["uid"])
 
 
+async def test_nap_and_wake_go_to_the_agent_of_its_node(cluster, service, two):
+    place = node_of(cluster, two[0]).agent.places[I1]
+    place.gpu_memory = 5
+    assert (await all_of(service.fleet.nap(I1)))[-1].tree.state is TreeState.NAPPING
+    assert place.state is TreeState.NAPPING
+    (tree,) = await service.fleet.trees(ADA)
+    assert (tree.runs, tree.nap.bytes) == (True, 5)
+    assert {s.key for s in await service.fleet.samples()} == {ADA, BOB}
+    assert (await all_of(service.fleet.wake(I1)))[-1].tree.state is TreeState.RUNNING
+    assert place.state is TreeState.RUNNING
+    with pytest.raises(NotFound):
+        await all_of(service.fleet.nap("nobody"))
+
+
 async def test_labels_of_a_sessions_pod_are_told_and_of_none_are_not_known(
     service, two
 ):

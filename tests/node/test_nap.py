@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 
 import pytest
 from websockets.sync.client import connect
@@ -18,7 +19,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
-from jupyterhub_gpu_reclaim.common.models import TreeState
+from jupyterhub_gpu_reclaim.common.models import GpuSample, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.node.nap import wakers as wakers_module
@@ -27,6 +28,7 @@ from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
+from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import nap as workflow
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
@@ -413,12 +415,13 @@ def test_key_in_the_terminal_of_a_program_wakes_it_and_its_shell(
     assert "is woken by SIGINT" in agent.log.read_text()
 
 
-async def test_service_takes_a_session_that_naps_for_one_that_runs(agent, session):
+async def test_service_is_told_of_a_nap_and_of_what_it_moved(agent, session):
     nap(agent, session)
     client = AgentClient(agent.listen, agent.token)
     try:
         (tree,) = await client.trees()
-        assert tree.state is TreeState.RUNNING
+        assert (tree.state, tree.runs) == (TreeState.NAPPING, True)
+        assert tree.nap.begun <= time.time()
         assert await client.tree(session.incarnation) == tree
         (sample,) = await client.samples()
         assert sample.incarnation == session.incarnation
@@ -513,6 +516,17 @@ async def test_nap_that_the_machine_has_no_memory_for_is_refused_untouched(
     assert error.reason is Reason.NOT_ENOUGH_MEMORY
     assert recovery.releases.records.list() == []
     assert goes_on(counter)
+
+
+async def test_tree_tells_what_its_nap_has_moved_out_of_which_card(recovery, counter):
+    assert (
+        await run(recovery, counter, FullCards(counter.tree.server, 7), "nap") is None
+    )
+    session = recovery.placements.find(counter.incarnation)
+    record = trees.record_of(recovery.releases.records, session)
+    nap = trees.tree_of(session, record, None).nap
+    assert nap.gpus == [GpuSample(uuid="a" * 32, name="Card", memory=7)]
+    assert (nap.bytes, nap.begun) == (7, record.nap.begun)
 
 
 async def test_wake_that_finds_the_card_full_naps_on_and_is_made_up_for(

@@ -175,3 +175,13 @@ def test_whoever_is_chosen_may_go_and_no_more_than_wanted(sessions, wants):
             assert decide(wanted, NOW)[0].reclaim
             assert NOW - each.usage.last_active >= 300
             assert each.usage.busy_kernel is None
+
+
+def test_nap_in_a_pod_goes_for_those_who_wait_by_what_it_has_moved_out():
+    card = GpuSample(uuid="n", name="A100", memory=20 * GB)
+    naps = session("nap", phase=Phase.NAPPING, vram=0, gpus=[card])
+    awake = session("ada", vram=10 * GB)
+    assert list(choose([awake, naps], ZOE)) == [naps.key]
+    assert list(choose([awake, msgspec.structs.replace(naps, gpus=[])], ZOE)) == [
+        awake.key
+    ]

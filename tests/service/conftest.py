@@ -159,6 +159,21 @@ class SessionsInMemory:
         self.calls.append(("resume", key, by))
         return self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
 
+    async def nap(self, key: SessionKey, by: str) -> SessionView:
+        self.calls.append(("nap", key, by))
+        return self._ordered(key, "nap")
+
+    async def wake(self, key: SessionKey, by: str) -> SessionView:
+        self.calls.append(("wake", key, by))
+        return self._ordered(key, "wake")
+
+    def _ordered(self, key: SessionKey, order: str) -> SessionView:
+        view = self.session(key)
+        if not view.phase.live:
+            raise Refused(Reason.WRONG_PHASE, phase=view.phase, action=order)
+        nap = {"nap": view.facts.nap} if view.facts.nap else {}
+        return self.put(key.user, key.server, facts={"intent": order, **nap})
+
     async def keep(
         self, key: SessionKey, seconds: float, by: str, *, manages: bool = False
     ) -> SessionView:

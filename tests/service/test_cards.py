@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Decision,
     Failure,
+    GpuSample,
+    Nap,
     Phase,
+    SessionFacts,
     SessionKey,
     SessionView,
     Step,
@@ -32,9 +36,9 @@ SAVED = CheckpointInfo(
 )
 
 
-def made(phase: Phase, **changes: object):
+def made(phase: Phase, *, manages: bool = False, **changes: object):
     view = SessionView(key=ADA, phase=phase, since=NOW - 720, **changes)
-    return card(view, now=NOW, user_prefix="/")
+    return card(view, now=NOW, user_prefix="/", manages=manages)
 
 
 def actions(one) -> list[str]:
@@ -50,6 +54,33 @@ def test_running_card_says_why_not_and_when():
     assert one.due.words == "in 8 min"
     assert one.since.words == "12 min"
     assert actions(one) == ["suspend", "keep", "keep"]
+
+
+def test_card_of_a_nap_says_what_it_moved_and_offers_managers_to_end_it():
+    gpu = GpuSample(uuid="a", name="A100", memory=5_000_000_000)
+    nap = SessionFacts(nap=Nap(begun=NOW - 60, gpus=[gpu]))
+    one = made(Phase.NAPPING, facts=nap)
+    assert (one.state, one.gpu) == ("Napping", "5.0 GB of GPU memory moved out")
+    assert actions(one) == ["suspend", "keep", "keep"]
+    assert [
+        button.action for button in made(Phase.NAPPING, facts=nap, manages=True).main
+    ] == ["suspend", "wake"]
+    failure = Failure(code="gpu_memory", message="No room.")
+    late = msgspec.structs.replace(nap, nap_failure=failure)
+    assert made(Phase.NAPPING, facts=late).nap == "GPU memory: not awake yet. No room."
+    assert made(Phase.RUNNING, facts=SessionFacts(nap_failure=failure)).nap == (
+        "GPU memory: no nap. No room."
+    )
+    awake = made(Phase.RUNNING, gpus=[gpu], manages=True)
+    assert [button.action for button in awake.main] == ["suspend", "nap"]
+
+
+def test_card_says_why_a_session_does_not_nap_where_naps_are_on():
+    busy = Decision(reclaim=False, code="gpu_busy", message="Its GPU is 80 % busy.")
+    one = made(Phase.RUNNING, facts=SessionFacts(nap_verdict=busy))
+    assert one.nap == "Nap: Its GPU is 80 % busy."
+    off = Decision(reclaim=False, code="nap_off", message="Off.")
+    assert made(Phase.RUNNING, facts=SessionFacts(nap_verdict=off)).nap == ""
 
 
 def test_kept_card_offers_to_keep_no_longer():

@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
     GpuSample,
+    Nap,
     Phase,
     SessionKey,
     Step,
@@ -262,3 +263,37 @@ async def test_second_tree_is_ended_by_name_and_not_without_a_yes(command, contr
     code, out, _ = await command("end-tree", "bob/train", "i2", "--yes")
     assert (code, out) == (0, "bob/train: the programs i2 are ended\n")
     assert control.calls == [("end_second", BOB, "i2", "root")]
+
+
+# --- nap and wake
+MOVED = Nap(begun=1.0, gpus=[GpuSample(uuid="a", memory=5)])
+
+
+async def test_nap_is_done_when_its_gpu_memory_is_out(command, control):
+    control.put("ada")
+    napping = {"phase": Phase.NAPPING, "facts": {"nap": MOVED}}
+    goes_on(control, "nap", napping)
+    code, results = await command.json("nap", "ada")
+    assert (code, results[0]["how"]) == (0, "done")
+    assert control.calls == [("nap", ADA, "root")]
+
+
+async def test_nap_that_fails_is_told_with_its_reason(command, control):
+    control.put("ada")
+    failed = Failure(code="gpu_unused", message="No program uses a GPU.")
+    facts = {"nap_failure": failed}
+    goes_on(control, "nap", {"facts": facts})
+    code, _, err = await command("nap", "ada")
+    assert code == 1
+    assert "No program uses a GPU. (gpu_unused)" in err
+
+
+async def test_wake_is_waited_for_until_it_is_awake(command, control):
+    control.put("ada", phase=Phase.NAPPING, facts={"nap": MOVED})
+    no_room = Failure(code="gpu_memory", message="No room.")
+    later = {"nap": MOVED, "intent": "wake", "nap_failure": no_room}
+    pending = {"phase": Phase.NAPPING, "facts": later}
+    goes_on(control, "wake", pending, {"phase": Phase.RUNNING, "facts": {}})
+    code, results = await command.json("wake", "--state=napping", "--yes")
+    assert (code, results[0]["how"]) == (0, "done")
+    assert command.names("wake") == [ADA]

@@ -64,6 +64,10 @@ def test_metrics_of_a_new_service_have_every_phase_and_outcome():
     for phase in Phase:
         assert found["sessions", phase.value] == 0
     assert found["operations_total", "suspend", "failed"] == 0
+    assert found["operations_total", "nap", "failed"] == 0
+    assert found["operation_failures_total", "nap_failed", "nap"] == 0
+    assert found["step_duration_seconds_count", "wake", "gpu"] == 0
+    assert found["napping_gpu_memory_bytes",] == 0
     assert found["operation_failures_total", "timed_out", "resume"] == 0
     assert not [name for name in found if name[0] == "sample_age_seconds"]
     assert found["step_duration_seconds_count", "resume", "gpu"] == 0
@@ -94,8 +98,10 @@ def test_metrics_show_what_was_counted():
             sample_age=1.5,
             checkpoints=2,
             stored_bytes=99,
+            napping_bytes=7,
         )
     )
+    assert found["napping_gpu_memory_bytes",] == 7
     assert found["sessions", "suspended"] == 2
     assert found["operations_total", "suspend", "ok"] == 3
     assert found["operation_failures_total", "port_in_use", "resume"] == 1

@@ -96,6 +96,25 @@ async def test_action_on_somebody_elses_session_is_not_found(service, method, pa
     assert service.control.calls == []
 
 
+@pytest.mark.parametrize(
+    ("order", "phase"), [("nap", Phase.RUNNING), ("wake", Phase.NAPPING)]
+)
+async def test_naps_are_ordered_by_who_manages_alone(service, failure, order, phase):
+    service.control.put("ada", phase=phase)
+    path = f"api/sessions/ada/-/{order}"
+    own = await service.call(path, method="POST")
+    assert (own.code, failure(own).code) == (403, "forbidden")
+    assert service.control.calls == []
+    done = await service.call(path, "token-root", method="POST")
+    assert done.code == 202
+    told = msgspec.json.decode(done.body, type=SessionView)
+    assert (told.phase, told.facts.intent) == (phase, order)
+    assert service.control.calls == [(order, ADA, "root")]
+    service.control.put("ada", phase=Phase.SUSPENDED)
+    again = await service.call(path, "token-root", method="POST")
+    assert (again.code, failure(again).code) == (409, "wrong_phase")
+
+
 async def test_login_is_renewed_by_who_manages_alone(service, failure):
     service.control.put("ada")
     own = await service.call("api/sessions/ada/-/renew-login", method="POST")

@@ -27,6 +27,7 @@ NOT_IN_THE_MODEL = {
     (Phase.WARNED, Phase.STOPPED),
     (Phase.WARNED, Phase.SUSPENDED),
     (Phase.WARNED, Phase.RELEASING),
+    (Phase.NAPPING, Phase.WARNED),
 }
 
 
@@ -40,7 +41,21 @@ def test_no_order_of_two_faults_breaks_a_law_or_keeps_a_session_from_rest():
     taken = {(one, other) for one, other in found.moves if one is not other}
     assert all(is_step(*move) or in_two(*move) for move in taken)
     meant = {(one, PAPER[one, how]) for one, how in PAPER if PAPER[one, how] is not one}
-    assert meant - taken <= NOT_IN_THE_MODEL
+    naps = {(one, other) for one, other in meant if Phase.NAPPING in {one, other}}
+    assert meant - taken - naps <= NOT_IN_THE_MODEL
+
+
+def test_no_order_of_two_faults_and_a_nap_breaks_a_law_or_lets_it_nap_on():
+    found = explore(start(faults=2, naps=1))
+    assert found.states > 10_000
+    taken = {(one, other) for one, other in found.moves if one is not other}
+    assert all(is_step(*move) or in_two(*move) for move in taken)
+    naps = {
+        (one, PAPER[one, how])
+        for one, how in PAPER
+        if PAPER[one, how] is not one and Phase.NAPPING in {one, PAPER[one, how]}
+    }
+    assert naps - taken <= NOT_IN_THE_MODEL
 
 
 def in_two(before: Phase, after: Phase) -> bool:
@@ -71,6 +86,19 @@ def kills_what_is_beside(row, observed, now, settings):
     if action.kind is ActionKind.ADOPT:
         return Action(ActionKind.KILL, action.tree)
     return action
+
+
+def misses_naps(row, observed, now, settings):
+    """Takes the journal's word for whether a session naps."""
+    action = settle(row, observed, now, settings)
+    if action.kind in {ActionKind.NAPS, ActionKind.WAKES}:
+        return Action(ActionKind.READY, action.tree)
+    return action
+
+
+def test_reconciler_that_misses_naps_is_found_with_its_story():
+    with pytest.raises(Broken, match="law 6: it never comes to rest"):
+        explore(start(faults=0, naps=1), misses_naps)
 
 
 @pytest.mark.parametrize(

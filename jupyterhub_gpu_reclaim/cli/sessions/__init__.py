@@ -63,6 +63,21 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _which(resume, idle=False)
     _waiting(resume)
 
+    nap = add(
+        "nap", "actions", "move the GPU memory of sessions out, while they run on"
+    )
+    _which(nap)
+    _waiting(nap)
+    nap.epilog = (
+        "For administrators. Programs with a GPU are stopped; what somebody sends to"
+        f" one of them wakes the session by itself. {_EPILOG}"
+    )
+
+    wake = add("wake", "actions", "move the GPU memory of napping sessions back")
+    _which(wake, idle=False)
+    _waiting(wake)
+    wake.epilog = f"For administrators. {_EPILOG}"
+
     renew = add(
         "renew-login",
         "actions",

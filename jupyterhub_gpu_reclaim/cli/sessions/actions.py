@@ -1,4 +1,4 @@
-"""``suspend``, ``resume``, ``keep`` and the like: ask, wait, and report the result.
+"""``suspend``, ``resume``, ``nap``, ``keep`` and the like: ask, wait, and report.
 
 A refusal or failure for one session does not affect the others; the exit code says
 whether all went well.
@@ -37,14 +37,21 @@ if TYPE_CHECKING:
 
 #: Requests at the same time.
 AT_ONCE = 8
+_LIVE = tuple(phase for phase in Phase if phase.live)
 #: Phases in which an action makes sense, if the sessions are not named.
 _FROM = {
-    "suspend": (Phase.RUNNING, Phase.WARNED),
+    "suspend": _LIVE,
     "resume": (Phase.SUSPENDED,),
+    "nap": (Phase.RUNNING,),
+    "wake": (Phase.NAPPING,),
     "renew-login": (Phase.SUSPENDED,),
-    "keep": (Phase.RUNNING, Phase.WARNED, Phase.SUSPENDING),
+    "keep": (*_LIVE, Phase.SUSPENDING),
 }
-_WORDS = {"keep": "leave alone", "renew-login": "renew the logins of"}
+_WORDS = {
+    "nap": "move the GPU memory out of",
+    "keep": "leave alone",
+    "renew-login": "renew the logins of",
+}
 #: Actions that are done as soon as they are answered.
 _AT_ONCE_DONE = {"keep", "renew-login"}
 
@@ -57,6 +64,16 @@ def suspend(args: argparse.Namespace) -> int:
 def resume(args: argparse.Namespace) -> int:
     """Resume suspended sessions."""
     return _act(args, "resume", lambda client: lambda view: client.resume(view.key))
+
+
+def nap(args: argparse.Namespace) -> int:
+    """Move the GPU memory of sessions out."""
+    return _act(args, "nap", lambda client: lambda view: client.nap(view.key))
+
+
+def wake(args: argparse.Namespace) -> int:
+    """Move it back."""
+    return _act(args, "wake", lambda client: lambda view: client.wake(view.key))
 
 
 def renew_login(args: argparse.Namespace) -> int:

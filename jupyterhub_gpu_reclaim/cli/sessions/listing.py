@@ -35,7 +35,7 @@ def sessions(args: argparse.Namespace) -> int:
         print_json(views)
         return DONE
     table(views, now)
-    running = sum(view.phase in {Phase.RUNNING, Phase.WARNED} for view in views)
+    running = sum(view.phase.live for view in views)
     suspended = sum(view.phase is Phase.SUSPENDED for view in views)
     listed = words.count(len(views), "session")
     say(f"{listed}, {running} running, {suspended} suspended")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two tries to read the stream again.
 PAUSE = 2.0
-_LIVE = frozenset({Phase.RUNNING, Phase.WARNED})
+_LIVE = frozenset(phase for phase in Phase if phase.live)
 
 
 class How(StrEnum):
@@ -49,12 +49,14 @@ class Result(Value, frozen=True, kw_only=True):
 
 
 def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None:
-    """How ``suspend`` or ``resume`` has ended; None: not yet.
+    """How ``suspend``, ``resume``, ``nap`` or ``wake`` has ended; None: not yet.
 
     The service keeps the request as ``intent`` until the worker begins it. So a session
     that is where it began, without that intent, has been tried and has failed.
     """
     pending = view.facts.intent == action
+    if action in {"nap", "wake"}:
+        return None if pending else _nap_outcome(action, view)
     # one that is on its way back already has been suspended
     goal = {Phase.SUSPENDED, Phase.RESUMING} if action == "suspend" else _LIVE
     start = _LIVE if action == "suspend" else {Phase.SUSPENDED}
@@ -67,11 +69,22 @@ def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None
     return None
 
 
+def _nap_outcome(action: str, view: SessionView) -> tuple[How, Failure | None]:
+    """The same for one whose order is not pending any more; a warning hides the phase.
+
+    What was napping and is suspended meanwhile is no more awake than before.
+    """
+    if view.phase.live and bool(view.facts.nap) is (action == "nap"):
+        return How.DONE, None
+    failure = view.facts.nap_failure or view.failure
+    return How.FAILED, failure or _failure(Reason.CANCELLED)
+
+
 class Following:
     """The sessions of an action, until each has ended.
 
     Args:
-        action: ``suspend`` or ``resume``.
+        action: ``suspend``, ``resume``, ``nap`` or ``wake``.
         tell: called with a session, its step, bytes done and in all.
         ended: called with a session that has ended.
     """

@@ -40,6 +40,11 @@ class AuditPage(Value, frozen=True, kw_only=True):
 _SENTENCES = {
     "ask to suspend": "{who} asked that it be suspended.",
     "ask to resume": "{who} asked that it be resumed.",
+    "ask to nap": "{who} asked that it nap.",
+    "ask to wake": "{who} asked that it be woken.",
+    "naps": "A nap began: its GPU memory was moved into the machine's.",
+    "wakes": "It woke up, and has its GPU memory again.",
+    "nap failed": "It could not nap, and went on running.",
     "warned": "A warning was given.",
     "stays": "The warning was taken back.",
     "suspend": "Its suspend began.",

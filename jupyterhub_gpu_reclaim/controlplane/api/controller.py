@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
+from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import fenced_agent, fenced_hub
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
         StopPlan,
         Waiting,
     )
-    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide, DecideNap
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Choose
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
@@ -82,6 +83,7 @@ class Controller:
         settings: the limits.
         new_id: makes ids for checkpoints.
         choose: selects sessions to preempt for the GPU queue; None: no preemption.
+        naps: the policy of naps; None: by order only.
         policies: the per-session policy; None: there are no rules.
         folder: where the spawner leaves orders to delete; None: nowhere.
     """
@@ -98,6 +100,7 @@ class Controller:
         settings: Settings,
         new_id: Callable[[], str] = new_checkpoint_id,
         choose: Choose | None = None,
+        naps: DecideNap | None = None,
         policies: Callable[[SessionKey], SessionPolicy] | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -110,9 +113,10 @@ class Controller:
         suspender = Suspender(sessions, agent, hub, settings, new_id)
         line = GpuQueue(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
+        napper = Napper(sessions, agent, settings)
         observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
-        judge = Judge(sessions, decide)
+        judge = Judge(sessions, decide, naps)
         warnings = Warnings(sessions, sampler, judge, settings.warn_for)
         worker = Worker(
             sessions=sessions,
@@ -122,6 +126,7 @@ class Controller:
             warnings=warnings,
             suspender=suspender,
             resumer=resumer,
+            napper=napper,
             settings=settings,
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)

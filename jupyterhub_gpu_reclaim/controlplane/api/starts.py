@@ -173,7 +173,7 @@ class StartPlanner:
         if self._sessions.row(key) != row:
             return None
         for tree in observed.left():
-            if tree.state is TreeState.RUNNING:
+            if tree.runs:
                 return await self._adopt(row, tree)
         if await self._took_over(row, placement, observed):
             return None
@@ -317,8 +317,7 @@ class StartPlanner:
         if row.incarnation == placement.incarnation:
             return await self._restore_same(row)
         tree = _of(await self._agent.trees(row.key), row.incarnation)
-        runs = tree is not None and tree.state is TreeState.RUNNING
-        if tree is not None and runs and not await self._ends(tree):
+        if tree is not None and tree.runs and not await self._ends(tree):
             return StartPlan(action="adopt", incarnation=row.incarnation)
         await self._resumer.kill(row.key, row.incarnation)
         if self._sessions.row(row.key) == row:
@@ -361,7 +360,7 @@ class StartPlanner:
     ) -> StartPlan | None:
         """What runs is adopted, what is frozen taken up; else what is saved counts."""
         for tree in observed.left():
-            if tree.state is TreeState.RUNNING:
+            if tree.runs:
                 return await self._adopt(row, tree)
             if tree.state is TreeState.CAPTURED:
                 await self._captured(row, tree, observed)

@@ -212,7 +212,7 @@ class StopPlanner:
             return now
         if {TreeState.CAPTURING, TreeState.CAPTURED}.intersection(states):
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
-        if TreeState.RUNNING in states:
+        if {TreeState.RUNNING, TreeState.NAPPING}.intersection(states):
             return self._resumer.restored(row)
         if all(state is TreeState.GONE for state in states):
             return self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)

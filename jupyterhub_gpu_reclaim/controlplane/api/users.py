@@ -150,6 +150,38 @@ class UserApi:
             raise _wrong(row, SessionEvent.SUSPEND)
         return self._sessions.view(key)
 
+    async def nap(self, key: SessionKey, by: str) -> SessionView:
+        """Move a running session's GPU memory out as soon as possible.
+
+        The policy is not asked. A session that naps already is no error.
+
+        Raises:
+            NotFound: no such session.
+            Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: its
+                suspend was ordered.
+        """
+        return self._order_nap(key, Intent.NAP, SessionEvent.NAPS, by)
+
+    async def wake(self, key: SessionKey, by: str) -> SessionView:
+        """Move its GPU memory back; one that is awake is no error.
+
+        Raises:
+            NotFound: no such session.
+            Refused: as for ``nap``.
+        """
+        return self._order_nap(key, Intent.WAKE, SessionEvent.WAKES, by)
+
+    def _order_nap(
+        self, key: SessionKey, intent: Intent, event: SessionEvent, by: str
+    ) -> SessionView:
+        row = self._known(key)
+        if row.phase not in LIVE:
+            raise _wrong(row, event)
+        if row.intent is Intent.SUSPEND:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
+        self._wish(row, intent, by)
+        return self._sessions.view(key)
+
     async def resume(
         self, key: SessionKey, by: str, *, manages: bool = False
     ) -> SessionView:

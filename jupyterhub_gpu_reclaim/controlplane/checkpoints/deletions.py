@@ -232,8 +232,8 @@ class Deletions:
         """
         if tree.incarnation in self._new(order):
             return False
-        new = {TreeState.RUNNING, TreeState.HOLDING, TreeState.UNKNOWN}
-        return tree.incarnation in order.incarnations or tree.state not in new
+        new = tree.runs or tree.state in {TreeState.HOLDING, TreeState.UNKNOWN}
+        return tree.incarnation in order.incarnations or not new
 
     def _is_saved(self, order: DeletionOrder, info: CheckpointInfo) -> bool:
         """Whether a checkpoint belongs to the deleted session."""

@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
     Intent,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-_LIVE = {Phase.RUNNING, Phase.WARNED, Phase.SUSPENDING}
+_LIVE = {*LIVE, Phase.SUSPENDING}
 
 
 def current(info: CheckpointInfo, now: float) -> CheckpointRow:
@@ -166,7 +166,7 @@ async def _runs(agent: Agent, incarnation: str) -> bool:
         tree = await agent.tree(incarnation)
     except ReclaimError:
         return False
-    return tree.state in {TreeState.RUNNING, TreeState.CAPTURING}
+    return tree.runs or tree.state is TreeState.CAPTURING
 
 
 def retain(sessions: Sessions, retention: Retention) -> None:

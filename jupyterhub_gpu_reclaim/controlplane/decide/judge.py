@@ -6,9 +6,11 @@ with the Hub's other answers, labels with the pods that are watched.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from jupyterhub_gpu_reclaim.common.models import SessionPolicy
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionPolicy
 from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 from jupyterhub_gpu_reclaim.policy.rules import Subject
 
@@ -23,6 +25,16 @@ if TYPE_CHECKING:
 
     #: Whether a session is to be suspended: every reason, the deciding one first; pure.
     Decide = Callable[[SessionSnapshot, float], Sequence[Decision]]
+
+
+class DecideNap(Protocol):
+    """Whether a session is to nap; pure."""
+
+    def after(self, terms: SessionPolicy, /) -> float:
+        """Seconds of idleness that are needed; 0: it never naps by itself."""
+
+    def __call__(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
+        """Every reason, the deciding one first."""
 
 
 class SessionPolicies:
@@ -56,17 +68,45 @@ class Judge:
     Args:
         sessions: the rows and the runtime state.
         decide: the policy.
+        naps: the same for naps; None: no session naps by itself.
     """
 
-    def __init__(self, sessions: Sessions, decide: Decide) -> None:
+    def __init__(
+        self, sessions: Sessions, decide: Decide, naps: DecideNap | None = None
+    ) -> None:
         self._sessions = sessions
         self._decide = decide
+        self._naps = naps
 
     def reclaims(self, row: SessionRow) -> bool:
         """Ask the policy; returns whether the session is to be suspended."""
         now = self._sessions.clock.now()
         decisions = list(self._decide(snapshot_of(self._sessions, row), now))
         self._sessions.judged(row.key, decisions)
+        return bool(decisions) and decisions[0].reclaim
+
+    def naps(self, row: SessionRow) -> bool:
+        """Ask the policy; returns whether the session is to nap.
+
+        Use is summed up over the time after which it naps: over the longer one after
+        which it is suspended, work that has ended long ago would count.
+        """
+        runtime, now = self._sessions.runtime(row.key), self._sessions.clock.now()
+        decisions: list[Decision] = []
+        if self._naps is not None and row.phase is Phase.RUNNING:
+            snapshot = snapshot_of(self._sessions, row)
+            after = self._naps.after(snapshot.terms)
+            trouble = runtime.nap_trouble_of(row.incarnation)
+            usage = runtime.window.usage(now, after) if runtime.window else None
+            snapshot = msgspec.structs.replace(
+                snapshot,
+                usage=usage if snapshot.usage is not None else None,
+                # A suspend that has failed says nothing of naps.
+                backoff_until=trouble.until if trouble is not None else None,
+                failure=trouble.failure if trouble is not None else None,
+            )
+            decisions = list(self._naps(snapshot, now))
+        self._sessions.judged_nap(row.key, decisions[0] if decisions else None)
         return bool(decisions) and decisions[0].reclaim
 
     def why(self, key: SessionKey) -> Decision:
@@ -80,6 +120,7 @@ def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
     return SessionSnapshot(
         key=row.key,
         phase=row.phase,
+        since=row.since,
         usage=runtime.usage,
         started_at=row.started_at,
         resumed_at=row.resumed_at,
@@ -88,7 +129,7 @@ def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
         opted_out_by=row.opted_out_by,
         backoff_until=row.backoff_until,
         failure=row.failure,
-        gpus=runtime.cards(row.incarnation),
+        gpus=runtime.gpus_to_free(row.incarnation),
         terms=sessions.policy_of(row) or SessionPolicy(),
         wanted=runtime.wanted,
     )

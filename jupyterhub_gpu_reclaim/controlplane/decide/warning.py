@@ -94,10 +94,17 @@ class Warnings:
         Raises:
             Unreachable: no fresh sample can be had.
         """
+        return await self.is_fresh(row) and self._judge.reclaims(row)
+
+    async def is_fresh(self, row: SessionRow) -> bool:
+        """Sample once more; whether that was possible, and it is the same session.
+
+        Raises:
+            Unreachable: no fresh sample can be had.
+        """
         seen = await self._sampler.refresh(row)
         # A session whose node is silent was not sampled: it may be at work.
-        same = seen and self._sessions.row(row.key) == row
-        return same and self._judge.reclaims(row)
+        return seen and self._sessions.row(row.key) == row
 
     def _note(self, row: SessionRow, event: SessionEvent, more: str = "") -> None:
         why = self._judge.why(row.key)

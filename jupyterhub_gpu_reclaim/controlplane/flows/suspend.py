@@ -79,7 +79,7 @@ class Suspender:
             Unreachable: the agent was lost on the way; the capture may go on there.
         """
         incarnation = self._sessions.row(key).incarnation
-        cards = self._sessions.runtime(key).cards(incarnation)
+        cards = self._sessions.runtime(key).cards_or_nap(incarnation)
         yield (
             row := self._sessions.apply(
                 key,
@@ -170,8 +170,7 @@ class Suspender:
         row = self._sessions.row(row.key)
         called_off = failure.code == Reason.CANCELLED.value
         failures = row.failures if called_off else row.failures + 1
-        wait = self._settings.backoff * 2.0 ** min(max(failures - 1, 0), 32)
-        wait = min(wait, self._settings.backoff_limit)
+        wait = self._settings.pause_after(failures)
         self._count("failed", failure.code)
         self._sessions.end(row.key, Reason.CANCELLED)
         return self._sessions.apply(

@@ -308,7 +308,8 @@ def fenced_agent(agent: Agent, check: Check) -> Agent:
     Questions pass through. Each order is first checked against the database, so that a
     paused service, whose journal another one has taken over meanwhile, gives none.
     """
-    orders = "capture", "restore", "thaw", "release", "kill", "cancel", "discard"
+    orders = {"capture", "restore", "nap", "wake", "thaw", "release", "kill"}
+    orders |= {"cancel", "discard"}
     return cast("Agent", _Fenced(agent, frozenset(orders), check))
 
 

@@ -230,6 +230,15 @@ def _bring_back(connection: Connection) -> None:
     _add_column(connection, sessions.c.dismissed)
 
 
+def _naps(connection: Connection) -> None:
+    """Version 7: the phase ``napping``, and orders to nap and to wake.
+
+    No table changes; but an older release does not know these words and has to refuse
+    the journal, not to fail at the first row.
+    """
+    del connection
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -237,6 +246,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _courtesy,
     _deletion,
     _bring_back,
+    _naps,
 )
 
 

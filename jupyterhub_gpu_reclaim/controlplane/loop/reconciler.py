@@ -7,8 +7,10 @@ If the agent or the store is silent, nothing is done; no answer of the Hub is "�
 ===========  ==========================  ===========  ================================
 journal      tree (agent)                Hub          action
 ===========  ==========================  ===========  ================================
-RUNNING      running                     any          ready: policy and intents
-(WARNED)     running, and a second one   running      kill³ the second if what it came
+RUNNING      running, napping⁶           any          ready: policy and intents
+(NAPPING,    napping                     any          naps (RUNNING → NAPPING)
+WARNED)      running                     any          wakes (NAPPING → RUNNING)
+             running, and a second one   running      kill³ the second if what it came
                                                       from is kept, else report it³
              captured                    running      thaw
              captured                    stopped      found captured (→ RELEASING)
@@ -70,6 +72,8 @@ STOPPED      running                     running      adopt (→ RUNNING)
 ² no answer. ³ only after this has been so for ``Settings.orphan_grace``.
 ⁴ up to ``Settings.gpu_wait``; then restore failed.
 ⁵ than all that the journal knows (``lineage.py``): the journal is older than the store.
+⁶ everywhere below, a tree that naps counts as one that runs: its server answers, it
+takes the same orders, and it is its agent that wakes it when somebody uses it.
 """
 
 from __future__ import annotations
@@ -113,7 +117,7 @@ def settle(
 def _live(
     row: SessionRow, observed: Observed, now: float, settings: Settings
 ) -> Action:
-    """RUNNING and WARNED."""
+    """RUNNING, NAPPING and WARNED."""
     del now, settings
     tree = observed.tree(row.incarnation)
     if tree is None:
@@ -130,12 +134,25 @@ def _live(
             if observed.hub is HubState.RUNNING
             else NOTHING
         )
-    if tree.state is not TreeState.RUNNING:
+    if not tree.runs:
         return NOTHING
     if observed.unknown():
         # Before it is suspended: the next generation comes after all that there are.
         return Action(ActionKind.SET_ASIDE)
-    return _leftover(row, observed) or Action(ActionKind.READY, tree)
+    return (
+        _nap_missed(row, tree)
+        or _leftover(row, observed)
+        or Action(ActionKind.READY, tree)
+    )
+
+
+def _nap_missed(row: SessionRow, tree: Tree) -> Action | None:
+    """A nap's begin or end that the journal does not know; a warning hides naps."""
+    if tree.state is TreeState.NAPPING and row.phase is Phase.RUNNING:
+        return Action(ActionKind.NAPS, tree)
+    if tree.state is TreeState.RUNNING and row.phase is Phase.NAPPING:
+        return Action(ActionKind.WAKES, tree)
+    return None
 
 
 def _without_tree(row: SessionRow, observed: Observed) -> Action:
@@ -171,7 +188,7 @@ def _leftover(row: SessionRow, observed: Observed) -> Action | None:
         if tree.state is TreeState.HOLDING:
             return Action(ActionKind.KILL, tree, patient=True)
     for tree in others:
-        if tree.state is TreeState.RUNNING and observed.hub is HubState.RUNNING:
+        if tree.runs and observed.hub is HubState.RUNNING:
             kept = observed.checkpoint(tree.checkpoint) is not None
             return Action(
                 ActionKind.KILL if kept else ActionKind.REPORT, tree, patient=True
@@ -203,7 +220,7 @@ def _releasing(
 ) -> Action:
     tree = observed.tree(row.incarnation)
     too_long = now - row.since > settings.release_limit
-    if tree is not None and tree.state is TreeState.RUNNING:
+    if tree is not None and tree.runs:
         return Action(ActionKind.ROLLED_BACK, tree)
     if tree is not None and tree.state in {TreeState.CAPTURING, TreeState.RESTORING}:
         return WAIT
@@ -269,7 +286,7 @@ def _suspended_tree(
             )
         ours = tree.checkpoint == row.checkpoint and observed.checkpoint(row.checkpoint)
         if tree.state is TreeState.HOLDING or (
-            ours and tree.state in {TreeState.RUNNING, TreeState.RESTORING}
+            ours and (tree.runs or tree.state is TreeState.RESTORING)
         ):
             return Action(ActionKind.KILL, tree, patient=True)
     return (
@@ -303,8 +320,9 @@ def _resuming(
             else Action(ActionKind.RESTORE, tree)
         )
     # Captured: a journal that was put back; the session has returned since.
-    back = {TreeState.RUNNING, TreeState.CAPTURING, TreeState.CAPTURED}
-    return _restored(observed, tree) if tree.state in back else WAIT
+    frozen = {TreeState.CAPTURING, TreeState.CAPTURED}
+    back = tree.runs or tree.state in frozen
+    return _restored(observed, tree) if back else WAIT
 
 
 def _restored(observed: Observed, tree: Tree) -> Action:
@@ -350,11 +368,12 @@ def _is_orphan(row: SessionRow, tree: Tree, observed: Observed) -> bool:
     restored = observed.checkpoint(tree.checkpoint) is not None
     if tree.state is TreeState.RESTORING:
         return restored
-    return tree.state is TreeState.RUNNING and (stopped or restored)
+    return tree.runs and (stopped or restored)
 
 
 _BY_PHASE: dict[Phase, Callable[[SessionRow, Observed, float, Settings], Action]] = {
     Phase.RUNNING: _live,
+    Phase.NAPPING: _live,
     Phase.WARNED: _live,
     Phase.SUSPENDING: _suspending,
     Phase.RELEASING: _releasing,
@@ -370,6 +389,8 @@ class ActionKind(StrEnum):
     NOTHING = "nothing"
     WAIT = "wait"  #: something is under way; look again soon
     READY = "ready"
+    NAPS = "take the nap"
+    WAKES = "take the wake"
     ATTACH = "attach to the capture"
     COMMITTED = "take the commit"
     ROLLED_BACK = "take the roll back"
@@ -430,8 +451,8 @@ class Observed(NamedTuple):
         return tuple(t for t in self.left() if t.state is not TreeState.HOLDING)
 
     def running(self) -> Tree | None:
-        """A tree that runs, whichever it is."""
-        return next((t for t in self.left() if t.state is TreeState.RUNNING), None)
+        """A tree that runs, whichever it is, and whether or not it naps."""
+        return next((tree for tree in self.left() if tree.runs), None)
 
     def frozen(self) -> Tree | None:
         """A tree that is, or is being, captured."""

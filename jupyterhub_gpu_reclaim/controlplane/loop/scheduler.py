@@ -159,6 +159,8 @@ class ControlLoops:
         if observed.hub is HubState.UNSETTLED:
             now = self._sessions.clock.monotonic()
             self._sessions.runtime(key).hub_checked = now
+        if not observed.silent:
+            self._sessions.note_nap(key, observed.tree(row.incarnation))
         action = settle(row, observed, self._sessions.clock.now(), self._settings)
         self._note_compared(row, observed, action.kind)
         if self._wants_a_look(row, action.kind):
@@ -210,6 +212,7 @@ class ControlLoops:
             return False
         if kind is ActionKind.READY:
             reclaim = self._judge.reclaims(row)
+            reclaim = self._judge.naps(row) or reclaim
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
             return reclaim or wished or row.stop_asked is not None
         return kind is not ActionKind.NOTHING or row.intent is not Intent.NONE
@@ -226,6 +229,7 @@ class ControlLoops:
             sample_age=None if sampled is None else now - sampled,
             watched=self._sampler.watched,
             waiting=self._sessions.waiting(),
+            napping_bytes=self._sessions.napping_bytes(),
             gpu_seconds=accounting.so_far(
                 self._sessions.journal.sessions(),
                 self._sessions.journal.amount(accounting.GPU_SECONDS),

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
-from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.models import (
+    HubState,
+    Phase,
+    SessionKey,
+    TreeState,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption
@@ -30,9 +35,10 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import Decision
+    from jupyterhub_gpu_reclaim.common.models import Decision, Tree
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
+    from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
@@ -64,6 +70,7 @@ class Worker:
         warnings: Warnings,
         suspender: Suspender,
         resumer: Resumer,
+        napper: Napper,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
@@ -73,12 +80,15 @@ class Worker:
         self._judge = judge
         self._suspender = suspender
         self._resumer = resumer
+        self._napper = napper
         self._settings = settings
         self._captures = asyncio.Semaphore(settings.captures)
         self._handlers: dict[ActionKind, Handler] = {
             ActionKind.NOTHING: self._nothing,
             ActionKind.WAIT: self._wait,
             ActionKind.READY: self._ready,
+            ActionKind.NAPS: self._found_napping,
+            ActionKind.WAKES: self._found_awake,
             ActionKind.ATTACH: self._attach,
             ActionKind.CANCEL: self._cancel,
             ActionKind.STOP_AT_HUB: self._stop_at_hub,
@@ -196,6 +206,9 @@ class Worker:
         self, row: SessionRow, action: Action, observed: Observed
     ) -> float | None:
         """Nothing is out of order: carry out an intent, or ask the policy."""
+        if action.tree is not None and row.intent is Intent.WAKE:
+            # Whatever the Hub says: it only gets back what it had.
+            return await self._nap_or_wake(row, action.tree)
         if action.kind is ActionKind.READY and _may_begin(row, observed.hub):
             return await self._ready(row, action)
         if row.bring_back and row.phase in bring_back.FROM:
@@ -216,9 +229,10 @@ class Worker:
     # --- suspend
     async def _ready(self, row: SessionRow, action: Action) -> float | None:
         """A session that runs as it should: suspend it, warn it, or leave it alone."""
-        del action
         if row.intent is Intent.SUSPEND:
             return await self._suspend(row.key, row.intent_by)
+        if row.intent is Intent.NAP and action.tree is not None:
+            return await self._nap_or_wake(row, action.tree)
         if row.bring_back:  # it went on after all
             row = bring_back.call_off(self._sessions, row, self._settings)
         now = self._sessions.clock.now()
@@ -226,7 +240,7 @@ class Worker:
             row = self._sessions.update(row.key, stop_asked=None)
         if not self._judge.reclaims(row):
             self._warnings.spare(row)
-            return None
+            return await self._nap_when_idle(row)
         wait = self._warnings.warn(row)
         if wait > 0:
             return wait
@@ -275,6 +289,38 @@ class Worker:
             # The agent has begun to end it, and only that can be finished.
             await self._suspender.release(row)
         return self._settings.pace
+
+    # --- naps
+    async def _found_napping(self, row: SessionRow, action: Action) -> float:
+        if action.tree is not None:
+            self._napper.found_napping(row, action.tree)
+        return 0.0
+
+    async def _found_awake(self, row: SessionRow, action: Action) -> float:
+        if action.tree is not None:
+            self._napper.found_awake(row, action.tree)
+        return 0.0
+
+    async def _nap_when_idle(self, row: SessionRow) -> float | None:
+        """Let it nap, if the policy wants that and a fresh sample agrees."""
+        if not self._judge.naps(row):
+            return None
+        if not await self._warnings.is_fresh(row) or not self._judge.naps(row):
+            return self._settings.pace
+        why = self._sessions.runtime(row.key).nap_decision
+        await self._napper.nap(row, SERVICE, why)
+        return 0.0
+
+    async def _nap_or_wake(self, row: SessionRow, tree: Tree) -> float:
+        """Carry out such an order, unless it is so already."""
+        naps = tree.state is TreeState.NAPPING
+        if naps is (row.intent is Intent.NAP):
+            self._sessions.update(row.key, intent=Intent.NONE, intent_by="")
+        elif naps:
+            return await self._napper.wake(row, row.intent_by)
+        else:
+            await self._napper.nap(row, row.intent_by)
+        return 0.0
 
     # --- resume
     async def _restore(self, row: SessionRow, action: Action) -> float:

@@ -89,7 +89,8 @@ class Histogram:
 class Counters:
     """All counts; keys are bounded sets of our own words."""
 
-    #: operation (``suspend``, ``resume``) and outcome (``ok``, ``failed``)
+    #: operation (``suspend``, ``resume``, ``nap``, ``wake``) and outcome (``ok``,
+    #: ``failed``); a session that wakes by its use counts, too
     operations: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: operation and reason code
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -127,3 +128,4 @@ class MetricsSnapshot:
     watched: int  #: sessions with recent samples
     gpu_seconds: float = 0.0  #: that suspended sessions have left to others, in all
     waiting: int = 0  #: sessions that wait for a GPU
+    napping_bytes: int = 0  #: GPU memory that naps have moved out, now

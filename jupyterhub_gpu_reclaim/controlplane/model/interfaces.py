@@ -27,8 +27,8 @@ class Agent(Protocol):
     """Carries out orders on the node. Every call may raise ``Unreachable``.
 
     ``Unreachable`` means that nothing is known. ``capture``, ``release``, ``restore``,
-    ``thaw``, ``kill``, ``cancel`` and ``discard`` are idempotent and may be repeated
-    after any failure.
+    ``nap``, ``wake``, ``thaw``, ``kill``, ``cancel`` and ``discard`` are idempotent and
+    may be repeated after any failure.
     """
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
@@ -64,6 +64,19 @@ class Agent(Protocol):
     def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
         """Restore a tree; the last event has ``tree`` or ``failure``."""
 
+    def nap(self, incarnation: str) -> AsyncIterator[Event]:
+        """Move a tree's GPU memory out; the last event has ``tree`` or ``failure``.
+
+        It runs on: its server answers, and whatever is sent to a program that was
+        stopped wakes it, without an order. A nap that fails leaves it running.
+        """
+
+    def wake(self, incarnation: str) -> AsyncIterator[Event]:
+        """Move it back; the last event has ``tree`` or ``failure``.
+
+        One that fails leaves the tree napping; its agent tries again by itself.
+        """
+
     async def thaw(self, incarnation: str) -> Tree:
         """Thaw a captured tree; its checkpoint is discarded."""
 
@@ -74,7 +87,7 @@ class Agent(Protocol):
         """End an orphan; refused while a capture runs."""
 
     async def cancel(self, incarnation: str) -> None:
-        """Cancel a running capture."""
+        """Cancel a running capture, nap or wake."""
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
         """The committed ones; with a ``key``, at least all of that session."""

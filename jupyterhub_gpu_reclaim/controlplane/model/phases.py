@@ -27,6 +27,8 @@ class SessionEvent(StrEnum):
 
     WARNED = "be warned"
     STAYS = "be left alone"  #: activity, or a "keep", after a warning
+    NAPS = "nap"  #: its GPU memory was moved out, by whoever's order
+    WAKES = "wake"  #: it was moved back, by an order or by the session's use
     SUSPEND = "be suspended"
     CAPTURE_FAILED = "be rolled back"
     COMMITTED = "be called saved"
@@ -47,8 +49,8 @@ class SessionEvent(StrEnum):
     BROUGHT_BACK = "go back to another saved state"
 
 
-#: A session that runs, with no operation under way.
-LIVE = frozenset({Phase.RUNNING, Phase.WARNED})
+#: A session that runs, with no operation under way; its GPU programs may nap.
+LIVE = frozenset(phase for phase in Phase if phase.live)
 #: A session whose programs are, or are about to be, ended: it needs its checkpoint.
 SAVED = frozenset({Phase.RELEASING, Phase.SUSPENDED})
 #: Phases in which the programs are, or may be, gone: only with a checkpoint.
@@ -56,8 +58,18 @@ _NEEDS_CHECKPOINT = frozenset({Phase.RELEASING, Phase.SUSPENDED, Phase.RESUMING}
 
 TABLE: dict[tuple[Phase, SessionEvent], Phase] = {
     # idle, pressure, button
-    (Phase.RUNNING, SessionEvent.WARNED): Phase.WARNED,
+    **{
+        (phase, SessionEvent.WARNED): Phase.WARNED
+        for phase in (Phase.RUNNING, Phase.NAPPING)
+    },
     (Phase.WARNED, SessionEvent.STAYS): Phase.RUNNING,
+    # its GPU memory moved out and back: it runs all the time
+    (Phase.RUNNING, SessionEvent.NAPS): Phase.NAPPING,
+    (Phase.NAPPING, SessionEvent.WAKES): Phase.RUNNING,
+    **{
+        (Phase.WARNED, event): Phase.WARNED
+        for event in (SessionEvent.NAPS, SessionEvent.WAKES)
+    },
     **{(phase, SessionEvent.SUSPEND): Phase.SUSPENDING for phase in LIVE},
     # capture, commit, release
     (Phase.SUSPENDING, SessionEvent.CAPTURE_FAILED): Phase.RUNNING,
@@ -71,8 +83,7 @@ TABLE: dict[tuple[Phase, SessionEvent], Phase] = {
     (Phase.RESUMING, SessionEvent.RESTORE_FAILED): Phase.SUSPENDED,
     # cold starts and real stops
     **{
-        (phase, SessionEvent.STARTED): Phase.RUNNING
-        for phase in (Phase.STOPPED, Phase.RUNNING, Phase.WARNED)
+        (phase, SessionEvent.STARTED): Phase.RUNNING for phase in (*LIVE, Phase.STOPPED)
     },
     **{
         (phase, event): Phase.STOPPED
@@ -164,4 +175,8 @@ def _is_done(row: SessionRow) -> bool:
     """Whether what was asked for is so already, or cannot be any more."""
     if row.intent is Intent.RESUME:
         return row.phase in LIVE
+    if row.intent is Intent.NAP:
+        return row.phase not in {Phase.RUNNING, Phase.WARNED}
+    if row.intent is Intent.WAKE:
+        return row.phase not in {Phase.NAPPING, Phase.WARNED}
     return row.phase in {Phase.SUSPENDED, Phase.RESUMING}

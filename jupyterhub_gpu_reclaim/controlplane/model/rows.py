@@ -22,6 +22,8 @@ class Intent(StrEnum):
     NONE = ""
     SUSPEND = "suspend"
     RESUME = "resume"
+    NAP = "nap"
+    WAKE = "wake"
 
 
 class SessionRow(Value, frozen=True, kw_only=True):

@@ -25,6 +25,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     SessionPolicy,
     SessionView,
+    Tree,
+    TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
@@ -214,6 +216,20 @@ class Sessions:
         self.take_up_deletions()
         return self.deletions.living(key, observed) if self.deletions else observed
 
+    # --- naps
+    def note_nap(self, key: SessionKey, tree: Tree | None) -> None:
+        """Note whether its tree naps, as its agent has just said."""
+        runtime = self.runtime(key)
+        napping = tree if tree is not None and tree.state is TreeState.NAPPING else None
+        before, runtime.napping = runtime.napping, napping
+        if (before and before.nap) != (napping and napping.nap):
+            self.touch(key)
+
+    def napping_bytes(self) -> int:
+        """GPU memory that naps have moved out of the GPUs."""
+        trees = [runtime.napping for runtime in self.runtimes.values()]
+        return sum(tree.nap.bytes for tree in trees if tree and tree.nap)
+
     # --- operations
     def begin(self, key: SessionKey, kind: str) -> OperationEvents:
         """A new ``suspend`` or ``resume``; readers of its predecessor are released."""
@@ -249,6 +265,13 @@ class Sessions:
         runtime = self.runtime(key)
         before, runtime.decisions = runtime.decisions, decisions
         if [v.code for v in before[:1]] != [v.code for v in decisions[:1]]:
+            self.touch(key)
+
+    def judged_nap(self, key: SessionKey, decision: Decision | None) -> None:
+        """Keep the newest decision about a nap; tell readers when it changes."""
+        runtime = self.runtime(key)
+        before, runtime.nap_decision = runtime.nap_decision, decision
+        if (before and before.code) != (decision and decision.code):
             self.touch(key)
 
     # --- views

@@ -9,14 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         Decision,
+        Failure,
         GpuSample,
+        Nap,
         SessionKey,
+        Tree,
         Usage,
         Waiting,
     )
+    from jupyterhub_gpu_reclaim.controlplane.flows.nap import NapTrouble
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import GpuHistory
     from jupyterhub_gpu_reclaim.controlplane.sessions.streams import OperationEvents
     from jupyterhub_gpu_reclaim.sampling.window import Window
@@ -33,6 +39,7 @@ class Runtime:
     history: GpuHistory | None = None  #: of the last hour, for people
 
     decisions: list[Decision] = field(default_factory=list)  #: the deciding one first
+    nap_decision: Decision | None = None  #: whether it naps by itself
     suspends_at: float | None = None  #: when a warned session is going to be suspended
 
     #: how many wait for a GPU, where this session was selected to go for one of them
@@ -54,7 +61,40 @@ class Runtime:
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore
+    napping: Tree | None = None  #: its tree, while that naps
+    nap_trouble: NapTrouble | None = None  #: how its last nap or wake failed
 
     def cards(self, incarnation: str) -> list[GpuSample]:
         """What that incarnation was last seen to hold; empty where it is not known."""
         return self.history.cards_of(incarnation) if self.history is not None else []
+
+    def nap_of(self, incarnation: str) -> Nap | None:
+        """That incarnation's nap, if it has one and its agent tells of it."""
+        mine = self.napping is not None and self.napping.incarnation == incarnation
+        return self.napping.nap if self.napping is not None and mine else None
+
+    def cards_or_nap(self, incarnation: str) -> list[GpuSample]:
+        """What it holds, or has been moved out of by a nap."""
+        nap = self.nap_of(incarnation)
+        return self.cards(incarnation) or (nap.gpus if nap is not None else [])
+
+    def gpus_to_free(self, incarnation: str) -> list[GpuSample]:
+        """What a suspend of it gives to others.
+
+        A pod holds its GPUs also while its session naps; of a machine's own cards a nap
+        has freed the memory already.
+        """
+        in_pod = self.napping is not None and bool(self.napping.pod)
+        return self.cards_or_nap(incarnation) if in_pod else self.cards(incarnation)
+
+    def nap_trouble_of(self, incarnation: str) -> NapTrouble | None:
+        """How that incarnation's last nap or wake failed, if it did."""
+        trouble = self.nap_trouble
+        mine = trouble is not None and trouble.incarnation == incarnation
+        return trouble if mine else None
+
+    def nap_failure_of(self, incarnation: str) -> Failure | None:
+        """The same for people: that a nap was over soon is no failure."""
+        trouble = self.nap_trouble_of(incarnation)
+        short = trouble is not None and trouble.failure.code == Reason.NAP_SHORT.value
+        return None if trouble is None or short else trouble.failure

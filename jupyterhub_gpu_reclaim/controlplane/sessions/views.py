@@ -90,7 +90,7 @@ def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:
 def _facts(
     row: SessionRow, runtime: Runtime, policy: SessionPolicy | None
 ) -> SessionFacts:
-    waiting = runtime.waiting
+    waiting, awake = runtime.waiting, row.phase is Phase.RUNNING
     return SessionFacts(
         started_at=row.started_at,
         resumed_at=row.resumed_at,
@@ -106,6 +106,9 @@ def _facts(
         place=UNSET if waiting is None else waiting.place,
         waiting_since=UNSET if waiting is None else waiting.since,
         terms=UNSET if policy is None else policy,
+        nap=runtime.nap_of(row.incarnation) or UNSET,
+        nap_verdict=(awake and runtime.nap_decision) or UNSET,
+        nap_failure=runtime.nap_failure_of(row.incarnation) or UNSET,
     )
 
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.models import Tree, TreeState
+from jupyterhub_gpu_reclaim.common.models import GpuSample, Nap, Tree, TreeState
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 
@@ -110,6 +110,23 @@ def tree_of(
         failure=record.failure if record else None,
         pod=session.hint.pod,
         container=session.container,
+        nap=_nap(record) if record is not None and record.naps else None,
+    )
+
+
+def _nap(record: Record) -> Nap | None:
+    """What its nap has moved out of which card."""
+    if record.nap is None:
+        return None
+    moved = record.nap.gpus
+    needed = moved.needed(moved.users)
+    return Nap(
+        begun=record.nap.begun,
+        gpus=[
+            GpuSample(uuid=card.uuid, name=card.name, memory=needed[card.uuid])
+            for card in moved.cards
+            if card.uuid in needed
+        ],
     )
 
 

@@ -163,6 +163,58 @@ class Resume(PersonRoute):
         self.answer(view, 202)
 
 
+class NapRoute(PersonRoute):
+    """Orders about a session's GPU memory; they are for managers."""
+
+    def managed(self, user: str, server: str) -> SessionKey:
+        """The session, if the caller may order naps.
+
+        Raises:
+            Forbidden: they may not.
+        """
+        key = self.key(user, server)
+        if not self.person.manages:
+            raise Forbidden(Reason.FORBIDDEN)
+        return key
+
+
+class NapSession(NapRoute):
+    """Move a session's GPU memory out."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/nap"
+
+    @operation(
+        "Move the GPU memory of the running session into the machine's; what is sent to"
+        " it moves it back; for administrators",
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Begin the nap; answers before it is done."""
+        key = self.managed(user, server)
+        view = await self.context.control.users.nap(key, self.person.label)
+        self.answer(view, 202)
+
+
+class WakeSession(NapRoute):
+    """Move it back."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/wake"
+
+    @operation(
+        "Move the GPU memory of the napping session back; for administrators",
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Begin the wake; answers before it is done."""
+        key = self.managed(user, server)
+        view = await self.context.control.users.wake(key, self.person.label)
+        self.answer(view, 202)
+
+
 class KeepSession(PersonRoute):
     """Leave a session alone for a while."""
 
@@ -339,6 +391,8 @@ ROUTES: tuple[type[Route], ...] = (
     Why,
     Suspend,
     Resume,
+    NapSession,
+    WakeSession,
     KeepSession,
     OptOutSession,
     SessionHistory,

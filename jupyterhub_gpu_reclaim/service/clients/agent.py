@@ -10,8 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-import msgspec
-
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
@@ -24,7 +22,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     Identity,
     Sample,
     Tree,
-    TreeState,
     Value,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -110,11 +107,11 @@ class AgentClient:
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record, at least those of ``key``."""
         del key  # one node has few of them
-        return [_as_running(t) for t in await self._get("/v1/sessions", list[Tree])]
+        return await self._get("/v1/sessions", list[Tree])
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
         """One incarnation; ``NotFound`` if there is none (in that pod)."""
-        return _as_running(await self._get(_session(incarnation, "", pod), Tree))
+        return await self._get(_session(incarnation, "", pod), Tree)
 
     def labels(self, key: SessionKey) -> dict[str, str]:
         """None: processes on a machine have no labels."""
@@ -167,6 +164,14 @@ class AgentClient:
         body = {"checkpoint": checkpoint, **facts}
         return self._stream(_session(incarnation, "restore", pod), body)
 
+    def nap(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:
+        """Move its GPU memory out, or attach to that nap; the last event is the end."""
+        return self._stream(_session(incarnation, "nap", pod), {})
+
+    def wake(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:
+        """Move it back, or attach to that wake; the last event is the end."""
+        return self._stream(_session(incarnation, "wake", pod), {})
+
     async def thaw(self, incarnation: str, *, pod: str = "") -> Tree:
         """Thaw a captured tree; its checkpoint is discarded."""
         return await self._order(_session(incarnation, "thaw", pod))
@@ -183,7 +188,7 @@ class AgentClient:
         return await self._order(_session(incarnation, "kill", pod))
 
     async def cancel(self, incarnation: str, *, pod: str = "") -> None:
-        """Cancel a running capture."""
+        """Cancel a running capture, nap or wake."""
         path = _session(incarnation, "cancel", pod)
         await self._post(path, dict[str, Any], limit=self._quick)
 
@@ -194,7 +199,7 @@ class AgentClient:
 
     # --- the border
     async def _order(self, path: str, body: Any = None) -> Tree:
-        return _as_running(await self._post(path, Tree, body, limit=self._slow))
+        return await self._post(path, Tree, body, limit=self._slow)
 
     async def _get(self, path: str, kind: type[T]) -> T:
         answer = await self._ask("GET", path, limit=self._quick)
@@ -230,16 +235,6 @@ class AgentClient:
                     yield _understood(line, Event, path)
         except NoResponse as silent:
             raise _unreachable(str(silent)) from None
-
-
-def _as_running(tree: Tree) -> Tree:
-    """A session that naps runs, as far as the control plane knows.
-
-    Its server answers, any use wakes it, and it takes every order of a running one.
-    """
-    if tree.state is not TreeState.NAPPING:
-        return tree
-    return msgspec.structs.replace(tree, state=TreeState.RUNNING)
 
 
 def _session(incarnation: str, order: str, pod: str) -> str:

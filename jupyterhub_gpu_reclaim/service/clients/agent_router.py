@@ -221,6 +221,20 @@ class AgentRouter:
             async for event in events:
                 yield event
 
+    async def nap(self, incarnation: str) -> AsyncIterator[Event]:
+        """Move its GPU memory out; its pod keeps its GPU."""
+        pod, client = await self._seat(incarnation)
+        with named(pod.node):
+            async for event in client.nap(incarnation, pod=pod.uid):
+                yield event
+
+    async def wake(self, incarnation: str) -> AsyncIterator[Event]:
+        """Move it back."""
+        pod, client = await self._seat(incarnation)
+        with named(pod.node):
+            async for event in client.wake(incarnation, pod=pod.uid):
+                yield event
+
     async def thaw(self, incarnation: str) -> Tree:
         """Thaw a captured tree."""
         pod, client = await self._seat(incarnation)
@@ -228,7 +242,7 @@ class AgentRouter:
             return await client.thaw(incarnation, pod=pod.uid)
 
     async def cancel(self, incarnation: str) -> None:
-        """Cancel a running capture."""
+        """Cancel a running capture, nap or wake."""
         pod, client = await self._seat(incarnation)
         with named(pod.node):
             await client.cancel(incarnation, pod=pod.uid)

@@ -29,6 +29,7 @@ from traitlets.config.loader import DeferredConfig, LazyConfigValue
 
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.service.dcgm.settings import DcgmSource
@@ -43,7 +44,15 @@ SECTIONS: dict[str, tuple[type[HasTraits], ...]] = {
     "ReclaimService": (Options, Application),
     **{
         each.__name__: (each,)
-        for each in (Guards, IdlePolicy, PressurePolicy, Rules, Notices, DcgmSource)
+        for each in (
+            Guards,
+            IdlePolicy,
+            PressurePolicy,
+            NapPolicy,
+            Rules,
+            Notices,
+            DcgmSource,
+        )
     },
     "HubOAuth": (HubOAuth,),
     "HubAuth": (HubOAuth,),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RUNNING: ("Running", "good"),
+    Phase.NAPPING: ("Napping", "calm"),
     Phase.WARNED: ("Running, to be suspended soon", "warn"),
     Phase.SUSPENDING: ("Being suspended", "busy"),
     Phase.RELEASING: ("Suspended, being stopped", "busy"),
@@ -35,7 +36,6 @@ _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RESUMING: ("Coming back", "busy"),
     Phase.STOPPED: ("Stopped", "calm"),
 }
-_LIVE = (Phase.RUNNING, Phase.WARNED)
 
 
 def state_of(phase: Phase) -> str:
@@ -104,7 +104,8 @@ class SessionCard:
     reason: str
     due: Moment | None
     node: str
-    gpu: str  #: what it holds, or had held before it was suspended
+    gpu: str  #: what it holds, or had held before it napped or was suspended
+    nap: str  #: whether it naps by itself, or why its last nap or wake failed
     line: Spark | None
     idle: Moment | None
     kept: Moment | None
@@ -145,7 +146,7 @@ def card(
     user, server = quote(view.key.user, safe=""), quote(view.key.server, safe="")
     suspended = view.phase is Phase.SUSPENDED
     has_saved = suspended and bool(view.checkpoint)
-    live = view.phase in _LIVE
+    live = view.phase.live
     return SessionCard(
         name=view.key.server or "Default server",
         user=view.key.user,
@@ -160,6 +161,7 @@ def card(
         due=_due(view, now) if live else None,
         node=view.facts.node,
         gpu=_gpu(view),
+        nap=_nap(view),
         line=spark(line) if line is not None else None,
         idle=_idle(view, now) if live else None,
         kept=_kept(view, now) if live else None,
@@ -182,7 +184,7 @@ def card(
 
 def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
     """Checkpoints beside the one the session is in, the newest first."""
-    live = view.phase in _LIVE
+    live = view.phase.live
     if not live and view.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
         return []
     return [
@@ -245,6 +247,8 @@ def _gpu(view: SessionView) -> str:
     if view.phase is Phase.SUSPENDED:
         freed = view.facts.gpus_held
         return f"{words.count(freed, 'GPU')} freed" if freed else ""
+    if view.facts.nap:
+        return f"{words.size(view.facts.nap.bytes)} of GPU memory moved out"
     if not view.gpus:
         return ""
     names = sorted({gpu.name or "GPU" for gpu in view.gpus})
@@ -255,6 +259,18 @@ def _gpu(view: SessionView) -> str:
     if any(gpu.instance is not None for gpu in view.gpus):
         text += " (MIG)"
     return text + (f", {words.size(sum(held))} used" if held else "")
+
+
+def _nap(view: SessionView) -> str:
+    if not view.phase.live:
+        return ""
+    if view.facts.nap_failure:
+        what = "not awake yet" if view.facts.nap else "no nap"
+        return f"GPU memory: {what}. {view.facts.nap_failure.message}"
+    verdict = view.facts.nap_verdict
+    if not verdict or verdict.code == Reason.NAP_OFF.value:
+        return ""
+    return f"Nap: {verdict.message}"
 
 
 def _idle(view: SessionView, now: float) -> Moment | None:
@@ -296,8 +312,12 @@ def _progress(step: Step) -> ProgressLine:
 
 def _main(view: SessionView, *, manages: bool) -> list[Button]:
     """The main button of the session's state."""
-    if view.phase in _LIVE:
-        return [Button("suspend", "Suspend now")]
+    if view.phase.live:
+        suspend = Button("suspend", "Suspend now")
+        if view.facts.nap and manages:
+            return [suspend, Button("wake", "Wake up")]
+        naps = bool(view.gpus) and manages
+        return [suspend, Button("nap", "Nap now")] if naps else [suspend]
     if view.phase is Phase.SUSPENDED:
         revoked = Reason.TOKEN_REVOKED.value
         if manages and view.failure is not None and view.failure.code == revoked:
@@ -311,7 +331,7 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
 
 def _more(view: SessionView, *, manages: bool) -> list[Button]:
     """Further buttons."""
-    if view.phase not in _LIVE:
+    if not view.phase.live:
         return []
     hours = (1, 4, 24) if manages else (1, 4)
     buttons = [

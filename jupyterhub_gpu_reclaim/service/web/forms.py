@@ -85,6 +85,10 @@ class Act(Page):
             raise Forbidden(Reason.FORBIDDEN)
         if action == "renew-login":
             await control.users.renew_login(key, by)
+        elif action == "nap":
+            await control.users.nap(key, by)
+        elif action == "wake":
+            await control.users.wake(key, by)
         elif action == "end-tree":
             incarnation = self.get_body_argument("incarnation", "")
             await control.users.end_second(key, incarnation, by)
@@ -128,7 +132,7 @@ class Fresh(Page):
         self.redirect(self.start_url(key), status=303)
 
 
-_ACTIONS = "suspend|resume|keep|pin|delete|bring-back|renew-login|end-tree"
+_ACTIONS = "suspend|resume|nap|wake|keep|pin|delete|bring-back|renew-login|end-tree"
 
 
 def rules(prefix: str) -> list[tuple[Any, ...]]:

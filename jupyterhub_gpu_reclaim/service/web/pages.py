@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 DONE = {
     "suspend": "The session is being suspended.",
     "resume": "The session is coming back.",
+    "nap": "Its GPU memory is moved out; the session runs on.",
+    "wake": "Its GPU memory is moved back.",
     "keep": "Noted.",
     "pin": "Noted.",
     "delete": "The suspended session is deleted.",

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 ROWS = 50
 #: Longest text that is looked for.
 LONGEST = 100
-_LIVE = (Phase.RUNNING, Phase.WARNED)
 _NEVER = float("inf")
 
 
 def _why(view: SessionView) -> str:
-    live = view.phase in _LIVE and view.verdict is not None
+    live = view.phase.live and view.verdict is not None
     return view.verdict.code if live and view.verdict else ""
 
 
@@ -41,12 +40,12 @@ def _percent(view: SessionView) -> float:
 
 
 def _idle_since(view: SessionView) -> float:
-    at = view.usage.last_active if view.usage and view.phase in _LIVE else None
+    at = view.usage.last_active if view.usage and view.phase.live else None
     return _NEVER if at is None else at
 
 
 def _due(view: SessionView) -> float:
-    if view.phase not in _LIVE:
+    if not view.phase.live:
         return _NEVER
     at = view.suspends_at or (view.verdict.at if view.verdict else None)
     return _NEVER if at is None else at

@@ -38,7 +38,7 @@ export class Item {
 
   /** Shows what is known; nothing of a session that nobody knows about. */
   tell(view) {
-    const known = view && ["running", "warned", "suspending", "releasing"];
+    const known = view && ["running", "napping", "warned", "suspending", "releasing"];
     const shown = Boolean(known?.includes(view.phase));
     this.node.hidden = !shown;
     if (!shown) {

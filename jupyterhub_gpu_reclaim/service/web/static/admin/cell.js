@@ -6,6 +6,7 @@ import { clock, duration, nameOf, size } from "./words.js";
 const SVG = "http://www.w3.org/2000/svg";
 const STATES = {
   running: ["Running", "good"],
+  napping: ["Napping", "calm"],
   warned: ["To be suspended", "warn"],
   suspending: ["Being suspended", "busy"],
   releasing: ["Suspended, being stopped", "busy"],
@@ -13,17 +14,20 @@ const STATES = {
   resuming: ["Coming back", "busy"],
   stopped: ["Stopped", "calm"],
 };
-export const RUNS = ["running", "warned"];
+export const RUNS = ["running", "napping", "warned"];
 
 /** The buttons that make sense: [action, label, words for a screen reader]. */
 function actionsOf(view) {
   const name = nameOf(view.key);
   if (RUNS.includes(view.phase)) {
     const why = view.phase === "warned" ? "Why?" : "Why not?";
-    return [
+    const actions = [
       ["suspend", "Suspend", `Suspend ${name}`],
       ["why", why, `${why} Reasons of ${name}`],
     ];
+    if (view.facts?.nap) actions.splice(1, 0, ["wake", "Wake", `Wake ${name}`]);
+    else if (view.gpus?.length) actions.splice(1, 0, ["nap", "Nap", `Let ${name} nap`]);
+    return actions;
   }
   const resume = ["resume", "Resume", `Resume ${name}`];
   const why = ["why", "Why?", `Why? Reasons of ${name}`];

@@ -187,7 +187,7 @@ class Panel {
     const view = this.views.get(session);
     try {
       if (action === "why") await this.why(view);
-      else if (action === "resume" || (await this.sure(view))) {
+      else if (action !== "suspend" || (await this.sure(view))) {
         this.mine.set(session, action);
         const begun = await this.api.call(`sessions/${this.path(key)}/${action}`, {
           method: "POST",
@@ -246,11 +246,14 @@ class Panel {
     const begun = this.mine.get(session);
     if (!begun) return;
     const name = nameOf(view.key);
-    const end = { suspend: "suspended", resume: "running" }[begun];
-    const back = { suspend: "running", resume: "suspended" }[begun];
-    if (view.phase === end) this.heard.textContent = `${name}: ${end}`;
-    else if (view.phase === back && view.failure) {
-      this.heard.textContent = `${name}: ${view.failure.message}`;
+    const ends = { suspend: "suspended", resume: "running", nap: "napping", wake: "running" };
+    const backs = { suspend: "running", resume: "suspended", nap: "running", wake: "napping" };
+    const naps = begun === "nap" || begun === "wake";
+    const failure = naps ? view.facts?.nap_failure : view.failure;
+    const pending = naps && view.facts?.intent === begun;
+    if (view.phase === ends[begun]) this.heard.textContent = `${name}: ${ends[begun]}`;
+    else if (view.phase === backs[begun] && failure && !pending) {
+      this.heard.textContent = `${name}: ${failure.message}`;
     } else return;
     this.mine.delete(session);
   }

@@ -1,0 +1,206 @@
+"""Naps: a session's GPU memory is moved out and back, while the session runs.
+
+The agent wakes a session by itself as soon as somebody uses it, and asks nobody. So
+what is journalled here is what the agent has done, and an order may always come too
+late: a nap that fails leaves the session running, with the reason and a pause before
+the next; a wake that fails is ordered again until the session is awake. A crash at any
+point is settled by the reconciler, which takes the agent's word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Event, Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jupyterhub_gpu_reclaim.common.models import Decision, Failure, Step, Tree
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+_log = logging.getLogger(__name__)
+
+#: A nap that something ended sooner, in seconds, was of no use to anybody.
+SHORT_NAP = 60.0
+
+_NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": ""}
+
+
+@dataclass(frozen=True)
+class NapTrouble:
+    """Why the last nap or wake of an incarnation failed; in memory only."""
+
+    incarnation: str
+    failure: Failure
+    failures: int  #: of its naps, in a row
+    until: float | None  #: no nap by policy before; None: it was a wake
+
+
+def is_short(trouble: NapTrouble | None) -> bool:
+    """Whether nothing has failed, but a nap was over too soon."""
+    return trouble is not None and trouble.failure.code == Reason.NAP_SHORT.value
+
+
+class Napper:
+    """The steps of a nap and of a wake."""
+
+    def __init__(self, sessions: Sessions, agent: Agent, settings: Settings) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._settings = settings
+
+    async def nap(self, row: SessionRow, by: str, why: Decision | None = None) -> None:
+        """Move a session's GPU memory out; it is NAPPING then, or runs as before.
+
+        Args:
+            row: the session.
+            by: who wants it.
+            why: the policy's reason, for the audit; None if a person wants it.
+
+        Raises:
+            Unreachable: the agent was lost on the way; the nap may go on there.
+        """
+        end = await self._carried_out(row, "nap", self._agent.nap(row.incarnation))
+        now = self._sessions.row(row.key)
+        if not _same(row, now):
+            return
+        if end.failure is not None:
+            self._failed(now, by, end.failure)
+        elif end.tree is not None:
+            self._count("nap", "ok")
+            runtime = self._sessions.runtime(row.key)
+            trouble = runtime.nap_trouble_of(row.incarnation)
+            # Whether this one lasts longer is seen at its end.
+            runtime.nap_trouble = trouble if is_short(trouble) else None
+            self._note(now, SessionEvent.NAPS, end.tree, by, why)
+
+    async def wake(self, row: SessionRow, by: str) -> float:
+        """Move it back.
+
+        Returns:
+            Seconds until it is to be ordered again; 0: it is awake.
+
+        Raises:
+            Unreachable: the agent was lost on the way; the wake may go on there.
+        """
+        end = await self._carried_out(row, "wake", self._agent.wake(row.incarnation))
+        now = self._sessions.row(row.key)
+        if not _same(row, now):
+            return 0.0
+        if end.tree is not None:
+            self._woken(now, end.tree, by)
+            return 0.0
+        if end.failure is not None:
+            self._count("wake", "failed", end.failure.code)
+            trouble = NapTrouble(row.incarnation, end.failure, 0, None)
+            self._sessions.runtime(row.key).nap_trouble = trouble
+            self._sessions.touch(row.key)
+            _log.info("%s: not awake yet: %s", row.key, end.failure.message)
+        return self._settings.tick_interval
+
+    def found_napping(self, row: SessionRow, tree: Tree) -> None:
+        """A tree naps that the journal has as running."""
+        self._note(row, SessionEvent.NAPS, tree, SERVICE)
+
+    def found_awake(self, row: SessionRow, tree: Tree) -> None:
+        """A tree runs that the journal has as napping: somebody has used it."""
+        for step in _of_wake(tree.steps):
+            self._sessions.counters.step("wake", step)
+        self._woken(row, tree, SERVICE)
+
+    def _woken(self, row: SessionRow, tree: Tree, by: str) -> None:
+        self._count("wake", "ok")
+        lasted = self._sessions.clock.now() - row.since
+        runtime = self._sessions.runtime(row.key)
+        if by == SERVICE and row.phase is Phase.NAPPING and lasted < SHORT_NAP:
+            # What woke it, such as a page that asks, may do so again at once.
+            short = failure_of(Reason.NAP_SHORT, lasted=duration(max(0.0, lasted)))
+            runtime.nap_trouble = self._trouble(row, short)
+        elif by != SERVICE or lasted >= SHORT_NAP:
+            runtime.nap_trouble = None
+        self._note(row, SessionEvent.WAKES, tree, by)
+
+    def _note(
+        self,
+        row: SessionRow,
+        event: SessionEvent,
+        tree: Tree,
+        by: str,
+        why: Decision | None = None,
+    ) -> None:
+        """Journal what the agent has done."""
+        self._sessions.note_nap(row.key, tree)
+        obeyed = row.intent in {Intent.NAP, Intent.WAKE} and by != SERVICE
+        order: dict[str, Any] = _NO_ORDER if obeyed else {}
+        moved = f"{size(tree.nap.bytes)} of GPU memory." if tree.nap else ""
+        # A failure is that of a suspend, which is still due.
+        self._sessions.apply(
+            row.key, event, by=by, why=why, note=moved, failure=row.failure, **order
+        )
+
+    def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
+        """The session runs on as before; the policy waits before it tries again."""
+        self._sessions.runtime(row.key).nap_trouble = self._trouble(row, failure)
+        self._count("nap", "failed", failure.code)
+        line = self._sessions.audit_line(row.key, by, "nap failed", failure.message)
+        order: dict[str, Any] = _NO_ORDER if row.intent is Intent.NAP else {}
+        self._sessions.update(row.key, line, **order)
+        _log.info("%s: it runs on without a nap: %s", row.key, failure.message)
+
+    def _trouble(self, row: SessionRow, failure: Failure) -> NapTrouble:
+        """One more failure in a row, and how long the policy waits after it."""
+        former = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
+        failures = 1 + (former.failures if former is not None else 0)
+        pause = self._settings.pause_after(failures)
+        if not failure.retryable:
+            pause = self._settings.backoff_limit  # it is not different in a minute
+        until = self._sessions.clock.now() + pause
+        return NapTrouble(row.incarnation, failure, failures, until)
+
+    async def _carried_out(
+        self, row: SessionRow, kind: str, events: AsyncIterator[Event]
+    ) -> Event:
+        """The last event of an order."""
+        try:
+            async with asyncio.timeout(self._settings.operation_limit):
+                async for event in events:
+                    if event.step is None:
+                        return event
+                    self._sessions.counters.step(kind, event.step)
+        except TimeoutError:
+            await self._agent.cancel(row.incarnation)
+            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=kind) from None
+        except Unreachable:
+            raise
+        except ReclaimError as error:
+            return Event(failure=codec.failure_of(error))
+        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
+
+    def _count(self, operation: str, outcome: str, code: str = "") -> None:
+        self._sessions.counters.operations[operation, outcome] += 1
+        if code:
+            self._sessions.counters.failures[operation, code] += 1
+
+
+def _same(before: SessionRow, now: SessionRow) -> bool:
+    """Whether it is the session that the order was about, and still runs."""
+    return now.incarnation == before.incarnation and now.phase in LIVE
+
+
+def _of_wake(steps: list[Step]) -> list[Step]:
+    """The steps of an agent's last operation, if that was a wake, which has one."""
+    return steps if [step.step for step in steps] == ["gpu"] else []

@@ -1,0 +1,96 @@
+"""Whether a session naps: its GPU memory is moved out while it runs on.
+
+A nap costs its user seconds, not minutes, and no connection; so it may begin much
+earlier than a suspend. What counts as use and as work, and what forbids it, is the same
+as for a suspend. One that naps goes on being idle, and is suspended when that is due.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from traitlets.config import Configurable
+
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.common.traits import Seconds
+from jupyterhub_gpu_reclaim.policy.decide import Decider, allow, deny
+from jupyterhub_gpu_reclaim.policy.idle import idle_for
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import Decision, SessionPolicy
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
+    from jupyterhub_gpu_reclaim.policy.guards import Guards
+    from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+
+
+class NapPolicy(Configurable):
+    """Lets sessions nap that have been idle for a while.
+
+    Args:
+        idle: says why a session is not idle.
+        **kwargs: of traitlets.
+    """
+
+    nap_after = Seconds(
+        0.0,
+        help="""Seconds without use and without work after which a session naps.
+
+        Its GPU memory is moved into the machine's memory, which must be free there; the
+        session runs on, and what somebody sends to it brings the memory back by itself,
+        in seconds, where the card has room. For cards that sessions share: in
+        Kubernetes a pod keeps its GPU all the same. Shorter gives GPU memory to others
+        sooner; longer spares people in a pause the seconds of a wake. What counts as
+        use and as work, Keep and all guards are those of ``IdlePolicy`` and ``Guards``;
+        nobody is warned. Less than ``IdlePolicy.idle_after`` makes sense, which is
+        counted from the last use, whether the session naps or not. 0: no session naps
+        by itself. Example: 180.
+        """,
+    ).tag(config=True)
+
+    def __init__(self, idle: IdlePolicy, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._idle = idle
+
+    def after(self, terms: SessionPolicy) -> float:
+        """Seconds of idleness after which a session naps; 0: never by itself."""
+        return self.nap_after if terms.nap_after is None else terms.nap_after
+
+    def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """Why it does not nap, or the one that says it does."""
+        limit, rule = self.after(snapshot.terms), snapshot.terms.rule("nap_after")
+        if limit == 0:
+            return [deny(Reason.NAP_OFF, rule=rule)]
+        against = self._idle.against(snapshot, now, limit, rule)
+        if snapshot.usage is not None and snapshot.usage.gpu_memory == 0:
+            against = [deny(Reason.GPU_UNUSED), *against]
+        since = snapshot.since
+        if since is not None and now - since < limit:
+            # Whatever woke it need not have been use: else it would nap at once.
+            awake, limits = duration(now - since), duration(limit) + rule
+            at = since + limit
+            against += [deny(Reason.NAP_WOKEN, at, awake=awake, nap_after=limits)]
+        if against:
+            return against
+        idle = duration(idle_for(snapshot, now))
+        return [
+            allow(Reason.NAP_IDLE, now, idle=idle, nap_after=duration(limit) + rule)
+        ]
+
+
+class NapDecider:
+    """The one decision whether a session naps.
+
+    Args:
+        guards: one denial is enough, as for a suspend.
+        policy: says whether it is idle for long enough.
+    """
+
+    def __init__(self, guards: Guards, policy: NapPolicy) -> None:
+        self._decide = Decider(guards, [policy])
+        #: seconds of idleness that are needed, by what rules set; 0: it never naps
+        self.after = policy.after
+
+    def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """Every reason, the deciding one first; never empty."""
+        return self._decide(snapshot, now)

@@ -1,0 +1,93 @@
+"""A session naps and wakes under a real Hub, service and agent; card and driver are
+false.
+
+The kernel ends if it runs while its card is away, so what it answers shows that it did
+not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from demo.admin import Admin
+from demo.stack import Stack
+from demo.user import User
+from jupyterhub_gpu_reclaim.linux import processes
+from tests.e2e.test_cycle import by_command
+from tests.support import fake_cards, light_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def card(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """A false card for the agent that is started next, as a kernel is told of it."""
+    folder = tmp_path_factory.mktemp("card")
+    library = fake_cards.library(tmp_path_factory)
+    state = fake_cards.driver(library, folder, monkeypatch)
+    # Sessions are other users.
+    for one in (folder.parent, folder, state):
+        one.chmod(0o777)
+    with fake_cards.device_file() as device:
+        device.chmod(0o666)
+        yield f"{state}:{device}"
+
+
+def is_stopped(stack: Stack, name: str, pid: int) -> bool:
+    """Whether that program of the user's session is stopped; by its pid there."""
+    (tree,) = [t for t in stack.trees() if t["key"]["user"] == name]
+    snapshot = processes.snapshot(tree["init_pid"])
+    (found,) = [p for p in snapshot.processes if p.ns_pid == pid]
+    return found.stopped
+
+
+def test_session_naps_by_order_wakes_by_a_cell_and_is_suspended_from_a_nap(
+    tmp_path: Path, card: str
+) -> None:
+    settings = {"idle_after": 0, "sample_interval": 2, "server": light_server.COMMAND}
+    with Stack(tmp_path, base_url="/jupyter/", **settings) as stack:
+        admin = Admin(stack)
+        user = User(stack.url, "nora", stack.password)
+        user.login()
+        user.start_server()
+        server = user.server()
+        kernel = server.start_kernel()
+        with kernel:
+            kernel.run(f"import os; os.environ['FALSE_CARD'] = '{card}'; x = 42")
+            kernel.run((fake_cards.FAKE / "cell.py").read_text())
+            pid = int(kernel.run("print(os.getpid())").text)
+            assert admin.wait(user.name, phase="running")
+
+            (result,) = by_command(stack, admin, "nap", user.name)
+            assert result["how"] == "done", result
+            assert admin.session(user.name)["phase"] == "napping"
+            assert is_stopped(stack, user.name, pid)
+            # A page that is opened asks the server, which runs.
+            assert user.visit(f"{server.prefix}lab").status_code == 200
+            assert server.json("GET", "kernels")
+            assert is_stopped(stack, user.name, pid)
+
+            assert kernel.run("print(x, len(held))").text.split() == ["42", "1"]
+            admin.wait(user.name, phase="running")
+            assert not is_stopped(stack, user.name, pid)
+
+            for order in ("nap", "wake", "nap"):
+                (result,) = by_command(stack, admin, order, user.name)
+                assert result["how"] == "done", result
+        (result,) = by_command(stack, admin, "suspend", user.name)
+        assert result["how"] == "done", result
+        assert user.visit(f"{server.prefix}lab").status_code == 200
+        with kernel:
+            assert kernel.run("print(x, len(held))").text.split() == ["42", "1"]
+        said = admin.call("GET", f"sessions/{user.name}/-/history")
+        whats = [line["what"] for line in reversed(said)]
+        naps = [what for what in whats if what in {"naps", "wakes", "suspend"}]
+        assert naps == ["naps", "wakes", "naps", "wakes", "naps", "suspend"]
