@@ -74,6 +74,27 @@ def test_line_in_the_corner_says_what_is_known_and_no_more(words):
     assert told == list(cases)
 
 
+def test_nap_is_told_with_what_it_has_moved_out_and_what_brings_it_back(words):
+    nap = {"begun": NOW - 60, "gpus": [CARD, {**CARD, "memory": None}]}
+    usage = {"last_active": NOW - 300}
+    napping = view(phase="napping", facts={"nap": nap}, usage=usage, gpus=[])
+    warned = {**napping, "phase": "warned", "suspends_at": NOW + 120}
+    told = words(
+        ("inOneLine", napping, NOW),
+        ("inOneLine", warned, NOW),
+        ("inFull", napping, NOW),
+    )
+    line = "GPU naps, 12 GB moved out · idle 5 min"
+    assert told == [
+        line,
+        f"{line} · suspends in 2 min",
+        [
+            ["GPU memory", "12 GB moved out; running a cell brings it back"],
+            ["Last used", "5 min ago"],
+        ],
+    ]
+
+
 def test_unknown_use_is_never_called_idle(words):
     lines = words(("inFull", {"phase": "running"}, NOW), ("idleFor", view(), NOW))
     assert lines == [[], None]

@@ -58,6 +58,12 @@ export function gpuOf(view) {
   };
 }
 
+/** What a nap has moved out of the GPU, in bytes; null while the session is awake. */
+function movedOut(view) {
+  const gpus = view.facts?.nap?.gpus;
+  return gpus ? gpus.reduce((sum, gpu) => sum + (gpu.memory || 0), 0) : null;
+}
+
 /** One line for the corner: "GPU 12 GB, 0 % · idle 5 min · suspends in 10 min". */
 export function inOneLine(view, now) {
   if (["suspending", "releasing"].includes(view.phase)) {
@@ -68,7 +74,10 @@ export function inOneLine(view, now) {
   const due = dueAt(view);
   const kept = view.kept_until > now;
   const parts = [];
-  if (gpu) {
+  const moved = movedOut(view);
+  if (moved !== null) {
+    parts.push(`GPU naps, ${size(moved)} moved out`);
+  } else if (gpu) {
     const use = gpu.percent === null ? "" : `, ${gpu.percent} %`;
     parts.push(`GPU ${size(gpu.memory)}${use}`);
   }
@@ -90,7 +99,10 @@ export function inFull(view, now) {
   const idle = idleFor(view, now);
   const due = dueAt(view);
   const lines = [];
-  if (gpu) {
+  const moved = movedOut(view);
+  if (moved !== null) {
+    lines.push(["GPU memory", `${size(moved)} moved out; running a cell brings it back`]);
+  } else if (gpu) {
     lines.push(["GPU", gpu.names || "yes"], ["GPU memory", size(gpu.memory)]);
     if (gpu.percent !== null) {
       lines.push(["GPU in use", `${gpu.percent} %`]);
