@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from demo.admin import Admin
-from demo.stack import Stack
 from demo.user import User
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.e2e.test_cycle import by_command
 from tests.support import fake_cards, light_server
+from tests.support.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -50,10 +49,11 @@ def is_stopped(stack: Stack, name: str, pid: int) -> bool:
 
 
 def test_session_naps_by_order_wakes_by_a_cell_and_is_suspended_from_a_nap(
-    tmp_path: Path, card: str
+    tmp_path_factory: pytest.TempPathFactory, card: str
 ) -> None:
+    folder = tmp_path_factory.mktemp("s")  # short: sockets stand in it
     settings = {"idle_after": 0, "sample_interval": 2, "server": light_server.COMMAND}
-    with Stack(tmp_path, base_url="/jupyter/", **settings) as stack:
+    with Stack(folder, base_url="/jupyter/", **settings) as stack:
         admin = Admin(stack)
         user = User(stack.url, "nora", stack.password)
         user.login()
