@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Field of /proc/<pid>/stat, counted from the state (proc(5), flags), and its bit.
 _FLAGS, _PF_EXITING = 6, 0x4
+#: Who has not stopped by then may have been let go on by its user meanwhile.
+_AGAIN_SECONDS = 0.25
 #: How long a shell may take to stop, before its programs are stopped all the same.
 _SHELL_SECONDS = 0.2
 _SIGKILL = 1 << (signal.SIGKILL - 1)
@@ -55,6 +57,7 @@ def stop(init_pid: int, start: int, *, timeout: float) -> Snapshot:
         ReclaimError: a process still ran when the time (seconds) was up.
     """
     deadline = time.monotonic() + timeout
+    asked = _Asked()
     while True:
         tree = processes.snapshot(init_pid, start)
         running = _running(tree)
@@ -64,7 +67,7 @@ def stop(init_pid: int, start: int, *, timeout: float) -> Snapshot:
             raise ReclaimError(
                 Reason.TIMED_OUT, step="stop", seconds=timeout, detail=_names(running)
             )
-        for process in running:
+        for process in asked.due(running):
             processes.send(process, signal.SIGSTOP)
         # No event reports the stop of another's child; it takes microseconds.
         time.sleep(0.002)
@@ -108,6 +111,7 @@ def freeze(init_pid: int, start: int, *, timeout: float) -> list[Process]:
         ReclaimError: a process still ran when the time was up.
     """
     deadline = time.monotonic() + timeout
+    asked = _Asked()
     done: dict[tuple[int, int], Process] = {}
     while True:
         tree = processes.snapshot(init_pid, start)
@@ -118,16 +122,41 @@ def freeze(init_pid: int, start: int, *, timeout: float) -> list[Process]:
             return list(done.values())
         if time.monotonic() > deadline:
             raise _late(late, running, timeout)
-        for one in late:
+        for one in asked.due(late):
             done[one.pid, one.start_time] = one
             processes.send(one, signal.SIGSTOP)
         # A parent in vfork(2) stops only when its child has gone on.
         waits = {one.pid for one in running if one.state == "D"}
-        for one in running:
-            if one.ppid not in waits:
-                _stop(one)
+        for one in asked.due(one for one in running if one.ppid not in waits):
+            _stop(one)
         # No event reports the stop of another's child; it takes microseconds.
         time.sleep(0.002)
+
+
+class _Asked:
+    """Who was asked to stop, so that nobody is asked twice in the same moment.
+
+    A second signal that comes when the first has been taken waits in the stopped
+    process. CRIU (4.2, ``skip_sigstop``) lets such a process take as many signals as it
+    has counted stops, but the kernel gives it those with lower numbers first: where the
+    end of a child waits as well (SIGCHLD), the stop comes later, in CRIU's own code
+    there, and CRIU gives up ("Unexpected … task interruption").
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[tuple[int, int], float] = {}
+
+    def due(self, some: Iterable[Process]) -> list[Process]:
+        """Those who are to be asked now: for the first time, or in vain before."""
+        now = time.monotonic()
+        due = [
+            one
+            for one in some
+            if now - self._at.get((one.pid, one.start_time), -_AGAIN_SECONDS)
+            >= _AGAIN_SECONDS
+        ]
+        self._at |= {(one.pid, one.start_time): now for one in due}
+        return due
 
 
 def continue_bystanders(some: Iterable[Process]) -> None:

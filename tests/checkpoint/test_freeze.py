@@ -1,0 +1,93 @@
+"""Stopping a tree: everybody, and nobody twice in the same moment."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
+from jupyterhub_gpu_reclaim.linux import processes, procfs
+
+#: Its child ends while it is stopped, which it would be told of.
+PARENT = """
+import signal, subprocess, time
+signal.signal(signal.SIGCHLD, lambda *_: None)
+child = subprocess.Popen(["sleep", "0.5"])
+print("up", flush=True)
+while True: time.sleep(100)
+"""
+_STOP = 1 << (signal.SIGSTOP - 1)
+_CHILD = 1 << (signal.SIGCHLD - 1)
+
+
+@pytest.fixture
+def parent(places):
+    place = places.start(sys.executable, "-c", PARENT)
+    place.read_until("up")
+    return place
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Signals to stop, by pid; each is taken a moment later than it is sent."""
+    pids, late = [], []
+    really = processes.send
+
+    def send(process, number):
+        if number is not signal.SIGSTOP:
+            return really(process, number)
+        pids.append(process.pid)
+        if pids.count(process.pid) > 1:
+            return really(process, number)
+        late.append(threading.Timer(0.1, really, (process, number)))
+        late[-1].start()
+        return True
+
+    monkeypatch.setattr(processes, "send", send)
+    yield pids
+    for one in late:
+        one.join()
+
+
+@pytest.mark.parametrize("stop", [freeze.freeze, freeze.stop])
+def test_nobody_is_asked_to_stop_twice_in_the_same_moment(parent, sent, stop):
+    stop(parent.init_pid, parent.init_start, timeout=10)
+    assert parent.tree.server.stopped
+    assert len(sent) == len(set(sent))
+
+
+def test_who_was_let_go_on_meanwhile_is_asked_again(parent, monkeypatch):
+    """By its user, before it had stopped: the signal is gone."""
+    really, lost = processes.send, []
+
+    def send(process, number):
+        if number is signal.SIGSTOP and process.pid not in lost:
+            lost.append(process.pid)
+            return True
+        return really(process, number)
+
+    monkeypatch.setattr(processes, "send", send)
+    freeze.freeze(parent.init_pid, parent.init_start, timeout=10)
+    assert parent.tree.server.stopped
+
+
+def test_tree_whose_children_end_while_it_stands_is_saved(parent, engine):
+    """What CRIU does with a second signal to stop, beside the end of a child."""
+    freeze.freeze(parent.init_pid, parent.init_start, timeout=10)
+    server = parent.tree.server
+    for process in parent.tree.processes:
+        if process.name == "sleep":
+            os.kill(process.pid, signal.SIGKILL)
+    until = time.monotonic() + 5
+    while not pending(server.pid) & _CHILD and time.monotonic() < until:
+        time.sleep(0.01)
+    assert pending(server.pid) & (_CHILD | _STOP) == _CHILD
+    result = engine.dump(parent, engine.image().sink)
+    assert server.ns_pid in result.pids
+
+
+def pending(pid: int) -> int:
+    return int(procfs.status(pid)["ShdPnd"], 16)
