@@ -44,7 +44,6 @@ from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service import metrics
 from jupyterhub_gpu_reclaim.service.api.context import Context
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
-from jupyterhub_gpu_reclaim.service.dcgm.settings import DcgmSource
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
 from jupyterhub_gpu_reclaim.service.notices.courier import telling
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
@@ -79,16 +78,7 @@ class ReclaimService(Application, Options):
     description = "Suspends idle sessions of a JupyterHub and brings them back."
     version = __version__
     raise_config_file_errors = True
-    classes = [  # noqa: RUF012
-        Guards,
-        IdlePolicy,
-        PressurePolicy,
-        NapPolicy,
-        Rules,
-        Notices,
-        DcgmSource,
-        HubOAuth,
-    ]
+    classes = [*validation.PARTS, HubOAuth]  # noqa: RUF012
     aliases = {  # noqa: RUF012
         "config": "ReclaimService.config_file",
         "agent": "ReclaimService.agent",

@@ -49,10 +49,10 @@ class NapTrouble:
     failures: int  #: of its naps, in a row
     until: float | None  #: no nap by policy before; None: it was a wake
 
-
-def is_short(trouble: NapTrouble | None) -> bool:
-    """Whether nothing has failed, but a nap was over too soon."""
-    return trouble is not None and trouble.failure.code == Reason.NAP_SHORT.value
+    @property
+    def is_short(self) -> bool:
+        """Whether nothing has failed, but a nap was over too soon."""
+        return bool(self.failure.code == Reason.NAP_SHORT.value)
 
 
 class Napper:
@@ -85,7 +85,7 @@ class Napper:
             runtime = self._sessions.runtime(row.key)
             trouble = runtime.nap_trouble_of(row.incarnation)
             # Whether this one lasts longer is seen at its end.
-            runtime.nap_trouble = trouble if is_short(trouble) else None
+            runtime.nap_trouble = trouble if trouble and trouble.is_short else None
             self._note(now, SessionEvent.NAPS, end.tree, by, why)
 
     async def wake(self, row: SessionRow, by: str) -> float:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.reasons import Reason
-
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         Decision,
@@ -96,5 +94,4 @@ class Runtime:
     def nap_failure_of(self, incarnation: str) -> Failure | None:
         """The same for people: that a nap was over soon is no failure."""
         trouble = self.nap_trouble_of(incarnation)
-        short = trouble is not None and trouble.failure.code == Reason.NAP_SHORT.value
-        return None if trouble is None or short else trouble.failure
+        return None if trouble is None or trouble.is_short else trouble.failure

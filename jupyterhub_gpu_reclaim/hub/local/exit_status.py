@@ -35,9 +35,8 @@ def read(incarnation: str) -> int:
 
 def remove(incarnation: str) -> None:
     """Forget one; there may be none."""
-    if incarnation:
-        with contextlib.suppress(OSError):
-            _path(incarnation).unlink()
+    with contextlib.suppress(OSError):
+        _path(incarnation).unlink()
 
 
 def sweep() -> None:

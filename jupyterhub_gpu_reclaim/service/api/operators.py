@@ -125,9 +125,7 @@ class SecondTree(PersonRoute):
     )
     async def delete(self, user: str, server: str, incarnation: str) -> None:
         """End it; what it holds in memory is lost."""
-        key = self.key(user, server)
-        if not self.person.manages:
-            raise Forbidden(Reason.FORBIDDEN)
+        key = self.managed(user, server)
         await self.context.control.users.end_second(key, incarnation, self.person.label)
         self.no_content()
 

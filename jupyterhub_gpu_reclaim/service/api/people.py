@@ -163,22 +163,7 @@ class Resume(PersonRoute):
         self.answer(view, 202)
 
 
-class NapRoute(PersonRoute):
-    """Orders about a session's GPU memory; they are for managers."""
-
-    def managed(self, user: str, server: str) -> SessionKey:
-        """The session, if the caller may order naps.
-
-        Raises:
-            Forbidden: they may not.
-        """
-        key = self.key(user, server)
-        if not self.person.manages:
-            raise Forbidden(Reason.FORBIDDEN)
-        return key
-
-
-class NapSession(NapRoute):
+class NapSession(PersonRoute):
     """Move a session's GPU memory out."""
 
     path: ClassVar = "api/sessions/{user}/{server}/nap"
@@ -197,7 +182,7 @@ class NapSession(NapRoute):
         self.answer(view, 202)
 
 
-class WakeSession(NapRoute):
+class WakeSession(PersonRoute):
     """Move it back."""
 
     path: ClassVar = "api/sessions/{user}/{server}/wake"

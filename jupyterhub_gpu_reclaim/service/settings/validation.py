@@ -24,7 +24,7 @@ from traitlets import (
     TraitError,
     TraitType,
 )
-from traitlets.config import Application
+from traitlets.config import Application, Configurable
 from traitlets.config.loader import DeferredConfig, LazyConfigValue
 
 from jupyterhub_gpu_reclaim.policy.guards import Guards
@@ -39,21 +39,20 @@ from jupyterhub_gpu_reclaim.service.settings.options import Options
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+#: Whatever has a section of its own in the service's settings, named like it.
+PARTS: tuple[type[Configurable], ...] = (
+    Guards,
+    IdlePolicy,
+    PressurePolicy,
+    NapPolicy,
+    Rules,
+    Notices,
+    DcgmSource,
+)
 #: Every section of the service's settings, and whose traits they are.
 SECTIONS: dict[str, tuple[type[HasTraits], ...]] = {
     "ReclaimService": (Options, Application),
-    **{
-        each.__name__: (each,)
-        for each in (
-            Guards,
-            IdlePolicy,
-            PressurePolicy,
-            NapPolicy,
-            Rules,
-            Notices,
-            DcgmSource,
-        )
-    },
+    **{each.__name__: (each,) for each in PARTS},
     "HubOAuth": (HubOAuth,),
     "HubAuth": (HubOAuth,),
 }
