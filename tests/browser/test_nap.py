@@ -48,7 +48,7 @@ def notebook(
     setup = f"import os; os.environ['FALSE_CARD'] = '{card}'; x = 42\n"
     setup += (fake_cards.FAKE / "cell.py").read_text()
     page = sign_in(new_name)
-    open_notebook(stack, page, new_name, setup, LOOK, "time.sleep(60)", LOOK)
+    open_notebook(stack, page, new_name, setup, LOOK, "time.sleep(60)")
     return new_name, page
 
 
@@ -118,6 +118,8 @@ def test_manager_puts_a_session_to_nap_and_wakes_it_in_the_hubs_admin_page(
     page.goto(f"{stack.url}/hub/admin")
     row = page.locator(f'td.gpu-reclaim[data-session="{name}/"]')
     row.get_by_text("Running").wait_for()
+    for button in row.get_by_role("button").all():
+        assert "undefined" not in (button.get_attribute("class") or "")
     row.get_by_role("button", name=f"Let {name} nap").click()
     row.get_by_text("Napping").wait_for()
     shoot(page, "nap-panel")
