@@ -354,7 +354,7 @@ class Ours:
         source: Files | CheckpointImages = Files(self.folder)
         if self.store is not None:
             checkpoint = self.store.open(f"benchmark-{self.generation}")
-            source = CheckpointImages(checkpoint, {})
+            source = CheckpointImages(checkpoint)
         result = self.result
         begun = time.monotonic()
         restored = restore(

@@ -103,6 +103,17 @@ class StoreSettings(Configurable):
         """,
     ).tag(config=True)
 
+    store_reserve_gb = Float(
+        1.0,
+        min=0.0,
+        help="""Gigabytes (10^9 bytes) that stay free where the store's folder is.
+
+        A suspend that would need them is called off, and its session goes on. Never
+        more than a twentieth of the file system. More where others write there, too;
+        an object store has no such limit. 0: until the disk is full.
+        """,
+    ).tag(config=True)
+
     verify_days = Float(
         0.0,
         min=0.0,

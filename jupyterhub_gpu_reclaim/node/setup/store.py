@@ -97,15 +97,17 @@ def backend_of(settings: StoreSettings) -> Backend:
         BadRequest: the settings make no sense together.
         StoreError: a folder cannot be made or is not ours.
     """
+    reserve = int(settings.store_reserve_gb * _GB)
     spec = spec_of(
         settings.store_url,
         options=settings.store_options,
         options_file=settings.store_options_file,
         patience=settings.store_patience_seconds,
+        reserve=reserve,
     )
     if not settings.store_local_dir:
         return open_backend(spec)
-    local = spec_of(settings.store_local_dir)
+    local = spec_of(settings.store_local_dir, reserve=reserve)
     if local == spec:
         what = "store_local_dir and store_url are the same folder."
         raise BadRequest(Reason.INVALID, what=what)
