@@ -416,12 +416,13 @@ class ByAgent(Method):
     def __init__(self, criu: Path, folder: Path) -> None:
         self._state = Path(tempfile.mkdtemp(prefix="agent-", dir="/tmp"))
         self._agent = Agent(self._state, criu, folder / "store")
-        self._saved = self._resumed = Order(iter(()))
+        #: The last orders.
+        self.saved = self.resumed = Order(iter(()))
 
     def save(self, place: Place) -> None:
         """Until the session has ended."""
         del place  # the agent has found it by itself
-        self._saved = self._agent.order(
+        self.saved = self._agent.order(
             "capture", "checkpoint", checkpoint="benchmark", generation=1
         )
         self._agent.order("release", "state", checkpoint="benchmark")
@@ -429,13 +430,13 @@ class ByAgent(Method):
     def bring_back(self, place: Place) -> None:
         """Until it runs."""
         del place
-        self._resumed = self._agent.order("restore", "tree", checkpoint="benchmark")
-        done = self._resumed.done
+        self.resumed = self._agent.order("restore", "tree", checkpoint="benchmark")
+        done = self.resumed.done
         self.parts = [done["programs"], done["memory"] - done["programs"]]
 
     def steps(self) -> str:
         """What took how long, the last time."""
-        return f"save: {self._saved.parts()}; resume: {self._resumed.parts()}"
+        return f"save: {self.saved.parts()}; resume: {self.resumed.parts()}"
 
     def close(self) -> None:
         """End the agent."""
