@@ -9,6 +9,7 @@ room, or no store) it is unusable.
 from __future__ import annotations
 
 import math
+import resource
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +34,7 @@ BUFFER_BYTES = 1 << 20
 BLOCK_BYTES = 256 * 1024
 
 #: Share of the newest block in what is known of the cost of writing; so many times what
-#: is known counts at most, because the processor may just have been another program's.
+#: is known counts at most, because one may have had to wait for something else.
 _LEARNING = 0.1
 _JUMP = 4
 
@@ -218,14 +219,37 @@ class PackWriter:
         # A disk that does not keep up is what all wait for in the end.
         cost = math.inf if self.packs.behind() else self._write_cost
         kind, data = codec.pack(plain, self._recipe.compression, cost)
-        begun = time.perf_counter()
+        watch = _Stopwatch()
         stored = self.packs.append(kind, len(chunks), data)
-        self._learn((time.perf_counter() - begun) / stored)
+        self._learn(watch.seconds() / stored)
         self._counters[STORED] += stored
 
     def _learn(self, cost: float) -> None:
         known = self._write_cost if self._write_cost < math.inf else cost
         self._write_cost = known + (min(cost, known * _JUMP) - known) * _LEARNING
+
+
+class _Stopwatch:
+    """What a call of this thread has taken.
+
+    A thread that never waited counts as long as it had the processor: that it was
+    another program's in between says nothing of the call.
+    """
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self._used, self._waits = self._usage()
+
+    def seconds(self) -> float:
+        used, waits = self._usage()
+        if waits > self._waits:
+            return time.perf_counter() - self._begun
+        return used - self._used
+
+    @staticmethod
+    def _usage() -> tuple[float, int]:
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+        return usage.ru_utime + usage.ru_stime, usage.ru_nvcsw
 
 
 def not_zero(rows: NDArray[np.uint8]) -> NDArray[np.int64]:
