@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import time
 
 import numpy as np
@@ -112,6 +113,16 @@ def test_slow_store_is_sent_less(clock):
 
 def test_disk_that_does_not_keep_up_is_sent_less(clock, root):
     assert stored(SlowToSettle(root), clock, pack_bytes=1 << 20) < 0.8
+
+
+def test_clock_that_stands_at_first_does_not_hide_a_slow_store(clock, monkeypatch):
+    """As where the kernel counts processor time in ticks."""
+    measured = resource.getrusage
+    stands = iter([measured(resource.RUSAGE_THREAD)] * 16)
+    monkeypatch.setattr(
+        resource, "getrusage", lambda who: next(stands, None) or measured(who)
+    )
+    assert stored(SlowBackend(), clock) < 0.8
 
 
 def test_room_that_is_short_is_spared(clock, root):

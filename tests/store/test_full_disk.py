@@ -112,3 +112,14 @@ def test_object_that_was_refused_had_written_nothing_of_that_block(small_disk):
         writer.write(bytes(2**20))
     assert left(small_disk) == free
     writer.drop()
+
+
+def test_file_system_that_does_not_tell_its_size_has_no_limit(tmp_path, monkeypatch):
+    told = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: told)
+    backend = FolderBackend(tmp_path / "store", reserve=RESERVE)
+    assert backend.free_bytes() is None
+    writer = backend.create("packs/c/00000000")
+    writer.write(bytes(BLOCK))
+    writer.finish()
+    assert backend.length("packs/c/00000000") == BLOCK

@@ -85,7 +85,7 @@ class StoreRoom:
         most: int,
         taken: Callable[[], int] = int,
     ) -> None:
-        """Let others know of a capture, until it ends.
+        """Let others know of a capture, until it ends or :meth:`release`.
 
         Args:
             operation: the capture.
@@ -101,6 +101,11 @@ class StoreRoom:
             if short := self._short(incarnation, most):
                 raise Refused(Reason.STORE_FULL, **short)
             self._claims[operation] = _Claim(most, taken)
+
+    def release(self, operation: Operation) -> None:
+        """The capture stores no more. Idempotent."""
+        with self._lock:
+            self._claims.pop(operation, None)
 
     def ran_out(self, incarnation: str, most: int, stored: int) -> None:
         """A capture of that session had stored so much when there was no more room."""

@@ -173,9 +173,11 @@ class Capture:
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
         """Run the capture; the last event is the checkpoint."""
-        del operation
-        async for event in durably(self._steps(), self._tools.records):
-            yield event
+        try:
+            async for event in durably(self._steps(), self._tools.records):
+                yield event
+        finally:
+            self._tools.room.release(operation)
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         """Yields what must be durable before the next step is taken."""

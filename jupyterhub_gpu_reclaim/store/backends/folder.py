@@ -145,21 +145,24 @@ class FolderBackend:
                 folder.rmdir()
 
     def free_bytes(self) -> int | None:
-        """Free space beside the reserve, and beside what the system keeps for root."""
-        return self._room()
+        """Free space beside the reserve, and beside what the system keeps for root.
+
+        None on a file system that does not tell its size, as some of FUSE's.
+        """
+        try:
+            found = os.statvfs(self._root)
+        except OSError as error:
+            translate(error, str(self._root))
+        size = found.f_blocks * found.f_frsize
+        if not size:
+            return None
+        reserve = min(self._reserve, size // _RESERVE_PART)
+        return max(0, found.f_bavail * found.f_frsize - reserve)
 
     def spec(self) -> Spec:
         """Its path, and the reserve."""
         path = str(self._root.absolute())
         return {"kind": "folder", "path": path, "reserve": self._reserve}
-
-    def _room(self) -> int:
-        try:
-            found = os.statvfs(self._root)
-        except OSError as error:
-            translate(error, str(self._root))
-        reserve = min(self._reserve, found.f_blocks * found.f_frsize // _RESERVE_PART)
-        return max(0, found.f_bavail * found.f_frsize - reserve)
 
     def _claim(self, needed: int) -> int:
         """How much may be written before it is asked again; no less than needed.
@@ -167,7 +170,9 @@ class FolderBackend:
         Raises:
             StoreError: ``STORE_FULL``; nothing was written.
         """
-        room = self._room()
+        room = self.free_bytes()
+        if room is None:
+            return max(needed, _CLAIM_BYTES)
         if room < needed:
             more = f"{text.size(needed)} more"
             raise StoreError(Reason.STORE_FULL, needed=more, free=text.size(room))

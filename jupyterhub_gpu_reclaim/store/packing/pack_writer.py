@@ -37,6 +37,8 @@ BLOCK_BYTES = 256 * 1024
 #: is known counts at most, because one may have had to wait for something else.
 _LEARNING = 0.1
 _JUMP = 4
+#: A clock may be too coarse for a block, and what is nothing would stay nothing.
+_LEAST_COST = 1e-11
 
 #: Columns of a pack writer's counters.
 LOGICAL, STORED, KNOWN = range(3)
@@ -226,7 +228,8 @@ class PackWriter:
 
     def _learn(self, cost: float) -> None:
         known = self._write_cost if self._write_cost < math.inf else cost
-        self._write_cost = known + (min(cost, known * _JUMP) - known) * _LEARNING
+        now = known + (min(cost, known * _JUMP) - known) * _LEARNING
+        self._write_cost = max(now, _LEAST_COST)
 
 
 class _Stopwatch:
