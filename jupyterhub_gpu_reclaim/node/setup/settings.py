@@ -198,9 +198,9 @@ class StoreSettings(Configurable):
         cores and a fast disk sessions stand still for a tenth less, and take more
         room. Only in a folder with room for eight such sessions, and while its disk
         keeps up; an object store always gets `lz4`. `lz4` costs little and keeps a
-        fast disk busy. `zstd` makes it smaller by about
-        a third at several times the cost: for slow or expensive storage. `none` only
-        leaves out zeros. What cannot be compressed is found out cheaply in any case.
+        fast disk busy. `zstd` makes it smaller by about a third at several times the
+        cost: for slow or expensive storage. `none` only leaves out zeros. What cannot
+        be compressed is found out cheaply in any case.
         """,
     ).tag(config=True)
 
