@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
+from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import nap as workflow
@@ -495,6 +496,7 @@ async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | 
         work=None,
         accelerator=cards,
         memory=HostMemory(),
+        room=StoreRoom(releases.store.free_bytes),
     )
     session = recovery.placements.find(place.incarnation)
     operation = Operation(kind, session.key, "")
