@@ -491,7 +491,8 @@ class NodeApi:
         """A capture."""
         self._world.steps += 1
         self._world.history.say(f"the agent is to capture {checkpoint}")
-        self._world.begins_to_capture(incarnation)
+        if self._node.operations.running(incarnation) is None:  # else it attaches
+            self._world.begins_to_capture(incarnation)
         return await self._node.capture(incarnation, checkpoint, generation, **more)
 
     async def nap(self, incarnation: str, **more: Any) -> Any:

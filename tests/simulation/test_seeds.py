@@ -24,7 +24,7 @@ FOUND = (
     # Two wishes, the first refused last; work between a stop and its end; a message for
     # a kernel that is stopped without a nap; two agents of one machine: the simulator's
     # own faults.
-    *(511000170, 702000205, 842001091, 843000459),
+    *(511000170, 702000205, 842001091, 843000459, 870000581),
     1795456028959,
     1848806109096,
 )
