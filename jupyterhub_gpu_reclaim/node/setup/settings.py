@@ -195,7 +195,7 @@ class StoreSettings(Configurable):
         help="""How memory is compressed, where it can be.
 
         `auto` is `lz4`, but for what takes longer to compress than to write: on few
-        cores and a fast disk sessions stand still for a tenth less, and take more
+        cores and a fast disk sessions stand still for a little less, and take more
         room. Only in a folder with room for eight such sessions, and while its disk
         keeps up; an object store always gets `lz4`. `lz4` costs little and keeps a
         fast disk busy. `zstd` makes it smaller by about a third at several times the
