@@ -353,6 +353,10 @@ class AgentOverWire:
         del more
         return self._wire.stream("wake", incarnation, silence=60.0)
 
+    def next_wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
+        del more
+        return self._wire.stream("next_wake", incarnation, silence=90.0)
+
     async def thaw(self, incarnation: str, **more: Any) -> Tree:
         del more
         return await self._slow("thaw", incarnation)

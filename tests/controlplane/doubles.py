@@ -228,6 +228,9 @@ class NodeInMemory(MemoryAgent[Place]):
     async def wake(self, incarnation):
         return self._told(self.begin_wake(incarnation))
 
+    async def next_wake(self, incarnation):
+        return self._told(await self.follow_wake(incarnation))
+
     def now(self):
         return time.time()
 

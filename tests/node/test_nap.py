@@ -19,11 +19,17 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
-from jupyterhub_gpu_reclaim.common.models import GpuSample, TreeState
+from jupyterhub_gpu_reclaim.common.models import (
+    CardShortage,
+    GpuSample,
+    Shortage,
+    TreeState,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.node.nap import wakers as wakers_module
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
+from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
@@ -32,8 +38,10 @@ from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import nap as workflow
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
+from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.node.test_undo import fill, full_disk
+from tests.support import gpu
 from tests.support.agent import goes_on, running_agent, wait_for
 from tests.support.fake_cards import (
     FAKE,
@@ -475,7 +483,18 @@ class FullCards:
         standing()
         processes.send(self._process, signal.SIGSTOP)
 
-    def fill(self, gpus, limit, snapshot, cancel) -> None:
+    room_seconds = 0.0
+
+    def claim(self, gpus, snapshot, claim, waker) -> Shortage | None:
+        if self.free:
+            return None
+        card = CardShortage(uuid="a" * 32, name="Card", needed=1 << 30, free=0)
+        return Shortage(waited=0.0, place=1, cards=[card])
+
+    def release(self, claim) -> None:
+        pass
+
+    def fill(self, gpus, limit, snapshot, cancel, claim) -> None:
         if not self.free:
             raise ReclaimError(
                 Reason.GPU_MEMORY, card="Card", needed="1 GiB", free="0 B"
@@ -545,6 +564,77 @@ async def test_wake_that_finds_the_card_full_naps_on_and_is_made_up_for(
     assert await run(recovery, counter, cards, "wake") is None
     assert records.find(counter.incarnation).nap is None
     assert goes_on(counter)
+
+
+class CrowdedCard(gpu.WellDriver):
+    """One card, of which others have so much; says what it has."""
+
+    taken = 0
+
+    def measure(self, since: float) -> list[CardUse]:
+        use = [ProcessUse(pid=1, memory=self.taken)]
+        card = CardUse(
+            uuid=gpu.CARD.uuid, name="H", free=100 - self.taken, processes=use
+        )
+        return [card]
+
+
+async def waker_of(recovery, place, monkeypatch):
+    """A wake of a nap that had 60 of the 100 bytes of a card; and that card."""
+    card = CrowdedCard(place.tree.server.pid)
+    monkeypatch.setattr(workflow, "ROOM_PAUSE", 0.01)
+    cards = FullCards(place.tree.server, 60)
+    assert await run(recovery, place, cards, "nap") is None
+    record = recovery.releases.records.find(place.incarnation)
+    there = Gpus(
+        driver="580",
+        cards=[GpuCard(uuid=gpu.CARD.uuid, name=gpu.CARD.name)],
+        users=record.nap.gpus.users,
+        uses=[GpuUse(pid=record.nap.gpus.users[0], uuid=gpu.CARD.uuid, bytes=60)],
+    )
+    nap = record.nap_at(NapStage.ASLEEP, gpus=there)
+    recovery.releases.records.save(nap)
+    accelerator = Accelerator(card, card, lock_seconds=1, seconds=9, room_seconds=0.1)
+    return card, accelerator
+
+
+async def test_wake_that_waits_says_so_and_goes_on_as_soon_as_there_is_room(
+    recovery, counter, monkeypatch
+):
+    card, accelerator = await waker_of(recovery, counter, monkeypatch)
+    card.taken = 50
+    first = await run(recovery, counter, accelerator, "wake")
+    assert first.reason is Reason.GPU_MEMORY
+    short = accelerator.shortage_of(counter.incarnation)
+    assert (short.place, short.cards[0].needed, short.cards[0].free) == (1, 60, 50)
+
+    waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
+    operation = await recovery.operations.next(counter.incarnation, "wake", 5)
+    async for event in operation.follow():
+        if event.step.step == "room":
+            break
+    assert event.step.title == "Waiting for a GPU"
+    assert accelerator.shortage_of(counter.incarnation).waited > short.waited
+    card.taken = 40
+    assert await waiting is None
+    assert [step.state for step in operation.steps] == ["done", "done"]
+    assert accelerator.shortage_of(counter.incarnation) is None
+    assert goes_on(counter)
+
+
+async def test_wake_that_is_called_off_while_it_waits_gives_its_turn_up(
+    recovery, counter, monkeypatch
+):
+    card, accelerator = await waker_of(recovery, counter, monkeypatch)
+    card.taken, accelerator.room_seconds = 100, 60
+    waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
+    operation = await recovery.operations.next(counter.incarnation, "wake", 5)
+    while accelerator.shortage_of(counter.incarnation) is None:
+        await asyncio.sleep(0.01)
+    operation.cancel.set()
+    assert (await waiting).reason is Reason.CANCELLED
+    assert accelerator.shortage_of(counter.incarnation) is None
+    assert recovery.releases.records.find(counter.incarnation).naps
 
 
 async def test_nap_that_fails_while_the_card_is_taken_is_ended_later(

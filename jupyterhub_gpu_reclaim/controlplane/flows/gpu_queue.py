@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common.fair_order import fair
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase, Step, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
@@ -19,8 +20,6 @@ from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -158,23 +157,3 @@ def _waiting(row: SessionRow) -> Waiting:
         gpus=max(1, row.gpus),
         reason="No GPU of this machine has enough free memory.",
     )
-
-
-def fair(
-    waiting: Iterable[tuple[SessionKey, float]], held: Mapping[str, int]
-) -> list[SessionKey]:
-    """The order in which they are served.
-
-    First come, first served, per user: each user's first session comes before any
-    user's second, so that a user with many servers does not block the others.
-
-    Args:
-        waiting: each session and since when it waits, in seconds since the epoch.
-        held: how many sessions of each user have what is waited for already.
-    """
-    seen = Counter(held)
-    order: list[tuple[int, float, SessionKey]] = []
-    for key, since in sorted(waiting, key=lambda each: (each[1], each[0])):
-        order.append((seen[key.user], since, key))
-        seen[key.user] += 1
-    return [key for _, _, key in sorted(order)]
