@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         SessionKey,
         StartPlan,
     )
-    from simulation.doubles.machine import Machines, Place
+    from simulation.doubles.machine import Machines, Place, ProgramTree
     from simulation.doubles.store import StoreInMemory
     from simulation.history import History
 
@@ -54,10 +54,17 @@ class Ledger:
         self._lives[key] += 1
         return f"{key.user}{self._lives[key]}"
 
-    def next_word(self, contents: str) -> str:
-        """The word after some more work."""
+    def work(self, key: SessionKey, tree: ProgramTree) -> None:
+        """It is something else from now on, that nothing has saved.
+
+        Once its user has given it up, as by a stop, that goes for what it does until
+        its end, too.
+        """
+        given_up = self.is_given_up(key, tree.contents)
         self._words += 1
-        return f"{contents}.{self._words}"
+        tree.contents += f".{self._words}"
+        if given_up:
+            self.give_up(key, tree.contents)
 
     def give_up(self, key: SessionKey, contents: str) -> None:
         """A person has said that this, and what it came from, is not needed."""

@@ -278,11 +278,7 @@ class Faults:
                 woken = PIDS[: 1 + int(event.share * 3)]
                 place.tree.stopped -= set(woken)
                 if place.tree.runs:  # and works on
-                    ledger, before = self._world.ledger, place.tree.contents
-                    place.tree.contents = ledger.next_word(before)
-                    if ledger.is_given_up(event.key, before):
-                        # Its user has stopped it: what it does until its end goes, too.
-                        ledger.give_up(event.key, place.tree.contents)
+                    self._world.ledger.work(place.key, place.tree)
 
     async def criu_fails(self, event: Event) -> None:
         self._world.kernel.failing = 0.2 + 0.6 * event.share

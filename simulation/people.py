@@ -66,7 +66,7 @@ class People:
         del event
         place = self._world.running(key)
         if place is not None and place.tree is not None:
-            place.tree.contents = self._world.ledger.next_word(place.tree.contents)
+            self._world.ledger.work(key, place.tree)
             place.tree.active = self._world.loop.time()
             self._world.history.say(f"{key} holds {place.tree.contents} now")
 

@@ -369,7 +369,7 @@ class World:
         tree = place.tree
         assert tree is not None
         for _ in range(tree.unread):
-            tree.contents = self.ledger.next_word(tree.contents)
+            self.ledger.work(place.key, tree)
             tree.active = self.loop.time()
             self.history.say(f"{place.key} has read, and holds {tree.contents} now")
         tree.unread = 0

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 #: Plays it without a card: everything but what only a card can show.
 SWITCH = "GPU_RECLAIM_WITHOUT_CARD"
 pytestmark = pytest.mark.timeout(240)
-IDLE_AFTER = 10
 PATIENCE = 90
 GIB = 1 << 30
 FILE = "notes.txt"
@@ -54,6 +53,7 @@ class Work:
     look: str  #: tells the process and what it holds
     busy: str  #: the reason why it is not suspended
     on_card: bool = False
+    idle_after: int = 10  #: seconds until it is saved
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -162,7 +162,7 @@ def stack(folder: Path, work: Work) -> Iterator[Stack]:
     os.environ.setdefault("GPU_RECLAIM_CRIU", criu_folder())
     made = Stack(
         folder / "hub",
-        idle_after=IDLE_AFTER,
+        idle_after=work.idle_after,
         sample_interval=1,
         default_url="",
         environment=ENVIRONMENT,

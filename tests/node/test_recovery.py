@@ -8,9 +8,15 @@ import sys
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    StoreError,
+)
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import recovery as recovery_module
@@ -70,7 +76,7 @@ async def test_session_stays_busy_until_the_store_answers(
     """Nobody may call it running while it is stopped, and its fate is not known."""
     monkeypatch.setattr(recovery_module, "_FIRST_PAUSE", 0.05)
     store = StoreThatIsAway(recovery.releases.store)
-    recovery = with_store(recovery, store)
+    recovery = with_releases(recovery, store=store)
     recovery.releases.records.save(captured_in_part(counter))
     for process in counter.tree.processes:
         os.kill(process.pid, signal.SIGSTOP)
@@ -98,7 +104,7 @@ async def test_store_that_was_away_is_swept_when_it_is_back(
     remains.write_bytes(b"remains")
     store = StoreThatIsAway(recovery.releases.store)
 
-    await with_store(recovery, store).recover(patience=0.1)
+    await with_releases(recovery, store=store).recover(patience=0.1)
 
     assert remains.exists()
     store.back = True
@@ -107,12 +113,68 @@ async def test_store_that_was_away_is_swept_when_it_is_back(
             await asyncio.sleep(0.01)
 
 
+class CardThatIsStuck:
+    """An accelerator whose driver gives nothing back until it is ``free``."""
+
+    free = False
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    def fill(self, *_):
+        self.asked.set()
+        if not self.free:
+            raise ReclaimError(Reason.GPU_STUCK, pid=1, name="python", detail="no")
+
+
+async def test_what_has_gone_on_from_a_checkpoint_is_not_ended_for_it(
+    recovery, counter, monkeypatch
+):
+    """An agent dies after its session went on, and the driver fails for the next one.
+
+    What the session has done since then is nowhere but in it.
+    """
+    monkeypatch.setattr(recovery_module, "_FIRST_PAUSE", 0.05)
+    card = CardThatIsStuck()
+    recovery = with_releases(recovery, accelerator=card)
+    records = recovery.releases.records
+    records.save(in_the_middle(counter, "restore", Stage.CONTINUING))
+
+    await recovery.recover(patience=0.3)
+
+    assert card.asked.is_set()
+    assert goes_on(counter)
+    assert records.find(counter.incarnation).stage is Stage.CONTINUING
+    card.free = True
+    await recovery.operations.running(counter.incarnation).wait(10)
+    assert records.find(counter.incarnation).stage is Stage.RESTORED
+    assert goes_on(counter)
+
+
+async def test_what_has_not_gone_on_yet_ends_for_another_attempt(recovery, counter):
+    recovery = with_releases(recovery, accelerator=CardThatIsStuck())
+    records = recovery.releases.records
+    records.save(in_the_middle(counter, "restore", Stage.CONTINUING))
+    for process in counter.tree.processes:
+        os.kill(process.pid, signal.SIGSTOP)
+
+    await recovery.recover(patience=5)
+
+    with pytest.raises(NotFound):
+        processes.snapshot_init(counter.init_pid, counter.init_start)
+    assert records.find(counter.incarnation).failure.code == Reason.GPU_STUCK.value
+
+
 def captured_in_part(place) -> Record:
+    return in_the_middle(place, "capture", Stage.CAPTURING)
+
+
+def in_the_middle(place, operation, stage) -> Record:
     return Record(
-        operation="capture",
+        operation=operation,
         incarnation=place.incarnation,
         key=SessionKey("ann"),
-        stage=Stage.CAPTURING,
+        stage=stage,
         checkpoint="cp",
         init_pid=place.init_pid,
         init_start=place.init_start,
@@ -120,8 +182,8 @@ def captured_in_part(place) -> Record:
     )
 
 
-def with_store(recovery, store):
-    releases = dataclasses.replace(recovery.releases, store=store)
+def with_releases(recovery, **changes):
+    releases = dataclasses.replace(recovery.releases, **changes)
     return dataclasses.replace(recovery, releases=releases)
 
 

@@ -5,8 +5,8 @@
 session ends up running, captured or holding; never stopped and unknown to the agent.
 The store decides whether a capture has happened: a tree whose checkpoint is committed
 stays stopped for the service to release or thaw, any other continues. It ends only what
-a restore had not completed or a release had begun to end, and never deletes a
-checkpoint whose tree is not known to continue.
+a restore had not completed and nobody has let go on, or a release had begun to end, and
+never deletes a checkpoint whose tree is not known to continue.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _END_SECONDS = 5.0
 _CRIU_WORDS = ("--inhibit-cache", "--manage-cgroups=ignore")
 
 #: Not now, but later: memory in use by others, or a driver or disk that is busy.
-_LATER = frozenset({Reason.GPU_MEMORY, Reason.GPU_DRIVER_SILENT})
+_LATER = frozenset({Reason.GPU_MEMORY, Reason.GPU_DRIVER_SILENT, Reason.GPU_STUCK})
 #: Whether there is a checkpoint is the store's word alone.
 _UNCOMMITTED = frozenset({Stage.CAPTURING, Stage.ROLLING_BACK})
 #: What an operation leaves when it could not undo its work.
@@ -257,6 +257,8 @@ class Recovery:
         try:
             self.releases.accelerator.fill(record.gpus, record.memory_limit, tree)
         except ReclaimError as error:
+            if is_running(session):
+                raise  # it had gone on: what it did since then is saved nowhere
             # No process may go on without it; the checkpoint is there for another
             # attempt.
             processes.kill_tree(
