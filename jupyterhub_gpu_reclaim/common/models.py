@@ -406,6 +406,8 @@ class SessionFacts(Value, frozen=True, kw_only=True):
     waiting_since: float | msgspec.UnsetType = msgspec.UNSET
     terms: SessionPolicy | msgspec.UnsetType = msgspec.UNSET
     nap: Nap | msgspec.UnsetType = msgspec.UNSET  #: also while it is warned
+    #: when the memory of its GPU is expected to be back, while it is moved there
+    waking_until: float | msgspec.UnsetType = msgspec.UNSET
     #: whether and why (not) it naps by itself; not while it naps
     nap_verdict: Decision | msgspec.UnsetType = msgspec.UNSET
     nap_failure: Failure | msgspec.UnsetType = msgspec.UNSET  #: of its last nap or wake

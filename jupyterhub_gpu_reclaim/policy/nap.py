@@ -48,6 +48,20 @@ class NapPolicy(Configurable):
         """,
     ).tag(config=True)
 
+    room_after = Seconds(
+        60.0,
+        help="""Seconds of idleness, and of being awake, after which it naps for others.
+
+        Where a session wakes and its card is full, others on that card that have been
+        idle, and awake, for so long are put to nap at once: as few as are enough, the
+        longest idle with the most memory first. None that is in use or at work, none
+        that a guard holds, and none twice within ``Guards.cool_down``. Shorter lets
+        whoever wakes wait less; longer spares people in a pause, and keeps two sessions
+        from taking the memory from each other in turns. Only where sessions nap
+        (``nap_after``). 0: nobody naps for others. Example: 30.
+        """,
+    ).tag(config=True)
+
     def __init__(self, idle: IdlePolicy, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._idle = idle
@@ -61,6 +75,18 @@ class NapPolicy(Configurable):
         limit, rule = self.after(snapshot.terms), snapshot.terms.rule("nap_after")
         if limit == 0:
             return [deny(Reason.NAP_OFF, rule=rule)]
+        against = self._against(snapshot, now, limit, rule)
+        if against:
+            return against
+        idle = duration(idle_for(snapshot, now))
+        return [
+            allow(Reason.NAP_IDLE, now, idle=idle, nap_after=duration(limit) + rule)
+        ]
+
+    def _against(
+        self, snapshot: SessionSnapshot, now: float, limit: float, rule: str = ""
+    ) -> list[Decision]:
+        """Every reason why it has not been idle and awake for so many seconds."""
         against = self._idle.against(snapshot, now, limit, rule)
         if snapshot.usage is not None and snapshot.usage.gpu_memory == 0:
             against = [deny(Reason.GPU_UNUSED), *against]
@@ -70,12 +96,18 @@ class NapPolicy(Configurable):
             awake, limits = duration(now - since), duration(limit) + rule
             at = since + limit
             against += [deny(Reason.NAP_WOKEN, at, awake=awake, nap_after=limits)]
+        return against
+
+    def reasons_for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """Why it does not nap for another session, or the one that says it does."""
+        if self.after(snapshot.terms) == 0:
+            return [deny(Reason.NAP_OFF, rule=snapshot.terms.rule("nap_after"))]
+        if self.room_after == 0:
+            return [deny(Reason.NAP_ROOM_OFF)]
+        against = self._against(snapshot, now, self.room_after)
         if against:
             return against
-        idle = duration(idle_for(snapshot, now))
-        return [
-            allow(Reason.NAP_IDLE, now, idle=idle, nap_after=duration(limit) + rule)
-        ]
+        return [allow(Reason.NAP_ROOM, now, idle=duration(idle_for(snapshot, now)))]
 
 
 class NapDecider:
@@ -88,9 +120,24 @@ class NapDecider:
 
     def __init__(self, guards: Guards, policy: NapPolicy) -> None:
         self._decide = Decider(guards, [policy])
+        self._guards = guards
+        self._policy = policy
         #: seconds of idleness that are needed, by what rules set; 0: it never naps
         self.after = policy.after
 
     def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every reason, the deciding one first; never empty."""
         return self._decide(snapshot, now)
+
+    @property
+    def room_after(self) -> float:
+        """Seconds of idleness that are needed to nap for another session."""
+        seconds: float = self._policy.room_after
+        return seconds
+
+    def for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """The same, where another session wakes and needs the memory of its GPU."""
+        denials = self._guards.denials(snapshot, now)
+        denials += self._guards.made_room(snapshot, now)
+        answers = self._policy.reasons_for_room(snapshot, now)
+        return denials + [each for each in answers if not each.reclaim] or answers

@@ -193,6 +193,18 @@ def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
         "Sessions in the queue for a GPU.",
         value=now.waiting,
     )
+    yield GaugeMetricFamily(
+        PREFIX + "gpus_crowded",
+        "GPUs that need fewer seats: three or more of their sessions woke in the last"
+        " hour and found none that could nap for them.",
+        value=now.crowded_gpus,
+    )
+    yield CounterMetricFamily(
+        PREFIX + "wakes_unserved",
+        "Wakes that found their GPU full, and no session there that could nap for"
+        " them; they waited for one that ends, naps or is suspended.",
+        value=now.counters.wakes_unserved,
+    )
     waits = HistogramMetricFamily(
         PREFIX + "wait_duration_seconds",
         "Time in the queue for a GPU, by how it ended: served, left (called off),"

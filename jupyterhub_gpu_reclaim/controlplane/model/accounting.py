@@ -100,6 +100,8 @@ class Counters:
     waits: dict[str, Histogram] = field(default_factory=dict)
     #: why suspends were begun (``CAUSES``)
     causes: Counter[str] = field(default_factory=Counter)
+    #: wakes that found their card full, and nobody there who could nap for them
+    wakes_unserved: int = 0
     logical_bytes: int = 0
     stored_bytes: int = 0
     deduplicated_bytes: int = 0
@@ -129,3 +131,4 @@ class MetricsSnapshot:
     gpu_seconds: float = 0.0  #: that suspended sessions have left to others, in all
     waiting: int = 0  #: sessions that wait for a GPU
     napping_bytes: int = 0  #: GPU memory that naps have moved out, now
+    crowded_gpus: int = 0  #: cards that need fewer seats
