@@ -92,6 +92,7 @@ SETTINGS = Settings(
 )
 LEASE_SECONDS = 40.0
 IDLE_SECONDS = 180.0
+COOL_DOWN = 60.0
 
 
 # --- the agent ------------------------------------------------------------------------
@@ -479,6 +480,7 @@ class Service:
         settings: Settings,
         number: int,
         nap_after: float,
+        room_after: float,
     ) -> None:
         self.program = program
         self.controller: Controller | None = None
@@ -492,6 +494,7 @@ class Service:
         self._settings = settings
         self.number = number
         self._nap_after = nap_after
+        self._room_after = room_after
         self._names = 0
 
     async def run(self) -> None:
@@ -518,8 +521,8 @@ class Service:
 
     def _controller(self, rows: Journal) -> Controller:
         idle = IdlePolicy(idle_after=IDLE_SECONDS)
-        naps = NapPolicy(idle, nap_after=self._nap_after)
-        guards = Guards(min_age=60.0, cool_down=60.0)
+        naps = NapPolicy(idle, nap_after=self._nap_after, room_after=self._room_after)
+        guards = Guards(min_age=60.0, cool_down=COOL_DOWN)
         interval = self._settings.sample_interval
         return Controller(
             journal=rows,

@@ -99,8 +99,8 @@ class Guards(Configurable):
     def made_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Why it does not nap for another session so soon again; else empty."""
         at, cool_down = snapshot.made_room_at, self._cool_down(snapshot.terms)
-        if at is None or now - at >= cool_down:
-            return []
+        if at is None or not 0 <= now - at < cool_down:
+            return []  # a moment to come is of a clock that was put back
         return [
             deny(
                 Reason.NAP_MADE_ROOM,
