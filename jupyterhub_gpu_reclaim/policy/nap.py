@@ -24,16 +24,22 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 
 
+#: Seconds of idleness after which sessions nap that share their GPU.
+SHARED_NAP_AFTER = 180.0
+
+
 class NapPolicy(Configurable):
     """Lets sessions nap that have been idle for a while.
 
     Args:
         idle: says why a session is not idle.
+        seats: how many sessions share one GPU.
         **kwargs: of traitlets.
     """
 
     nap_after = Seconds(
-        0.0,
+        None,
+        allow_none=True,
         help="""Seconds without use and without work after which a session naps.
 
         Its GPU memory is moved into the machine's memory, which must be free there; the
@@ -43,7 +49,9 @@ class NapPolicy(Configurable):
         sooner; longer spares people in a pause the seconds of a wake. What counts as
         use and as work, Keep and all guards are those of ``IdlePolicy`` and ``Guards``;
         nobody is warned. Less than ``IdlePolicy.idle_after`` makes sense, which is
-        counted from the last use, whether the session naps or not. 0: no session naps
+        counted from the last use, whether the session naps or not. None: 180 where
+        sessions share GPUs (``ReclaimService.seats_per_gpu``), else 0, since a GPU that
+        one session has for itself is of no use to others meanwhile. 0: no session naps
         by itself. Example: 180.
         """,
     ).tag(config=True)
@@ -62,13 +70,22 @@ class NapPolicy(Configurable):
         """,
     ).tag(config=True)
 
-    def __init__(self, idle: IdlePolicy, **kwargs: Any) -> None:
+    def __init__(self, idle: IdlePolicy, seats: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._idle = idle
+        self._seats = seats
+
+    @property
+    def usually_after(self) -> float:
+        """The same for a session of which no rule says otherwise."""
+        set_to: float | None = self.nap_after
+        return (
+            (SHARED_NAP_AFTER if self._seats > 1 else 0.0) if set_to is None else set_to
+        )
 
     def after(self, terms: SessionPolicy) -> float:
         """Seconds of idleness after which a session naps; 0: never by itself."""
-        return self.nap_after if terms.nap_after is None else terms.nap_after
+        return self.usually_after if terms.nap_after is None else terms.nap_after
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Why it does not nap, or the one that says it does."""

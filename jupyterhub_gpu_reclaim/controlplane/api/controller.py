@@ -111,6 +111,7 @@ class Controller:
         hub = fenced_hub(hub, journal.check)
         sessions = Sessions(journal, clock)
         sessions.policies = policies
+        sessions.seats_per_gpu = settings.seats_per_gpu
         sessions.owners = Owners(sessions, settings.set_aside)
         sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)

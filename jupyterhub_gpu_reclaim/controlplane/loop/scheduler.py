@@ -244,6 +244,7 @@ class ControlLoops:
                 self._sessions.journal.sessions(),
                 self._sessions.journal.amount(accounting.GPU_SECONDS),
                 now,
+                self._sessions.seats_per_gpu,
             ),
         )
 

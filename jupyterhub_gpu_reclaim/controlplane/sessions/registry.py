@@ -73,6 +73,7 @@ class Sessions:
         self.journal = journal
         self.clock = clock
         self.counters = Counters()
+        self.seats_per_gpu = 1  #: how many sessions share one GPU
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
         #: whether the store was listed by this program, so that the journal is known
@@ -147,7 +148,7 @@ class Sessions:
             message=reason.message if reason else note,
         )
         row = accounting.waited(self.counters, before, row, now)
-        more = accounting.leaving(before, now, row.phase)
+        more = accounting.leaving(before, now, self.seats_per_gpu, row.phase)
         unused = (
             keep_quota.end(key, now) if before.kept_until and not row.kept_until else []
         )
