@@ -142,6 +142,7 @@ class Reason(Enum):
         "It goes on by itself as soon as there is room.",
         True,
     )
+    NAP_WAKING = ("nap_waking", "It is being woken, and waits for memory of its GPU.")
     GPU_CROWDED = (
         "gpu_crowded",
         (

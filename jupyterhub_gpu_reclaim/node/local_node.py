@@ -139,7 +139,11 @@ class LocalNode:
     async def capture(
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
-        """Capture it, attach to the capture under way, or repeat how it ended."""
+        """Capture it, attach to the capture under way, or repeat how it ended.
+
+        A wake that waits for memory of a card is called off: it would wait on.
+        """
+        await self._call_off_waiting(incarnation)
         known = self.operations.attach(incarnation, "capture", checkpoint)
         if known is not None:
             return known.follow()
@@ -301,6 +305,13 @@ class LocalNode:
         await asyncio.to_thread(self.ports.release, checkpoint)
 
     # --- what is shared -----------------------------------------------------------
+
+    async def _call_off_waiting(self, incarnation: str) -> None:
+        running = self.operations.running(incarnation)
+        waits = self.tools.accelerator.shortage_of(incarnation) is not None
+        if running is not None and running.kind == nap.WAKE and waits:
+            running.cancel.set()
+            await running.wait(_CALL_OFF_SECONDS)
 
     async def _find(self, incarnation: str) -> Session:
         return await asyncio.to_thread(self.placements.find, incarnation)

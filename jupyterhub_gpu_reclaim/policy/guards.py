@@ -130,6 +130,9 @@ class Guards(Configurable):
             yield deny(Reason.WRONG_PHASE, phase=phase.value, action="be suspended")
         elif not phase.live:
             yield deny(Reason.OPERATION_IN_FLIGHT, operation=phase.value)
+        elif snapshot.waking:
+            # What it was sent has not been read, so that by its samples it is idle.
+            yield deny(Reason.NAP_WAKING)
 
     def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         if snapshot.opted_out_by:

@@ -43,7 +43,7 @@ STEPS = {
     "suspend": ("preflight", "gpu", "connections", "dump", "files", "commit"),
     "resume": ("check", "files", "programs", "memory", "gpu", "answer"),
     "nap": ("preflight", "gpu"),
-    "wake": ("gpu",),
+    "wake": ("room", "gpu"),
 }
 #: Failures that an alert may be made of before they have ever happened.
 USUAL_FAILURES = (

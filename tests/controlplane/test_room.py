@@ -129,6 +129,24 @@ async def test_nobody_that_may_not_nap_does_and_place_and_reason_are_told(world,
     assert crowd.states() == ["running", "running", "napping"]
 
 
+async def test_session_that_waits_is_not_suspended_and_counts_when_it_is_served(world):
+    asked = []
+
+    def decide(snapshot, now):
+        asked.append(snapshot)
+        return [world.verdict]
+
+    crowd = await Crowd(world, Gives()).start(decide=decide)
+    crowd.wake(ADA)
+    await world.until(lambda: any(each.waking for each in asked if each.key == ADA))
+    crowd.node.end(crowd.places[EVE].incarnation)
+    await crowd.phase(ADA, "running")
+    counted = crowd.controller.metrics_snapshot().counters
+    assert counted.operations["wake", "ok"] == 1
+    await world.until(lambda: counted.waits.get("served"))
+    assert counted.waits["served"].count == 1
+
+
 async def test_agent_wakes_by_itself_when_there_is_room_and_no_service(world):
     crowd = await Crowd(world, Gives()).start()
     await world.kill(crowd.controller)

@@ -21,12 +21,15 @@ from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import (
     CardShortage,
+    Event,
+    Failure,
     GpuSample,
     Shortage,
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.nap import wakers as wakers_module
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
@@ -35,7 +38,9 @@ from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows import capture
 from jupyterhub_gpu_reclaim.node.workflows import nap as workflow
+from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
@@ -501,10 +506,9 @@ class FullCards:
             )
 
 
-async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | None:
-    """A nap or a wake of a real session, with those cards; its error."""
+def tools_of(recovery, cards, client=None) -> WorkflowTools:
     releases = recovery.releases
-    tools = WorkflowTools(
+    return WorkflowTools(
         records=releases.records,
         store=releases.store,
         criu=None,
@@ -515,6 +519,11 @@ async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | 
         accelerator=cards,
         memory=HostMemory(),
     )
+
+
+async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | None:
+    """A nap or a wake of a real session, with those cards; its error."""
+    tools = tools_of(recovery, cards, client)
     session = recovery.placements.find(place.incarnation)
     operation = Operation(kind, session.key, "")
     work = (
@@ -635,6 +644,49 @@ async def test_wake_that_is_called_off_while_it_waits_gives_its_turn_up(
     assert (await waiting).reason is Reason.CANCELLED
     assert accelerator.shortage_of(counter.incarnation) is None
     assert recovery.releases.records.find(counter.incarnation).naps
+
+
+async def test_suspend_calls_off_a_wake_that_waits_for_room(
+    recovery, counter, monkeypatch
+):
+    card, accelerator = await waker_of(recovery, counter, monkeypatch)
+    card.taken, accelerator.room_seconds = 100, 60
+    waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
+    while accelerator.shortage_of(counter.incarnation) is None:
+        await asyncio.sleep(0.01)
+    releases = recovery.releases
+    node = LocalNode(
+        placements=recovery.placements,
+        ports=None,
+        operations=recovery.operations,
+        sampler=None,
+        tools=tools_of(recovery, accelerator),
+        releases=releases,
+        recovery=recovery,
+        outcomes=Outcomes(
+            placements=recovery.placements,
+            records=releases.records,
+            store=releases.store,
+        ),
+        look=list,
+    )
+    assert (await node.tree(counter.incarnation)).shortage.place == 1
+
+    class Begun:
+        """A capture that fails at once."""
+
+        def __init__(self, *_) -> None:
+            pass
+
+        async def run(self, operation):
+            yield Event(failure=Failure(code="io_uring", message="No."))
+
+    monkeypatch.setattr(capture, "Capture", Begun)
+    events = [e async for e in await node.capture(counter.incarnation, "cp", 1)]
+    assert events[-1].failure.code == "io_uring"
+    assert (await waiting).reason is Reason.CANCELLED
+    tree = await node.tree(counter.incarnation)
+    assert (tree.state, tree.shortage) == (TreeState.NAPPING, None)
 
 
 async def test_nap_that_fails_while_the_card_is_taken_is_ended_later(

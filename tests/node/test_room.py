@@ -64,6 +64,16 @@ def test_one_with_large_needs_goes_first_for_a_minute_and_holds_nobody_up_for_ev
     assert room.promise(BOB, {CARD: 5}, cards(10), now, BOB) is None
 
 
+def test_room_that_comes_free_for_one_that_waits_long_is_not_taken_by_a_newcomer():
+    room, now = CardRoom(), 0.0
+    while now < HEAD_START + 5:
+        assert room.promise(ADA, {CARD: 60}, cards(10), now, ADA)
+        now += 5
+    # Just now others have been put to nap for it, and it looks twice a second.
+    assert room.promise(BOB, {CARD: 5}, cards(60), now, BOB).place == 2
+    assert room.promise(ADA, {CARD: 60}, cards(60), now, ADA) is None
+
+
 def test_who_wants_another_card_does_not_wait_for_its_turn():
     room = CardRoom()
     assert room.promise(ADA, {CARD: 90}, cards(10), 0.0, ADA)

@@ -167,4 +167,5 @@ def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
         gpus=runtime.gpus_to_free(row.incarnation),
         terms=sessions.policy_of(row) or SessionPolicy(),
         wanted=runtime.wanted,
+        waking=runtime.shortage_of(row.incarnation) is not None,
     )

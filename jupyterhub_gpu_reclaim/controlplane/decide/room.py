@@ -129,7 +129,7 @@ class RoomMaker:
             for card in shortage.cards:
                 left[card.uuid] = card.free
                 self._names[card.uuid] = card.name
-        left.update(self._coming())
+        left.update(self._coming() if waiting else {})
         wants = []
         for row, shortage in waiting:
             lacking = {

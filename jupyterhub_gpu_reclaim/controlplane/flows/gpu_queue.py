@@ -69,6 +69,8 @@ class GpuQueue:
         sessions, now = self._sessions, self._sessions.clock.monotonic()
         found: list[tuple[SessionRow, Shortage]] = []
         for key, runtime in list(sessions.runtimes.items()):
+            if runtime.napping is None:
+                continue
             row = sessions.row(key)
             shortage = runtime.shortage_of(row.incarnation)
             heard = now - runtime.napping_seen < _OLD

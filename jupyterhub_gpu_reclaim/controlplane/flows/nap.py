@@ -229,5 +229,6 @@ def _same(before: SessionRow, now: SessionRow) -> bool:
 
 
 def _of_wake(steps: list[Step]) -> list[Step]:
-    """The steps of an agent's last operation, if that was a wake, which has one."""
-    return steps if [step.step for step in steps] == ["gpu"] else []
+    """The steps of an agent's last operation, if that was a wake."""
+    names = [step.step for step in steps]
+    return steps if names in (["gpu"], ["room", "gpu"]) else []

@@ -6,7 +6,7 @@ service runs.
 
 Wakes that wait are served in a fair order (``common.fair_order``). One that waits goes
 before those that come later, for its first minute: by then others have been put to nap
-for it if they may be. Afterwards whatever fits may go first, so that one with large
+for it if they may be. Afterwards it does so only if it fits, so that one with large
 needs holds nobody up for ever. In that minute it also leaves a reserve to programs that
 run on the same card and may be growing.
 
@@ -95,7 +95,7 @@ class CardRoom:
             since = mine.since if mine is not None else now
             patient = waker is not None and now - since < HEAD_START
             short = self._short(needed, cards, with_reserve=patient)
-            ahead = self._ahead(waker, since, needed, now) if waker else 0
+            ahead = self._ahead(waker, since, needed, cards, now) if waker else 0
             if not short and not ahead:
                 self._promised[claim] = Counter(needed)
                 if waker is not None:
@@ -152,14 +152,25 @@ class CardRoom:
         return found
 
     def _ahead(
-        self, waker: Waker, since: float, needed: Mapping[str, int], now: float
+        self,
+        waker: Waker,
+        since: float,
+        needed: Mapping[str, int],
+        cards: Sequence[CardUse],
+        now: float,
     ) -> int:
         """How many that want the same cards go before it."""
+
+        def counts(each: _Waiting) -> bool:
+            if not needed.keys() & each.needed.keys():
+                return False
+            young = now - each.since < HEAD_START
+            return young or not self._short(each.needed, cards, with_reserve=False)
+
         rivals = {
             name: each
             for name, each in self._waiting.items()
-            if name == waker.incarnation
-            or (needed.keys() & each.needed.keys() and now - each.since < HEAD_START)
+            if name == waker.incarnation or counts(each)
         }
         rivals.setdefault(
             waker.incarnation, _Waiting(waker.key, since, now, needed, [])
