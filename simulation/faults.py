@@ -149,18 +149,15 @@ class Faults:
         """Removed, or broken by a setting: what is frozen is let go on without it."""
         world = self._world
         machine = world.machine(event.count)
-        machine.agentless = True
+        machine.agentless += 1
         if machine.agent is not None:
             machine.agent.kill()
         await asyncio.sleep(WATCHDOG_SECONDS)
-        await world.thaw_unattended(machine)
+        if machine.agentless:  # else another one holds the lock
+            await world.thaw_unattended(machine)
         await asyncio.sleep(event.share * 60.0)
-        self._agent_back(machine)
-
-    def _agent_back(self, machine: Machine) -> None:
-        if machine.agentless:
-            machine.agentless = False
-            self._world.start_agent(machine)
+        machine.agentless = max(0, machine.agentless - 1)
+        world.start_agent(machine)
 
     async def api_server_away(self, event: Event) -> None:
         if self._world.cluster is not None:
@@ -323,7 +320,8 @@ class Faults:
         for machine in world.machines:
             if not machine.up:
                 self._back(machine, off=machine.name not in world.agents)
-            self._agent_back(machine)
+            machine.agentless = 0
+            world.start_agent(machine)
             machine.skew = world.skew
             machine.state_full = False
             machine.taken_by_others = 0

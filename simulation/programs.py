@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,7 @@ class RecordsOnDisk(Records):
         self._machine = machine
         self._program = program
         self._unwritten: dict[str, Record] = {}
+        self._lock = threading.Lock()
 
     def _write(self, record: Record) -> None:
         self._program.effect()

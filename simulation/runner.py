@@ -201,6 +201,9 @@ class Run:
         tree = place.tree if place is not None else None
         if tree is None or not tree.on_gpu or not service or not service.controller:
             return
+        assert place is not None
+        if any(other.stopped for other in world.machines.of(place.pid)[0].trees):
+            return  # what waits for the room that a nap makes would take it
         users = service.controller.users
         await users.keep(key, 900.0, "admin", manages=True)
         for wake in ("wake", "write"):

@@ -360,6 +360,7 @@ class LocalNode:
 
     def _trees(self) -> list[Tree]:
         """Trees of all inits, then of the records whose init has ended."""
+        self.tools.records.write_remembered()
         sessions = self.placements.list()
         records = {r.incarnation: r for r in self.tools.records.list()}
         found = [

@@ -200,10 +200,18 @@ class Kernel:
             self.wrong("whole", "a half-restored tree goes on")
         if tree.gpu_bytes and not tree.on_gpu and KERNEL not in tree.stopped:
             self.wrong("whole", "a tree goes on without its GPU memory")
+        self._continues(place, tree, restored=restored)
+
+    def _continues(
+        self, place: Place, tree: ProgramTree, *, restored: bool = False
+    ) -> None:
+        """It runs, and reads what came while it stood."""
         self.goes_on(place, restored)
+        if tree.runs:
+            self.reads(place)
 
     def resume(self, some: Collection[Process]) -> None:
-        """What a nap has stopped goes on, and reads what came meanwhile."""
+        """What a nap has stopped goes on."""
         _effect()
         for process in some:
             place = self.place(process.pid)
@@ -213,9 +221,7 @@ class Kernel:
             tree.stopped.discard(process.ns_pid)
             if tree.gpu_bytes and not tree.on_gpu and process.ns_pid == KERNEL:
                 self.wrong("whole", "a tree goes on without its GPU memory")
-            self.goes_on(place, False)
-            if tree.runs:
-                self.reads(place)
+            self._continues(place, tree)
         _effect()
 
     # --- dump

@@ -113,7 +113,7 @@ class Machine:
         self.skew = 0.0  #: of its wall clock
         self.state_full = False  #: the agent's state folder
         self.up = True
-        self.agentless = False  #: no agent comes any more
+        self.agentless = 0  #: times that its agent is gone for good, until it is back
         self.agent: Program | None = None  #: the last one
         self.boots = 0
         self.places: dict[str, Place] = {}

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import tempfile
 import time
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -161,7 +162,7 @@ def stack(folder: Path, work: Work) -> Iterator[Stack]:
         pytest.skip("needs root: the agent enters namespaces")
     os.environ.setdefault("GPU_RECLAIM_CRIU", criu_folder())
     made = Stack(
-        folder / "hub",
+        Path(tempfile.mkdtemp(prefix="hub-", dir=folder)),
         idle_after=work.idle_after,
         sample_interval=1,
         default_url="",

@@ -26,6 +26,7 @@ from tests.gpu.test_hub import (
 
 if TYPE_CHECKING:
     from demo.admin import Admin
+    from demo.stack import Stack
     from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
     from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
@@ -62,12 +63,17 @@ def test_kernel_that_rests_naps_by_itself_and_a_cell_has_its_card_back(
 
 
 def test_kernel_that_naps_on_is_saved_out_of_its_nap_and_comes_back(
-    admin: Admin, person: Person, nvml: Nvml
+    stack: Stack, admin: Admin, work: Work, nvml: Nvml
 ) -> None:
+    """Another person's: after a nap as short as that before, the next one waits."""
+    person = Person(stack, "eve", work)
+    held = used(nvml)
     admin.wait(person.name, phase="napping", seconds=PATIENCE)
+    assert held - used(nvml) >= GIB
     admin.wait(person.name, phase="suspended", seconds=PATIENCE)
-    assert metric(admin, 'suspends_total{cause="idle"}') == 1
+    (preflight, gpu) = admin.session(person.name)["steps"][:2]
+    print(f"saved out of its nap: {gpu['step']} took {gpu['seconds']:.2f} s")
+    assert preflight["state"] == gpu["state"] == "done"
     keep(admin, "saved-out-of-a-nap")
     print(f"visited after a nap and a suspend: there in {person.visit():.1f} s")
     person.finds_all_as_it_was()
-    assert used(nvml) >= GIB

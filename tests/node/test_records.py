@@ -162,6 +162,30 @@ def test_noted_record_counts_whether_it_can_be_written_or_not(records, monkeypat
     assert [one.stage for one in records.list()] == [Stage.CAPTURING]
 
 
+def test_record_that_could_not_be_written_is_written_when_there_is_room(
+    records, tmp_path, monkeypatch
+):
+    """The next agent reads the folder, and would find the session frozen still."""
+
+    def no_room(record):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    records.save(record(Stage.CAPTURED))
+    with monkeypatch.context() as full:
+        full.setattr(records, "_write", no_room)
+        records.note(record(Stage.FAILED))
+        records.write_remembered()
+    next_agent = Records(tmp_path / "records")
+    assert next_agent.find("inc-1").stage is Stage.CAPTURED
+
+    records.write_remembered()
+
+    assert next_agent.find("inc-1").stage is Stage.FAILED
+    next_agent.save(record(Stage.CAPTURING))
+    records.write_remembered()  # nothing is left to be written
+    assert next_agent.find("inc-1").stage is Stage.CAPTURING
+
+
 def test_at_changes_the_stage_alone(records):
     changed = record().at(Stage.FAILED, [], generation=4)
     assert (changed.stage, changed.steps, changed.generation) == (Stage.FAILED, [], 4)

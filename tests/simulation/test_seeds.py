@@ -20,10 +20,11 @@ FOUND = (
     *(25000664, 25000719, 25000923, 25001247, 26000869, 27001115, 28000278),
     *(31004037, 31025250, 32000120, 32021481, 41000459, 44000115, 44000852),
     *(66000095, 67000194, 104000681, 106000308, 106000715, 107000338, 109000068),
-    *(301001200, 607000393, 702000978),
-    # Two wishes, the first refused last; work between a stop and its end: the
-    # ledger's own faults.
-    *(511000170, 702000205),
+    *(301001200, 607000393, 702000978, 845001206, 847001354, 851001447),
+    # Two wishes, the first refused last; work between a stop and its end; a message for
+    # a kernel that is stopped without a nap; two agents of one machine: the simulator's
+    # own faults.
+    *(511000170, 702000205, 842001091, 843000459),
     1795456028959,
     1848806109096,
 )

@@ -78,3 +78,42 @@ def test_session_stopped_without_a_plan_is_forgotten_only_if_it_is_not_saved(
     run(stop())
     assert known["phase"] == phase
     assert known["checkpoint"] == (plan.checkpoint if plan else "")
+
+
+class LosesAnAnswer:
+    """A service whose first answer to a stop is lost; it has saved the session."""
+
+    asked = 0
+    released = False
+
+    async def plan_start(self, placement: object) -> StartPlan:
+        return StartPlan(action="cold")
+
+    async def plan_stop(self, placement: object) -> StopPlan:
+        self.asked += 1
+        if self.asked == 1:
+            raise Unreachable(Reason.SERVICE_UNREACHABLE, detail="no answer in 180 s")
+        return StopPlan(action="release", checkpoint="c1")
+
+    async def release(self, placement: object) -> None:
+        self.released = True
+
+    async def placed(self, placement: object) -> None: ...
+
+    stopped = cancelled = placed
+
+
+def test_plan_whose_answer_is_lost_is_asked_for_again(tmp_path: Path) -> None:
+    """What is not saved would end else: the stop may be the service's own."""
+    service = LosesAnAnswer()
+
+    async def stop() -> None:
+        hub = started(tmp_path, service, users=["ann"])
+        await hub.start(ANN)
+        await hub.stop(ANN)
+        while await hub.server(ANN) is not HubState.STOPPED:
+            await asyncio.sleep(1.0)
+
+    run(stop())
+    assert service.released
+    assert service.asked == 2

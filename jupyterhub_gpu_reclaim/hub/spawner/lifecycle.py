@@ -543,7 +543,7 @@ class SessionLifecycle:
         """The service's plan; ``keep`` when it does not answer and work may be lost."""
         before = self._frozen()
         try:
-            return await self._service().plan_stop(self._placement())
+            return await self._asked_twice()
         except Unreachable as error:
             self._warn("stop, no plan: %s", error)
             # Frozen before: the stop was the service's, and what runs now is not saved.
@@ -555,6 +555,15 @@ class SessionLifecycle:
         except ReclaimError as error:
             self._warn("stop, not now: %s", error)
             return StopPlan(action="keep")
+
+    async def _asked_twice(self) -> StopPlan:
+        """The plan, also if one answer is lost: without it, work may end unsaved."""
+        try:
+            return await self._service().plan_stop(self._placement())
+        except Unreachable as error:
+            if error.reason is Reason.SERVICE_STARTING:
+                raise  # it was waited for
+            return await self._service().plan_stop(self._placement())
 
     def _frozen(self) -> bool | None:
         """Whether its programs are stopped; None: they have ended, or are not seen."""

@@ -9,6 +9,7 @@ anything of the session's contents.
 from __future__ import annotations
 
 import logging
+import threading
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -151,13 +152,15 @@ class Record(Value, frozen=True, kw_only=True):
 class Records:
     """The folder with the records; all calls are quick and synchronous.
 
-    An agent also goes by those that it could not write (:meth:`remember`); the next one
-    starts from the folder alone.
+    An agent also goes by those that it could not write (:meth:`remember`), and tries
+    again (:meth:`write_remembered`); the next one starts from the folder alone.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._unwritten: dict[str, Record] = {}
+        #: one that is written late must not replace a newer one
+        self._lock = threading.Lock()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, record: Record) -> None:
@@ -166,12 +169,14 @@ class Records:
         Raises:
             OSError: it could not be written; the former one stays.
         """
-        self._write(record)
-        self._unwritten.pop(record.incarnation, None)
+        with self._lock:
+            self._write(record)
+            self._unwritten.pop(record.incarnation, None)
 
     def remember(self, record: Record) -> None:
         """Go by a record that cannot be written, until one can or this agent ends."""
-        self._unwritten[record.incarnation] = record
+        with self._lock:
+            self._unwritten[record.incarnation] = record
 
     def note(self, record: Record) -> None:
         """Save it, or go by it all the same: what it tells of has happened."""
@@ -180,6 +185,21 @@ class Records:
         except OSError as error:
             _log.warning("%s record cannot be written: %s", record.key, error)
             self.remember(record)
+
+    def write_remembered(self) -> None:
+        """Try to write those that could not be written; what still cannot be, stays.
+
+        Else the next agent would take a session for frozen, or napping, that has run
+        since then.
+        """
+        with self._lock:
+            for name, record in list(self._unwritten.items()):
+                try:
+                    self._write(record)
+                except OSError as error:
+                    _log.debug("%s record cannot be written yet: %s", record.key, error)
+                else:
+                    del self._unwritten[name]
 
     def find(self, incarnation: str) -> Record | None:
         """That incarnation's record, if there is one that can be read."""
@@ -192,8 +212,9 @@ class Records:
 
     def delete(self, incarnation: str) -> None:
         """Forget that incarnation; idempotent."""
-        self._unwritten.pop(incarnation, None)
-        self._remove(incarnation)
+        with self._lock:
+            self._unwritten.pop(incarnation, None)
+            self._remove(incarnation)
 
     def _write(self, record: Record) -> None:
         write_durably(self._path(record.incarnation), codec.encode(record))

@@ -276,6 +276,7 @@ class Restore:
         """Let it run, and wait until its server answers."""
         address, world = there.address(self._session), there.world
         await self._fill_gpus(result)
+        self._cancel.check()  # the last moment at which it has done nothing yet
         async with self._progress.step("answer", "Waiting for the server"):
             if address is None:
                 await self._thread("continue", lambda: _proceed(result, world))
