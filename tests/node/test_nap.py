@@ -106,6 +106,24 @@ def test_session_naps_and_wakes_and_the_rest_of_it_runs_on(agent, session):
     assert holders(session) == 1  # the child has no use for it
 
 
+def test_agent_that_ends_waits_for_nobody_who_follows_a_wake(agent, session):
+    nap(agent, session)
+    request = (
+        f"GET /v1/sessions/{session.incarnation}/next-wake HTTP/1.1\r\n"
+        f"Host: agent\r\nAuthorization: Bearer {agent.token}\r\n\r\n"
+    )
+    with socket.socket(socket.AF_UNIX) as reader:
+        reader.connect(agent.listen.removeprefix("unix:"))
+        reader.sendall(request.encode())
+        assert state(agent, session) == "napping"  # it has been read by then
+        begun = time.monotonic()
+        agent.terminate()
+        assert time.monotonic() - begun < 8
+        assert reader.recv(1) == b""
+    agent.start()
+    assert state(agent, session) == "napping"
+
+
 def test_orders_that_are_repeated_find_it_done(agent, session):
     assert wake(agent, session)["tree"]["state"] == "running"
     nap(agent, session)
