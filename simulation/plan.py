@@ -24,7 +24,7 @@ NO_NAPS = 0.3
 #: one card than have room on it, so that they nap for each other.
 CROWDED_FROM, CROWDED = 900_000_000, 0.4
 #: Their seconds of idleness: for a nap, and for a nap for another one.
-CROWDED_NAP_AFTER, CROWDED_ROOM_AFTER = 120.0, 20.0
+CROWDED_NAP_AFTER, CROWDED_ROOM_AFTER = 170.0, 20.0
 
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0

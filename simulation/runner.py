@@ -171,7 +171,10 @@ class Run:
             await self._turns()
 
     async def _turns(self) -> None:
-        """Each works in its turn: whoever finds the card full has room in time."""
+        """Each wakes in its turn: whoever finds the card full has room in time.
+
+        All others have just worked, so that none of them naps by itself until then.
+        """
         world = self._world
         if world.never_idle:
             return
@@ -179,10 +182,10 @@ class Run:
             place = world.reached(key)
             if place is None or place.tree is None:
                 continue
+            for other in world.plan.keys:
+                await self._people.work(other)
             if not place.tree.runs:
                 place.tree.unread = 1
-            else:
-                await self._people.work(key)
             end = world.loop.time() + SERVED
             while place.tree is not None and place.tree.unread:
                 if world.loop.time() > end:

@@ -13,6 +13,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.room import CROWDED_WAKES
+from jupyterhub_gpu_reclaim.controlplane.decide.sampler import FRESH_SECONDS
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from tests.controlplane.conftest import KEY as ADA
 from tests.controlplane.doubles import PowerCut
@@ -37,7 +38,7 @@ class Gives:
         return [NO]
 
     def for_room(self, snapshot, now):
-        waits = snapshot.failure is not None and snapshot.failure.code == "nap_failed"
+        waits = snapshot.backoff_until is not None and snapshot.backoff_until > now
         free = snapshot.key in self.keys and snapshot.made_room_at is None
         return [YES if free and not waits and snapshot.usage else NO]
 
@@ -198,6 +199,15 @@ async def test_one_that_is_captured_meanwhile_is_left_and_the_next_one_naps(worl
     await crowd.phase(BOB, "suspended")
 
 
+async def test_one_that_the_hub_is_busy_with_is_passed_over(world, slow):
+    crowd = await Crowd(world, Gives(BOB, EVE)).start()
+    world.hub.states[BOB] = "stopping"
+    crowd.wake(ADA)
+    await crowd.phase(ADA, "running")
+    assert crowd.states() == ["running", "running", "napping"]
+    assert crowd.asked(BOB) == 0
+
+
 async def test_two_that_wake_at_once_are_served_one_after_the_other(world):
     crowd = await Crowd(world, Gives(BOB, EVE)).start()
     await crowd.controller.users.nap(EVE, "root")
@@ -226,14 +236,13 @@ async def test_who_was_selected_stays_awake_once_nobody_waits_any_more(world):
         await gate.wait()
         return await samples()
 
-    await asyncio.sleep(1.1)  # so that no sample counts as fresh
     crowd.node.samples = held
-    asking.clear()
+    await asking.wait()
+    await asyncio.sleep(FRESH_SECONDS + 0.1)  # no sample counts as fresh any more
     crowd.wake(ADA)
     await world.until(
         lambda: crowd.controller._sessions.runtime(BOB).makes_room_for == ADA
     )
-    await asking.wait()
     place = crowd.places[ADA]
     await crowd.node.cancel(place.incarnation)
     await world.until(lambda: place.shortage is None)

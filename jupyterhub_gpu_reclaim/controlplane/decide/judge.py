@@ -112,10 +112,15 @@ class Judge:
     def room_snapshot(self, row: SessionRow) -> SessionSnapshot:
         """That session, as the policy sees it where another one needs its memory."""
         after = self._naps.room_after if self._naps is not None else 0.0
-        return msgspec.structs.replace(
-            self._of_nap(snapshot_of(self._sessions, row), row, after),
-            made_room_at=self._sessions.made_room_at(row.key),
-        )
+        snapshot = self._of_nap(snapshot_of(self._sessions, row), row, after)
+        trouble = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
+        if trouble is not None and trouble.is_short:
+            # Its user came back soon; whoever waits must not pay for that for an hour.
+            snapshot = msgspec.structs.replace(
+                snapshot, backoff_until=None, failure=None
+            )
+        made_room_at = self._sessions.made_room_at(row.key)
+        return msgspec.structs.replace(snapshot, made_room_at=made_room_at)
 
     def gives_room(self, row: SessionRow) -> Decision | None:
         """Why it naps for another one now; None: it does not."""

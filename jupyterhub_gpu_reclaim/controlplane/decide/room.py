@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Seconds after a nap in which its memory may not yet be told as free.
 SETTLE = 2.0
+#: Seconds for which one that was selected, and could not be looked at, is left out.
+PASSED_OVER = 10.0
 #: A card is crowded where so many of its sessions woke, and found none that could nap
 #: for them, within so many seconds.
 CROWDED_WAKES, CROWDED_SECONDS = 3, 3600.0
@@ -84,6 +86,16 @@ class RoomMaker:
         for key in choice.chosen:
             self.look(key)
 
+    def pass_over(self, key: SessionKey) -> None:
+        """Select another one for a while, if that one is selected and does not nap.
+
+        The Hub may be busy with it, or its node be slow.
+        """
+        runtime = self._sessions.runtimes.get(key)
+        if runtime is not None and runtime.makes_room_for is not None:
+            runtime.passed_over = self._sessions.clock.monotonic() + PASSED_OVER
+            self.refresh()
+
     async def is_wanted(self, row: SessionRow) -> bool:
         """Whether the session for which this one was selected waits now.
 
@@ -116,10 +128,13 @@ class RoomMaker:
 
     def _snapshots(self, cards: set[str]) -> Iterator[SessionSnapshot]:
         """The sessions that are awake and hold memory of these cards."""
+        now = self._sessions.clock.monotonic()
         for row in self._sessions.journal.sessions() if cards else ():
-            held = self._sessions.runtime(row.key).cards(row.incarnation)
-            asked = row.phase is not Phase.RUNNING or row.intent is not Intent.NONE
-            if not asked and any(gpu.uuid in cards for gpu in held):
+            runtime = self._sessions.runtime(row.key)
+            held = runtime.cards(row.incarnation)
+            free = row.phase is Phase.RUNNING and row.intent is Intent.NONE
+            free &= runtime.passed_over is None or runtime.passed_over <= now
+            if free and any(gpu.uuid in cards for gpu in held):
                 yield self._judge.room_snapshot(row)
 
     def _wants(self, waiting: list[tuple[SessionRow, Shortage]]) -> list[RoomWant]:

@@ -60,9 +60,21 @@ class GpuQueue:
             for place, each in enumerate(found, start=1)
         ]
         self._tell(order, len(found))
-        found += [self._waking(row, shortage) for row, shortage in self.wakes()]
+        wakes = self.wakes()
+        found += [self._waking(row, shortage) for row, shortage in wakes]
         self._note(found)
+        self._count_wakes(wakes)
         return found
+
+    def _count_wakes(self, wakes: list[tuple[SessionRow, Shortage]]) -> None:
+        """Count the end of a wake's waiting (see ``accounting``)."""
+        now = self._sessions.clock.now()
+        since = {row.key: now - shortage.waited for row, shortage in wakes}
+        for key, runtime in self._sessions.runtimes.items():
+            begun, runtime.wake_waits_since = runtime.wake_waits_since, since.get(key)
+            if begun is not None and runtime.wake_waits_since is None:
+                outcome = "served" if runtime.napping is None else "left"
+                self._sessions.counters.waited(outcome, now - begun)
 
     def wakes(self) -> list[tuple[SessionRow, Shortage]]:
         """The sessions that wake and wait, in the order of their places."""

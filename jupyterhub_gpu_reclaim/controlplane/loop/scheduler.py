@@ -188,7 +188,11 @@ class ControlLoops:
     def _note_waits(self, waiting: list[Waiting], state: ObservedState) -> None:
         """Count the end of waiting for a node (see ``accounting``)."""
         sessions, now = self._sessions, self._sessions.clock.now()
-        here = {each.key: each.since for each in waiting if each.key is not None}
+        here = {
+            each.key: each.since
+            for each in waiting
+            if each.key is not None and sessions.row(each.key).phase not in LIVE
+        }
         for key, runtime in sessions.runtimes.items():
             if runtime.pod_waits_since is not None and key not in here:
                 hub = state.session(key, frozenset()).hub

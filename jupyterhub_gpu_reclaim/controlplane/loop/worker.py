@@ -114,6 +114,7 @@ class Worker:
         """
         deleting = await self._delete(key)
         wait = await self._settle(key)
+        self._room.pass_over(key)
         return self._settings.pace if deleting and wait is None else wait
 
     async def _delete(self, key: SessionKey) -> bool:

@@ -64,6 +64,8 @@ class Runtime:
     napping_seen: float = 0.0  #: when its agent said so (monotonic)
     #: session that wakes and for which this one was selected to nap
     makes_room_for: SessionKey | None = None
+    wake_waits_since: float | None = None  #: for memory of its card
+    passed_over: float | None = None  #: until when it is not selected (monotonic)
     nap_begins: bool = False  #: its memory is being moved out, by our order
     waking_until: float | None = None  #: when its memory is expected to be back
     nap_trouble: NapTrouble | None = None  #: how its last nap or wake failed
