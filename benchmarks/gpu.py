@@ -7,8 +7,9 @@ dump`` into files in memory, and the way back. "nowhere" is the least that a cap
 take: the driver's call and CRIU with its images thrown away. "ours" is what the agent
 does: its helper for the driver, its engine, its store (encrypted, authenticated,
 committed), also in memory; "again" is its next generation, of the session as it came
-back, unchanged. All save the same PyTorch process; each that comes back is asked for a
-digest of its tensors.
+back, unchanged. "agent" is what a user gets, by orders to a real agent: with its check,
+its connections and archives, and the release. All save the same PyTorch process; each
+that comes back is asked for a digest of its tensors.
 
 Kinds: random floats, zeros, and a "model": a transformer with AdamW, trained for some
 steps on the text of Python's own library; its weights and the optimizer's state are
@@ -17,6 +18,8 @@ about as large as asked for.
 "free" is until the card is empty, "durable" until the checkpoint is committed (of that
 "begin" is what an agent does before, while the session runs), "resumed" until the card
 is filled again; in brackets what of that is CRIU with the memory, and what the driver.
+"ended" is from the order until the session is gone, "answer" from the order to resume
+until its first CUDA calls are done.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ LIMIT = 600.0
 #: Of the model: 50 million numbers, 12 bytes each with what AdamW keeps of them.
 LAYER_GIB = 0.5625
 PROGRAM = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 import torch
 from torch import nn
 torch.set_num_threads(1)
@@ -100,10 +104,8 @@ def tell():
     (folder / "new").rename(folder / "answer")
 tell()
 while True:
-    time.sleep(0.002)
-    if (folder / "question").exists():
-        (folder / "question").unlink()
-        tell()
+    signal.sigwait({signal.SIGUSR1})
+    tell()
 """.replace("LAYER_GIB", str(LAYER_GIB))
 
 
@@ -141,6 +143,8 @@ class Times:
     memory: float = math.nan
     driver: float = math.nan
     stored: float = math.nan  #: bytes
+    ended: float = math.nan
+    answer: float = math.nan
 
     def row(self, gib: float, kind: str, way: str) -> str:
         return (
@@ -148,14 +152,20 @@ class Times:
             f" {self.begin:>7.2f}s {self.commit:>7.2f}s"
             f" {self.resumed:>7.2f}s  {self.memory:>7.2f}s {self.driver:>7.2f}s"
             f" {self.stored / 2**30:>6.2f} GiB"
+            f" {self.ended:>7.2f}s {self.answer:>7.2f}s"
         )
 
 
-Method = tree.Stock | Nowhere | tree.Ours
+Method = tree.Stock | Nowhere | tree.Ours | tree.ByAgent
 
 
 def save(driver: Driver, method: Method, place: tree.Place) -> Times:
     """Empty the card, as the method does it, then save the rest."""
+    if isinstance(method, tree.ByAgent):
+        begun = time.monotonic()
+        method.save(place)
+        saved = method.saved
+        return Times(saved.done["gpu"], saved.seconds, ended=time.monotonic() - begun)
     held = users(place, driver)
     begun = time.monotonic()
     if isinstance(method, tree.Ours):
@@ -175,11 +185,19 @@ def save(driver: Driver, method: Method, place: tree.Place) -> Times:
 
 
 def bring_back(
-    driver: Driver, method: tree.Stock | tree.Ours, place: tree.Place, times: Times
+    driver: Driver,
+    method: tree.Stock | tree.Ours | tree.ByAgent,
+    place: tree.Place,
+    times: Times,
 ) -> None:
     """The rest first, then the card."""
     begun = time.monotonic()
     method.bring_back(place)
+    if isinstance(method, tree.ByAgent):
+        done = method.resumed.done
+        times.resumed, times.memory = done["gpu"], done["memory"]
+        times.driver = times.resumed - times.memory
+        return
     times.memory = time.monotonic() - begun
     if isinstance(method, tree.Stock):
         (one,) = users(place, driver)
@@ -195,16 +213,15 @@ def files(folder: Path) -> int:
     return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
 
 
-WAYS = ("bare", "nowhere", "ours")
+WAYS = ("bare", "nowhere", "ours", "agent")
 
 
 class Bench:
     """One session after the other, each saved in one of the ways."""
 
-    def __init__(
-        self, criu: criu_module.Criu, driver: Driver, pool: Pool, tmpfs: Path
-    ) -> None:
-        self._criu, self._driver, self._pool = criu, driver, pool
+    def __init__(self, criu: Path, driver: Driver, pool: Pool, tmpfs: Path) -> None:
+        self._folder, self._criu = criu, criu_module.locate(criu)
+        self._driver, self._pool = driver, pool
         self._tmpfs = tmpfs
 
     def measure(
@@ -223,6 +240,8 @@ class Bench:
             tree.wait_for((talk / "answer").exists, LIMIT)
             before = (talk / "answer").read_text()
             method = self._method(way, folder)
+            if isinstance(method, tree.ByAgent):
+                stack.callback(method.close)
             for name in (way, "again") if again and way == "ours" else (way,):
                 had = files(folder)
                 times = save(self._driver, method, place)
@@ -234,9 +253,11 @@ class Bench:
                 (talk / "answer").unlink()
                 place = tree.Place.make("hold")
                 stack.callback(place.end)
+                begun = time.monotonic()
                 bring_back(self._driver, method, place, times)
-                (talk / "question").touch()
+                place.ask()
                 tree.wait_for((talk / "answer").exists, LIMIT)
+                times.answer = time.monotonic() - begun
                 if (talk / "answer").read_text() != before:
                     sys.exit("its tensors came back changed")
                 yield name, times
@@ -246,6 +267,8 @@ class Bench:
             return tree.Stock(self._criu, folder)
         if way == "nowhere":
             return Nowhere(self._criu, folder)
+        if way == "agent":
+            return tree.ByAgent(self._folder, folder)
         return tree.Ours(self._criu, folder, tree.open_store(folder, self._pool))
 
     def table(self, args: argparse.Namespace) -> None:
@@ -253,7 +276,7 @@ class Bench:
         print(
             f"{'GiB':>4} {'kind':<7} {'way':<8} {'free':>7} {'durable':>8}"
             f" {'(begin':>8} {'commit)':>8} {'resumed':>8}"
-            f"  {'(memory':>8} {'driver)':>8} {'stored':>10}"
+            f"  {'(memory':>8} {'driver)':>8} {'stored':>10} {'ended':>8} {'answer':>8}"
         )
         for gib, kind in itertools.product(args.gb, args.kinds):
             found: dict[str, list[Times]] = {}
@@ -272,7 +295,9 @@ class Bench:
                 f"{'':>12} ours: free {ours.free / bare.free:.2f} x bare,"
                 f" durable {ours.durable / bare.durable:.2f} x bare and"
                 f" {ours.durable / medians['nowhere'].durable:.2f} x nowhere,"
-                f" resumed {ours.resumed / bare.resumed:.2f} x bare"
+                f" resumed {ours.resumed / bare.resumed:.2f} x bare;"
+                f" agent: durable {medians['agent'].durable / ours.durable:.2f} x ours,"
+                f" answer {medians['agent'].answer / ours.answer:.2f} x ours"
                 f" ({args.runs} runs, medians)"
             )
 
@@ -297,7 +322,7 @@ def main() -> None:
         sys.exit("there is no GPU here, or its driver is older than 570")
     pool = Pool()
     try:
-        Bench(criu_module.locate(args.criu), driver, pool, args.tmpfs).table(args)
+        Bench(args.criu, driver, pool, args.tmpfs).table(args)
     finally:
         pool.close()
         driver.close()

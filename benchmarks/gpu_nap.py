@@ -12,23 +12,20 @@ The goal of a wake is 50 ms and 1.1 times the bare way back.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
-
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import session as tree
+from agent import Agent
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_processes
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
@@ -53,51 +50,6 @@ with client.makefile("rw") as lines:
     for line in lines:
         lines.write(told() + "\\n"); lines.flush()
 """
-
-
-class Agent:
-    """A real agent with a state folder of its own."""
-
-    def __init__(self, folder: Path, criu: Path) -> None:
-        self._folder = folder
-        command = Path(sys.executable).with_name("jupyterhub-gpu-reclaim-agent")
-        self._log = (folder / "log").open("wb")
-        self.popen = subprocess.Popen(
-            [
-                command,
-                f"--listen=unix:{folder}/socket",
-                f"--AgentApp.state_dir={folder}/state",
-                f"--AgentApp.store_url={folder}/store",
-                f"--AgentApp.token_file={folder}/token",
-                f"--AgentApp.criu_dir={criu}",
-                "--AgentApp.realm=benchmark",
-            ],
-            stdout=self._log,
-            stderr=self._log,
-        )
-        tree.wait_for((folder / "token").exists)
-        tree.wait_for((folder / "socket").exists)
-
-    def order(self, what: str) -> float:
-        """Let the session nap or wake; seconds until it does."""
-        token = (self._folder / "token").read_text().strip()
-        transport = httpx.HTTPTransport(uds=str(self._folder / "socket"))
-        begun = time.monotonic()
-        with httpx.Client(transport=transport, timeout=LIMIT) as client:
-            answer = client.post(
-                f"http://agent/v1/sessions/benchmark/{what}",
-                json={},
-                headers={"Authorization": f"Bearer {token}"},
-            )
-        last = json.loads(answer.text.splitlines()[-1])
-        if not last.get("tree"):
-            sys.exit(f"{what}: {answer.text}")
-        return time.monotonic() - begun
-
-    def close(self) -> None:
-        self.popen.terminate()
-        self.popen.wait()
-        self._log.close()
 
 
 class Program:
@@ -153,10 +105,12 @@ def measure(driver: Driver, criu: Path, gib: float, runs: int) -> None:
         for _ in range(runs):
             out, back = bare(driver, program.place)
             awake = program.ask()
-            nap = agent.order("nap")
+            nap = agent.order("nap", "tree").seconds
             wake = program.ask() - awake
             rows.append((out, nap, back, wake))
-            agent.order("wake")  # done already: it waits until that is written down
+            agent.order(
+                "wake", "tree"
+            )  # done already: it waits until that is written down
         out, nap, back, wake = (
             statistics.median(column) for column in zip(*rows, strict=True)
         )

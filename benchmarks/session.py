@@ -2,12 +2,16 @@
 
     sudo .venv/bin/python benchmarks/session.py --gb 1 4 8 --runs 3 --on tmpfs disk
 
-Both save the same kind of tree (a Python process that holds NumPy arrays and bytes)
+All save the same kind of tree (a Python process that holds NumPy arrays and bytes)
 with the same CRIU, inside the same namespaces, into the same file system; every tree
 that comes back is asked for a digest of its data. "stock" is ``criu dump`` into files
-and ``criu restore`` from them; "ours" is the agent's path: encrypted, authenticated,
-deduplicated, committed and read back. "engine" (with --engine) is ours with plain files
-in place of the store: what is left when the store costs nothing.
+and ``criu restore`` from them; "ours" is the engine and the store: encrypted,
+authenticated, deduplicated, committed and read back. "agent" is what a user gets: by
+the agent's API, from the order until the session has ended, with its check, its
+connections and archives, the commit and the release; and from the order to resume until
+all runs. "answer" is how long it takes from that order until the program has answered.
+"engine" (with --engine) is ours with plain files in place of the store: what is left
+when the store costs nothing.
 
 On disk the page cache is dropped before each restore. The methods take turns, so that
 a machine that is busy with other things slows them alike. Prints medians of the runs;
@@ -25,6 +29,7 @@ import mmap
 import os
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,6 +41,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from agent import REALM, Agent, Order
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import run_inside
@@ -49,6 +58,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
     wait_ready,
 )
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
@@ -56,6 +66,7 @@ from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
     CheckpointImages,
 )
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
@@ -67,7 +78,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
 
 T = TypeVar("T")
-Make = Callable[[Path], "Stock | Ours"]
+Make = Callable[[Path], "Method"]
 
 ROOT = Path(__file__).resolve().parents[1]
 INIT = ROOT / "jupyterhub_gpu_reclaim" / "session_init" / "session_init.py"
@@ -86,9 +97,10 @@ exec "$@"
 """
 
 #: The session: half random floats, a quarter numbers in a row, a quarter bytes; it
-#: writes a digest of them whenever it finds a question.
+#: waits, as an idle server does, and writes a digest of them whenever it is asked.
 PROGRAM = """
-import hashlib, os, pathlib, sys, time
+import hashlib, os, pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 import numpy
 folder, size = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 chance = numpy.random.default_rng(7)
@@ -106,11 +118,9 @@ answer = folder / "answer"
 answer.with_suffix(".new").write_text(digest())
 answer.with_suffix(".new").rename(answer)
 while True:
-    time.sleep(0.002)
-    if (folder / "question").exists():
-        (folder / "question").unlink()
-        answer.with_suffix(".new").write_text(digest())
-        answer.with_suffix(".new").rename(answer)
+    signal.sigwait({signal.SIGUSR1})
+    answer.with_suffix(".new").write_text(digest())
+    answer.with_suffix(".new").rename(answer)
 """
 
 
@@ -129,8 +139,8 @@ class Place:
                 *("unshare", "--fork", "--pid", "--mount", "--ipc", "--uts"),
                 *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
                 *(sys.executable, "-I", "-S", str(INIT), mode),
-                *("--incarnation", "benchmark", "--user", "ann", "--server", ""),
-                *("--realm", "benchmark", "--relay"),
+                *("--incarnation", REALM, "--user", "ann", "--server", ""),
+                *("--realm", REALM, "--relay"),
                 *(["--", *command] if command else []),
             ],
             stdin=subprocess.DEVNULL,
@@ -149,8 +159,15 @@ class Place:
     def session(self) -> SessionInit:
         return SessionInit(self.pid, self.start)
 
+    def ask(self) -> None:
+        """Ask its program for an answer."""
+        server = processes.snapshot(self.pid, self.start).server
+        assert server is not None
+        os.kill(server.pid, signal.SIGUSR1)
+
     def end(self) -> None:
-        processes.kill_session(self.pid, self.start, timeout=60)
+        with contextlib.suppress(NotFound):  # an agent has ended it
+            processes.kill_session(self.pid, self.start, timeout=60)
         self.popen.wait()
 
 
@@ -255,7 +272,26 @@ class Files:
             list(pool.map(write, blocks))
 
 
-class Stock:
+class Method:
+    """A way to save a session and to bring it back."""
+
+    def save(self, place: Place) -> None:
+        """Save it; it is not needed any more."""
+        raise NotImplementedError
+
+    def bring_back(self, place: Place) -> None:
+        """Bring it back, and let it run."""
+        raise NotImplementedError
+
+    def steps(self) -> str:
+        """What took how long, the last time, if it knows."""
+        return ""
+
+    def close(self) -> None:
+        """Release what it has."""
+
+
+class Stock(Method):
     """``criu dump`` and ``criu restore`` with files."""
 
     def __init__(self, criu: criu_module.Criu, folder: Path) -> None:
@@ -306,7 +342,7 @@ class Stock:
             sys.exit((self.folder / LOG).read_text()[-4000:])
 
 
-class Ours:
+class Ours(Method):
     """The engine, and a store; without one, plain files."""
 
     def __init__(
@@ -354,7 +390,7 @@ class Ours:
         source: Files | CheckpointImages = Files(self.folder)
         if self.store is not None:
             checkpoint = self.store.open(f"benchmark-{self.generation}")
-            source = CheckpointImages(checkpoint, {})
+            source = CheckpointImages(checkpoint)
         result = self.result
         begun = time.monotonic()
         restored = restore(
@@ -374,6 +410,41 @@ class Ours:
         proceed(whole, result.stopped)
 
 
+class ByAgent(Method):
+    """What a user gets, by orders to a real agent."""
+
+    def __init__(self, criu: Path, folder: Path) -> None:
+        self._state = Path(tempfile.mkdtemp(prefix="agent-", dir="/tmp"))
+        self._agent = Agent(self._state, criu, folder / "store")
+        #: The last orders.
+        self.saved = self.resumed = Order(iter(()))
+
+    def save(self, place: Place) -> None:
+        """Until the session has ended."""
+        del place  # the agent has found it by itself
+        self.saved = self._agent.order(
+            "capture", "checkpoint", checkpoint="benchmark", generation=1
+        )
+        self._agent.order("release", "state", checkpoint="benchmark")
+
+    def bring_back(self, place: Place) -> None:
+        """Until it runs."""
+        del place
+        self.resumed = self._agent.order("restore", "tree", checkpoint="benchmark")
+        done = self.resumed.done
+        self.parts = [done["programs"], done["memory"] - done["programs"]]
+
+    def steps(self) -> str:
+        """What took how long, the last time."""
+        return f"save: {self.saved.parts()}; resume: {self.resumed.parts()}"
+
+    def close(self) -> None:
+        """End the agent."""
+        self._agent.close()
+        # Its watchdog may just be ending, and writes there.
+        shutil.rmtree(self._state, ignore_errors=True)
+
+
 @dataclass
 class Measured:
     """Of one method, a value for each run: seconds, and CPU seconds."""
@@ -383,6 +454,8 @@ class Measured:
     back: list[float] = field(default_factory=list)
     back_cpu: list[float] = field(default_factory=list)
     parts: list[list[float]] = field(default_factory=list)
+    answered: list[float] = field(default_factory=list)
+    steps: str = ""
 
     def row(self, name: str, gb: float, stock: Measured) -> str:
         return (
@@ -392,6 +465,7 @@ class Measured:
                 f"{statistics.median(part):.2f}"
                 for part in zip(*self.parts, strict=True)
             )
+            + f"  {statistics.median(self.answered):.2f}"
         )
 
 
@@ -404,7 +478,7 @@ def _half(gb: float, took: list[float], cpu: list[float], stock: list[float]) ->
 
 
 def cycle(
-    measured: Measured, method: Stock | Ours, meter: Meter, size: int, *, drop: bool
+    measured: Measured, method: Method, meter: Meter, size: int, *, drop: bool
 ) -> None:
     """Start a session, save it, end it, bring it back, ask it."""
     with ExitStack() as stack:
@@ -431,8 +505,9 @@ def cycle(
         measured.back.append(time.monotonic() - begun)
         measured.back_cpu.append(meter.seconds() - cpu)
         measured.parts.append(getattr(method, "parts", measured.back[-1:]))
-        (talk / "question").touch()
+        holding.ask()
         wait_for((talk / "answer").exists)
+        measured.answered.append(time.monotonic() - begun)
         if (talk / "answer").read_text() != before:
             sys.exit("its data came back changed")
 
@@ -444,9 +519,12 @@ def measure(
     for _ in range(runs):
         for name, make in methods.items():
             folder = Path(tempfile.mkdtemp(prefix="session-", dir=WHERE[where]))
+            method = make(folder)
             try:
-                cycle(found[name], make(folder), meter, size, drop=where == "disk")
+                cycle(found[name], method, meter, size, drop=where == "disk")
+                found[name].steps = method.steps()
             finally:
+                method.close()
                 shutil.rmtree(folder)
     return found
 
@@ -454,7 +532,14 @@ def measure(
 def open_store(folder: Path, pool: Pool) -> Repository:
     backend = FolderBackend(folder / "store")
     keys = KeyRing({"benchmark": bytes(32)})
-    return Repository(backend, clock=SystemClock(), keys=keys, pool=pool)
+    # As the agent opens it by default.
+    return Repository(
+        backend,
+        clock=SystemClock(),
+        keys=keys,
+        pool=pool,
+        compression=Compression.AUTO,
+    )
 
 
 def main() -> None:
@@ -470,9 +555,10 @@ def main() -> None:
     WHERE["disk"].mkdir(exist_ok=True)
     WHERE["tmpfs"] = args.tmpfs
     pool = Pool()
-    methods = {
+    methods: dict[str, Make] = {
         "stock": lambda folder: Stock(criu, folder),
         "ours": lambda folder: Ours(criu, folder, open_store(folder, pool)),
+        "agent": lambda folder: ByAgent(args.criu, folder),
     }
     if args.engine:
         methods["engine"] = lambda folder: Ours(criu, folder, None)
@@ -483,10 +569,13 @@ def main() -> None:
         for where in args.on:
             head = f"{'s':>8}{'GB/s':>7}{'cores':>7}{'stock':>8}"
             print(f"\n{gb:g} GB on {where}: save                |  resume")
-            print(f"{'':<7}{head}  |{head}   of it: CRIU + memory")
+            print(f"{'':<7}{head}  |{head}   of it: CRIU + memory  answer")
             found = measure(methods, meter, int(gb * 1e9), where, args.runs)
             for name, measured in found.items():
                 print(measured.row(name, gb, found["stock"]), flush=True)
+            for measured in found.values():
+                if measured.steps:
+                    print(f"the agent's last run, {measured.steps}", flush=True)
     meter.close()
     pool.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -121,8 +121,9 @@ def zeros(slot: memoryview) -> None:
 
 
 def ids(job: Job) -> Callable[[], None]:
-    made, wanted = crypto.ChunkIds(KEY), list(range(BUFFER_BYTES // 4096))
-    return simple(lambda slot: made.of(slot, 4096, wanted))(job)
+    made = crypto.ChunkIds(KEY)
+    starts = range(0, BUFFER_BYTES, 4096)
+    return simple(lambda slot: made.of([slot[at : at + 4096] for at in starts]))(job)
 
 
 def blocks(slot: memoryview) -> Iterator[memoryview]:
@@ -132,7 +133,7 @@ def blocks(slot: memoryview) -> Iterator[memoryview]:
 
 def probe(slot: memoryview) -> None:
     for block in blocks(slot):
-        compression.may_shrink(block)
+        compression.probe(block)
 
 
 def compress(slot: memoryview) -> None:

@@ -42,6 +42,7 @@ from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLimits
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
+from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint, Session
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
@@ -292,6 +293,7 @@ def agent_node(
             work=Path("/nonexistent"),
             accelerator=accelerator,
             memory=HostMemory(),
+            room=StoreRoom(repository.free_bytes),
         ),
         releases=releases,
         recovery=Recovery(

@@ -41,6 +41,7 @@ from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations
 from jupyterhub_gpu_reclaim.node.operations.records import Records
+from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.sessions.placements import make_placements
 from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
 from jupyterhub_gpu_reclaim.node.setup import readiness
@@ -228,6 +229,7 @@ class AgentApp(AgentSettings):
                 work=work,
                 accelerator=accelerator,
                 memory=HostMemory(),
+                room=StoreRoom(store.free_bytes),
                 trusted_capabilities=tuple(self.trusted_capabilities),
             ),
             releases=releases,

@@ -128,10 +128,15 @@ class Places:
     folder: Path
     made: list[Place] = field(default_factory=list)
 
-    def make(self, mode: str, *command: str, relay: bool = True, options=()) -> Place:
+    def make(
+        self, mode: str, *command: str, relay: bool = True, options=(), network: int = 0
+    ) -> Place:
+        """A place; in the network namespace of that process, if one is given."""
         read_end, write_end = os.pipe()
+        inside = ["nsenter", f"--net=/proc/{network}/ns/net"] if network else []
         popen = subprocess.Popen(
             [
+                *inside,
                 *("unshare", "--fork", "--pid", "--mount", "--ipc", "--uts"),
                 *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
                 *(sys.executable, "-I", "-S", str(INIT), mode),

@@ -159,12 +159,81 @@ def test_close_external_v6_listener_on_an_address_that_is_gone_listens_everywher
     assert after(listener) == [(10, [0, 0, 0, 0], 9000, 0)]
 
 
-def test_close_external_own_address_pair_is_kept_only_where_the_address_is():
-    one, two = ("10.1.2.3", 9000), ("10.1.2.3", 41000)
-    pair = [entry(one, two, state=1, ino=1), entry(two, one, state=1, ino=2)]
-    assert after(*pair) == [CLOSED, CLOSED]
-    image = files_img(*pair)
+def words(text):
+    packed = ip_address(text).packed
+    return list(struct.unpack(f"={len(packed) // 4}I", packed))
+
+
+def pair(one, two):
+    return [entry(one, two, state=1, ino=1), entry(two, one, state=1, ino=2)]
+
+
+def ends(image):
+    return [
+        (
+            list(one.isk.src_addr),
+            one.isk.src_port,
+            list(one.isk.dst_addr),
+            one.isk.dst_port,
+        )
+        for one in images.file_entries(image)
+    ]
+
+
+def test_close_external_own_address_pair_stays_where_the_address_is():
+    image = files_img(*pair(("10.1.2.3", 9000), ("10.1.2.3", 41000)))
     assert inet.close_external(image, {ip_address("10.1.2.3")}) == image
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("10.1.2.3", "127.0.0.1"),
+        ("fd00::5", "::1"),
+        ("::ffff:10.1.2.3", "::ffff:127.0.0.1"),
+    ],
+)
+def test_close_external_own_address_pair_goes_to_loopback_elsewhere(address, loopback):
+    image = files_img(*pair((address, 9000), (address, 41000)))
+    here = {ip_address("10.9.9.9"), ip_address("127.0.0.1"), ip_address("::1")}
+    moved = inet.close_external(image, here)
+    there = words(loopback)
+    assert ends(moved) == [(there, 9000, there, 41000), (there, 41000, there, 9000)]
+    assert inet.ended_connections(image, here) == frozenset()
+    assert len(inet.connections_of(moved)) == 2
+    assert inet.close_external(moved, here) == moved
+
+
+def test_close_external_v6_pair_is_closed_where_there_is_no_ipv6():
+    image = pair(("fd00::5", 9000), ("fd00::5", 41000))
+    gone = (7, [0, 0, 0, 0], 0, 0)
+    assert after(*image, addresses=["10.1.2.3", "127.0.0.1"]) == [gone, gone]
+
+
+def test_close_external_pair_of_two_addresses_goes_whole_when_one_is_gone():
+    image = pair(("10.1.2.3", 9000), ("10.5.5.5", 41000))
+    moved = after(*image, addresses=["10.5.5.5"])
+    assert moved == [(1, [LOOPBACK], 9000, 41000), (1, [LOOPBACK], 41000, 9000)]
+
+
+def test_close_external_two_pairs_that_would_be_one_keep_the_first():
+    kept = pair(("10.1.2.3", 9000), ("10.1.2.3", 41000))
+    same = pair(("10.7.7.7", 9000), ("10.7.7.7", 41000))
+    moved = [(1, [LOOPBACK], 9000, 41000), (1, [LOOPBACK], 41000, 9000)]
+    assert after(*kept, *same) == [*moved, CLOSED, CLOSED]
+    there = pair(("127.0.0.1", 9000), ("127.0.0.1", 41000))
+    assert after(*kept, *there) == [CLOSED, CLOSED, *moved]
+
+
+def test_close_external_own_pair_with_an_end_that_was_cut_does_not_move():
+    image = pair(("10.1.2.3", 9000), ("10.1.2.3", 41000))
+    assert after(*image, cut=[1]) == [CLOSED, CLOSED]
+
+
+def test_close_external_own_address_peer_outside_the_tree_is_closed():
+    half = entry(("10.1.2.3", 9000), ("10.1.2.3", 41000), state=1)
+    assert after(half) == [CLOSED]
+    assert after(half, addresses=["10.1.2.3"]) == [CLOSED]
 
 
 def test_close_external_connected_udp_is_closed_unless_local():

@@ -25,19 +25,9 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
-def card(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
-    """A false card for the agent that is started next, as a kernel is told of it."""
-    folder = tmp_path_factory.mktemp("card")
-    library = fake_cards.library(tmp_path_factory)
-    state = fake_cards.driver(library, folder, monkeypatch)
-    # Sessions are other users.
-    for one in (folder.parent, folder, state):
-        one.chmod(0o777)
-    with fake_cards.device_file() as device:
-        device.chmod(0o666)
-        yield f"{state}:{device}"
+def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with fake_cards.card_for_sessions(tmp_path_factory) as card:
+        yield card
 
 
 def is_stopped(stack: Stack, name: str, pid: int) -> bool:

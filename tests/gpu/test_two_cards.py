@@ -69,3 +69,87 @@ def _cards_of(pid: int) -> set[str]:
     return {
         c.uuid for c in found for p in c.processes if p.pid == pid and p.memory > large
     }
+
+
+#: Two ranks, a card each; a line is how many steps they take, the answer their losses.
+RANKS = """
+import subprocess, sys
+code = '''
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", init_method=store, rank=rank, world_size=2)
+torch.manual_seed(rank)
+model = torch.nn.Linear(1024, 1024).cuda()
+model = DistributedDataParallel(model, device_ids=[rank])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for line in sys.stdin:
+    losses = []
+    for _ in range(int(line)):
+        x = torch.randn(64, 1024, device="cuda")
+        loss = (model(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(losses, flush=True)
+'''
+ranks = [
+    subprocess.Popen(
+        [sys.executable, "-c", code, str(rank), "tcp://127.0.0.1:29511"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    for rank in range(2)
+]
+def steps(count):
+    for one in ranks:
+        print(count, file=one.stdin, flush=True)
+    return [eval(one.stdout.readline()) for one in ranks]
+def end():
+    for one in ranks:
+        one.stdin.close()
+    return [one.wait() for one in ranks]
+"""
+#: Without these NCCL shares GPU memory between its ranks (CUDA IPC).
+BY_SOCKET = """
+import os
+os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+"""
+
+
+def uninterrupted(session) -> list[list[float]]:
+    one = session()
+    one(BY_SOCKET + RANKS + "None")
+    losses = one("steps(6)")
+    one("end()")
+    return losses
+
+
+def test_ranks_of_a_session_train_on_with_equal_losses(session, cards):
+    """They talk by sockets over the machine's own address, and share NCCL's port."""
+    expected = uninterrupted(session)
+    one = session()
+    one(BY_SOCKET + RANKS + "None")
+    losses = one("steps(2)")
+    for _ in range(2):
+        one.cycle()
+        more = one("steps(2)")
+        losses = [seen + new for seen, new in zip(losses, more, strict=True)]
+    assert losses == expected
+    assert one("end()") == [0, 0]
+
+
+def test_ranks_that_share_gpu_memory_are_refused_and_train_on(session, cards):
+    expected = uninterrupted(session)
+    one = session()
+    one(RANKS + "None")
+    losses = one("steps(3)")
+    answer = one.capture()
+    if (answer.get("failure") or {}).get("code") != "gpu_ipc":
+        pytest.skip("NCCL shares no GPU memory between the ranks of this machine")
+    more = one("steps(3)")
+    seen = [first + rest for first, rest in zip(losses, more, strict=True)]
+    assert seen[0] == pytest.approx(expected[0])  # another way to add them up
+    assert one("end()") == [0, 0]

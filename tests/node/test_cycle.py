@@ -1,5 +1,13 @@
 """A session through the agent's HTTP calls: captured, released, brought back."""
 
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.agent import wait_for
+from tests.support.ranks import PROGRAM as RANKS
+
 
 def test_capture_release_restore_keeps_kernel_and_variables(agent, jupyter, places):
     server = jupyter()
@@ -53,3 +61,37 @@ def test_programs_that_a_cell_left_behind_are_saved_each_time(agent, jupyter, pl
         restored = agent.restore(server.place, checkpoint)
         assert restored[-1].get("tree"), restored[-1]
         assert server.run(kernel, asked) == had
+
+
+@pytest.fixture
+def own_address():
+    """An address of this machine beside loopback, as an interface has."""
+    words = ["10.9.8.7/32", "dev", "lo"]
+    subprocess.run(["ip", "address", "add", *words], check=True)
+    yield "10.9.8.7"
+    subprocess.run(["ip", "address", "del", *words], check=True)
+
+
+def test_ranks_that_share_a_port_come_back_three_times(agent, places, own_address):
+    """As NCCL's do: over the machine's own address, and with one port for both."""
+    program = RANKS.format(family="AF_INET", address=own_address, loop="127.0.0.1")
+    place = places("start", sys.executable, "-c", program, env={})
+
+    def reports() -> bool:
+        seen = place.output.read_text()
+        assert "lost" not in seen
+        assert "got" not in seen
+        return seen.count("rank 0 at") > 5 and seen.count("rank 1 at") > 5
+
+    wait_for(reports)
+    for generation in (1, 2, 3):
+        checkpoint = f"cp-{generation}"
+        captured = agent.capture(place, checkpoint, generation)
+        assert captured[-1].get("checkpoint"), captured[-1]
+        path = f"/v1/sessions/{place.incarnation}/release"
+        released = agent.post(path, {"checkpoint": checkpoint})
+        assert released.json()["state"] == "gone"
+        place = places("hold")
+        restored = agent.restore(place, checkpoint)
+        assert restored[-1].get("tree"), restored[-1]
+        wait_for(reports)

@@ -4,6 +4,9 @@ The program ends when it runs while its card is away, so each of these tests als
 that it does not.
 """
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from tests.support.agent import wait_for
@@ -40,6 +43,33 @@ def test_a_saved_session_is_taken_back(agent, session):
     computes(session)
     assert holders(session) == 1
     assert agent.get("/v1/checkpoints").json() == []
+
+
+@pytest.fixture
+def small_store(agent):
+    """Room for the beginning of a session in the agent's store."""
+    store = f"{agent.folder}/store"
+    options = ["-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", store]
+    subprocess.run(["mount", *options], check=True)
+    yield Path(store)
+    agent.kill()
+    subprocess.run(["umount", "-l", store], check=True)
+
+
+def test_store_that_is_full_in_the_middle_gives_the_card_its_memory_back(
+    agent, session, small_store
+):
+    events = agent.capture(session, "cp")
+    assert events[-1]["failure"]["code"] == "store_full"
+    begun = [one["step"]["step"] for one in events if one.get("step")]
+    assert {"gpu", "dump"} <= {*begun}
+    computes(session)
+    assert holders(session)
+    assert [path for path in small_store.rglob("*") if path.is_file()] == []
+    # It is not emptied a second time for the same end.
+    again = agent.capture(session, "cp-2")
+    assert again[-1]["failure"]["code"] == "store_full"
+    assert {one["step"]["step"] for one in again if one.get("step")} == {"preflight"}
 
 
 def test_agent_killed_while_memory_moves_out_lets_no_program_run_without_it(

@@ -36,6 +36,7 @@ from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
+from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import capture
@@ -536,6 +537,7 @@ def tools_of(recovery, cards, client=None) -> WorkflowTools:
         work=None,
         accelerator=cards,
         memory=HostMemory(),
+        room=StoreRoom(releases.store.free_bytes),
     )
 
 

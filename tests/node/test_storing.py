@@ -168,3 +168,12 @@ def test_workers_are_processes_of_their_own_and_end_with_the_store(opened):
     save(store)
     store.close()
     assert opened(store_workers=0).pool is None
+
+
+def test_what_is_sent_over_a_network_is_compressed_all_the_same(opened, tmp_path):
+    """In the folder in front of it as well: it is sent from there as it is."""
+    store = opened(store_local_dir=str(tmp_path / "fast"))
+    numbers = b"".join(number.to_bytes(8, "big") for number in range(1 << 18))
+    writer = store.repository.begin(id="two", key=KEY, incarnation="i", generation=1)
+    writer.add("pages", numbers)
+    assert writer.commit().stored_bytes < 0.7 * len(numbers)

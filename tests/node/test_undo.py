@@ -15,6 +15,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus
 from jupyterhub_gpu_reclaim.node.workflows import capture
 from jupyterhub_gpu_reclaim.node.workflows import recovery as recovery_module
@@ -287,6 +288,7 @@ async def test_roll_back_after_a_commit_that_won_keeps_what_may_be_all_that_is_l
         work=None,
         accelerator=releases.accelerator,
         memory=HostMemory(),
+        room=StoreRoom(releases.store.free_bytes),
     )
     operation = Operation("capture", KEY, "cp")
     taken_back = capture.Capture(tools, session, operation, 1)

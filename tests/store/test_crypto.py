@@ -98,12 +98,12 @@ def test_block_is_bound_to_number_kind_chunks_and_length():
 
 
 def test_chunk_ids_are_of_contents_and_key():
-    rows = memoryview(bytes(4096) + os.urandom(4096) + bytes(4096))
-    ids = crypto.ChunkIds(KEY).of(rows, 4096, [0, 1, 2])
+    chunks = [memoryview(made) for made in (bytes(4096), os.urandom(4096), bytes(4096))]
+    ids = crypto.ChunkIds(KEY).of(chunks)
     one, two, three = ids[:16], ids[16:32], ids[32:]
     assert one == three != two
-    assert crypto.ChunkIds(KEY).of(rows, 4096, [2]) == one
-    assert crypto.ChunkIds(bytes(32)).of(rows, 4096, [2]) != one
+    assert crypto.ChunkIds(KEY).of(chunks[2:]) == one
+    assert crypto.ChunkIds(bytes(32)).of(chunks[2:]) != one
 
 
 def test_no_key_is_ever_shown():

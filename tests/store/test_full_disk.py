@@ -19,6 +19,15 @@ def repository(small_disk):
     return Repository(FolderBackend(small_disk), clock=ManualClock(), keys=KEYS)
 
 
+RESERVE = 150_000
+BLOCK = 8192
+
+
+def left(disk):
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize
+
+
 def begin(repository, name):
     return repository.begin(id=name, key=SessionKey("u"), incarnation="i", generation=1)
 
@@ -55,3 +64,62 @@ def test_full_disk_at_commit_is_store_full_and_leaves_nothing(repository, small_
     again = begin(repository, "c1")
     again.add("pages.img", b"1")
     assert again.commit().id == "c1"
+
+
+def fill(writers):
+    """Let them write in turns, until one is refused; the error."""
+    while True:
+        for writer in writers:
+            try:
+                writer.write(os.urandom(BLOCK))
+            except StoreError as error:
+                return error
+
+
+def test_writers_leave_the_reserve_to_others(small_disk):
+    backend = FolderBackend(small_disk, reserve=RESERVE)
+    writers = [backend.create(f"packs/c/{number:08x}") for number in range(16)]
+    error = fill(writers)
+    assert error.reason is Reason.STORE_FULL
+    assert RESERVE <= left(small_disk) < RESERVE + 16 * BLOCK
+    assert backend.free_bytes() == left(small_disk) - RESERVE
+    for writer in writers:
+        writer.drop()
+
+
+def test_what_frees_room_may_use_the_reserve(small_disk):
+    backend = FolderBackend(small_disk, reserve=RESERVE)
+    pack = backend.create("packs/c/00000000")
+    fill([pack])
+    backend.publish("removing/c", bytes(BLOCK * 2))
+    backend.replace("removing/c", bytes(BLOCK * 2))
+    assert left(small_disk) < RESERVE
+    pack.drop()
+
+
+def test_reserve_is_never_more_than_a_twentieth(small_disk):
+    most = FolderBackend(small_disk).free_bytes()
+    kept = most - FolderBackend(small_disk, reserve=10**12).free_bytes()
+    assert 0 < kept <= 4 * 2**20 // 20
+
+
+def test_object_that_was_refused_had_written_nothing_of_that_block(small_disk):
+    backend = FolderBackend(small_disk, reserve=RESERVE)
+    writer = backend.create("packs/c/00000000")
+    fill([writer])
+    free = left(small_disk)
+    with pytest.raises(StoreError, match="more needed"):
+        writer.write(bytes(2**20))
+    assert left(small_disk) == free
+    writer.drop()
+
+
+def test_file_system_that_does_not_tell_its_size_has_no_limit(tmp_path, monkeypatch):
+    told = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: told)
+    backend = FolderBackend(tmp_path / "store", reserve=RESERVE)
+    assert backend.free_bytes() is None
+    writer = backend.create("packs/c/00000000")
+    writer.write(bytes(BLOCK))
+    writer.finish()
+    assert backend.length("packs/c/00000000") == BLOCK

@@ -58,6 +58,20 @@ def device():
         yield path
 
 
+@contextlib.contextmanager
+def card_for_sessions(tmp_path_factory):
+    """A false card for the agent that is started inside; as a kernel is told of it."""
+    folder = tmp_path_factory.mktemp("card")
+    made = library(tmp_path_factory)
+    with pytest.MonkeyPatch.context() as monkeypatch, device_file() as path:
+        state = driver(made, folder, monkeypatch)
+        path.chmod(0o666)
+        # Sessions are other users.
+        for one in (folder.parent, folder, state):
+            one.chmod(0o777)
+        yield f"{state}:{path}"
+
+
 def start(driver, device, agent, places):
     """Starts a program with a false card; what else it does is told by words."""
 

@@ -5,12 +5,13 @@ sockets held by a process of the tree are touched, and connections that wait in 
 listener's accept queue.
 
 A connection is the session's own when both of its ends are sockets of its tree: such a
-pair is restored with the data in flight (CRIU's ``--tcp-established``). Everything else
-leads outside, on loopback too: in the local placement the Hub, the proxy and another
-session are all on 127.0.0.1. The same rule decides over the live sockets and over the
-image. Cutting first lets the other side notice at once; rewriting the image is what
-makes the restore safe, because a socket may be opened after the cut, or its program may
-not have closed it (``docs/explanation/criu.md``).
+pair is restored with the data in flight (CRIU's ``--tcp-established``), on loopback
+where its addresses are not those of the place any more. Everything else leads outside,
+on loopback too: in the local placement the Hub, the proxy and another session are all
+on 127.0.0.1. The same rule decides over the live sockets and over the image. Cutting
+first lets the other side notice at once; rewriting the image is what makes the restore
+safe, because a socket may be opened after the cut, or its program may not have closed
+it (``docs/explanation/criu.md``).
 
 A connection that was not accepted yet cannot be saved: CRIU is told to leave it out
 (``--skip-in-flight``), so its other end, if that is the session's own, counts as cut.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
@@ -296,6 +297,11 @@ def _unaccepted(
     ]
 
 
+_LOOPBACK: Final[dict[int, Address]] = {
+    4: IPv4Address("127.0.0.1"),
+    6: IPv6Address("::1"),
+}
+_MAPPED: Final = bytes(10) + b"\xff\xff"  # before an IPv4 address as one of IPv6
 _WILDCARDS: Final = (IPv4Address(0), address_of(bytes(16)))
 
 
@@ -350,32 +356,71 @@ def _is_here(bound: Address, addresses: Collection[Address]) -> bool:
 
 
 class _Judge:
-    """Decides which sockets of one image are restored, at one place."""
+    """Decides which sockets of one image are restored, at one place, and how."""
 
     def __init__(
         self, files_img: bytes, addresses: Collection[Address], cut: Collection[int]
     ) -> None:
         self._addresses = addresses
         self._cut = cut
-        self._links = {
+        links = dict.fromkeys(
             _link(entry.isk)
             for entry in images.file_entries(files_img)
             if _is_inet(entry)
             and entry.isk.state in _CONNECTED
             and entry.isk.ino not in cut
-            and _is_here(_link(entry.isk).local.address, addresses)
-        }
+        )
+        self._links = {link for link in links if self._stays(link)}
+        self._moved = self._move(links)
+
+    def _stays(self, link: _Link) -> bool:
+        """Whether it can be restored as it was, as far as this end goes."""
+        return _is_here(link.local.address, self._addresses)
+
+    def _move(self, links: Collection[_Link]) -> dict[_Link, _Link]:
+        """Where the session's own TCP connections go whose addresses are not here.
+
+        Both ends are ours, so both can get another address: that of loopback, which
+        stays the same wherever the session is restored from now on. Two connections
+        that would be the same one then are left out.
+        """
+        moved: dict[_Link, _Link] = {}
+        taken = set(self._links)
+        for link in links:
+            pair = (link, link.reverse)
+            if (
+                link.protocol != socket.IPPROTO_TCP
+                or link.reverse not in links
+                or link in moved
+                or all(self._stays(end) for end in pair)
+            ):
+                continue
+            there = _LOOPBACK[link.local.address.version]
+            if there.version == 6 and there not in self._addresses:
+                continue  # IPv6 is switched off here
+            goes = _Link(
+                link.protocol,
+                Endpoint(there, link.local.port),
+                Endpoint(there, link.remote.port),
+            )
+            if goes in taken or goes.reverse in taken:
+                continue
+            taken |= {goes, goes.reverse}
+            moved |= {link: goes, link.reverse: goes.reverse}
+        return moved
 
     def is_over(self, isk: Any) -> bool:
         """Whether its connection does not come back."""
         link = _link(isk)
-        here = _is_here(link.local.address, self._addresses)
         connected = isk.state in _CONNECTED and isk.dst_port != 0
+        stays = link in self._moved or (
+            self._stays(link) and not _leads_out(link, self._links)
+        )
         return bool(
             isk.ino in self._cut
             or isk.state in _CONNECTING
             or isk.state == TcpState.TIME_WAIT
-            or (connected and (not here or _leads_out(link, self._links)))
+            or (connected and not stays)
         )
 
     def close(self, isk: Any) -> bool:
@@ -387,7 +432,14 @@ class _Judge:
             return _unbind(isk)
         if _has_ended(isk):
             return _unbind(isk)
-        if _is_here(_link(isk).local.address, self._addresses):
+        link = _link(isk)
+        if _is_connection(isk) and link in self._moved:
+            goes = self._moved[link]
+            _write(isk, "src_addr", goes.local.address)
+            _write(isk, "dst_addr", goes.remote.address)
+            isk.ClearField("ifname")
+            return True
+        if self._stays(link):
             return False
         if isk.proto == socket.IPPROTO_TCP and isk.state != TcpState.LISTEN:
             return _unbind(isk)  # it was bound to an address that is not there
@@ -413,6 +465,15 @@ def _unbind(isk: Any) -> bool:
     _zero(isk, "dst_addr")
     isk.ClearField("ifname")
     return True
+
+
+def _write(isk: Any, field: str, address: Address) -> None:
+    """An address; an IPv4 one mapped, where the socket is of IPv6."""
+    packed = address.packed
+    if isk.family == socket.AF_INET6 and len(packed) == 4:
+        packed = _MAPPED + packed
+    isk.ClearField(field)
+    getattr(isk, field).extend(struct.unpack(f"={_width(isk)}I", packed))
 
 
 def _zero(isk: Any, field: str) -> None:

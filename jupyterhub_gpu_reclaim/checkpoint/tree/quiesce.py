@@ -58,7 +58,8 @@ def cut_in_silence(tree: Snapshot, *, patience: float = PATIENCE) -> inet.Cut:
     _wait_still(server, lambda: _handed_on(tree.init.pid, server, links), patience)
     with listeners.deaf(tree.init.pid, server):
         cut = inet.cut_external(tree.init.pid, pids)
-        _wait_still(server, lambda: _has_noticed(server, cut.inodes), patience)
+        if cut.destroyed:
+            _wait_still(server, lambda: _has_noticed(server, cut.inodes), patience)
         processes.stop(server, _STOP_SECONDS)
     return cut
 

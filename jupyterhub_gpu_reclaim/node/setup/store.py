@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.format.keys import load_keys, make_key_file
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
@@ -78,7 +80,7 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
         clock=clock,
         keys=keys,
         pool=pool,
-        compression=settings.compression,
+        compression=_compression(settings, backend),
         read_back=settings.store_read_back,
     )
     upload = None
@@ -97,15 +99,17 @@ def backend_of(settings: StoreSettings) -> Backend:
         BadRequest: the settings make no sense together.
         StoreError: a folder cannot be made or is not ours.
     """
+    reserve = int(settings.store_reserve_gb * _GB)
     spec = spec_of(
         settings.store_url,
         options=settings.store_options,
         options_file=settings.store_options_file,
         patience=settings.store_patience_seconds,
+        reserve=reserve,
     )
     if not settings.store_local_dir:
         return open_backend(spec)
-    local = spec_of(settings.store_local_dir)
+    local = spec_of(settings.store_local_dir, reserve=reserve)
     if local == spec:
         what = "store_local_dir and store_url are the same folder."
         raise BadRequest(Reason.INVALID, what=what)
@@ -126,6 +130,13 @@ def keys_of(settings: StoreSettings, state: Path) -> Wrapper:
         folder=Path(folder) if folder else None,
         hook=settings.master_key_service or None,
     )
+
+
+def _compression(settings: StoreSettings, backend: Backend) -> str:
+    """What is sent over a network is compressed, however fast it seems to be taken."""
+    if settings.compression == "auto" and not isinstance(backend, FolderBackend):
+        return Compression.LZ4
+    return str(settings.compression)
 
 
 def key_file(settings: StoreSettings, state: Path) -> Path | None:

@@ -30,7 +30,6 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Event, Finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
@@ -86,6 +85,7 @@ class Look(NamedTuple):
     found: list[Finding]  #: everything that keeps the session from being saved now
     survey: Survey
     gpus: Gpus | None
+    most: int  #: bytes that it may store
 
 
 async def ask_server(tools: WorkflowTools, session: Session) -> list[Finding]:
@@ -129,10 +129,9 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     rights = rights_of(snapshot.processes)
     found += refuse_beyond_agent(rights)
     found += refuse_reaching(rights, session, tools.trusted_capabilities)
-    needed, free = trees.resident_bytes(snapshot) + moved, tools.store.free_bytes()
-    if free is not None and free < needed:
-        found.append(finding(Reason.STORE_FULL, needed=size(needed), free=size(free)))
-    return Look(found, survey, gpus)
+    most = trees.resident_bytes(snapshot) + moved
+    found += tools.room.findings(session.incarnation, most)
+    return Look(found, survey, gpus, most)
 
 
 class Capture:
@@ -155,6 +154,7 @@ class Capture:
         self._limits = tools.limits
         self._writer: CheckpointWriter | None = None
         self._committing = False
+        self._most = 0
         former = trees.record_of(tools.records, session)
         self._record = Record(
             operation="capture",
@@ -173,9 +173,11 @@ class Capture:
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
         """Run the capture; the last event is the checkpoint."""
-        del operation
-        async for event in durably(self._steps(), self._tools.records):
-            yield event
+        try:
+            async for event in durably(self._steps(), self._tools.records):
+                yield event
+        finally:
+            self._tools.room.release(operation)
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         """Yields what must be durable before the next step is taken."""
@@ -201,6 +203,9 @@ class Capture:
         # at the next start what is unfinished then.
         except Exception as error:
             why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
+            if why.reason is Reason.STORE_FULL and self._writer is not None:
+                stored = self._writer.stored_bytes
+                self._tools.room.ran_out(self._session.incarnation, self._most, stored)
             yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
             stage = await self._roll_back()
             if stage is not Stage.CAPTURED:
@@ -253,17 +258,25 @@ class Capture:
             return snapshot, login, look
 
     def _promise(self, snapshot: Snapshot, look: Look) -> None:
-        """Keep the memory that its GPUs' is moved into, until it is there.
+        """Keep the memory that its GPUs' is moved into, and its room in the store.
 
         Raises:
-            Refused: others reserved it meanwhile (``not_enough_memory``).
+            Refused: others took it meanwhile (``not_enough_memory``, ``store_full``).
         """
+        self._most = look.most
+        self._tools.room.claim(
+            self._operation, self._session.incarnation, look.most, self._taken
+        )
         before = trees.resident_bytes(snapshot)
         need = dataclasses.replace(
             _need(self._session, look.gpus),
             taken=lambda: trees.resident_bytes(self._tree()) - before,
         )
         self._tools.memory.promise(self._operation, need)
+
+    def _taken(self) -> int:
+        """Bytes that the store has dealt with."""
+        return self._writer.logical_bytes if self._writer is not None else 0
 
     async def _save(
         self, snapshot: Snapshot, login: ServerLogin, survey: Survey

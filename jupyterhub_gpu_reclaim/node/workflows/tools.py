@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
     from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
     from jupyterhub_gpu_reclaim.node.operations.records import Records
+    from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
     from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
@@ -37,4 +38,5 @@ class WorkflowTools:
     work: Path
     accelerator: Accelerator
     memory: HostMemory
+    room: StoreRoom
     trusted_capabilities: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ def spec_of(
     options: Mapping[str, str] | None = None,
     options_file: str = "",
     patience: float = PATIENCE_SECONDS,
+    reserve: int = 0,
 ) -> Spec:
     """The spec of a folder's path, a ``file://`` address or an object store's.
 
@@ -38,6 +39,7 @@ def spec_of(
         options: of an object store; see :class:`~.object_options.ObjectOptions`.
         options_file: the same.
         patience: seconds for which an object store's requests are repeated.
+        reserve: bytes that stay free on a folder's file system.
 
     Raises:
         BadRequest: it is no such place, or has options that it cannot have.
@@ -46,7 +48,7 @@ def spec_of(
     if path.startswith("/"):
         if options or options_file:
             raise BadRequest(Reason.INVALID, what="A folder has no store options.")
-        return {"kind": "folder", "path": path}
+        return {"kind": "folder", "path": path, "reserve": reserve}
     given = ObjectOptions(url, dict(options or {}), options_file)
     return {"kind": "objects", **given.spec(), "patience": patience}
 
@@ -60,7 +62,7 @@ def open_backend(spec: Spec) -> Backend:
     """
     match spec.get("kind"):
         case "folder":
-            return FolderBackend(Path(spec["path"]))
+            return FolderBackend(Path(spec["path"]), reserve=spec["reserve"])
         case "objects":
             patience = float(spec["patience"])
             options = ObjectOptions.from_spec(spec)

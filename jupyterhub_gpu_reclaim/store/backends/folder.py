@@ -33,7 +33,7 @@ from jupyterhub_gpu_reclaim.store.format.layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.store.backend import Buffer, Spec
@@ -46,6 +46,13 @@ _NOBODYS = {"lost+found"}
 _NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+#: The reserve is at most this part of the file system.
+_RESERVE_PART = 20
+#: A writer takes a part of the room before it looks again, so that this many of them
+#: that look at once do not take more than there is. One that then waits, while others
+#: take the rest, uses as much of the reserve at most.
+_WRITERS = 32
+_CLAIM_BYTES = 1 << 20
 
 
 class FolderBackend:
@@ -53,14 +60,18 @@ class FolderBackend:
 
     Args:
         root: made when it is missing. One that others may enter is closed to them.
+        reserve: bytes of the file system that :meth:`create` leaves free, but no more
+            than a twentieth of it. Small objects may use them: what frees room needs
+            some.
 
     Raises:
         StoreError: it cannot be made, is no folder, belongs to another user, or others
             may enter it and it holds something else than a store.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, reserve: int = 0) -> None:
         self._root = root
+        self._reserve = reserve
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = root.stat()
@@ -75,15 +86,14 @@ class FolderBackend:
 
     def create(self, name: str) -> _FileWriter:
         """Begin a file under ``tmp/``; ``finish`` gives it its name."""
-        path = self._root / name
-        if path.exists():
-            raise ObjectExists(name)
-        return self._begin(name)
+        self._refuse_existing(name)
+        return self._begin(name, claim=self._claim)
 
     def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
         """The same for a small one, in one go."""
         del needs  # there is one place only
-        self._write_whole(self.create(name), data)
+        self._refuse_existing(name)
+        self._write_whole(self._begin(name), data)
 
     def replace(self, name: str, data: bytes) -> None:
         """Like :meth:`publish`, over an existing object."""
@@ -135,16 +145,42 @@ class FolderBackend:
                 folder.rmdir()
 
     def free_bytes(self) -> int | None:
-        """Free space for users other than root: root's reserve must not be filled."""
+        """Free space beside the reserve, and beside what the system keeps for root.
+
+        None on a file system that does not tell its size, as some of FUSE's.
+        """
         try:
             found = os.statvfs(self._root)
         except OSError as error:
             translate(error, str(self._root))
-        return found.f_bavail * found.f_frsize
+        size = found.f_blocks * found.f_frsize
+        if not size:
+            return None
+        reserve = min(self._reserve, size // _RESERVE_PART)
+        return max(0, found.f_bavail * found.f_frsize - reserve)
 
     def spec(self) -> Spec:
-        """Its path."""
-        return {"kind": "folder", "path": str(self._root.absolute())}
+        """Its path, and the reserve."""
+        path = str(self._root.absolute())
+        return {"kind": "folder", "path": path, "reserve": self._reserve}
+
+    def _claim(self, needed: int) -> int:
+        """How much may be written before it is asked again; no less than needed.
+
+        Raises:
+            StoreError: ``STORE_FULL``; nothing was written.
+        """
+        room = self.free_bytes()
+        if room is None:
+            return max(needed, _CLAIM_BYTES)
+        if room < needed:
+            more = f"{text.size(needed)} more"
+            raise StoreError(Reason.STORE_FULL, needed=more, free=text.size(room))
+        return max(needed, min(room // _WRITERS, _CLAIM_BYTES))
+
+    def _refuse_existing(self, name: str) -> None:
+        if (self._root / name).exists():
+            raise ObjectExists(name)
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[int]:
@@ -156,7 +192,13 @@ class FolderBackend:
             finally:
                 os.close(fd)
 
-    def _begin(self, name: str, *, replaces: bool = False) -> _FileWriter:
+    def _begin(
+        self,
+        name: str,
+        *,
+        replaces: bool = False,
+        claim: Callable[[int], int] | None = None,
+    ) -> _FileWriter:
         """A new file under ``tmp/``; a random part keeps two writers apart."""
         aside = self._root / aside_of(name, secrets.token_hex(4))
         try:
@@ -164,7 +206,7 @@ class FolderBackend:
             fd = os.open(aside, _NEW | os.O_EXCL, 0o600)
         except OSError as error:
             translate(error, name)
-        return _FileWriter(self, fd, aside, name, replaces=replaces)
+        return _FileWriter(self, fd, aside, name, replaces=replaces, claim=claim)
 
     def _write_whole(self, writer: _FileWriter, data: bytes) -> None:
         try:
@@ -209,9 +251,18 @@ class _FileWriter:
     """One file that is being written; see :class:`~.backend.ObjectWriter`."""
 
     def __init__(
-        self, folder: FolderBackend, fd: int, aside: Path, name: str, *, replaces: bool
+        self,
+        folder: FolderBackend,
+        fd: int,
+        aside: Path,
+        name: str,
+        *,
+        replaces: bool,
+        claim: Callable[[int], int] | None,
     ) -> None:
         self._folder = folder
+        self._claim = claim
+        self._claimed = 0
         self._fd = fd
         self._aside = aside
         self._name = name
@@ -220,6 +271,10 @@ class _FileWriter:
     def write(self, data: Buffer) -> None:
         """Append all of it, however the kernel cuts it up."""
         rest = memoryview(data).cast("B")
+        if self._claim is not None:
+            if self._claimed < len(rest):
+                self._claimed = self._claim(len(rest))
+            self._claimed -= len(rest)
         try:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]

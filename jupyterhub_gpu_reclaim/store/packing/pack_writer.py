@@ -8,6 +8,9 @@ room, or no store) it is unusable.
 
 from __future__ import annotations
 
+import math
+import resource
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,6 +32,13 @@ if TYPE_CHECKING:
 BUFFER_BYTES = 1 << 20
 #: Plain bytes of the blocks that are written.
 BLOCK_BYTES = 256 * 1024
+
+#: Share of the newest block in what is known of the cost of writing; so many times what
+#: is known counts at most, because one may have had to wait for something else.
+_LEARNING = 0.1
+_JUMP = 4
+#: A clock may be too coarse for a block, and what is nothing would stay nothing.
+_LEAST_COST = 1e-11
 
 #: Columns of a pack writer's counters.
 LOGICAL, STORED, KNOWN = range(3)
@@ -100,6 +110,12 @@ class PackWriter:
         self._ids: list[NDArray[np.uint64]] = []
         self._rows: list[tuple[int, int, int]] = []
         self._refs: list[NDArray[np.int64]] = []
+        #: The buffer that was taken last, and its chunks: cutting it anew each time
+        #: takes a tenth of what naming them takes.
+        self._buffer: memoryview | None = None
+        self._chunks: list[memoryview] = []
+        #: Seconds that a stored byte takes; not known before the first block.
+        self._write_cost = math.inf
 
     def put(self, file: int, first: int, data: memoryview, length: int) -> None:
         """Take whole chunks of a file.
@@ -110,11 +126,21 @@ class PackWriter:
             data: the chunks, at most :data:`BUFFER_BYTES`; may be used again on return.
             length: how many of the bytes are the file's, the rest is filling.
         """
+        self._put(file, first, data, self._cut(data), length)
+
+    def _put(
+        self,
+        file: int,
+        first: int,
+        data: memoryview,
+        chunks: list[memoryview],
+        length: int,
+    ) -> None:
         rows = np.frombuffer(data, np.uint8).reshape(-1, self._chunk)
         refs = np.zeros(len(rows), np.int64)
         found = not_zero(rows)
         if len(found):
-            refs[found] = self._place(rows, data, found)
+            refs[found] = self._place(rows, chunks, found)
         self._rows.append((file, first, len(rows)))
         self._refs.append(refs)
         self._counters[LOGICAL] += length
@@ -125,12 +151,15 @@ class PackWriter:
         Args:
             file: its number.
             at: offset in the file, a multiple of a buffer.
-            buffer: of :data:`BUFFER_BYTES`, which is changed behind ``length``.
+            buffer: of :data:`BUFFER_BYTES`, which is changed behind ``length``; best
+                the same one each time.
             length: how many of the bytes are the file's.
         """
         whole = length + -length % self._chunk
         buffer[length:whole] = bytes(whole - length)
-        self.put(file, at // self._chunk, buffer[:whole], length)
+        if buffer is not self._buffer:
+            self._buffer, self._chunks = buffer, self._cut(buffer)
+        self._put(file, at // self._chunk, buffer[:whole], self._chunks, length)
 
     def report(self) -> Report:
         """Write what is left; the packs settle in the background from now on."""
@@ -145,13 +174,18 @@ class PackWriter:
             refs=_joined(self._refs, np.empty(0, np.int64)),
         )
 
+    def _cut(self, data: memoryview) -> list[memoryview]:
+        return [data[at : at + self._chunk] for at in range(0, len(data), self._chunk)]
+
     def _place(
-        self, rows: NDArray[np.uint8], data: memoryview, found: NDArray[np.int64]
+        self,
+        rows: NDArray[np.uint8],
+        chunks: list[memoryview],
+        found: NDArray[np.int64],
     ) -> NDArray[np.int64]:
         """Where the chunks that are not zero stand, or are put now."""
-        ids = np.frombuffer(
-            self._chunk_ids.of(data, self._chunk, found.tolist()), np.uint64
-        ).reshape(-1, 2)
+        named = self._chunk_ids.of([chunks[number] for number in found.tolist()])
+        ids = np.frombuffer(named, np.uint64).reshape(-1, 2)
         if self._known is None:
             refs = np.zeros(len(found), np.int64)
         else:
@@ -184,8 +218,41 @@ class PackWriter:
 
     def _write(self, chunks: NDArray[np.uint8]) -> None:
         plain = chunks.reshape(-1).data
-        kind, data = codec.pack(plain, self._recipe.compression)
-        self._counters[STORED] += self.packs.append(kind, len(chunks), data)
+        # A disk that does not keep up is what all wait for in the end.
+        cost = math.inf if self.packs.behind() else self._write_cost
+        kind, data = codec.pack(plain, self._recipe.compression, cost)
+        watch = _Stopwatch()
+        stored = self.packs.append(kind, len(chunks), data)
+        self._learn(watch.seconds() / stored)
+        self._counters[STORED] += stored
+
+    def _learn(self, cost: float) -> None:
+        known = self._write_cost if self._write_cost < math.inf else cost
+        now = known + (min(cost, known * _JUMP) - known) * _LEARNING
+        self._write_cost = max(now, _LEAST_COST)
+
+
+class _Stopwatch:
+    """What a call of this thread has taken.
+
+    A thread that never waited counts as long as it had the processor: that it was
+    another program's in between says nothing of the call.
+    """
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter()
+        self._used, self._waits = self._usage()
+
+    def seconds(self) -> float:
+        used, waits = self._usage()
+        if waits > self._waits:
+            return time.perf_counter() - self._begun
+        return used - self._used
+
+    @staticmethod
+    def _usage() -> tuple[float, int]:
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+        return usage.ru_utime + usage.ru_stime, usage.ru_nvcsw
 
 
 def not_zero(rows: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format import crypto, layout
+from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.packing import dedup_index
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
 from jupyterhub_gpu_reclaim.store.workers import pack_writers
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
-    from jupyterhub_gpu_reclaim.store.format.compression import Compression
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 #: Most chunks of a checkpoint. Their list takes about 100 bytes for each of them while
 #: it is made, so sessions that would have more get larger chunks.
 _MOST_CHUNKS = 1 << 23
+#: There is plenty of room in a store that takes so many of what is to be written.
+_AMPLE = 8
 
 
 class ActiveWrites:
@@ -111,7 +113,7 @@ class CheckpointBuilder:
                 id_key=base.body.id_key if base else crypto.new_key(),
                 chunk_bytes=base.body.chunk_bytes if base else least,
                 pack_bytes=options.pack_bytes,
-                compression=options.compression,
+                compression=self._compression(expected_bytes),
                 read_back=options.read_back,
             )
             draft = Draft(
@@ -121,6 +123,15 @@ class CheckpointBuilder:
         except BaseException:
             self._ended(checkpoint)
             raise
+
+    def _compression(self, expected_bytes: int) -> Compression:
+        """The setting; what saves time may cost room, where there is plenty of it."""
+        chosen = self.options.compression
+        if chosen is not Compression.AUTO:
+            return chosen
+        free = self.backend.free_bytes()
+        ample = free is not None and free >= expected_bytes * _AMPLE
+        return chosen if ample else Compression.LZ4
 
     def _make_room(self, checkpoint: str) -> None:
         """Remove remains of an earlier attempt; what is committed, or needed, stays."""

@@ -190,7 +190,13 @@ export class Cell {
   }
 
   #buttons(place, actions) {
-    const styles = { suspend: "btn-warning", resume: "btn-success", why: "plain" };
+    const styles = {
+      suspend: "btn-warning",
+      nap: "plain",
+      wake: "btn-success",
+      resume: "btn-success",
+      why: "plain",
+    };
     place.replaceChildren(
       ...actions.map(([action, label, spoken]) => {
         const button = document.createElement("button");

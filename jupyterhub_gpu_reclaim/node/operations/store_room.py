@@ -1,0 +1,136 @@
+"""Keeps captures from stopping sessions that the store has no room for.
+
+How much a capture stores is known at its end: zeros take no room, pages of an earlier
+generation are referenced, the rest is compressed. It is at most the session's memory.
+So the store takes what comes until nothing but its reserve is left
+(``store.backends.folder``), and a capture for which that is too little is rolled back.
+That costs its user the time in which the session stood still, so a capture is refused
+at once where it is known to end so, or where it could end so because of others:
+
+* there is no room at all;
+* captures are under way, and all of them may need more than there is. The first is
+  let try, whatever its memory: two that fill the room between them would both be lost;
+* it ran out of room before, with more than there is now, and its memory has not shrunk.
+
+All of it is forgotten when the agent ends. Then one attempt more is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+
+#: No session takes less: CRIU's images of one process, and the manifest.
+LEAST_BYTES: Final = 1 << 20
+#: Memory that has shrunk by less is the same session.
+_SAME: Final = 0.9
+#: So much more than it had stored must be free before it is tried again.
+_MORE: Final = 1.1
+#: Sessions whose shortage is remembered.
+_KEPT: Final = 256
+
+
+class _Shortage(NamedTuple):
+    """A capture that ran out of room."""
+
+    stored: int  #: bytes, when there was no more room
+    most: int  #: bytes that it might have stored
+
+
+class _Claim(NamedTuple):
+    """A capture that is under way."""
+
+    most: int
+    taken: Callable[[], int]
+
+    def left(self) -> int:
+        return max(0, self.most - self.taken())
+
+
+class StoreRoom:
+    """The room of the store; any thread may call.
+
+    Args:
+        free: bytes that captures may still take; None where that cannot be known.
+    """
+
+    def __init__(self, free: Callable[[], int | None]) -> None:
+        self._free = free
+        self._lock = threading.Lock()
+        self._claims: dict[Operation, _Claim] = {}
+        self._shortages: dict[str, _Shortage] = {}
+
+    def findings(self, incarnation: str, most: int) -> Iterator[Finding]:
+        """What is in the way of a capture that stores at most that many bytes."""
+        with self._lock:
+            short = self._short(incarnation, most)
+        if short:
+            yield finding(Reason.STORE_FULL, **short)
+
+    def claim(
+        self,
+        operation: Operation,
+        incarnation: str,
+        most: int,
+        taken: Callable[[], int] = int,
+    ) -> None:
+        """Let others know of a capture, until it ends or :meth:`release`.
+
+        Args:
+            operation: the capture.
+            incarnation: of the session.
+            most: bytes that it may store.
+            taken: bytes of them that have been dealt with.
+
+        Raises:
+            Refused: ``store_full``.
+        """
+        with self._lock:
+            self._claims.pop(operation, None)
+            if short := self._short(incarnation, most):
+                raise Refused(Reason.STORE_FULL, **short)
+            self._claims[operation] = _Claim(most, taken)
+
+    def release(self, operation: Operation) -> None:
+        """The capture stores no more. Idempotent."""
+        with self._lock:
+            self._claims.pop(operation, None)
+
+    def ran_out(self, incarnation: str, most: int, stored: int) -> None:
+        """A capture of that session had stored so much when there was no more room."""
+        with self._lock:
+            self._shortages.pop(incarnation, None)
+            self._shortages[incarnation] = _Shortage(stored, most)
+            if len(self._shortages) > _KEPT:
+                del self._shortages[next(iter(self._shortages))]
+
+    def _short(self, incarnation: str, most: int) -> dict[str, Any]:
+        """The facts for the refusal; empty when it may be tried."""
+        free = self._free()
+        if free is None:
+            return {}
+        if free < LEAST_BYTES:
+            return {"needed": f"at least {size(LEAST_BYTES)}", "free": size(free)}
+        self._claims = {op: one for op, one in self._claims.items() if not op.done}
+        others = sum(one.left() for one in self._claims.values())
+        if others and others + most > free:
+            needed = f"up to {size(others + most)} (with what is being saved now)"
+            return {"needed": needed, "free": size(free)}
+        before = self._shortages.get(incarnation)
+        if before is None or most < before.most * _SAME:
+            return {}
+        if free < before.stored * _MORE:
+            needed = f"more than {size(before.stored)} (as the last attempt showed)"
+            return {"needed": needed, "free": size(free)}
+        return {}

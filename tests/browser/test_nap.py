@@ -1,0 +1,129 @@
+"""What people see of a nap: JupyterLab, the admin page, and ours; the card is false.
+
+The kernel ends if it runs while its card is away, and JupyterLab would say so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.conftest import ON_REQUEST_ONLY, open_notebook, output_of, run_cell
+from tests.support import fake_cards, light_server
+from tests.support.screenshots import shoot
+from tests.support.stack import Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from playwright.sync_api import Locator, Page, Route
+
+    from demo.admin import Admin
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+LOOK = "print(x, len(held))"
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with fake_cards.card_for_sessions(tmp_path_factory) as card:
+        yield card
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, card: str) -> Iterator[Stack]:
+    """Its agent knows of the card."""
+    del card
+    folder = tmp_path_factory.mktemp("s")  # short: sockets stand in it
+    with Stack(folder, server=light_server.WITH_LAB, **ON_REQUEST_ONLY) as stack:
+        yield stack
+
+
+@pytest.fixture
+def notebook(
+    stack: Stack, sign_in: Callable[[str], Page], new_name: str, card: str
+) -> tuple[str, Page]:
+    """A person, and their notebook in JupyterLab; its kernel has the card."""
+    setup = f"import os; os.environ['FALSE_CARD'] = '{card}'; x = 42\n"
+    setup += (fake_cards.FAKE / "cell.py").read_text()
+    page = sign_in(new_name)
+    open_notebook(stack, page, new_name, setup, LOOK, "time.sleep(60)")
+    return new_name, page
+
+
+def nap(admin: Admin, name: str) -> None:
+    admin.call("POST", f"sessions/{name}/-/nap")
+    admin.wait(name, phase="napping")
+
+
+def cell_of(page: Page, number: int) -> Locator:
+    return page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+
+
+def with_a_card(route: Route) -> None:
+    """False cards report no use, and what uses none is not offered a nap."""
+    answer = route.fetch()
+    views = answer.json()
+    for view in views:
+        view["gpus"] = [{"uuid": "GPU-1", "name": "false", "memory": 1 << 30}]
+    route.fulfill(response=answer, json=views)
+
+
+def shows_no_error(page: Page) -> None:
+    assert page.locator(".jp-Dialog").count() == 0
+    assert page.get_by_text("Kernel Restarting").count() == 0
+
+
+def test_cell_wakes_the_kernel_and_the_tab_shows_no_error(
+    admin: Admin, notebook: tuple[str, Page]
+) -> None:
+    name, page = notebook
+    nap(admin, name)
+    assert output_of(page, 1).split() == ["42", "1"]
+    admin.wait(name, phase="running")
+    shows_no_error(page)
+
+
+def test_interrupt_and_restart_reach_a_kernel_that_naps(
+    admin: Admin, notebook: tuple[str, Page]
+) -> None:
+    name, page = notebook
+    cell_of(page, 2).locator(".cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    page.get_by_text("Python 3 (ipykernel) | Busy").wait_for()
+    nap(admin, name)
+    page.get_by_title("Interrupt the kernel").click()
+    cell_of(page, 2).get_by_text("KeyboardInterrupt").first.wait_for()
+    admin.wait(name, phase="running")
+    assert output_of(page, 1).split() == ["42", "1"]
+
+    nap(admin, name)
+    page.get_by_title("Restart the kernel", exact=True).click()
+    page.locator(".jp-Dialog").get_by_text("Restart", exact=True).click()
+    page.locator(".jp-Dialog").wait_for(state="detached")
+    admin.wait(name, phase="running")
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+    run_cell(page, 1)
+    cell_of(page, 1).get_by_text("NameError").first.wait_for()
+    shows_no_error(page)
+
+
+def test_manager_puts_a_session_to_nap_and_wakes_it_in_the_hubs_admin_page(
+    stack: Stack, admin: Admin, notebook: tuple[str, Page], sign_in: Callable[..., Page]
+) -> None:
+    name, _ = notebook
+    page = sign_in("admin")
+    page.route("**/services/gpu-reclaim/api/sessions?*", with_a_card)
+    page.goto(f"{stack.url}/hub/admin")
+    row = page.locator(f'td.gpu-reclaim[data-session="{name}/"]')
+    row.get_by_text("Running").wait_for()
+    for button in row.get_by_role("button").all():
+        assert "undefined" not in (button.get_attribute("class") or "")
+    row.get_by_role("button", name=f"Let {name} nap").click()
+    row.get_by_text("Napping").wait_for()
+    shoot(page, "nap-panel")
+    assert admin.session(name)["phase"] == "napping"
+    row.get_by_role("button", name=f"Wake {name}").click()
+    row.get_by_text("Running").wait_for()
+    assert admin.session(name)["phase"] == "running"
