@@ -116,6 +116,10 @@ class SimulatedAgent(MemoryAgent[Place]):
         async for event in self.begin_wake(incarnation):
             yield event
 
+    async def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
+        async for event in await self.follow_wake(incarnation):
+            yield event
+
     def now(self) -> float:
         return self.clock.now()
 

@@ -69,6 +69,7 @@ class People:
             self._world.ledger.work(key, place.tree)
             place.tree.active = self._world.loop.time()
             self._world.history.say(f"{key} holds {place.tree.contents} now")
+            self._world.grow(place)
 
     async def write(self, key: SessionKey, event: Event | None = None) -> None:
         """Run a cell in a session that naps: it is read when it is awake."""
@@ -117,6 +118,7 @@ class People:
         """An administrator's button."""
         del event
         if users := self._users():
+            self._world.asked_to_nap[key] = self._world.loop.time()
             await users.nap(key, "admin")
 
     async def wake(self, key: SessionKey, event: Event) -> None:

@@ -20,6 +20,11 @@ SPAN = 600.0
 NAPS_FROM = 510_000_000
 #: Share of those that have none all the same.
 NO_NAPS = 0.3
+#: Seeds from here on have crowded cards, likewise, and their share: more sessions share
+#: one card than have room on it, so that they nap for each other.
+CROWDED_FROM, CROWDED = 900_000_000, 0.4
+#: Their seconds of idleness: for a nap, and for a nap for another one.
+CROWDED_NAP_AFTER, CROWDED_ROOM_AFTER = 170.0, 20.0
 
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
@@ -113,6 +118,7 @@ class Plan:
     nodes: int = 0  #: of a cluster; 0: everything is on the Hub's machine
     naps: bool = False  #: whether sessions nap: by orders, and by policy
     nap_after: float = 0.0  #: seconds of idleness after which they do; 0: by orders
+    crowded: bool = False  #: whether more sessions share a card than have room on it
 
     def without(self, index: int) -> Plan:
         """The same, with one event less."""
@@ -135,7 +141,31 @@ def draw(seed: int) -> Plan:
             events.append(_draw(rng, table, rng.choice(keys), at))
     nodes = rng.choice([0, 0, 2, 3])
     drawn = Plan(seed, keys, _in_order(events), nodes=nodes)
-    return _with_naps(drawn) if seed >= NAPS_FROM else drawn
+    drawn = _with_naps(drawn) if seed >= NAPS_FROM else drawn
+    return _crowded(drawn) if seed >= CROWDED_FROM else drawn
+
+
+def _crowded(plan: Plan) -> Plan:
+    """The same plan, sometimes with four sessions on one card, which wake and nap."""
+    rng = random.Random(f"room {plan.seed}")
+    if rng.random() >= CROWDED:
+        return plan
+    keys = tuple(SessionKey(name) for name in ("ada", "bob", "eve", "zoe"))
+    events = list(plan.events)
+    more = keys[len(plan.keys) :]
+    events += [Event(rng.uniform(0.0, 5.0), "visit", key) for key in more]
+    for _ in range(rng.randint(15, 40)):
+        at = rng.uniform(20.0, SPAN)
+        events.append(_draw(rng, {"write": 5, "nap": 1}, rng.choice(keys), at))
+    return replace(
+        plan,
+        keys=keys,
+        events=_in_order(events),
+        nodes=0,
+        naps=True,
+        nap_after=CROWDED_NAP_AFTER,
+        crowded=True,
+    )
 
 
 def _with_naps(plan: Plan) -> Plan:

@@ -94,6 +94,7 @@ SETTINGS = Settings(
 )
 LEASE_SECONDS = 40.0
 IDLE_SECONDS = 180.0
+COOL_DOWN = 60.0
 
 
 # --- the agent ------------------------------------------------------------------------
@@ -357,6 +358,10 @@ class AgentOverWire:
         del more
         return self._wire.stream("wake", incarnation, silence=60.0)
 
+    def next_wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
+        del more
+        return self._wire.stream("next_wake", incarnation, silence=90.0)
+
     async def thaw(self, incarnation: str, **more: Any) -> Tree:
         del more
         return await self._slow("thaw", incarnation)
@@ -479,6 +484,7 @@ class Service:
         settings: Settings,
         number: int,
         nap_after: float,
+        room_after: float,
     ) -> None:
         self.program = program
         self.controller: Controller | None = None
@@ -492,6 +498,7 @@ class Service:
         self._settings = settings
         self.number = number
         self._nap_after = nap_after
+        self._room_after = room_after
         self._names = 0
 
     async def run(self) -> None:
@@ -518,8 +525,8 @@ class Service:
 
     def _controller(self, rows: Journal) -> Controller:
         idle = IdlePolicy(idle_after=IDLE_SECONDS)
-        naps = NapPolicy(idle, nap_after=self._nap_after)
-        guards = Guards(min_age=60.0, cool_down=60.0)
+        naps = NapPolicy(idle, nap_after=self._nap_after, room_after=self._room_after)
+        guards = Guards(min_age=60.0, cool_down=COOL_DOWN)
         interval = self._settings.sample_interval
         return Controller(
             journal=rows,

@@ -42,6 +42,9 @@ SETTLE = 900.0
 RETURN = 400.0
 #: Seconds within which a nap or a wake that was ordered must be.
 OBEYED = 120.0
+#: Seconds within which one that wakes on a crowded card must have room: the others are
+#: idle within a minute, or have cooled down.
+SERVED = 150.0
 #: In memory: a disk's syncs would be waited for in real time.
 FOLDER = "/dev/shm"
 _RESTS = {*LIVE, Phase.SUSPENDED, Phase.STOPPED}
@@ -151,7 +154,7 @@ class Run:
                 naps = world.plan.naps and world.naps(place)
                 if place.tree.stopped and not naps:
                     return f"the tree of {place.key} stays frozen"
-                if place.tree.unread:
+                if place.tree.unread and not world.never_idle:
                     return f"{place.key} naps, whatever it is sent"
                 known = phases.get(place.incarnation)
                 if known is (Phase.RUNNING if naps else Phase.NAPPING):
@@ -161,9 +164,34 @@ class Run:
     async def _returns(self) -> None:
         for key in self._world.plan.keys:
             await self._come_back(key)
-            if self._world.plan.naps:
+            if self._world.plan.naps and not self._world.plan.crowded:
                 with contextlib.suppress(ReclaimError):
                     await self._nap(key)
+        if self._world.plan.crowded:
+            await self._turns()
+
+    async def _turns(self) -> None:
+        """Each wakes in its turn: whoever finds the card full has room in time.
+
+        All others have just worked, so that none of them naps by itself until then.
+        """
+        world = self._world
+        if world.never_idle:
+            return
+        for key in (*world.plan.keys, *world.plan.keys):
+            place = world.reached(key)
+            if place is None or place.tree is None:
+                continue
+            for other in world.plan.keys:
+                await self._people.work(other)
+            if not place.tree.runs:
+                place.tree.unread = 1
+            end = world.loop.time() + SERVED
+            while place.tree is not None and place.tree.unread:
+                if world.loop.time() > end:
+                    law = "who wakes has room in time"
+                    world.history.wrong(law, f"{key} wakes, and waits for too long")
+                await self._until(world.loop.time() + 2.0)
 
     async def _nap(self, key: SessionKey) -> None:
         """Nothing goes wrong any more: every order, and every message, has its effect.
@@ -182,6 +210,7 @@ class Run:
         users = service.controller.users
         await users.keep(key, 900.0, "admin", manages=True)
         for wake in ("wake", "write"):
+            world.asked_to_nap[key] = world.loop.time()
             await users.nap(key, "admin")
             await self._until_it(key, Phase.NAPPING, "nap")
             if wake == "wake":

@@ -41,7 +41,9 @@ from simulation.doubles.network import Server, Weather, Wire
 from simulation.doubles.store import StoreInMemory
 from simulation.history import History
 from simulation.loop import MONDAY, LoopClock, Program, VirtualLoop, spawn
+from simulation.plan import CROWDED_NAP_AFTER, CROWDED_ROOM_AFTER
 from simulation.programs import (
+    COOL_DOWN,
     IDLE_SECONDS,
     SETTINGS,
     AgentOverWire,
@@ -58,7 +60,7 @@ from simulation.programs import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree
     from jupyterhub_gpu_reclaim.node.local_node import LocalNode
     from simulation.plan import Plan
 
@@ -113,12 +115,16 @@ class World:
         self.services: list[Service] = []
         self.programs: list[Program] = []
         self.skew = 0.0
+        self.forgetful = False  #: whether a journal was put back or lost
         self.restarts = True  #: whether killed programs come again
         self.backup: tuple[bytes, bytes] | None = None
         self.hub_backup: Database | None = None
         self.steps = 0
         #: when somebody last asked for a suspend, or a stop, of each session
         self.asked: dict[SessionKey, float] = {}
+        #: when somebody last asked for a nap of each session
+        self.asked_to_nap: dict[SessionKey, float] = {}
+        self.rooms = NapsForOthers(self)
         self._names = 0
         self._accounts = 0
         self._numbers = 0
@@ -242,6 +248,7 @@ class World:
             settings=self.settings,
             number=self._numbers,
             nap_after=self.plan.nap_after,
+            room_after=CROWDED_ROOM_AFTER if self.plan.crowded else 0.0,
         )
         self.services.append(service)
 
@@ -396,6 +403,23 @@ class World:
                     f"{place.key} is suspended at work, and nobody has asked for that",
                 )
 
+    @property
+    def never_idle(self) -> bool:
+        """Whether nobody on a crowded card naps for others, for up to an hour.
+
+        After a clock was put back, everybody was last active in the future.
+        """
+        return self.plan.crowded and self.skew < 0
+
+    def grow(self, place: Place) -> None:
+        """On a crowded card, work takes memory where there is some."""
+        machine, tree = self.machines.of(place.pid)[0], place.tree
+        if not self.plan.crowded or tree is None or tree.gpu_bytes:
+            return
+        if machine.room - machine.promised >= WANTED:
+            tree.gpu_bytes, tree.on_gpu = WANTED, True
+            self.history.say(f"{place.key} has memory on the GPU now")
+
     def running(self, key: SessionKey) -> Place | None:
         """The session's tree that its user reaches, if it runs."""
         place = self.reached(key)
@@ -448,6 +472,7 @@ class World:
 
     def put_journal(self, backup: tuple[bytes, bytes] | None) -> None:
         """Put it back; None: it is lost. The service must not run."""
+        self.forgetful = self.loop.time() > 0
         for path in self.folder.glob("journal.sqlite*"):
             path.unlink()
         main, wal = backup or (new_journal(), b"")
@@ -466,6 +491,52 @@ class World:
             (journal, "_engine", engine),
             (LeaseHolder, "has_ended", has_ended),
         ]
+
+
+class NapsForOthers:
+    """Naps that nobody ordered, sooner than idleness: for others that wake."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._last: dict[SessionKey, tuple[float, float]] = {}  #: ended; its begin
+        self._early: set[str] = set()
+
+    def ordered(self, incarnation: str) -> None:
+        """The service orders a nap: never of one that is at work."""
+        world = self._world
+        self._early.discard(incarnation)
+        for machine in world.machines:
+            place = machine.places.get(incarnation)
+            if place is None or place.tree is None or machine.skew or world.skew:
+                continue
+            now, tree = world.loop.time(), place.tree
+            asked = world.asked_to_nap.get(place.key, -1.0)
+            if not world.plan.crowded or asked >= tree.since or not tree.on_gpu:
+                continue
+            idle = now - max(tree.active, tree.since)
+            # What began while the last look or the order was on its way, nobody knows.
+            unseen = LATE_SECONDS + world.weather.slow
+            if unseen <= idle < CROWDED_ROOM_AFTER - unseen:
+                world.history.wrong(
+                    "nobody active naps for others", f"{place.key} is at work"
+                )
+            if idle < CROWDED_NAP_AFTER - SETTINGS.sample_interval - unseen:
+                self._early.add(incarnation)
+
+    def naps(self, tree: Tree) -> None:
+        """That nap has been done: not twice within the time in which it is spared."""
+        world, nap = self._world, tree.nap
+        if tree.incarnation not in self._early or nap is None:
+            return
+        now = world.loop.time()
+        ended, begun = self._last.get(tree.key, (-COOL_DOWN, 0.0))
+        if begun == nap.begun or world.forgetful:
+            return  # the same order, which has come twice
+        if now - ended < COOL_DOWN - 10.0:
+            world.history.wrong(
+                "nobody naps twice for others", f"{tree.key} naps for others again"
+            )
+        self._last[tree.key] = now, nap.begun
 
 
 class NodeApi:
@@ -498,6 +569,7 @@ class NodeApi:
     async def nap(self, incarnation: str, **more: Any) -> Any:
         """A nap: one that has failed has left the session running."""
         self._world.steps += 1
+        self._world.rooms.ordered(incarnation)
         return self._checked(incarnation, await self._node.nap(incarnation, **more))
 
     async def _checked(self, incarnation: str, events: Any) -> AsyncIterator[Any]:
@@ -507,6 +579,7 @@ class NodeApi:
                 self._look(incarnation)
             elif event.tree is not None:
                 self._world.history.say(f"{event.tree.key} naps")
+                self._world.rooms.naps(event.tree)
             yield event
 
     def _look(self, incarnation: str) -> None:

@@ -250,6 +250,25 @@ class Nap(Value, frozen=True, kw_only=True):
         return sum(gpu.memory or 0 for gpu in self.gpus)
 
 
+class CardShortage(Value, frozen=True, kw_only=True):
+    """What one wake needs of one card, in bytes, and what is free there for it."""
+
+    uuid: str
+    name: str = ""
+    needed: int
+    free: int
+
+
+class Shortage(Value, frozen=True, kw_only=True):
+    """That a wake waits for memory of its cards."""
+
+    waited: float  #: seconds, up to now
+    place: int  #: among the wakes that want the same cards, from 1 on
+    cards: list[
+        CardShortage
+    ]  #: those that have not enough, or where it is not its turn
+
+
 class Tree(Value, frozen=True, kw_only=True):
     """One incarnation on a node, as its agent reports it."""
 
@@ -268,6 +287,7 @@ class Tree(Value, frozen=True, kw_only=True):
     #: whether that pod is being deleted, by whomever: it cannot be taken back
     ending: bool = False
     nap: Nap | None = None  #: its nap, if it has one and its agent tells of it
+    shortage: Shortage | None = None  #: if it wakes, and waits for memory
 
     @property
     def runs(self) -> bool:
@@ -386,6 +406,8 @@ class SessionFacts(Value, frozen=True, kw_only=True):
     waiting_since: float | msgspec.UnsetType = msgspec.UNSET
     terms: SessionPolicy | msgspec.UnsetType = msgspec.UNSET
     nap: Nap | msgspec.UnsetType = msgspec.UNSET  #: also while it is warned
+    #: when the memory of its GPU is expected to be back, while it is moved there
+    waking_until: float | msgspec.UnsetType = msgspec.UNSET
     #: whether and why (not) it naps by itself; not while it naps
     nap_verdict: Decision | msgspec.UnsetType = msgspec.UNSET
     nap_failure: Failure | msgspec.UnsetType = msgspec.UNSET  #: of its last nap or wake

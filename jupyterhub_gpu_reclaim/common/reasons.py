@@ -124,6 +124,33 @@ class Reason(Enum):
         "nap_woken",
         "It has been awake for {awake}; it naps after {nap_after} of that.",
     )
+    NAP_ROOM = (
+        "nap_room",
+        "Idle for {idle}; another session on its GPU wakes and needs the memory.",
+    )
+    NAP_ROOM_OFF = (
+        "nap_room_off",
+        "Sessions here do not nap for others that wake.",
+    )
+    NAP_MADE_ROOM = (
+        "nap_made_room",
+        "It napped for another session {age} ago; not again within {limit}{rule}.",
+    )
+    NAP_WAITS = (
+        "nap_waits",
+        "It wakes, and waits for memory of GPU {card}: {needed} needed, {free} free.",
+        "It goes on by itself as soon as there is room.",
+        True,
+    )
+    NAP_WAKING = ("nap_waking", "It is being woken, and waits for memory of its GPU.")
+    GPU_CROWDED = (
+        "gpu_crowded",
+        (
+            "GPU {card} needs fewer seats: in the last hour {wakes} of its sessions woke"
+            " and found none that could nap for them."
+        ),
+        "Lower the number of sessions for each GPU, or suspend sooner.",
+    )
     NAP_SHORT = (
         "nap_short",
         "Its last nap lasted {lasted}: something woke it that is no use.",

@@ -184,6 +184,7 @@ class AgentApp(AgentSettings):
             lock_seconds=limits.gpu_lock,
             seconds=limits.dump,
             pages=RaisedPages(memo) if self.raise_huge_pages else None,
+            reserve=self.wake_reserve_bytes,
         )
 
     def _node(

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 #: Waiting for an operation that was cancelled before its session is killed.
 _CALL_OFF_SECONDS = 60.0
+#: Who waits for a wake asks again after so long: a reader that has left is not kept.
+_NEXT_WAKE_SECONDS = 60.0
 #: Killed sessions of which a repeated kill still hears that they are gone.
 _REMEMBERED = 256
 #: A kill waits until these have been called off, or have ended.
@@ -137,13 +139,17 @@ class LocalNode:
     async def capture(
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
-        """Capture it, attach to the capture under way, or repeat how it ended."""
+        """Capture it, attach to the capture under way, or repeat how it ended.
+
+        A wake that waits for memory of a card is called off: it would wait on.
+        """
+        await self._call_off_waiting(incarnation)
         known = self.operations.attach(incarnation, "capture", checkpoint)
         if known is not None:
             return known.follow()
         ended = await asyncio.to_thread(self.outcomes.captured, incarnation, checkpoint)
         if ended is not None:
-            return _only(ended)
+            return _told(ended)
         session = await self._find(incarnation)
         tree = await self.tree(incarnation)
         # The same call may have come twice; nothing is awaited from here to begin().
@@ -167,7 +173,7 @@ class LocalNode:
         if known is not None:
             return known.follow()
         if tree.state is TreeState.NAPPING:
-            return _only(Event(tree=tree))
+            return _told(Event(tree=tree))
         if tree.state is not TreeState.RUNNING:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
         operation = Operation(trees.NAP, session.key, "")
@@ -187,12 +193,23 @@ class LocalNode:
         if known is not None:
             return known.follow()
         if tree.state is TreeState.RUNNING:
-            return _only(Event(tree=tree))
+            return _told(Event(tree=tree))
         if tree.state is not TreeState.NAPPING:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="wake now")
         operation = Operation(nap.WAKE, session.key, "")
         work = nap.Wake(self.tools, session, operation, why)
         return self._begin(session, operation, work.run).follow()
+
+    async def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
+        """Events of the wake under way, or of the next one; orders nothing.
+
+        Empty where none begins for a while: ask again.
+        """
+        session = await self._find(incarnation)
+        operation = await self.operations.next(
+            session.incarnation, nap.WAKE, _NEXT_WAKE_SECONDS
+        )
+        return _told() if operation is None else operation.follow()
 
     async def wake_up(self, incarnation: str, why: str) -> None:
         """Wake it, and wait until that has been done.
@@ -223,7 +240,7 @@ class LocalNode:
         if refusal is not None:
             raise refusal
         if ended is not None:
-            return _only(ended)
+            return _told(ended)
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
         operation = Operation("restore", session.key, checkpoint)
         work = Restore(self.tools, self.ports, session, operation)
@@ -288,6 +305,13 @@ class LocalNode:
         await asyncio.to_thread(self.ports.release, checkpoint)
 
     # --- what is shared -----------------------------------------------------------
+
+    async def _call_off_waiting(self, incarnation: str) -> None:
+        running = self.operations.running(incarnation)
+        waits = self.tools.accelerator.shortage_of(incarnation) is not None
+        if running is not None and running.kind == nap.WAKE and waits:
+            running.cancel.set()
+            await running.wait(_CALL_OFF_SECONDS)
 
     async def _find(self, incarnation: str) -> Session:
         return await asyncio.to_thread(self.placements.find, incarnation)
@@ -370,10 +394,15 @@ class LocalNode:
         """That session's tree; None when it ended while we looked."""
         operation = self.operations.last(session.incarnation)
         try:
-            return trees.tree_of(session, record, operation)
+            tree = trees.tree_of(session, record, operation)
         except NotFound:
             return None
+        if tree.state is not TreeState.NAPPING:
+            return tree
+        shortage = self.tools.accelerator.shortage_of(session.incarnation)
+        return msgspec.structs.replace(tree, shortage=shortage)
 
 
-async def _only(event: Event) -> AsyncIterator[Event]:
-    yield event
+async def _told(*events: Event) -> AsyncIterator[Event]:
+    for event in events:
+        yield event

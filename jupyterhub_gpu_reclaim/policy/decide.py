@@ -79,6 +79,8 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
     gpus: list[GpuSample] = field(default_factory=list)
     #: What rules set for it.
     terms: SessionPolicy = SessionPolicy()
+    waking: bool = False  #: it is woken, and waits for memory of its GPU
+    made_room_at: float | None = None  #: when it was last put to nap for another one
     #: How many wait for a GPU, if it was selected to go for one of them.
     wanted: int = 0
 

@@ -46,6 +46,9 @@ class Guards(Configurable):
         600.0,
         help="""Seconds after a resume during which a session is left alone.
 
+        For so long, also, a session that was put to nap for another one is not put to
+        nap for others again.
+
         Longer spares people who come back, read, and only then work, a second resume;
         shorter gives memory back sooner after a look in passing. 0: no such time.
         Example: 1800.
@@ -93,6 +96,24 @@ class Guards(Configurable):
             ) from None
         return name
 
+    def made_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """Why it does not nap for another session so soon again; else empty."""
+        at, cool_down = snapshot.made_room_at, self._cool_down(snapshot.terms)
+        if at is None or not 0 <= now - at < cool_down:
+            return []  # a moment to come is of a clock that was put back
+        return [
+            deny(
+                Reason.NAP_MADE_ROOM,
+                at + cool_down,
+                age=duration(now - at),
+                limit=duration(cool_down),
+                rule=snapshot.terms.rule("cool_down"),
+            )
+        ]
+
+    def _cool_down(self, terms: SessionPolicy) -> float:
+        return self.cool_down if terms.cool_down is None else terms.cool_down
+
     def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every guard that forbids it now, the most telling first; may be empty."""
         return [
@@ -109,6 +130,9 @@ class Guards(Configurable):
             yield deny(Reason.WRONG_PHASE, phase=phase.value, action="be suspended")
         elif not phase.live:
             yield deny(Reason.OPERATION_IN_FLIGHT, operation=phase.value)
+        elif snapshot.waking:
+            # What it was sent has not been read, so that by its samples it is idle.
+            yield deny(Reason.NAP_WAKING)
 
     def _people(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         if snapshot.opted_out_by:
@@ -147,7 +171,7 @@ class Guards(Configurable):
         started, resumed = snapshot.started_at, snapshot.resumed_at
         terms = snapshot.terms
         min_age = self.min_age if terms.min_age is None else terms.min_age
-        cool_down = self.cool_down if terms.cool_down is None else terms.cool_down
+        cool_down = self._cool_down(terms)
         if started is not None and now - started < min_age:
             yield deny(
                 Reason.TOO_YOUNG,

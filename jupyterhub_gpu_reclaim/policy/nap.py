@@ -24,16 +24,22 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 
 
+#: Seconds of idleness after which sessions nap that share their GPU.
+SHARED_NAP_AFTER = 180.0
+
+
 class NapPolicy(Configurable):
     """Lets sessions nap that have been idle for a while.
 
     Args:
         idle: says why a session is not idle.
+        seats: how many sessions share one GPU.
         **kwargs: of traitlets.
     """
 
     nap_after = Seconds(
-        0.0,
+        None,
+        allow_none=True,
         help="""Seconds without use and without work after which a session naps.
 
         Its GPU memory is moved into the machine's memory, which must be free there; the
@@ -43,24 +49,61 @@ class NapPolicy(Configurable):
         sooner; longer spares people in a pause the seconds of a wake. What counts as
         use and as work, Keep and all guards are those of ``IdlePolicy`` and ``Guards``;
         nobody is warned. Less than ``IdlePolicy.idle_after`` makes sense, which is
-        counted from the last use, whether the session naps or not. 0: no session naps
+        counted from the last use, whether the session naps or not. None: 180 where
+        sessions share GPUs (``ReclaimService.seats_per_gpu``), else 0, since a GPU that
+        one session has for itself is of no use to others meanwhile. 0: no session naps
         by itself. Example: 180.
         """,
     ).tag(config=True)
 
-    def __init__(self, idle: IdlePolicy, **kwargs: Any) -> None:
+    room_after = Seconds(
+        60.0,
+        help="""Seconds of idleness, and of being awake, after which it naps for others.
+
+        Where a session wakes and its card is full, others on that card that have been
+        idle, and awake, for so long are put to nap at once: as few as are enough, the
+        longest idle with the most memory first. None that is in use or at work, none
+        that a guard holds, and none twice within ``Guards.cool_down``. Shorter lets
+        whoever wakes wait less; longer spares people in a pause, and keeps two sessions
+        from taking the memory from each other in turns. Only where sessions nap
+        (``nap_after``). 0: nobody naps for others. Example: 30.
+        """,
+    ).tag(config=True)
+
+    def __init__(self, idle: IdlePolicy, seats: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._idle = idle
+        self._seats = seats
+
+    @property
+    def usually_after(self) -> float:
+        """The same for a session of which no rule says otherwise."""
+        set_to: float | None = self.nap_after
+        return (
+            (SHARED_NAP_AFTER if self._seats > 1 else 0.0) if set_to is None else set_to
+        )
 
     def after(self, terms: SessionPolicy) -> float:
         """Seconds of idleness after which a session naps; 0: never by itself."""
-        return self.nap_after if terms.nap_after is None else terms.nap_after
+        return self.usually_after if terms.nap_after is None else terms.nap_after
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Why it does not nap, or the one that says it does."""
         limit, rule = self.after(snapshot.terms), snapshot.terms.rule("nap_after")
         if limit == 0:
             return [deny(Reason.NAP_OFF, rule=rule)]
+        against = self._against(snapshot, now, limit, rule)
+        if against:
+            return against
+        idle = duration(idle_for(snapshot, now))
+        return [
+            allow(Reason.NAP_IDLE, now, idle=idle, nap_after=duration(limit) + rule)
+        ]
+
+    def _against(
+        self, snapshot: SessionSnapshot, now: float, limit: float, rule: str = ""
+    ) -> list[Decision]:
+        """Every reason why it has not been idle and awake for so many seconds."""
         against = self._idle.against(snapshot, now, limit, rule)
         if snapshot.usage is not None and snapshot.usage.gpu_memory == 0:
             against = [deny(Reason.GPU_UNUSED), *against]
@@ -70,12 +113,18 @@ class NapPolicy(Configurable):
             awake, limits = duration(now - since), duration(limit) + rule
             at = since + limit
             against += [deny(Reason.NAP_WOKEN, at, awake=awake, nap_after=limits)]
+        return against
+
+    def reasons_for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """Why it does not nap for another session, or the one that says it does."""
+        if self.after(snapshot.terms) == 0:
+            return [deny(Reason.NAP_OFF, rule=snapshot.terms.rule("nap_after"))]
+        if self.room_after == 0:
+            return [deny(Reason.NAP_ROOM_OFF)]
+        against = self._against(snapshot, now, self.room_after)
         if against:
             return against
-        idle = duration(idle_for(snapshot, now))
-        return [
-            allow(Reason.NAP_IDLE, now, idle=idle, nap_after=duration(limit) + rule)
-        ]
+        return [allow(Reason.NAP_ROOM, now, idle=duration(idle_for(snapshot, now)))]
 
 
 class NapDecider:
@@ -88,9 +137,24 @@ class NapDecider:
 
     def __init__(self, guards: Guards, policy: NapPolicy) -> None:
         self._decide = Decider(guards, [policy])
+        self._guards = guards
+        self._policy = policy
         #: seconds of idleness that are needed, by what rules set; 0: it never naps
         self.after = policy.after
 
     def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every reason, the deciding one first; never empty."""
         return self._decide(snapshot, now)
+
+    @property
+    def room_after(self) -> float:
+        """Seconds of idleness that are needed to nap for another session."""
+        seconds: float = self._policy.room_after
+        return seconds
+
+    def for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """The same, where another session wakes and needs the memory of its GPU."""
+        denials = self._guards.denials(snapshot, now)
+        denials += self._guards.made_room(snapshot, now)
+        answers = self._policy.reasons_for_room(snapshot, now)
+        return denials + [each for each in answers if not each.reclaim] or answers

@@ -231,10 +231,10 @@ class ReclaimService(Application, Options):
         decide = Decider(guards, [idle, pressure])
         rules = Rules(parent=self)
         notices = Notices(parent=self)
-        naps = NapPolicy(idle, parent=self)
-        nap_after = max(naps.nap_after, rules.longest("nap_after"))
+        naps = NapPolicy(idle, seats=self.seats_per_gpu, parent=self)
+        nap_after = max(naps.usually_after, rules.longest("nap_after"))
         span = max(idle.idle_after, rules.longest("idle_after"))
-        span = max(span or under_pressure, nap_after)
+        span = max(span or under_pressure, nap_after, naps.room_after)
         controller = Controller(
             journal=journal,
             agent=agent,

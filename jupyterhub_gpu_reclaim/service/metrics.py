@@ -43,7 +43,7 @@ STEPS = {
     "suspend": ("preflight", "gpu", "connections", "dump", "files", "commit"),
     "resume": ("check", "files", "programs", "memory", "gpu", "answer"),
     "nap": ("preflight", "gpu"),
-    "wake": ("gpu",),
+    "wake": ("room", "gpu"),
 }
 #: Failures that an alert may be made of before they have ever happened.
 USUAL_FAILURES = (
@@ -192,6 +192,18 @@ def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
         PREFIX + "sessions_waiting",
         "Sessions in the queue for a GPU.",
         value=now.waiting,
+    )
+    yield GaugeMetricFamily(
+        PREFIX + "gpus_crowded",
+        "GPUs that need fewer seats: three or more of their sessions woke in the last"
+        " hour and found none that could nap for them.",
+        value=now.crowded_gpus,
+    )
+    yield CounterMetricFamily(
+        PREFIX + "wakes_unserved",
+        "Wakes that found their GPU full, and no session there that could nap for"
+        " them; they waited for one that ends, naps or is suspended.",
+        value=now.counters.wakes_unserved,
     )
     waits = HistogramMetricFamily(
         PREFIX + "wait_duration_seconds",

@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Identity,
     Nap,
     SessionKey,
+    Shortage,
     Step,
     Tree,
     TreeState,
@@ -83,6 +84,7 @@ class MemorySession:
     pod: str = ""
     gpu_memory: int = 0  #: bytes that its programs have on a GPU while it is awake
     nap: Nap | None = None
+    shortage: Shortage | None = None  #: while its wake waits for memory
     operation: MemoryOperation | None = field(default=None, repr=False)
 
     @property
@@ -104,6 +106,7 @@ class MemorySession:
             failure=self.failure,
             pod=self.pod,
             nap=self.nap if self.state is TreeState.NAPPING else None,
+            shortage=self.shortage,
         )
 
     @property
@@ -129,6 +132,7 @@ class MemoryAgent(Generic[S]):
         self.saved: dict[str, tuple[CheckpointInfo, Any]] = {}
         self.lost: list[Any] = []
         self._killed: dict[str, Tree] = {}
+        self._moved = asyncio.Event()
 
     # --- what a double may do otherwise
 
@@ -257,6 +261,13 @@ class MemoryAgent(Generic[S]):
     def begin_wake(self, incarnation: str) -> AsyncIterator[Event]:
         """Move it back, or attach to the wake under way."""
         return self._begin_move(incarnation, "wake", TreeState.RUNNING)
+
+    async def follow_wake(self, incarnation: str) -> AsyncIterator[Event]:
+        """Events of the wake under way, or of the next one, however late."""
+        session = self._find(incarnation)
+        while (operation := session.running) is None or operation.kind != "wake":
+            await self._moved.wait()
+        return operation.follow()
 
     def use(self, session: S) -> None:
         """Somebody sends something to a session, which wakes it without an order."""
@@ -393,6 +404,8 @@ class MemoryAgent(Generic[S]):
             raise _wrong(session, f"{kind} now")
         operation = session.operation = MemoryOperation(kind, "")
         operation.task = asyncio.create_task(self._move(session, operation))
+        self._moved.set()
+        self._moved = asyncio.Event()
         return operation.follow()
 
     async def _move(self, session: S, operation: MemoryOperation) -> None:

@@ -202,4 +202,22 @@ MUTANTS: dict[str, Mutant] = {
         node.FAILED_NAP,
         seed=510000119,
     ),
+    "nobody-makes-room": Mutant(
+        "Whoever woke and found the card full waited until others fell asleep.",
+        _NAPS,
+        service.NO_ROOM_MADE,
+        seed=900000039,
+    ),
+    "one-naps-for-others-again-and-again": Mutant(
+        "A session that had napped for another one was asked again at once.",
+        _NAPS,
+        service.ASKED_AGAIN,
+        seed=900000006,
+    ),
+    "who-works-naps-for-others": Mutant(
+        "A session that was at work was put to nap for another one.",
+        _NAPS,
+        service.ASKED_AT_WORK,
+        seed=900000073,
+    ),
 }

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations import operations
-from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
+from jupyterhub_gpu_reclaim.node.operations.room import CardRoom
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import capture
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
@@ -84,4 +84,4 @@ async def _not_back(self: Nap, record: Record) -> None:
 
 FAILED_NAP: tuple[Patch, ...] = ((Nap, "_roll_back", _not_back),)
 
-ROOM_TWICE: tuple[Patch, ...] = ((Accelerator, "_take_room", nothing),)
+ROOM_TWICE: tuple[Patch, ...] = ((CardRoom, "promise", nothing),)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Phase, StopPlan, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
 from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
@@ -25,6 +27,9 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
+from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot, allow
+from jupyterhub_gpu_reclaim.policy.guards import Guards
+from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 from simulation.doubles import spawner
 from simulation.mutants.patch import Patch, nothing, yes
 
@@ -230,3 +235,21 @@ LEFT_RESTORE: tuple[Patch, ...] = (
     (Outcomes, "refuse_if_leased", nothing),
     (Observed, "whole", Observed.left),  # a second guard: an empty place is no session
 )
+
+NO_ROOM_MADE: tuple[Patch, ...] = ((RoomMaker, "refresh", nothing),)
+
+
+def _never_asked(self: Guards, snapshot: SessionSnapshot, now: float) -> list[Any]:
+    del self, snapshot, now
+    return []
+
+
+ASKED_AGAIN: tuple[Patch, ...] = ((Guards, "made_room", _never_asked),)
+
+
+def _whoever(self: NapPolicy, snapshot: SessionSnapshot, now: float) -> list[Any]:
+    del self, snapshot
+    return [allow(Reason.NAP_ROOM, now, idle="0 s")]
+
+
+ASKED_AT_WORK: tuple[Patch, ...] = ((NapPolicy, "reasons_for_room", _whoever),)

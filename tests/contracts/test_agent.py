@@ -254,6 +254,7 @@ async def test_suspend_from_a_nap_comes_back_awake(node):
     assert (await node.agent.tree(name)).state is TreeState.CAPTURED
     await node.agent.release(name, "c1")
     ended = await last(node.agent.restore(node.hold(ANN), "c1"))
+    assert ended.tree is not None, ended
     assert (ended.tree.state, ended.tree.nap) == (TreeState.RUNNING, None)
 
 
@@ -271,6 +272,17 @@ async def test_kill_of_a_napping_tree_ends_it(node):
     await last(node.agent.nap(name))
     assert (await node.agent.kill(name)).state is TreeState.GONE
     assert await living(node) == {}
+
+
+async def test_wake_is_followed_whoever_orders_it_and_following_orders_none(node):
+    name = node.run_on_gpu(ANN)
+    await last(node.agent.nap(name))
+    following = asyncio.ensure_future(last(node.agent.next_wake(name)))
+    await asyncio.wait({following}, timeout=0.05)
+    assert (await node.agent.tree(name)).state is TreeState.NAPPING
+    await last(node.agent.wake(name))
+    assert (await following).tree.state is TreeState.RUNNING
+    assert await refusal(node.agent.next_wake("nobody")) is Reason.UNKNOWN_SESSION
 
 
 # --- kill and cancel

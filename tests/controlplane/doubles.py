@@ -27,12 +27,15 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import (
+    CardShortage,
     Event,
     Failure,
     Finding,
+    GpuSample,
     Placement,
     Sample,
     SessionKey,
+    Shortage,
     Step,
     TreeState,
 )
@@ -41,6 +44,8 @@ from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from jupyterhub_gpu_reclaim.testing.memory_agent import MemoryAgent, MemorySession
 
 TOKEN = "agent-token"
+#: The id of the card that all sessions share.
+CARD = "0" * 32
 #: How long the Hub waits for a server before it answers (``slow_spawn_timeout``).
 SLOW = 10.0
 #: What the Hub calls it while a server is in that state.
@@ -103,6 +108,8 @@ class NodeInMemory(MemoryAgent[Place]):
         self.kernels: list | None = None
         self.gpus: list = []  # that every session holds
         self.room: int | None = None  # so many sessions have memory on a GPU
+        self.card: int | None = None  # bytes of the one that all of them share
+        self.at_wake = asyncio.Event()  # set when one waits for memory of it
         self.samples_fail = False
         self.sample_seconds = 0.0
         self.silent: set[str] = set()  # incarnations whose node does not answer
@@ -163,11 +170,37 @@ class NodeInMemory(MemoryAgent[Place]):
 
     async def waking(self, place):
         self.calls.append("wake")
+        async for event in self._until_there_is_room(place):
+            yield event
         yield Event(step=Step(step="gpu", title="back"))
         await self._wait(place, "gpu back")
         if self.wake_failure is not None:
             yield Event(failure=self.wake_failure)
         yield Event(step=Step(step="gpu", title="back", state="done", seconds=0.002))
+
+    @property
+    def free(self) -> int:
+        """Bytes of the card."""
+        held = (p.gpu_memory for p in self.places.values() if not p.nap)
+        return (self.card or 0) - sum(held)
+
+    async def _until_there_is_room(self, place: Place):
+        room = Step(step="room", title="Waiting for a GPU", state="going")
+        begun = time.monotonic()
+        while self.card is not None and self.free < place.gpu_memory:
+            if place.operation.cancelled:
+                place.shortage = None
+                yield Event(failure=codec.failure_of(Refused(Reason.CANCELLED)))
+                return
+            rivals = [p for p in self.places.values() if p.shortage and p is not place]
+            card = CardShortage(uuid=CARD, needed=place.gpu_memory, free=self.free)
+            waited = time.monotonic() - begun
+            ahead = sum(p.shortage.waited > waited for p in rivals)
+            place.shortage = Shortage(waited=waited, place=ahead + 1, cards=[card])
+            self.at_wake.set()
+            yield Event(step=room)
+            await asyncio.sleep(0.01)
+        place.shortage = None
 
     async def _wait(self, place: Place, step: str) -> None:
         await asyncio.sleep(self.step_seconds)
@@ -202,12 +235,18 @@ class NodeInMemory(MemoryAgent[Place]):
                 key=place.key,
                 at=now,
                 kernels=self.kernels,
-                gpus=self.gpus,
+                gpus=self._gpus_of(place),
                 pod=place.pod,
             )
             for place in self.places.values()
             if place.tree().runs and place.incarnation not in self.silent
         ]
+
+    def _gpus_of(self, place: Place) -> list:
+        if self.card is None:
+            return self.gpus
+        held = [GpuSample(uuid=CARD, memory=place.gpu_memory)]
+        return held if place.gpu_memory and not place.nap else []
 
     async def preflight(self, incarnation):
         return []
@@ -227,6 +266,9 @@ class NodeInMemory(MemoryAgent[Place]):
 
     async def wake(self, incarnation):
         return self._told(self.begin_wake(incarnation))
+
+    async def next_wake(self, incarnation):
+        return self._told(await self.follow_wake(incarnation))
 
     def now(self):
         return time.time()

@@ -142,6 +142,20 @@ def test_totals_are_written_once_a_step_and_survive_a_restart(sessions):
     assert found.gpu_seconds_reclaimed == 3 * STEP * 2
 
 
+def test_session_that_shared_its_gpu_has_freed_its_share_of_it(sessions):
+    sessions.seats_per_gpu = 4
+    for name in ("ed", "fay"):
+        key = SessionKey(name)
+        saved = SessionRow(key=key, phase=Phase.SUSPENDED, since=START, gpus=1)
+        sessions.journal.save(saved)
+    tally = TotalsLog(sessions)
+    assert tally.now().gpus_freed == 0
+    sessions.clock.advance(STEP)
+    assert tally.since(1).gpu_seconds_reclaimed == STEP / 2
+    sessions.journal.save(SessionRow(key=ADA, phase=Phase.SUSPENDED, gpus=1))
+    assert tally.now().gpus_freed == 1  # three seats of four
+
+
 def test_totals_of_a_month_are_few_points_and_older_ones_are_pruned(sessions):
     tally = TotalsLog(sessions)
     tally.note()

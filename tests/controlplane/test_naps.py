@@ -376,8 +376,13 @@ class NapsWhen:
         self.verdict = verdict
         self.asked = []
 
+    room_after = 0.0
+
     def after(self, terms):
         return 1.0
+
+    def for_room(self, snapshot, now):
+        return [NOT_NOW]
 
     def __call__(self, snapshot, now):
         self.asked.append(snapshot)

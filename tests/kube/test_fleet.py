@@ -92,8 +92,11 @@ async def test_nap_and_wake_go_to_the_agent_of_its_node(cluster, service, two):
     (tree,) = await service.fleet.trees(ADA)
     assert (tree.runs, tree.nap.bytes) == (True, 5)
     assert {s.key for s in await service.fleet.samples()} == {ADA, BOB}
+    following = asyncio.ensure_future(all_of(service.fleet.next_wake(I1)))
     assert (await all_of(service.fleet.wake(I1)))[-1].tree.state is TreeState.RUNNING
     assert place.state is TreeState.RUNNING
+    followed = await asyncio.wait_for(following, 10)
+    assert followed[-1].tree.state is TreeState.RUNNING
     with pytest.raises(NotFound):
         await all_of(service.fleet.nap("nobody"))
 

@@ -19,22 +19,35 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
-from jupyterhub_gpu_reclaim.common.models import GpuSample, TreeState
+from jupyterhub_gpu_reclaim.common.models import (
+    CardShortage,
+    Event,
+    Failure,
+    GpuSample,
+    Shortage,
+    TreeState,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.nap import wakers as wakers_module
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
+from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
 from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows import capture
 from jupyterhub_gpu_reclaim.node.workflows import nap as workflow
+from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
+from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.node.test_undo import fill, full_disk
+from tests.support import gpu
 from tests.support.agent import goes_on, running_agent, wait_for
 from tests.support.fake_cards import (
     FAKE,
@@ -92,6 +105,24 @@ def test_session_naps_and_wakes_and_the_rest_of_it_runs_on(agent, session):
     assert wake(agent, session)["tree"]["state"] == "running"
     computes(session)
     assert holders(session) == 1  # the child has no use for it
+
+
+def test_agent_that_ends_waits_for_nobody_who_follows_a_wake(agent, session):
+    nap(agent, session)
+    request = (
+        f"GET /v1/sessions/{session.incarnation}/next-wake HTTP/1.1\r\n"
+        f"Host: agent\r\nAuthorization: Bearer {agent.token}\r\n\r\n"
+    )
+    with socket.socket(socket.AF_UNIX) as reader:
+        reader.connect(agent.listen.removeprefix("unix:"))
+        reader.sendall(request.encode())
+        assert state(agent, session) == "napping"  # it has been read by then
+        begun = time.monotonic()
+        agent.terminate()
+        assert time.monotonic() - begun < 8
+        assert reader.recv(1) == b""
+    agent.start()
+    assert state(agent, session) == "napping"
 
 
 def test_orders_that_are_repeated_find_it_done(agent, session):
@@ -476,17 +507,27 @@ class FullCards:
         standing()
         processes.send(self._process, signal.SIGSTOP)
 
-    def fill(self, gpus, limit, snapshot, cancel) -> None:
+    room_seconds = 0.0
+
+    def claim(self, gpus, snapshot, claim, waker) -> Shortage | None:
+        if self.free:
+            return None
+        card = CardShortage(uuid="a" * 32, name="Card", needed=1 << 30, free=0)
+        return Shortage(waited=0.0, place=1, cards=[card])
+
+    def release(self, claim) -> None:
+        pass
+
+    def fill(self, gpus, limit, snapshot, cancel, claim) -> None:
         if not self.free:
             raise ReclaimError(
                 Reason.GPU_MEMORY, card="Card", needed="1 GiB", free="0 B"
             )
 
 
-async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | None:
-    """A nap or a wake of a real session, with those cards; its error."""
+def tools_of(recovery, cards, client=None) -> WorkflowTools:
     releases = recovery.releases
-    tools = WorkflowTools(
+    return WorkflowTools(
         records=releases.records,
         store=releases.store,
         criu=None,
@@ -498,6 +539,11 @@ async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | 
         memory=HostMemory(),
         room=StoreRoom(releases.store.free_bytes),
     )
+
+
+async def run(recovery, place, cards, kind: str, client=None) -> ReclaimError | None:
+    """A nap or a wake of a real session, with those cards; its error."""
+    tools = tools_of(recovery, cards, client)
     session = recovery.placements.find(place.incarnation)
     operation = Operation(kind, session.key, "")
     work = (
@@ -547,6 +593,120 @@ async def test_wake_that_finds_the_card_full_naps_on_and_is_made_up_for(
     assert await run(recovery, counter, cards, "wake") is None
     assert records.find(counter.incarnation).nap is None
     assert goes_on(counter)
+
+
+class CrowdedCard(gpu.WellDriver):
+    """One card, of which others have so much; says what it has."""
+
+    taken = 0
+
+    def measure(self, since: float) -> list[CardUse]:
+        use = [ProcessUse(pid=1, memory=self.taken)]
+        card = CardUse(
+            uuid=gpu.CARD.uuid, name="H", free=100 - self.taken, processes=use
+        )
+        return [card]
+
+
+async def waker_of(recovery, place, monkeypatch):
+    """A wake of a nap that had 60 of the 100 bytes of a card; and that card."""
+    card = CrowdedCard(place.tree.server.pid)
+    monkeypatch.setattr(workflow, "ROOM_PAUSE", 0.01)
+    cards = FullCards(place.tree.server, 60)
+    assert await run(recovery, place, cards, "nap") is None
+    record = recovery.releases.records.find(place.incarnation)
+    there = Gpus(
+        driver="580",
+        cards=[GpuCard(uuid=gpu.CARD.uuid, name=gpu.CARD.name)],
+        users=record.nap.gpus.users,
+        uses=[GpuUse(pid=record.nap.gpus.users[0], uuid=gpu.CARD.uuid, bytes=60)],
+    )
+    nap = record.nap_at(NapStage.ASLEEP, gpus=there)
+    recovery.releases.records.save(nap)
+    accelerator = Accelerator(card, card, lock_seconds=1, seconds=9, room_seconds=0.1)
+    return card, accelerator
+
+
+async def test_wake_that_waits_says_so_and_goes_on_as_soon_as_there_is_room(
+    recovery, counter, monkeypatch
+):
+    card, accelerator = await waker_of(recovery, counter, monkeypatch)
+    card.taken = 50
+    first = await run(recovery, counter, accelerator, "wake")
+    assert first.reason is Reason.GPU_MEMORY
+    short = accelerator.shortage_of(counter.incarnation)
+    assert (short.place, short.cards[0].needed, short.cards[0].free) == (1, 60, 50)
+
+    waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
+    operation = await recovery.operations.next(counter.incarnation, "wake", 5)
+    async for event in operation.follow():
+        if event.step.step == "room":
+            break
+    assert event.step.title == "Waiting for a GPU"
+    assert accelerator.shortage_of(counter.incarnation).waited > short.waited
+    card.taken = 40
+    assert await waiting is None
+    assert [step.state for step in operation.steps] == ["done", "done"]
+    assert accelerator.shortage_of(counter.incarnation) is None
+    assert goes_on(counter)
+
+
+async def test_wake_that_is_called_off_while_it_waits_gives_its_turn_up(
+    recovery, counter, monkeypatch
+):
+    card, accelerator = await waker_of(recovery, counter, monkeypatch)
+    card.taken, accelerator.room_seconds = 100, 60
+    waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
+    operation = await recovery.operations.next(counter.incarnation, "wake", 5)
+    while accelerator.shortage_of(counter.incarnation) is None:
+        await asyncio.sleep(0.01)
+    operation.cancel.set()
+    assert (await waiting).reason is Reason.CANCELLED
+    assert accelerator.shortage_of(counter.incarnation) is None
+    assert recovery.releases.records.find(counter.incarnation).naps
+
+
+async def test_suspend_calls_off_a_wake_that_waits_for_room(
+    recovery, counter, monkeypatch
+):
+    card, accelerator = await waker_of(recovery, counter, monkeypatch)
+    card.taken, accelerator.room_seconds = 100, 60
+    waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
+    while accelerator.shortage_of(counter.incarnation) is None:
+        await asyncio.sleep(0.01)
+    releases = recovery.releases
+    node = LocalNode(
+        placements=recovery.placements,
+        ports=None,
+        operations=recovery.operations,
+        sampler=None,
+        tools=tools_of(recovery, accelerator),
+        releases=releases,
+        recovery=recovery,
+        outcomes=Outcomes(
+            placements=recovery.placements,
+            records=releases.records,
+            store=releases.store,
+        ),
+        look=list,
+    )
+    assert (await node.tree(counter.incarnation)).shortage.place == 1
+
+    class Begun:
+        """A capture that fails at once."""
+
+        def __init__(self, *_) -> None:
+            pass
+
+        async def run(self, operation):
+            yield Event(failure=Failure(code="io_uring", message="No."))
+
+    monkeypatch.setattr(capture, "Capture", Begun)
+    events = [e async for e in await node.capture(counter.incarnation, "cp", 1)]
+    assert events[-1].failure.code == "io_uring"
+    assert (await waiting).reason is Reason.CANCELLED
+    tree = await node.tree(counter.incarnation)
+    assert (tree.state, tree.shortage) == (TreeState.NAPPING, None)
 
 
 async def test_nap_that_fails_while_the_card_is_taken_is_ended_later(

@@ -45,6 +45,13 @@ def test_session_at_rest_is_a_veto(snapshot, now, phase):
     assert verdict.message == f"A session that is {phase} cannot be suspended."
 
 
+def test_session_that_waits_for_its_gpu_is_in_use_whatever_its_samples_say(
+    snapshot, now
+):
+    (veto,) = Guards().denials(snapshot(phase=Phase.NAPPING, waking=True), now)
+    assert (veto.code, veto.at) == ("nap_waking", None)
+
+
 def test_kept_session_is_a_veto_until_then(snapshot, now):
     verdict = only(snapshot(kept_until=now + 3600, kept_by="ada"), now)
     assert verdict.message == "Kept until 23:13 at the request of ada."

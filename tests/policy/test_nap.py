@@ -25,6 +25,18 @@ def test_naps_are_off_by_default(snapshot, now):
     assert (verdict.reclaim, verdict.code) == (False, "nap_off")
 
 
+def test_naps_come_after_three_minutes_where_sessions_share_gpus(snapshot, now):
+    idle = snapshot({"last_active": now - 200}, since=now - 3600)
+
+    def verdict(seats, **settings):
+        policy = NapPolicy(IdlePolicy(), seats=seats, **settings)
+        return NapDecider(Guards(), policy)(idle, now)[0].code
+
+    assert (verdict(1), verdict(2)) == ("nap_off", "nap_idle")
+    assert verdict(4, nap_after=0.0) == "nap_off"
+    assert verdict(1, nap_after=180.0) == "nap_idle"
+
+
 def test_idle_session_naps_long_before_it_is_suspended(snapshot, now):
     idle = snapshot({"last_active": now - 200}, since=now - 3600)
     (verdict,) = decider()(idle, now)

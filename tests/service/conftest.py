@@ -49,6 +49,7 @@ from tests.support.commands import Command
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 
 PREFIX = "/services/gpu-reclaim/"
@@ -94,6 +95,7 @@ class SessionsInMemory:
         self.queue: list[Waiting] = []
         self.users_since: dict[str, float] = {}
         self.lines_known: list[Line] = []
+        self.crowded_known: dict[str, CrowdedCard] = {}
         now = Point(at=1_700_000_000.0)
         self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
         self.store_known: list[StoreUse] = []
@@ -242,6 +244,9 @@ class SessionsInMemory:
     def lines(self, keys: set[SessionKey]) -> list[Line]:
         return [line for line in self.lines_known if line.key in keys]
 
+    def crowded(self) -> dict[str, CrowdedCard]:
+        return self.crowded_known
+
     def totals(self, hours: int) -> Totals:
         self.calls.append(("totals", hours))
         return self.totals_known
@@ -375,7 +380,8 @@ async def service(tmp_path):
         streams=Streams(per_person=2, total=3),
     )
     app = application(context, cookie_secret=b"c" * 32)
-    server = HTTPServer(app, max_body_size=MAX_BODY)
+    # A URL beyond Tornado's 64 KiB would be refused before any code of ours sees it.
+    server = HTTPServer(app, max_body_size=MAX_BODY, max_header_size=1 << 20)
     server.listen(0, "127.0.0.1")
     port = next(iter(server._sockets.values())).getsockname()[1]
     yield Running(f"http://127.0.0.1:{port}{PREFIX}", control, context, hub, app)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import GpuSample, Phase, SessionKey
+from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, Line
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, StoreUse, Totals
 from jupyterhub_gpu_reclaim.service.web.table import ROWS
@@ -123,6 +124,12 @@ async def test_overview_shows_what_a_session_holds_and_did(service, root):
     assert "gpu-7" in page
     assert "1 waiting for a GPU" in page
     assert "place 2 in the queue" in page
+
+
+async def test_card_that_needs_fewer_seats_is_named(service, root):
+    service.control.crowded_known = {"f00d": CrowdedCard(name="NVIDIA A100", wakes=3)}
+    page = (await root.get("all")).body.decode()
+    assert "GPU NVIDIA A100 (f00d) needs fewer seats: in the last hour 3 of" in page
 
 
 async def test_summary_shows_the_present_and_the_plot(service, root):

@@ -16,6 +16,7 @@ STATIC = (
     / "static"
 )
 WORDS = STATIC / "view" / "words.js"
+UPDATES = STATIC / "updates.js"
 MODULES = sorted(STATIC.rglob("*.js"))
 
 
@@ -93,6 +94,65 @@ def test_nap_is_told_with_what_it_has_moved_out_and_what_brings_it_back(words):
             ["Last used", "5 min ago"],
         ],
     ]
+
+
+def test_wake_is_told_by_its_place_and_then_by_the_seconds_that_are_left(words):
+    nap = {"begun": NOW - 60, "gpus": [CARD]}
+    cases = {
+        "Waiting for a GPU, place 2": {"place": 2},
+        "Your GPU memory is coming back, 2 s": {"waking_until": NOW + 1.4},
+        "Your GPU memory is coming back": {"waking_until": NOW - 3},
+    }
+    views = [
+        view(phase="napping", facts={"nap": nap, **facts}) for facts in cases.values()
+    ]
+    assert words(*[("inOneLine", one, NOW) for one in views]) == list(cases)
+    (full,) = words(("inFull", views[0], NOW))
+    assert full[0] == ["GPU memory", "12 GB: waiting for a GPU, place 2"]
+    # A place without a nap is another one: of a session that is being resumed.
+    (awake,) = words(("waking", view(facts={"place": 2}), NOW))
+    assert awake == ""
+
+
+def test_tab_asks_at_once_and_often_when_a_person_may_have_woken_the_session():
+    napping = view(phase="napping", facts={"nap": {"gpus": [CARD]}})
+    waking = view(phase="napping", facts={"nap": {"gpus": [CARD]}, "place": 1})
+    code = f"""
+        const handlers = {{}};
+        globalThis.document = {{
+          hidden: false,
+          addEventListener: (what, act) => {{ handlers[what] = act; }},
+        }};
+        const {{ Updates }} = await import({json.dumps(UPDATES.as_uri())});
+        const parts = {{
+          notice: {{ tells: () => false, hide() {{}} }},
+          service: {{ now: () => {NOW} }},
+          watch: {{ hold() {{}} }},
+        }};
+        const updates = new Updates(parts, {{ tell() {{}}, panel: {{}} }});
+        const told = [];
+        let asked = 0;
+        updates.rest.nudge = () => {{ asked += 1; }};
+        const tell = (one) => {{
+          updates.tell(one);
+          told.push(updates.patience);
+        }};
+        handlers.keydown();
+        told.push(asked);
+        tell({json.dumps(view())});
+        updates.acted = 0;
+        tell({json.dumps(napping)});
+        handlers.keydown();
+        updates.looked = Date.now();
+        handlers.pointerdown();
+        told.push(asked);
+        tell({json.dumps(napping)});
+        updates.acted = 0;
+        tell({json.dumps(waking)});
+        console.log(JSON.stringify(told));
+    """
+    calm, soon = 30000, 2000
+    assert json.loads(node(code)) == [0, calm, calm, 1, soon, soon]
 
 
 def test_unknown_use_is_never_called_idle(words):

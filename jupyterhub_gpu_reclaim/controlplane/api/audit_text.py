@@ -44,6 +44,7 @@ _SENTENCES = {
     "ask to wake": "{who} asked that it be woken.",
     "naps": "A nap began: its GPU memory was moved into the machine's.",
     "wakes": "It woke up, and has its GPU memory again.",
+    "makes room": "It was put to nap for another session.",
     "nap failed": "It could not nap, and went on running.",
     "warned": "A warning was given.",
     "stays": "The warning was taken back.",

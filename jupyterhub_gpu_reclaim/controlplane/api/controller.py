@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
+from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
@@ -29,6 +30,7 @@ from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import fenced_agent, fenced_hub
 from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
 from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import ControlLoops
+from jupyterhub_gpu_reclaim.controlplane.loop.wakes import WakeFollower
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
 from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide, DecideNap
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Choose
+    from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
@@ -108,6 +111,7 @@ class Controller:
         hub = fenced_hub(hub, journal.check)
         sessions = Sessions(journal, clock)
         sessions.policies = policies
+        sessions.seats_per_gpu = settings.seats_per_gpu
         sessions.owners = Owners(sessions, settings.set_aside)
         sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)
@@ -118,6 +122,7 @@ class Controller:
         sampler = SessionSampler(sessions, agent, window)
         judge = Judge(sessions, decide, naps)
         warnings = Warnings(sessions, sampler, judge, settings.warn_for)
+        self._room = room = RoomMaker(sessions, line, agent, judge)
         worker = Worker(
             sessions=sessions,
             agent=agent,
@@ -127,6 +132,7 @@ class Controller:
             suspender=suspender,
             resumer=resumer,
             napper=napper,
+            room=room,
             settings=settings,
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
@@ -152,6 +158,8 @@ class Controller:
         self._line = line
         self._rebuild = Rebuild(sessions, observer, settings)
         self._tally = TotalsLog(sessions)
+        wakes = WakeFollower(sessions, agent, room, queue.add, settings)
+        napper.naps, room.look = wakes.refresh, queue.add
         self._loops = ControlLoops(
             sessions=sessions,
             agent=agent,
@@ -163,6 +171,8 @@ class Controller:
             tally=self._tally,
             preemption=Preemption(sessions, choose) if choose else None,
             line=line,
+            room=room,
+            wakes=wakes,
             settings=settings,
         )
 
@@ -184,6 +194,10 @@ class Controller:
     def waiting(self) -> list[Waiting]:
         """The GPU queue, in order."""
         return self._line.refresh()
+
+    def crowded(self) -> dict[str, CrowdedCard]:
+        """The cards that need fewer seats, by their ids."""
+        return self._room.crowded()
 
     def lines(self, keys: set[SessionKey]) -> list[Line]:
         """GPU use of these sessions in the last hour."""

@@ -174,7 +174,7 @@ class Deletions:
                 if r.keeping is not Keeping.FORMER
                 for each in expiry.kept(sessions, r.id, Keeping.TO_DELETE, seconds=0)
             ],
-            accounting.leaving(row, now),
+            accounting.leaving(row, now, sessions.seats_per_gpu),
             [*_written(order), *keep_quota.end(key, now), *also],
         )
         self._all()[key] = order

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionPolicy
-from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot, deny
 from jupyterhub_gpu_reclaim.policy.rules import Subject
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ class DecideNap(Protocol):
 
     def __call__(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
         """Every reason, the deciding one first."""
+
+    @property
+    def room_after(self) -> float:
+        """Seconds of idleness that are needed to nap for another session; 0: never."""
+
+    def for_room(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
+        """The same, where another session wakes and needs the memory of its GPU."""
 
 
 class SessionPolicies:
@@ -91,23 +99,55 @@ class Judge:
         Use is summed up over the time after which it naps: over the longer one after
         which it is suspended, work that has ended long ago would count.
         """
-        runtime, now = self._sessions.runtime(row.key), self._sessions.clock.now()
+        now = self._sessions.clock.now()
         decisions: list[Decision] = []
         if self._naps is not None and row.phase is Phase.RUNNING:
             snapshot = snapshot_of(self._sessions, row)
             after = self._naps.after(snapshot.terms)
-            trouble = runtime.nap_trouble_of(row.incarnation)
-            usage = runtime.window.usage(now, after) if runtime.window else None
-            snapshot = msgspec.structs.replace(
-                snapshot,
-                usage=usage if snapshot.usage is not None else None,
-                # A suspend that has failed says nothing of naps.
-                backoff_until=trouble.until if trouble is not None else None,
-                failure=trouble.failure if trouble is not None else None,
-            )
+            snapshot = self._of_nap(snapshot, row, after)
             decisions = list(self._naps(snapshot, now))
         self._sessions.judged_nap(row.key, decisions[0] if decisions else None)
         return bool(decisions) and decisions[0].reclaim
+
+    def room_snapshot(self, row: SessionRow) -> SessionSnapshot:
+        """That session, as the policy sees it where another one needs its memory."""
+        after = self._naps.room_after if self._naps is not None else 0.0
+        snapshot = self._of_nap(snapshot_of(self._sessions, row), row, after)
+        trouble = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
+        if trouble is not None and trouble.is_short:
+            # Its user came back soon; whoever waits must not pay for that for an hour.
+            snapshot = msgspec.structs.replace(
+                snapshot, backoff_until=None, failure=None
+            )
+        made_room_at = self._sessions.made_room_at(row.key)
+        return msgspec.structs.replace(snapshot, made_room_at=made_room_at)
+
+    def gives_room(self, row: SessionRow) -> Decision | None:
+        """Why it naps for another one now; None: it does not."""
+        now = self._sessions.clock.now()
+        verdict = self.for_room(self.room_snapshot(row), now)[0]
+        return verdict if verdict.reclaim else None
+
+    def for_room(self, snapshot: SessionSnapshot, now: float) -> Sequence[Decision]:
+        """Whether it naps for another one: every reason, the deciding one first."""
+        if self._naps is None:
+            return [deny(Reason.NAP_OFF, rule="")]
+        return self._naps.for_room(snapshot, now)
+
+    def _of_nap(
+        self, snapshot: SessionSnapshot, row: SessionRow, after: float
+    ) -> SessionSnapshot:
+        """The snapshot with what is asked of naps."""
+        runtime, now = self._sessions.runtime(row.key), self._sessions.clock.now()
+        trouble = runtime.nap_trouble_of(row.incarnation)
+        usage = runtime.window.usage(now, after) if runtime.window else None
+        return msgspec.structs.replace(
+            snapshot,
+            usage=usage if snapshot.usage is not None else None,
+            # A suspend that has failed says nothing of naps.
+            backoff_until=trouble.until if trouble is not None else None,
+            failure=trouble.failure if trouble is not None else None,
+        )
 
     def why(self, key: SessionKey) -> Decision:
         """The deciding reason of the last decision."""
@@ -132,4 +172,5 @@ def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
         gpus=runtime.gpus_to_free(row.incarnation),
         terms=sessions.policy_of(row) or SessionPolicy(),
         wanted=runtime.wanted,
+        waking=runtime.shortage_of(row.incarnation) is not None,
     )

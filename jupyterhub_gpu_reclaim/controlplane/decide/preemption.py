@@ -84,6 +84,8 @@ class Preemption:
             if each.key is None:
                 continue
             row = self._sessions.row(each.key)
+            if row.phase in LIVE:
+                continue  # it wakes: others nap for it
             # Of those who share a machine's GPUs the first alone may try, and how much
             # it finds is seen when it does: one session goes at a time.
             shares = row.waiting_since is not None

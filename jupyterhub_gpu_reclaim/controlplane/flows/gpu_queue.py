@@ -1,8 +1,10 @@
 """The GPU queue: which sessions wait for a GPU, and whose turn it is.
 
-There are two kinds of waiting. On one machine a resume has its place and lacks GPU
+There are three kinds of waiting. On one machine a resume has its place and lacks GPU
 memory: the journal says which sessions wait, and the order is decided here. On
 Kubernetes a pod waits for a node: its scheduler decides, and this module only reports.
+A session that wakes waits for memory of its own card: its agent decides, by the same
+order, and this module reports its place among those who want that card.
 """
 
 from __future__ import annotations
@@ -12,16 +14,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common.fair_order import fair
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase, Step, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, Shortage
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: The step of a resume that a waiting user reads.
 STEP = "queue"
+#: Seconds after which an agent's word that a session waits is not gone by any more.
+_OLD = 60.0
 
 
 class GpuQueue:
@@ -56,17 +59,58 @@ class GpuQueue:
             msgspec.structs.replace(each, place=place)
             for place, each in enumerate(found, start=1)
         ]
-        self._note(found)
         self._tell(order, len(found))
+        wakes = self.wakes()
+        found += [self._waking(row, shortage) for row, shortage in wakes]
+        self._note(found)
+        self._count_wakes(wakes)
         return found
+
+    def _count_wakes(self, wakes: list[tuple[SessionRow, Shortage]]) -> None:
+        """Count the end of a wake's waiting (see ``accounting``)."""
+        now = self._sessions.clock.now()
+        since = {row.key: now - shortage.waited for row, shortage in wakes}
+        for key, runtime in self._sessions.runtimes.items():
+            begun, runtime.wake_waits_since = runtime.wake_waits_since, since.get(key)
+            if begun is not None and runtime.wake_waits_since is None:
+                outcome = "served" if runtime.napping is None else "left"
+                self._sessions.counters.waited(outcome, now - begun)
+
+    def wakes(self) -> list[tuple[SessionRow, Shortage]]:
+        """The sessions that wake and wait, in the order of their places."""
+        sessions, now = self._sessions, self._sessions.clock.monotonic()
+        found: list[tuple[SessionRow, Shortage]] = []
+        for key, runtime in list(sessions.runtimes.items()):
+            if runtime.napping is None:
+                continue
+            row = sessions.row(key)
+            shortage = runtime.shortage_of(row.incarnation)
+            heard = now - runtime.napping_seen < _OLD
+            if shortage is not None and heard and row.phase in LIVE:
+                found.append((row, shortage))
+        return sorted(found, key=lambda one: (one[1].place, -one[1].waited, one[0].key))
+
+    def _waking(self, row: SessionRow, shortage: Shortage) -> Waiting:
+        card = shortage.cards[0]
+        facts = {"needed": size(card.needed), "free": size(card.free)}
+        return Waiting(
+            key=row.key,
+            place=shortage.place,
+            since=self._sessions.clock.now() - shortage.waited,
+            gpus=len(shortage.cards),
+            reason=Reason.NAP_WAITS.sentence(card=card.name or card.uuid, **facts),
+        )
 
     def _note(self, found: list[Waiting]) -> None:
         """Note the places for views."""
         places = {each.key: each for each in found if each.key is not None}
-        for key, runtime in self._sessions.runtimes.items():
-            runtime.waiting = places.get(key)
-        for key, each in places.items():
-            self._sessions.runtime(key).waiting = each
+        for key in places:
+            self._sessions.runtime(key)
+        for key, runtime in list(self._sessions.runtimes.items()):
+            before, runtime.waiting = runtime.waiting, places.get(key)
+            now = runtime.waiting
+            if (before and before.place) != (now and now.place):
+                self._sessions.touch(key)
 
     def may_try(self, row: SessionRow) -> bool:
         """Whether a placed resume may look for memory now.
@@ -158,23 +202,3 @@ def _waiting(row: SessionRow) -> Waiting:
         gpus=max(1, row.gpus),
         reason="No GPU of this machine has enough free memory.",
     )
-
-
-def fair(
-    waiting: Iterable[tuple[SessionKey, float]], held: Mapping[str, int]
-) -> list[SessionKey]:
-    """The order in which they are served.
-
-    First come, first served, per user: each user's first session comes before any
-    user's second, so that a user with many servers does not block the others.
-
-    Args:
-        waiting: each session and since when it waits, in seconds since the epoch.
-        held: how many sessions of each user have what is waited for already.
-    """
-    seen = Counter(held)
-    order: list[tuple[int, float, SessionKey]] = []
-    for key, since in sorted(waiting, key=lambda each: (each[1], each[0])):
-        order.append((seen[key.user], since, key))
-        seen[key.user] += 1
-    return [key for _, _, key in sorted(order)]

@@ -14,6 +14,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Event, Phase
@@ -22,10 +24,13 @@ from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
-from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import (
+    MAKES_ROOM,
+    SERVICE,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.models import Decision, Failure, Step, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
@@ -62,6 +67,8 @@ class Napper:
         self._sessions = sessions
         self._agent = agent
         self._settings = settings
+        #: called when a session has begun to nap
+        self.naps: Callable[[], None] = lambda: None
 
     async def nap(self, row: SessionRow, by: str, why: Decision | None = None) -> None:
         """Move a session's GPU memory out; it is NAPPING then, or runs as before.
@@ -74,7 +81,13 @@ class Napper:
         Raises:
             Unreachable: the agent was lost on the way; the nap may go on there.
         """
-        end = await self._carried_out(row, "nap", self._agent.nap(row.incarnation))
+        runtime = self._sessions.runtime(row.key)
+        runtime.nap_begins = True
+        try:
+            end = await self._carried_out(row, "nap", self._agent.nap(row.incarnation))
+        finally:
+            runtime.nap_begins = False
+            runtime.makes_room_for = None
         now = self._sessions.row(row.key)
         if not _same(row, now):
             return
@@ -82,11 +95,23 @@ class Napper:
             self._failed(now, by, end.failure)
         elif end.tree is not None:
             self._count("nap", "ok")
-            runtime = self._sessions.runtime(row.key)
             trouble = runtime.nap_trouble_of(row.incarnation)
             # Whether this one lasts longer is seen at its end.
             runtime.nap_trouble = trouble if trouble and trouble.is_short else None
             self._note(now, SessionEvent.NAPS, end.tree, by, why)
+
+    async def make_room(self, row: SessionRow, why: Decision) -> None:
+        """The same, for another session that wakes.
+
+        It is written down first: whoever begins after a crash must not ask it again
+        within its ``cool_down``.
+
+        Raises:
+            Unreachable: as of :meth:`nap`.
+        """
+        line = self._sessions.audit_line(row.key, SERVICE, MAKES_ROOM, why.message)
+        self._sessions.update(row.key, msgspec.structs.replace(line, code=why.code))
+        await self.nap(row, SERVICE, why)
 
     async def wake(self, row: SessionRow, by: str) -> float:
         """Move it back.
@@ -151,6 +176,8 @@ class Napper:
         self._sessions.apply(
             row.key, event, by=by, why=why, note=moved, failure=row.failure, **order
         )
+        if event is SessionEvent.NAPS:
+            self.naps()
 
     def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
         """The session runs on as before; the policy waits before it tries again."""
@@ -202,5 +229,6 @@ def _same(before: SessionRow, now: SessionRow) -> bool:
 
 
 def _of_wake(steps: list[Step]) -> list[Step]:
-    """The steps of an agent's last operation, if that was a wake, which has one."""
-    return steps if [step.step for step in steps] == ["gpu"] else []
+    """The steps of an agent's last operation, if that was a wake."""
+    names = [step.step for step in steps]
+    return steps if names in (["gpu"], ["room", "gpu"]) else []

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
+    from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         Observer,
     )
     from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+    from jupyterhub_gpu_reclaim.controlplane.loop.wakes import WakeFollower
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -69,6 +71,8 @@ class ControlLoops:
         tally: TotalsLog,
         line: GpuQueue,
         preemption: Preemption | None,
+        room: RoomMaker,
+        wakes: WakeFollower,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
@@ -81,6 +85,8 @@ class ControlLoops:
         self._tally = tally
         self._line = line
         self._preemption = preemption
+        self._room = room
+        self._wakes = wakes
         self._settings = settings
         self._prune_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,6 +107,7 @@ class ControlLoops:
         """Stop both at once."""
         for task in self._tasks:
             task.cancel()
+        await self._wakes.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _every(
@@ -138,6 +145,8 @@ class ControlLoops:
             if count % BREATH == 0:
                 await asyncio.sleep(0)  # others may answer, and readers read
             self._compare(key, state)
+        self._wakes.refresh()
+        self._room.refresh()
         expiry.retain(self._sessions, settings.retention)
         await expiry.collect(self._sessions, self._agent)
         self._forget_gone(state)
@@ -179,7 +188,11 @@ class ControlLoops:
     def _note_waits(self, waiting: list[Waiting], state: ObservedState) -> None:
         """Count the end of waiting for a node (see ``accounting``)."""
         sessions, now = self._sessions, self._sessions.clock.now()
-        here = {each.key: each.since for each in waiting if each.key is not None}
+        here = {
+            each.key: each.since
+            for each in waiting
+            if each.key is not None and sessions.row(each.key).phase not in LIVE
+        }
         for key, runtime in sessions.runtimes.items():
             if runtime.pod_waits_since is not None and key not in here:
                 hub = state.session(key, frozenset()).hub
@@ -230,10 +243,12 @@ class ControlLoops:
             watched=self._sampler.watched,
             waiting=self._sessions.waiting(),
             napping_bytes=self._sessions.napping_bytes(),
+            crowded_gpus=len(self._room.crowded()),
             gpu_seconds=accounting.so_far(
                 self._sessions.journal.sessions(),
                 self._sessions.journal.amount(accounting.GPU_SECONDS),
                 now,
+                self._sessions.seats_per_gpu,
             ),
         )
 

@@ -37,6 +37,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Decision, Tree
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+    from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
@@ -71,6 +72,7 @@ class Worker:
         suspender: Suspender,
         resumer: Resumer,
         napper: Napper,
+        room: RoomMaker,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
@@ -81,6 +83,7 @@ class Worker:
         self._suspender = suspender
         self._resumer = resumer
         self._napper = napper
+        self._room = room
         self._settings = settings
         self._captures = asyncio.Semaphore(settings.captures)
         self._handlers: dict[ActionKind, Handler] = {
@@ -111,6 +114,7 @@ class Worker:
         """
         deleting = await self._delete(key)
         wait = await self._settle(key)
+        self._room.pass_over(key)
         return self._settings.pace if deleting and wait is None else wait
 
     async def _delete(self, key: SessionKey) -> bool:
@@ -303,12 +307,25 @@ class Worker:
 
     async def _nap_when_idle(self, row: SessionRow) -> float | None:
         """Let it nap, if the policy wants that and a fresh sample agrees."""
+        if self._sessions.runtime(row.key).makes_room_for is not None:
+            return await self._make_room(row)
         if not self._judge.naps(row):
             return None
         if not await self._warnings.is_fresh(row) or not self._judge.naps(row):
             return self._settings.pace
         why = self._sessions.runtime(row.key).nap_decision
         await self._napper.nap(row, SERVICE, why)
+        return 0.0
+
+    async def _make_room(self, row: SessionRow) -> float:
+        """Let it nap for another one, if that waits and a fresh sample agrees."""
+        if not await self._warnings.is_fresh(row):
+            return self._settings.pace
+        why = self._judge.gives_room(row)
+        wanted = why is not None and await self._room.is_wanted(row)
+        if why is not None and wanted and self._sessions.row(row.key) == row:
+            await self._napper.make_room(row, why)
+        self._room.refresh()  # another one has to, if this one could not
         return 0.0
 
     async def _nap_or_wake(self, row: SessionRow, tree: Tree) -> float:

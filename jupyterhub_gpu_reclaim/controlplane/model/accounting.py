@@ -28,18 +28,19 @@ GPU_SECONDS = "gpu_seconds_reclaimed"
 
 
 def leaving(
-    row: SessionRow, now: float, phase: Phase | None = None
+    row: SessionRow, now: float, seats: int, phase: Phase | None = None
 ) -> dict[str, float]:
     """What is added when a session goes from its row's phase to another, or is deleted.
 
     Args:
         row: the session before that.
         now: seconds since the epoch.
+        seats: how many sessions share one GPU: each has left its share of it.
         phase: None: the session is forgotten.
     """
     if row.phase is not Phase.SUSPENDED or phase is Phase.SUSPENDED or not row.gpus:
         return {}
-    return {GPU_SECONDS: row.gpus * max(0.0, now - row.since)}
+    return {GPU_SECONDS: row.gpus / seats * max(0.0, now - row.since)}
 
 
 def waited(
@@ -55,9 +56,9 @@ def waited(
     return msgspec.structs.replace(row, waiting_since=None)
 
 
-def so_far(rows: Iterable[SessionRow], counted: float, now: float) -> float:
+def so_far(rows: Iterable[SessionRow], counted: float, now: float, seats: int) -> float:
     """GPU seconds up to now: what is counted, and the sessions that are suspended."""
-    return counted + sum(leaving(row, now).get(GPU_SECONDS, 0.0) for row in rows)
+    return counted + sum(leaving(row, now, seats).get(GPU_SECONDS, 0.0) for row in rows)
 
 
 #: Upper bounds of the histograms of seconds.
@@ -100,6 +101,8 @@ class Counters:
     waits: dict[str, Histogram] = field(default_factory=dict)
     #: why suspends were begun (``CAUSES``)
     causes: Counter[str] = field(default_factory=Counter)
+    #: wakes that found their card full, and nobody there who could nap for them
+    wakes_unserved: int = 0
     logical_bytes: int = 0
     stored_bytes: int = 0
     deduplicated_bytes: int = 0
@@ -129,3 +132,4 @@ class MetricsSnapshot:
     gpu_seconds: float = 0.0  #: that suspended sessions have left to others, in all
     waiting: int = 0  #: sessions that wait for a GPU
     napping_bytes: int = 0  #: GPU memory that naps have moved out, now
+    crowded_gpus: int = 0  #: cards that need fewer seats

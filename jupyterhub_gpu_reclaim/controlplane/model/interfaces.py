@@ -77,6 +77,12 @@ class Agent(Protocol):
         One that fails leaves the tree napping; its agent tries again by itself.
         """
 
+    def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
+        """Follow the wake under way, or the next one, whoever has begun it.
+
+        It orders nothing. Empty where none begins for a while: ask again.
+        """
+
     async def thaw(self, incarnation: str) -> Tree:
         """Thaw a captured tree; its checkpoint is discarded."""
 

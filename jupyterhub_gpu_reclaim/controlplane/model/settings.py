@@ -41,6 +41,8 @@ class Settings:
     operation_limit: float = 3600.0
     #: How long a resume waits for memory of a GPU on its machine; 0: not at all.
     gpu_wait: float = 300.0
+    #: How many sessions share one GPU.
+    seats_per_gpu: int = 1
     #: Longest "keep" that a user may ask for.
     keep_limit: float = 7 * 86400.0
     #: Seconds of "keep" that one user has in any 24 hours; 0: no limit.

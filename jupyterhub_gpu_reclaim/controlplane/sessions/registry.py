@@ -57,6 +57,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: What the audit calls it when a session is put to nap for another one.
+MAKES_ROOM = "makes room"
+#: So many of its newest lines are searched for that; more are not written in the time
+#: in which it counts.
+MADE_ROOM_LINES = 100
 #: The actor in the audit when no person asked.
 SERVICE = OURSELVES
 
@@ -68,6 +73,7 @@ class Sessions:
         self.journal = journal
         self.clock = clock
         self.counters = Counters()
+        self.seats_per_gpu = 1  #: how many sessions share one GPU
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
         #: whether the store was listed by this program, so that the journal is known
@@ -142,7 +148,7 @@ class Sessions:
             message=reason.message if reason else note,
         )
         row = accounting.waited(self.counters, before, row, now)
-        more = accounting.leaving(before, now, row.phase)
+        more = accounting.leaving(before, now, self.seats_per_gpu, row.phase)
         unused = (
             keep_quota.end(key, now) if before.kept_until and not row.kept_until else []
         )
@@ -222,7 +228,26 @@ class Sessions:
         runtime = self.runtime(key)
         napping = tree if tree is not None and tree.state is TreeState.NAPPING else None
         before, runtime.napping = runtime.napping, napping
+        runtime.napping_seen = self.clock.monotonic()
+        if napping is None:
+            runtime.waking_until = None
         if (before and before.nap) != (napping and napping.nap):
+            self.touch(key)
+
+    def made_room_at(self, key: SessionKey) -> float | None:
+        """When that session was last put to nap for another one.
+
+        From the audit, where it was written before it was done: it also holds after a
+        crash.
+        """
+        lines = self.journal.audit(key, MADE_ROOM_LINES)
+        return next((line.at for line in lines if line.what == MAKES_ROOM), None)
+
+    def expect_awake(self, key: SessionKey, at: float | None) -> None:
+        """Note when the memory of its GPU is expected to be back; None: not known."""
+        runtime = self.runtime(key)
+        if runtime.waking_until != at:
+            runtime.waking_until = at
             self.touch(key)
 
     def napping_bytes(self) -> int:

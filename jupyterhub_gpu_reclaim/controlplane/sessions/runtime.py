@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         GpuSample,
         Nap,
         SessionKey,
+        Shortage,
         Tree,
         Usage,
         Waiting,
@@ -60,6 +61,13 @@ class Runtime:
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore
     napping: Tree | None = None  #: its tree, while that naps
+    napping_seen: float = 0.0  #: when its agent said so (monotonic)
+    #: session that wakes and for which this one was selected to nap
+    makes_room_for: SessionKey | None = None
+    wake_waits_since: float | None = None  #: for memory of its card
+    passed_over: float | None = None  #: until when it is not selected (monotonic)
+    nap_begins: bool = False  #: its memory is being moved out, by our order
+    waking_until: float | None = None  #: when its memory is expected to be back
     nap_trouble: NapTrouble | None = None  #: how its last nap or wake failed
 
     def cards(self, incarnation: str) -> list[GpuSample]:
@@ -70,6 +78,11 @@ class Runtime:
         """That incarnation's nap, if it has one and its agent tells of it."""
         mine = self.napping is not None and self.napping.incarnation == incarnation
         return self.napping.nap if self.napping is not None and mine else None
+
+    def shortage_of(self, incarnation: str) -> Shortage | None:
+        """What that incarnation, which wakes, waits for; as its agent said last."""
+        napping = self.nap_of(incarnation) is not None and self.napping
+        return napping.shortage if napping else None
 
     def cards_or_nap(self, incarnation: str) -> list[GpuSample]:
         """What it holds, or has been moved out of by a nap."""

@@ -41,7 +41,8 @@ class Point(Value, frozen=True, kw_only=True):
     gpus_known: int = 0  #: that a session was seen on in the last day
     gpus_in_use: int = 0  #: held by a session that works, or that nothing is known of
     gpus_idle: int = 0  #: held by sessions that do nothing with them
-    gpus_freed: int = 0  #: that the sessions which are suspended now had held
+    #: that the sessions which are suspended now had held; shared ones by their share
+    gpus_freed: int = 0
     waiting: int = 0  #: sessions that wait for a GPU
     sessions: dict[str, int] = msgspec.field(default_factory=dict)  #: by phase
 
@@ -90,12 +91,13 @@ class TotalsLog:
         self._seen.update(dict.fromkeys(held, at))
         self._seen = {card: s for card, s in self._seen.items() if at - s <= _SEEN}
         working = sum(held.values())
+        freed = sum(r.gpus for r in rows if r.phase is Phase.SUSPENDED)
         return Point(
             at=at,
             gpus_known=len(self._seen),
             gpus_in_use=working,
             gpus_idle=len(held) - working,
-            gpus_freed=sum(r.gpus for r in rows if r.phase is Phase.SUSPENDED),
+            gpus_freed=round(freed / self._sessions.seats_per_gpu),
             waiting=self._sessions.waiting(),
             sessions=dict(Counter(row.phase.value for row in rows)),
         )
@@ -151,7 +153,7 @@ class TotalsLog:
             points=points,
             gpu_seconds_freed=freed,
             gpu_seconds_reclaimed=accounting.so_far(
-                journal.sessions(), counted, now.at
+                journal.sessions(), counted, now.at, self._sessions.seats_per_gpu
             ),
         )
 

@@ -107,6 +107,7 @@ def _facts(
         waiting_since=UNSET if waiting is None else waiting.since,
         terms=UNSET if policy is None else policy,
         nap=runtime.nap_of(row.incarnation) or UNSET,
+        waking_until=runtime.waking_until or UNSET,
         nap_verdict=(awake and runtime.nap_decision) or UNSET,
         nap_failure=runtime.nap_failure_of(row.incarnation) or UNSET,
     )

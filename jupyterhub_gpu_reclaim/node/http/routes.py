@@ -83,6 +83,9 @@ class Node(Protocol):
     async def wake(self, incarnation: str) -> AsyncIterator[Event]:
         """Move its GPU memory back, or attach to the wake under way."""
 
+    async def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
+        """Follow the wake under way, or the next one; orders nothing."""
+
     async def release(self, incarnation: str, checkpoint: str) -> Tree:
         """End a captured tree; only when that checkpoint is committed."""
 
@@ -295,6 +298,15 @@ class GetSession(SessionHandler):
         self.answer(await self.node.tree(incarnation))
 
 
+class GetNextWake(SessionHandler):
+    """``GET /v1/sessions/{incarnation}/next-wake``."""
+
+    async def get(self, incarnation: str) -> None:
+        """Answer with the events of the next wake; empty after a while without one."""
+        await self.set_hint(incarnation)
+        await self.stream(await self.node.next_wake(incarnation))
+
+
 class GetSamples(Handler):
     """``GET /v1/samples``."""
 
@@ -403,6 +415,7 @@ def make_application(node: Node, token: str) -> Application:
         ("/v1/hello", GetHello),
         ("/v1/sessions", ListTrees),
         (f"/v1/sessions/{name}", GetSession),
+        (f"/v1/sessions/{name}/next-wake", GetNextWake),
         (f"/v1/sessions/{name}/{orders}", PostOrder),
         ("/v1/samples", GetSamples),
         ("/v1/checkpoints", ListCheckpoints),

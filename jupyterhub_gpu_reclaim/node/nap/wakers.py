@@ -3,7 +3,8 @@
 A session is watched while it naps and no operation works on it. So what comes during a
 capture is found when that is undone, and what comes while no agent runs is found when
 one starts. A nap that was left half done by a former agent or a failed wake is ended,
-again and again, each time a little later. Nothing here touches a session.
+again and again, each time a little later; at once again where only memory of the card
+was lacking, as a person waits. Nothing here touches a session.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.nap.watch import Watch
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
 from jupyterhub_gpu_reclaim.node.sessions import trees
@@ -141,6 +143,8 @@ class Wakers:
             _log.info("%s has ended in its nap", incarnation)
         except Exception as error:  # noqa: BLE001 - a session is at stake
             expected = isinstance(error, ReclaimError)
+            if isinstance(error, ReclaimError) and error.reason is Reason.GPU_MEMORY:
+                self._pauses[incarnation] = _FIRST_PAUSE
             _log.warning(
                 "%s is not woken yet: %s", incarnation, error, exc_info=not expected
             )

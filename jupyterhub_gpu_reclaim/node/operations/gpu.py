@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
 from collections import Counter
 from contextlib import nullcontext
@@ -24,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, huge_pages, processes, procfs
+from jupyterhub_gpu_reclaim.node.operations.room import CardRoom
 from jupyterhub_gpu_reclaim.node.requirements import (
     GpuCard,
     Gpus,
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
-    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.common.models import Finding, Shortage
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.huge_pages import RaisedPages
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.node.operations.room import Waker
     from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse, ProcessUse
     from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
@@ -52,7 +53,8 @@ _log = logging.getLogger(__name__)
 _NO_MEMORY = Memory(own=0, borrowed=0)
 #: Memory that others use is waited for so long before a session is given up on.
 _ROOM_SECONDS = 60.0
-_ROOM_PAUSE = 0.5
+#: Seconds between two looks for room.
+ROOM_PAUSE = 0.5
 _LOOK_SECONDS = 10.0
 _LOOK_PAUSE = 0.01
 #: Looks for stale children until there are none: one that forks on and on is refused.
@@ -71,6 +73,7 @@ class Accelerator:
         look_seconds: that the cards have to answer in.
         visible: tells which cards a process's container has; None for all of them.
         pages: raises the machine's huge pages while memory moves; None: they stay.
+        reserve: bytes that a wake leaves free on a card on which others run.
     """
 
     def __init__(
@@ -84,17 +87,18 @@ class Accelerator:
         look_seconds: float = _LOOK_SECONDS,
         visible: Callable[[int], Collection[str] | None] = visible_to,
         pages: RaisedPages | None = None,
+        reserve: int = 0,
     ) -> None:
         self._driver = driver
         self._nvml = nvml
         self._lock_seconds = lock_seconds
         self._seconds = seconds
-        self._room_seconds = room_seconds
+        #: that memory which others use is waited for
+        self.room_seconds = room_seconds
         self._look_seconds = look_seconds
         self._visible = visible
         self._pages = pages
-        self._filling: dict[object, Counter[str]] = {}
-        self._promising = threading.Lock()
+        self._room = CardRoom(reserve)
 
     @property
     def cards(self) -> CardSource:
@@ -298,10 +302,39 @@ class Accelerator:
             return []
         if not self._driver.present():
             return list(compare_gpus(gpus, "", [], {}))
-        free = self._room()
+        free = self._free()
         return list(
             compare_gpus(gpus, cuda.driver_version(), self._cards(init_pid), free)
         )
+
+    def claim(
+        self, gpus: Gpus, snapshot: Snapshot, claim: object, waker: Waker
+    ) -> Shortage | None:
+        """Keep the room that a wake needs, or say what it lacks; waits for nothing.
+
+        Args:
+            gpus: what :meth:`describe` said of it.
+            snapshot: its tree now.
+            claim: to be handed to :meth:`fill`, or to :meth:`release`.
+            waker: who is woken, and takes its turn.
+
+        Raises:
+            ReclaimError: the cards do not answer.
+        """
+        needed = self._needed(gpus, snapshot, self._moves(gpus, snapshot))
+        return self._room.promise(claim, needed, self._look(), time.monotonic(), waker)
+
+    def release(self, claim: object) -> None:
+        """Give back what :meth:`claim` has kept; idempotent."""
+        self._room.release(claim)
+
+    def leave(self, incarnation: str) -> None:
+        """That session does not wait for room any more; idempotent."""
+        self._room.leave(incarnation)
+
+    def shortage_of(self, incarnation: str) -> Shortage | None:
+        """What that session waits for, if it wakes and does."""
+        return self._room.shortage_of(incarnation, time.monotonic())
 
     def fill(
         self,
@@ -309,6 +342,7 @@ class Accelerator:
         limit: LimitRecord,
         snapshot: Snapshot,
         cancel: Cancel | None = None,
+        claim: object = None,
     ) -> None:
         """Give a session its GPU memory back. Idempotent.
 
@@ -319,6 +353,7 @@ class Accelerator:
             limit: on its memory, to be put back.
             snapshot: its tree now.
             cancel: cancels it while it waits for room.
+            claim: for which :meth:`claim` has kept the room; None: it is waited for.
 
         Raises:
             ReclaimError: there is no room now (``gpu_memory``), or the driver cannot
@@ -327,20 +362,17 @@ class Accelerator:
         if gpus is None:
             return
         users = [p for p in snapshot.processes if p.ns_pid in gpus.users]
-        # The driver cannot be asked about stopped ones, but the kernel can.
-        emptied = [p for p in users if not gpu_survey.held_by(p.pid)]
-        here = self._cards(snapshot.init.pid)
-        moves = plan_moves(gpus.cards, here, self._room()) or {}
-        fill = object()
+        moves = self._moves(gpus, snapshot)
+        mine = claim or object()
         try:
-            needing = {process.ns_pid for process in emptied}
-            self._await_room(gpus, needing, moves, fill, cancel)
+            if claim is None:
+                self._await_room(self._needed(gpus, snapshot, moves), mine, cancel)
             with self._moving():
                 cuda.fill(
                     self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
                 )
         finally:
-            self._filling.pop(fill, None)
+            self._room.release(mine)
         if not cgroups.restore_memory_limit(limit):
             _log.warning(
                 "- memory limit %s stays off: more than that is in use", limit.file
@@ -354,13 +386,26 @@ class Accelerator:
         self._driver.close()
         self._nvml.close()
 
+    def _moves(self, gpus: Gpus, snapshot: Snapshot) -> dict[str, str]:
+        here = self._cards(snapshot.init.pid)
+        return plan_moves(gpus.cards, here, self._free()) or {}
+
+    @staticmethod
+    def _needed(gpus: Gpus, snapshot: Snapshot, moves: dict[str, str]) -> Counter[str]:
+        """Bytes by card that its emptied processes need."""
+        # The driver cannot be asked about stopped ones, but the kernel can.
+        emptied = {
+            process.ns_pid
+            for process in snapshot.processes
+            if process.ns_pid in gpus.users and not gpu_survey.held_by(process.pid)
+        }
+        needed: Counter[str] = Counter()
+        for uuid, count in gpus.needed(emptied).items():
+            needed[moves.get(uuid, uuid)] += count
+        return needed
+
     def _await_room(
-        self,
-        gpus: Gpus,
-        emptied: set[int],
-        moves: dict[str, str],
-        fill: object,
-        cancel: Cancel | None,
+        self, needed: Counter[str], claim: object, cancel: Cancel | None
     ) -> None:
         """Wait for memory: a driver that runs out of it midway loses the process.
 
@@ -368,41 +413,17 @@ class Accelerator:
             ReclaimError: others use the memory for longer than we wait, or it was
                 cancelled.
         """
-        needed: Counter[str] = Counter()
-        for uuid, count in gpus.needed(emptied).items():
-            needed[moves.get(uuid, uuid)] += count
-        deadline = time.monotonic() + self._room_seconds
-        while short := self._take_room(needed, fill):
+        deadline = time.monotonic() + self.room_seconds
+        while short := self._room.promise(
+            claim, needed, self._look(), time.monotonic()
+        ):
             if cancel is not None:
                 cancel.check()
             if time.monotonic() > deadline:
-                card, room = short
-                names = {moves.get(one.uuid, one.uuid): one.name for one in gpus.cards}
-                raise ReclaimError(
-                    Reason.GPU_MEMORY,
-                    card=names.get(card, card),
-                    needed=size(needed[card]),
-                    free=size(room),
-                )
-            time.sleep(_ROOM_PAUSE)  # memory comes free without a word
+                raise no_room(short)
+            time.sleep(ROOM_PAUSE)  # memory comes free without a word
 
-    def _take_room(self, needed: Counter[str], fill: object) -> tuple[str, int] | None:
-        """Keep room for a fill, or say on which card it is short, and what is free.
-
-        What others are about to fill is not free, and some of it counts twice while
-        they do: they are done in seconds.
-        """
-        free = self._room()
-        with self._promising:
-            kept = sum(self._filling.values(), Counter[str]())
-            for card, count in needed.items():
-                room = free.get(card)
-                if room is not None and room - kept[card] < count:
-                    return card, max(0, room - kept[card])
-            self._filling[fill] = needed
-        return None
-
-    def _room(self) -> dict[str, int | None]:
+    def _free(self) -> dict[str, int | None]:
         return {card.uuid: card.free for card in self._look()}
 
     def _look(self) -> list[CardUse]:
@@ -430,6 +451,17 @@ class Accelerator:
             for card in cards
             if its is None or card.uuid in its or card.uuid in used
         ]
+
+
+def no_room(shortage: Shortage) -> ReclaimError:
+    """That a session's cards have too little free memory."""
+    card = shortage.cards[0]
+    return ReclaimError(
+        Reason.GPU_MEMORY,
+        card=card.name or card.uuid,
+        needed=size(card.needed),
+        free=size(card.free),
+    )
 
 
 def _at_most(use: ProcessUse, card: CardUse) -> int:

@@ -152,6 +152,7 @@ class Operations:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._kept = kept
         self._watching: Callable[[str], None] = lambda _: None
+        self._begun = asyncio.Event()
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Call it with an incarnation whenever an operation on it begins or ends."""
@@ -212,7 +213,22 @@ class Operations:
 
         task.add_done_callback(ended)
         self._watching(incarnation)
+        self._begun.set()
+        self._begun = asyncio.Event()
         return operation
+
+    async def next(
+        self, incarnation: str, kind: str, seconds: float
+    ) -> Operation | None:
+        """The operation of that kind under way, or that begins within so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    running = self.running(incarnation)
+                    if running is not None and running.kind == kind:
+                        return running
+                    await self._begun.wait()
+        return None
 
     async def finish(self, seconds: float) -> list[str]:
         """Cancel what can be; wait; the incarnations that have not ended."""

@@ -401,6 +401,18 @@ class AgentSettings(StoreSettings, Application):
         """,
     ).tag(config=True)
 
+    wake_reserve_bytes = Integer(
+        1 << 29,
+        min=0,
+        help="""GPU memory that a wake leaves free on a card on which others run, bytes.
+
+        A program that grows while another session wakes finds so much at least, and
+        fails for lack of memory less often. Only in the first minute of a wake that
+        waits: then it takes what there is. Larger protects those that run; smaller lets
+        more sessions be awake at once. 0: nothing is left. Example: 4294967296.
+        """,
+    ).tag(config=True)
+
     archive_seconds = Seconds(
         600.0,
         min=1.0,

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
-from jupyterhub_gpu_reclaim.common.models import Event
+from jupyterhub_gpu_reclaim.common.models import Event, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes
 from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.nap import inputs
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import refuse_fatal
+from jupyterhub_gpu_reclaim.node.operations.gpu import ROOM_PAUSE, no_room
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     StepReporter,
@@ -37,6 +38,7 @@ from jupyterhub_gpu_reclaim.node.operations.records import (
     Stage,
     StoppedProgram,
 )
+from jupyterhub_gpu_reclaim.node.operations.room import Waker
 from jupyterhub_gpu_reclaim.node.sessions import trees
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
+    from jupyterhub_gpu_reclaim.common.models import Shortage
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.nap.inputs import Input
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
 
 #: The operation that ends a nap.
 WAKE: Final = "wake"
+#: Its step of waiting for memory of its cards.
+ROOM: Final = "room"
 _INTERRUPT: Final = 1 << (signal.SIGINT - 1)
 #: The driver needs so much beside the memory that it moves (1.3 GiB: H200, 580).
 _OVERHEAD_BYTES: Final = 2 << 30
@@ -275,6 +280,7 @@ class Wake:
         self._tools = tools
         self._session = session
         self._why = why
+        self._operation = operation
         self._cancel = operation.cancel
         self._progress = StepReporter(operation, tools.clock)
 
@@ -293,15 +299,70 @@ class Wake:
             yield (record := record.nap_at(NapStage.WAKING))
             title = "Bringing the memory of its GPU back"
             title += f": {self._why}" if self._why else ""
+            waking, claim = record, object()
+            await self._await_room(waking, claim)
             async with self._progress.step("gpu", title, total=lambda: total):
-                waking = record
                 await in_thread(
-                    lambda: end_nap(tools.accelerator, session, waking, self._cancel),
+                    lambda: end_nap(
+                        tools.accelerator, session, waking, self._cancel, claim
+                    ),
                     step="gpu",
                     limit=tools.limits.restore + tools.limits.check,
                 )
             yield (record := record.woken())
         yield Event(tree=trees.tree_of(session, record, None))
+
+    async def _await_room(self, record: Record, claim: object) -> None:
+        """Wait for room on its cards, in turn; nothing is said where there is some.
+
+        Raises:
+            ReclaimError: others use the memory for longer than we wait; the next try
+                keeps its place. Or it was cancelled.
+        """
+        tools = self._tools
+        begun = tools.clock.monotonic()
+        told = ""
+        while short := await in_thread(
+            lambda: _claim(tools.accelerator, self._session, record, claim),
+            step=ROOM,
+            limit=tools.limits.check,
+        ):
+            if self._cancel.is_set:
+                tools.accelerator.leave(record.incarnation)
+                self._cancel.check()
+            told = "Waiting for a GPU"
+            told += f", place {short.place}" if short.place > 1 else ""
+            self._tell_waiting(told, begun, "going")
+            if tools.clock.monotonic() - begun > tools.accelerator.room_seconds:
+                self._tell_waiting(told, begun, "failed")
+                raise no_room(short)
+            await tools.clock.sleep(ROOM_PAUSE)  # memory comes free without a word
+        if told:
+            self._tell_waiting(told, begun, "done")
+
+    def _tell_waiting(self, title: str, begun: float, state: str) -> None:
+        seconds = round(self._tools.clock.monotonic() - begun, 3)
+        step = Step(step=ROOM, title=title, state=state, seconds=seconds)
+        self._operation.add(Event(step=step))
+
+
+def _claim(
+    accelerator: Accelerator, session: Session, record: Record, claim: object
+) -> Shortage | None:
+    """Keep room for the programs of a nap, or say what they lack."""
+    if record.nap is None:
+        return None
+    gpus, tree = _napping(session, record.nap)
+    waker = Waker(session.incarnation, session.key)
+    return accelerator.claim(gpus, tree, claim, waker)
+
+
+def _napping(session: Session, nap: NapRecord) -> tuple[Gpus, Snapshot]:
+    """The programs of a nap that are there still, and what they had of its cards."""
+    snapshot = trees.inspect(session)
+    mine = nap.in_tree(snapshot)
+    gpus = nap.gpus.only({process.ns_pid for process in mine})
+    return gpus, processes.Snapshot(snapshot.init, tuple(mine))
 
 
 def end_nap(
@@ -309,6 +370,7 @@ def end_nap(
     session: Session,
     record: Record,
     cancel: Cancel | None = None,
+    claim: object = None,
 ) -> None:
     """Give the programs of a nap their GPU memory back, and let them go on. Idempotent.
 
@@ -317,6 +379,7 @@ def end_nap(
         session: whose nap.
         record: of it, which is not changed.
         cancel: cancels it while it waits for room.
+        claim: for which room is kept already; None: it is waited for.
 
     Raises:
         NotFound: the session has ended.
@@ -327,16 +390,17 @@ def end_nap(
     nap = record.nap
     if nap is None:
         return
-    snapshot = trees.inspect(session)
-    mine = nap.in_tree(snapshot)
-    pids = {process.ns_pid for process in mine}
-    tree = processes.Snapshot(snapshot.init, tuple(mine))
-    interrupted = [p for p in mine if processes.pending_signals(p.pid) & _INTERRUPT]
     try:
-        accelerator.fill(nap.gpus.only(pids), nap.memory_limit, tree, cancel)
-    except ReclaimError:
-        processes.resume([one for one in mine if held_by(one.pid)])
-        raise
+        gpus, tree = _napping(session, nap)
+        mine = tree.processes
+        interrupted = [p for p in mine if processes.pending_signals(p.pid) & _INTERRUPT]
+        try:
+            accelerator.fill(gpus, nap.memory_limit, tree, cancel, claim)
+        except ReclaimError:
+            processes.resume([one for one in mine if held_by(one.pid)])
+            raise
+    finally:
+        accelerator.release(claim)
     for process in interrupted:
         # Any thread may take one that came while it stood, and a first thread that
         # sleeps would sleep on: in Python it alone can act on it.

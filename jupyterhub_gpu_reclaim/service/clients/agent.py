@@ -172,6 +172,10 @@ class AgentClient:
         """Move it back, or attach to that wake; the last event is the end."""
         return self._stream(_session(incarnation, "wake", pod), {})
 
+    def next_wake(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:
+        """Follow the wake under way, or the next one; empty after a while without."""
+        return self._stream(_session(incarnation, "next-wake", pod), method="GET")
+
     async def thaw(self, incarnation: str, *, pod: str = "") -> Tree:
         """Thaw a captured tree; its checkpoint is discarded."""
         return await self._order(_session(incarnation, "thaw", pod))
@@ -224,9 +228,11 @@ class AgentClient:
             raise _error(answer, path)
         return answer
 
-    async def _stream(self, path: str, body: Any) -> AsyncIterator[Event]:
-        data = codec.encode(body)
-        lines = self._http.lines("POST", path, data, silence=self._silence)
+    async def _stream(
+        self, path: str, body: Any = None, method: str = "POST"
+    ) -> AsyncIterator[Event]:
+        data = None if body is None else codec.encode(body)
+        lines = self._http.lines(method, path, data, silence=self._silence)
         try:
             async for line in lines:
                 if isinstance(line, Answer):

@@ -235,6 +235,13 @@ class AgentRouter:
             async for event in client.wake(incarnation, pod=pod.uid):
                 yield event
 
+    async def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
+        """Follow the wake under way, or the next one."""
+        pod, client = await self._seat(incarnation)
+        with named(pod.node):
+            async for event in client.next_wake(incarnation, pod=pod.uid):
+                yield event
+
     async def thaw(self, incarnation: str) -> Tree:
         """Thaw a captured tree."""
         pod, client = await self._seat(incarnation)

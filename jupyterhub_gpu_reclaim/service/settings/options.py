@@ -166,6 +166,19 @@ class Options(Configurable):
         " fails at once, with the reason. Example: 120.",
     ).tag(config=True)
 
+    seats_per_gpu = Int(
+        _DEFAULTS.seats_per_gpu,
+        min=1,
+        max=1000,
+        help="How many sessions share one GPU. On Kubernetes the replicas of NVIDIA's"
+        " device plugin, each of which counts as a GPU there; on one machine, where"
+        " every session may use every GPU, how many you let on each. With more than"
+        " one, idle sessions nap (`NapPolicy.nap_after`), and a session counts with its"
+        " share of a GPU where GPU-hours are shown. It hands nothing out: that is for"
+        " the scheduler, or for whoever starts first. 1: each session has its GPUs for"
+        " itself. Example: 4.",
+    ).tag(config=True)
+
     keep_limit = Float(
         _DEFAULTS.keep_limit,
         min=0,
@@ -358,6 +371,7 @@ class Options(Configurable):
             settle_limit=self.settle_limit,
             operation_limit=self.operation_limit,
             gpu_wait=self.gpu_wait,
+            seats_per_gpu=self.seats_per_gpu,
             keep_limit=self.keep_limit,
             keep_per_day=self.keep_per_day,
             backoff=self.backoff,

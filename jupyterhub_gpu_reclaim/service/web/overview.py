@@ -114,6 +114,12 @@ class ManagerPage(Page):
                 for phase in Phase
                 if present.sessions.get(phase.value) and phase is not Phase.STOPPED
             ],
+            "crowded": [
+                Reason.GPU_CROWDED.sentence(
+                    card=f"{card.name} ({uuid})", wakes=card.wakes
+                )
+                for uuid, card in sorted(control.crowded().items())
+            ],
             "waiters": _waiters(views, now),
         }
 

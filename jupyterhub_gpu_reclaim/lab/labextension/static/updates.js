@@ -3,12 +3,16 @@
  * Made by plugins.js, once per page. Nothing that it does reaches the session's server,
  * so it neither keeps a session awake nor wakes it; a tab that nobody looks at asks
  * nothing at all. Where the service is away, nothing is said.
+ *
+ * While the session naps, whatever a person does in the page may be what wakes it: then
+ * the service is asked at once, and often for a minute.
  */
 import { Rest } from "./rest.js";
-import { clockTime, dueAt, warning } from "./view/words.js";
+import { clockTime, dueAt, waking, warning } from "./view/words.js";
 
 const CALM_MS = 30000;
 const SOON_MS = 2000;
+const ACTED_MS = 60000;
 const LONGEST_MS = 600000; // between two questions to a service that is away
 const TOPIC = "warning";
 const KEEP_SECONDS = 3600;
@@ -22,6 +26,12 @@ export class Updates {
     this.rest = new Rest();
     this.warned = ""; // what the person has been told last
     this.patience = CALM_MS;
+    this.napping = false;
+    this.acted = 0; // when the person last did something in the page
+    this.looked = 0;
+    for (const what of ["keydown", "pointerdown"]) {
+      document.addEventListener(what, () => this.act(), { capture: true, passive: true });
+    }
     item.panel.changed = () => this.rest.nudge();
     watch.began = () => {
       item.tell(null); // from now on the watch tells
@@ -33,14 +43,23 @@ export class Updates {
   async run() {
     for (;;) {
       if (!document.hidden && !this.watch.running) {
+        this.looked = Date.now();
         this.tell(await this.service.view());
       }
       await this.rest.pause(this.patience);
     }
   }
 
+  act() {
+    this.acted = Date.now();
+    if (this.napping && this.acted - this.looked > SOON_MS) {
+      this.rest.nudge();
+    }
+  }
+
   tell(view) {
     this.item.tell(view);
+    this.napping = Boolean(view?.facts?.nap);
     this.warn(view);
     this.watch.hold(["suspending", "releasing", "suspended"].includes(view?.phase));
     this.patience = this.next(view);
@@ -55,6 +74,10 @@ export class Updates {
       return Math.min(Math.max(CALM_MS, 2 * this.patience), LONGEST_MS);
     }
     if (["warned", "suspending", "releasing", "resuming"].includes(view.phase)) {
+      return SOON_MS;
+    }
+    const mayWake = this.napping && Date.now() - this.acted < ACTED_MS;
+    if (mayWake || waking(view, this.service.now())) {
       return SOON_MS;
     }
     const left = 1000 * (dueAt(view) - this.service.now());

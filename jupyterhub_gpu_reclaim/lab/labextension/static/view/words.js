@@ -64,6 +64,22 @@ function movedOut(view) {
   return gpus ? gpus.reduce((sum, gpu) => sum + (gpu.memory || 0), 0) : null;
 }
 
+/** What a session that is woken waits for; empty where it is not woken. */
+export function waking(view, now) {
+  const facts = view.facts || {};
+  if (movedOut(view) === null) {
+    return "";
+  }
+  if (facts.place) {
+    return `waiting for a GPU, place ${facts.place}`;
+  }
+  if (!facts.waking_until) {
+    return "";
+  }
+  const left = Math.ceil(facts.waking_until - now);
+  return `your GPU memory is coming back${left > 0 ? `, ${left} s` : ""}`;
+}
+
 /** One line for the corner: "GPU 12 GB, 0 % · idle 5 min · suspends in 10 min". */
 export function inOneLine(view, now) {
   if (["suspending", "releasing"].includes(view.phase)) {
@@ -75,7 +91,10 @@ export function inOneLine(view, now) {
   const kept = view.kept_until > now;
   const parts = [];
   const moved = movedOut(view);
-  if (moved !== null) {
+  const wakes = waking(view, now);
+  if (wakes) {
+    parts.push(wakes);
+  } else if (moved !== null) {
     parts.push(`GPU naps, ${size(moved)} moved out`);
   } else if (gpu) {
     const use = gpu.percent === null ? "" : `, ${gpu.percent} %`;
@@ -100,7 +119,10 @@ export function inFull(view, now) {
   const due = dueAt(view);
   const lines = [];
   const moved = movedOut(view);
-  if (moved !== null) {
+  const wakes = waking(view, now);
+  if (wakes) {
+    lines.push(["GPU memory", `${size(moved)}: ${wakes}`]);
+  } else if (moved !== null) {
     lines.push(["GPU memory", `${size(moved)} moved out; running a cell brings it back`]);
   } else if (gpu) {
     lines.push(["GPU", gpu.names || "yes"], ["GPU memory", size(gpu.memory)]);

@@ -1,5 +1,5 @@
+from jupyterhub_gpu_reclaim.common.fair_order import fair
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import fair
 
 A1, A2, A3, B1 = (
     SessionKey("ada", "1"),

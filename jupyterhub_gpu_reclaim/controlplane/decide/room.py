@@ -1,0 +1,190 @@
+"""Makes room for sessions that wake and find their card full: others are put to nap.
+
+Recomputed from what the agents say whenever one of them says something new, and on
+every tick. A selected session is judged once more, with a fresh sample, before its nap
+is ordered; who is selected is in memory only, so a lost order, a restart or a failed
+nap ends in the next selection. An agent needs none of this to wake a session for which
+there is room.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+from jupyterhub_gpu_reclaim.policy.room import RoomWant, choose_for_room
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, Shortage
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+    from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
+
+#: Seconds after a nap in which its memory may not yet be told as free.
+SETTLE = 2.0
+#: Seconds for which one that was selected, and could not be looked at, is left out.
+PASSED_OVER = 10.0
+#: A card is crowded where so many of its sessions woke, and found none that could nap
+#: for them, within so many seconds.
+CROWDED_WAKES, CROWDED_SECONDS = 3, 3600.0
+
+
+class CrowdedCard(NamedTuple):
+    """A card that needs fewer seats."""
+
+    name: str
+    wakes: int
+
+
+class RoomMaker:
+    """Selects who naps for whom.
+
+    Args:
+        sessions: the rows, and the runtime state with the note of who is selected.
+        line: the GPU queue.
+        agent: says whether a session still waits.
+        judge: whether a session may nap for another one.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        line: GpuQueue,
+        agent: Agent,
+        judge: Judge,
+    ) -> None:
+        self._sessions = sessions
+        self._line = line
+        self._agent = agent
+        self._judge = judge
+        #: has a worker look at a session
+        self.look: Callable[[SessionKey], None] = lambda _: None
+        #: wakes for which nobody could nap: when, by card; and what cards are called
+        self._unserved: dict[str, deque[float]] = {}
+        self._names: dict[str, str] = {}
+        self._counted: dict[SessionKey, str] = {}  #: incarnations that wait, and count
+
+    def refresh(self) -> None:
+        """Select, and have those that are selected looked at."""
+        self._line.refresh()
+        waiting = self._line.wakes()
+        wants = self._wants(waiting)
+        now, sessions = self._sessions.clock.now(), self._sessions
+        snapshots = self._snapshots({card for want in wants for card in want.lacking})
+        choice = choose_for_room(snapshots, wants, now, self._judge.for_room)
+        for key, runtime in sessions.runtimes.items():
+            if not runtime.nap_begins:
+                runtime.makes_room_for = choice.chosen.get(key)
+        self._count(choice.unserved, {row.key for row, _ in waiting}, now)
+        for key in choice.chosen:
+            self.look(key)
+
+    def pass_over(self, key: SessionKey) -> None:
+        """Select another one for a while, if that one is selected and does not nap.
+
+        The Hub may be busy with it, or its node be slow.
+        """
+        runtime = self._sessions.runtimes.get(key)
+        if runtime is not None and runtime.makes_room_for is not None:
+            runtime.passed_over = self._sessions.clock.monotonic() + PASSED_OVER
+            self.refresh()
+
+    async def is_wanted(self, row: SessionRow) -> bool:
+        """Whether the session for which this one was selected waits now.
+
+        Raises:
+            ReclaimError: its agent does not tell.
+        """
+        key = self._sessions.runtime(row.key).makes_room_for
+        if key is None:
+            return False
+        waiter = self._sessions.row(key)
+        tree = await self._agent.tree(waiter.incarnation)
+        if self._sessions.row(key).incarnation != waiter.incarnation:
+            return False
+        self._sessions.note_nap(key, tree)
+        return tree.shortage is not None
+
+    def crowded(self) -> dict[str, CrowdedCard]:
+        """The cards that need fewer seats, by their ids."""
+        since = self._sessions.clock.now() - CROWDED_SECONDS
+        found = {}
+        for card, times in list(self._unserved.items()):
+            while times and times[0] < since:
+                times.popleft()
+            if not times:
+                del self._unserved[card]
+            if len(times) >= CROWDED_WAKES:
+                name = self._names.get(card) or card
+                found[card] = CrowdedCard(name=name, wakes=len(times))
+        return found
+
+    def _snapshots(self, cards: set[str]) -> Iterator[SessionSnapshot]:
+        """The sessions that are awake and hold memory of these cards."""
+        now = self._sessions.clock.monotonic()
+        for row in self._sessions.journal.sessions() if cards else ():
+            runtime = self._sessions.runtime(row.key)
+            held = runtime.cards(row.incarnation)
+            free = row.phase is Phase.RUNNING and row.intent is Intent.NONE
+            free &= runtime.passed_over is None or runtime.passed_over <= now
+            if free and any(gpu.uuid in cards for gpu in held):
+                yield self._judge.room_snapshot(row)
+
+    def _wants(self, waiting: list[tuple[SessionRow, Shortage]]) -> list[RoomWant]:
+        """What is lacking, given what is free and what is coming free."""
+        left: Counter[str] = Counter()
+        for _, shortage in waiting:
+            for card in shortage.cards:
+                left[card.uuid] = card.free
+                self._names[card.uuid] = card.name
+        left.update(self._coming() if waiting else {})
+        wants = []
+        for row, shortage in waiting:
+            lacking = {
+                card.uuid: card.needed - left[card.uuid]
+                for card in shortage.cards
+                if card.needed > left[card.uuid]
+            }
+            for card in shortage.cards:
+                left[card.uuid] = max(0, left[card.uuid] - card.needed)
+            if lacking:
+                wants.append(RoomWant(key=row.key, lacking=lacking))
+        return wants
+
+    def _coming(self) -> Counter[str]:
+        """Bytes by card that naps are freeing, or have freed a moment ago."""
+        sessions, now = self._sessions, self._sessions.clock.now()
+        coming: Counter[str] = Counter()
+        for key, runtime in sessions.runtimes.items():
+            row = sessions.row(key)
+            nap = runtime.nap_of(row.incarnation)
+            if runtime.nap_begins:
+                gpus = runtime.cards(row.incarnation)
+            elif nap is not None and 0 <= now - row.since < SETTLE:
+                gpus = nap.gpus
+            else:
+                continue
+            for gpu in gpus:
+                coming[gpu.uuid] += gpu.memory or 0
+        return coming
+
+    def _count(
+        self, unserved: list[RoomWant], waiting: set[SessionKey], now: float
+    ) -> None:
+        """Count each wake for which nobody could nap once."""
+        self._counted = {k: v for k, v in self._counted.items() if k in waiting}
+        for want in unserved:
+            incarnation = self._sessions.row(want.key).incarnation
+            if self._counted.get(want.key) == incarnation:
+                continue
+            self._counted[want.key] = incarnation
+            self._sessions.counters.wakes_unserved += 1
+            for card in want.lacking:
+                self._unserved.setdefault(card, deque()).append(now)

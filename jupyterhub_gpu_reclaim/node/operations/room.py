@@ -1,0 +1,207 @@
+"""Room on this machine's cards: what is promised to whom, and who wakes and waits.
+
+A driver that runs out of memory midway loses the process, so memory is promised before
+it is filled. Nobody is asked for it: a wake takes what is free, whether or not a
+service runs.
+
+Wakes that wait are served in a fair order (``common.fair_order``). One that waits goes
+before those that come later, for its first minute: by then others have been put to nap
+for it if they may be. Afterwards it does so only if it fits, so that one with large
+needs holds nobody up for ever. In that minute it also leaves a reserve to programs that
+run on the same card and may be growing.
+
+It is in memory only: after a restart of the agent the wakes that wait queue up afresh.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.common.fair_order import fair
+from jupyterhub_gpu_reclaim.common.models import CardShortage, Shortage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.sampling.gpu import CardUse
+
+#: Seconds for which one that waits goes first, and leaves the reserve.
+HEAD_START: Final = 60.0
+#: Seconds without another try after which a session does not wait any more.
+_LEFT_AFTER: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Waker:
+    """A session that is woken."""
+
+    incarnation: str
+    key: SessionKey
+
+
+@dataclass
+class _Waiting:
+    key: SessionKey
+    since: float  #: of a clock that never goes back
+    seen: float  #: when it last asked
+    needed: Mapping[str, int]
+    short: list[CardShortage]
+
+
+class CardRoom:
+    """Promises of memory, and those who wait for one.
+
+    Args:
+        reserve: bytes of each card that a wake leaves free, in its first minute, while
+            others run there.
+    """
+
+    def __init__(self, reserve: int = 0) -> None:
+        self._reserve = reserve
+        self._promised: dict[object, Counter[str]] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        #: wakes of each user that were served since somebody waits
+        self._served: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def promise(
+        self,
+        claim: object,
+        needed: Mapping[str, int],
+        cards: Sequence[CardUse],
+        now: float,
+        waker: Waker | None = None,
+    ) -> Shortage | None:
+        """Keep room for a claim, or say on which cards it is short.
+
+        What others are about to fill is not free, and some of it counts twice while
+        they do: they are done in seconds.
+
+        Args:
+            claim: until :meth:`release`.
+            needed: bytes by card.
+            cards: as they are now.
+            now: of a clock that never goes back.
+            waker: of a wake, which waits for its turn; None: whoever goes on with what
+                it had a moment ago, and takes what is free.
+        """
+        with self._lock:
+            self._forget_those_who_left(now)
+            mine = self._waiting.get(waker.incarnation) if waker else None
+            since = mine.since if mine is not None else now
+            patient = waker is not None and now - since < HEAD_START
+            short = self._short(needed, cards, with_reserve=patient)
+            ahead = self._ahead(waker, since, needed, cards, now) if waker else 0
+            if not short and not ahead:
+                self._promised[claim] = Counter(needed)
+                if waker is not None:
+                    self._waiting.pop(waker.incarnation, None)
+                    self._served[waker.key.user] += 1
+                return None
+            if not short:
+                short = self._of_turn(needed, cards)
+            if waker is not None:
+                name = waker.incarnation
+                self._waiting[name] = _Waiting(waker.key, since, now, needed, short)
+            return Shortage(waited=now - since, place=ahead + 1, cards=short)
+
+    def release(self, claim: object) -> None:
+        """Its memory is filled, or will not be; idempotent."""
+        with self._lock:
+            self._promised.pop(claim, None)
+
+    def leave(self, incarnation: str) -> None:
+        """That session does not wait any more; idempotent."""
+        with self._lock:
+            self._waiting.pop(incarnation, None)
+
+    def shortage_of(self, incarnation: str, now: float) -> Shortage | None:
+        """What that session waits for, and its place; None: it does not wait."""
+        with self._lock:
+            self._forget_those_who_left(now)
+            mine = self._waiting.get(incarnation)
+            if mine is None:
+                return None
+            rivals = {
+                name: each
+                for name, each in self._waiting.items()
+                if mine.needed.keys() & each.needed.keys()
+            }
+            place = self._order(rivals).index(incarnation) + 1
+            return Shortage(waited=now - mine.since, place=place, cards=mine.short)
+
+    def _short(
+        self, needed: Mapping[str, int], cards: Sequence[CardUse], *, with_reserve: bool
+    ) -> list[CardShortage]:
+        """The cards that have not enough; one that does not tell is tried."""
+        promised = sum(self._promised.values(), Counter[str]())
+        found = []
+        for card in cards:
+            count = needed.get(card.uuid, 0)
+            if not count or card.free is None:
+                continue
+            others = card.processes is None or card.processes or promised[card.uuid]
+            count += self._reserve if with_reserve and others else 0
+            free = max(0, card.free - promised[card.uuid])
+            if free < count:
+                found.append(_shortage(card, count, free))
+        return found
+
+    def _ahead(
+        self,
+        waker: Waker,
+        since: float,
+        needed: Mapping[str, int],
+        cards: Sequence[CardUse],
+        now: float,
+    ) -> int:
+        """How many that want the same cards go before it."""
+
+        def counts(each: _Waiting) -> bool:
+            if not needed.keys() & each.needed.keys():
+                return False
+            young = now - each.since < HEAD_START
+            return young or not self._short(each.needed, cards, with_reserve=False)
+
+        rivals = {
+            name: each
+            for name, each in self._waiting.items()
+            if name == waker.incarnation or counts(each)
+        }
+        rivals.setdefault(
+            waker.incarnation, _Waiting(waker.key, since, now, needed, [])
+        )
+        return self._order(rivals).index(waker.incarnation)
+
+    def _of_turn(
+        self, needed: Mapping[str, int], cards: Sequence[CardUse]
+    ) -> list[CardShortage]:
+        """What one needs that has room, and waits for its turn."""
+        return [
+            _shortage(card, needed[card.uuid], card.free or 0)
+            for card in cards
+            if needed.get(card.uuid)
+        ]
+
+    def _order(self, waiting: Mapping[str, _Waiting]) -> list[str]:
+        """Their incarnations, in the order in which they are served."""
+        by_key: dict[SessionKey, list[str]] = {}
+        for name, each in sorted(waiting.items(), key=lambda one: one[1].since):
+            by_key.setdefault(each.key, []).append(name)
+        since = ((each.key, each.since) for each in waiting.values())
+        return [by_key[key].pop(0) for key in fair(since, self._served)]
+
+    def _forget_those_who_left(self, now: float) -> None:
+        for name, each in list(self._waiting.items()):
+            if now - each.seen > _LEFT_AFTER:
+                del self._waiting[name]
+        if not self._waiting:
+            self._served.clear()
+
+
+def _shortage(card: CardUse, needed: int, free: int) -> CardShortage:
+    return CardShortage(uuid=card.uuid, name=card.name, needed=needed, free=free)

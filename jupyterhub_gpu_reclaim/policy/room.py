@@ -1,0 +1,94 @@
+"""Selects the sessions that nap for those that wake and find their card full.
+
+As few as are enough, and none where all of them together are not: nobody's memory moves
+for nothing. Pure; it puts nobody to nap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.models import Phase, Value
+from jupyterhub_gpu_reclaim.policy.idle import idle_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
+    from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
+
+
+class RoomWant(Value, frozen=True, kw_only=True):
+    """What a session that wakes still lacks after everything that is coming free."""
+
+    key: SessionKey
+    lacking: dict[str, int]  #: bytes by card; positive
+
+
+class RoomChoice(NamedTuple):
+    """Who naps, for whom; and for whom nobody can."""
+
+    chosen: dict[SessionKey, SessionKey]
+    unserved: list[RoomWant]
+
+
+def choose_for_room(
+    snapshots: Iterable[SessionSnapshot],
+    wants: Sequence[RoomWant],
+    now: float,
+    decide: Callable[[SessionSnapshot, float], Sequence[Decision]],
+) -> RoomChoice:
+    """Who naps for whom.
+
+    Args:
+        snapshots: all sessions that may be awake.
+        wants: what is lacking, in the order of the queue.
+        now: seconds since the epoch.
+        decide: whether a session may nap for another one.
+    """
+    cards = {card for want in wants for card in want.lacking}
+    able = [
+        snapshot
+        for snapshot in snapshots
+        if snapshot.phase is Phase.RUNNING
+        and held(snapshot, cards)
+        and decide(snapshot, now)[0].reclaim
+    ]
+    choice = RoomChoice({}, [])
+    for want in wants:
+        left = [each for each in able if each.key not in {*choice.chosen, want.key}]
+        mine = _enough(left, want.lacking, now)
+        choice.chosen.update(dict.fromkeys(mine, want.key))
+        if not mine:
+            choice.unserved.append(want)
+    return choice
+
+
+def held(snapshot: SessionSnapshot, cards: Iterable[str]) -> int:
+    """Bytes that a session has on those cards, as far as known."""
+    return sum(gpu.memory or 0 for gpu in snapshot.gpus if gpu.uuid in cards)
+
+
+def _enough(
+    able: Sequence[SessionSnapshot], lacking: Mapping[str, int], now: float
+) -> list[SessionKey]:
+    """As few as give what is lacking on each card; empty: they cannot."""
+
+    def order(snapshot: SessionSnapshot) -> tuple[float, SessionKey]:
+        return -idle_for(snapshot, now) * held(snapshot, lacking), snapshot.key
+
+    chosen: list[SessionSnapshot] = []
+    for snapshot in sorted(able, key=order):
+        open_cards = [card for card in lacking if _given(chosen, card) < lacking[card]]
+        if open_cards and held(snapshot, open_cards):
+            chosen.append(snapshot)
+    for snapshot in list(chosen):  # a later, larger one may have made it needless
+        rest = [each for each in chosen if each is not snapshot]
+        if all(_given(rest, card) >= count for card, count in lacking.items()):
+            chosen = rest
+    enough = all(_given(chosen, card) >= count for card, count in lacking.items())
+    return [each.key for each in chosen] if enough else []
+
+
+def _given(chosen: Iterable[SessionSnapshot], card: str) -> int:
+    return sum(held(snapshot, (card,)) for snapshot in chosen)

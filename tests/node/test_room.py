@@ -1,0 +1,131 @@
+"""Room on the cards: promised once, in turn, with a reserve, and never for ever."""
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.node.operations.room import HEAD_START, CardRoom, Waker
+from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
+
+CARD, OTHER = "a" * 32, "b" * 32
+ADA, BOB, EVE = (
+    Waker(incarnation=f"i-{name}", key=SessionKey(name))
+    for name in ("ada", "bob", "eve")
+)
+ADA_TOO = Waker(incarnation="i-ada-2", key=SessionKey("ada", "2"))
+
+
+def cards(free: int | None, *, users: int = 1) -> list[CardUse]:
+    uses = [ProcessUse(pid=pid, memory=1) for pid in range(users)]
+    there = (CARD, OTHER)
+    return [CardUse(uuid=uuid, name="H", free=free, processes=uses) for uuid in there]
+
+
+def test_promised_room_is_not_promised_again_until_it_is_released():
+    room = CardRoom()
+    assert room.promise("a", {CARD: 60}, cards(100), 0.0, ADA) is None
+    short = room.promise("b", {CARD: 60}, cards(100), 0.0, BOB)
+    assert [(s.uuid, s.needed, s.free) for s in short.cards] == [(CARD, 60, 40)]
+    assert room.promise("c", {OTHER: 60}, cards(100), 0.0, EVE) is None
+    room.release("a")
+    assert room.promise("b", {CARD: 60}, cards(100), 1.0, BOB) is None
+
+
+def test_card_that_does_not_tell_is_tried():
+    assert CardRoom(9).promise("a", {CARD: 60}, cards(None), 0.0, ADA) is None
+
+
+def test_wakes_are_served_in_turn_each_user_once_before_anybody_twice():
+    room = CardRoom()
+    for at, waker in enumerate((ADA, ADA_TOO, BOB)):
+        assert room.promise(waker, {CARD: 60}, cards(0), float(at), waker)
+    places = [room.shortage_of(w.incarnation, 2.0).place for w in (ADA, BOB, ADA_TOO)]
+    assert places == [1, 2, 3]
+    assert room.shortage_of(BOB.incarnation, 4.0).waited == 2.0
+    # There is room for one: the first of them has it, whoever asks.
+    for waker in (BOB, ADA_TOO):
+        short = room.promise(waker, {CARD: 60}, cards(60), 3.0, waker)
+        assert [(s.needed, s.free) for s in short.cards] == [(60, 60)]
+    assert room.promise(ADA, {CARD: 60}, cards(60), 4.0, ADA) is None
+    room.release(ADA)
+    assert room.shortage_of(BOB.incarnation, 4.0).place == 1
+    assert room.promise(BOB, {CARD: 60}, cards(60), 4.0, BOB) is None
+
+
+def test_one_with_large_needs_goes_first_for_a_minute_and_holds_nobody_up_for_ever():
+    room = CardRoom()
+    now = 0.0
+    assert room.promise(ADA, {CARD: 90}, cards(10), now, ADA)
+    while now < HEAD_START - 5:
+        now += 5
+        assert room.promise(ADA, {CARD: 90}, cards(10), now, ADA)
+        assert room.promise(BOB, {CARD: 5}, cards(10), now, BOB).place == 2
+    now += 5
+    assert room.promise(ADA, {CARD: 90}, cards(10), now, ADA)
+    assert room.promise(BOB, {CARD: 5}, cards(10), now, BOB) is None
+
+
+def test_room_that_comes_free_for_one_that_waits_long_is_not_taken_by_a_newcomer():
+    room, now = CardRoom(), 0.0
+    while now < HEAD_START + 5:
+        assert room.promise(ADA, {CARD: 60}, cards(10), now, ADA)
+        now += 5
+    # Just now others have been put to nap for it, and it looks twice a second.
+    assert room.promise(BOB, {CARD: 5}, cards(60), now, BOB).place == 2
+    assert room.promise(ADA, {CARD: 60}, cards(60), now, ADA) is None
+
+
+def test_who_wants_another_card_does_not_wait_for_its_turn():
+    room = CardRoom()
+    assert room.promise(ADA, {CARD: 90}, cards(10), 0.0, ADA)
+    assert room.promise(BOB, {OTHER: 5}, cards(10), 0.0, BOB) is None
+
+
+def test_what_goes_on_with_what_it_had_takes_no_turn_and_leaves_no_reserve():
+    room = CardRoom(reserve=50)
+    assert room.promise(ADA, {CARD: 90}, cards(10), 0.0, ADA)
+    assert room.promise("undo", {CARD: 10}, cards(10), 0.0) is None
+
+
+def test_one_that_asks_no_more_gives_its_turn_up():
+    room = CardRoom()
+    assert room.promise(ADA, {CARD: 90}, cards(10), 0.0, ADA)
+    assert room.promise(BOB, {CARD: 5}, cards(10), 9.0, BOB)
+    assert room.promise(BOB, {CARD: 5}, cards(10), 11.0, BOB) is None
+    assert room.shortage_of(ADA.incarnation, 11.0) is None
+
+    assert room.promise(ADA, {CARD: 90}, cards(10), 12.0, ADA)
+    room.leave(ADA.incarnation)
+    assert room.shortage_of(ADA.incarnation, 12.0) is None
+
+
+@pytest.mark.parametrize(("users", "fits"), [(0, True), (1, False)])
+def test_reserve_is_left_where_others_run_and_to_nobody_else(users, fits):
+    room = CardRoom(reserve=20)
+    found = room.promise("a", {CARD: 90}, cards(100, users=users), 0.0, ADA)
+    assert (found is None) is fits
+    if found:
+        assert [(s.needed, s.free) for s in found.cards] == [(110, 100)]
+
+
+def test_reserve_is_left_beside_what_others_are_about_to_fill():
+    room = CardRoom(reserve=20)
+    assert room.promise("a", {CARD: 10}, cards(100, users=0), 0.0, ADA) is None
+    assert room.promise("b", {CARD: 80}, cards(100, users=0), 0.0, BOB)
+    assert room.promise("c", {CARD: 70}, cards(100, users=0), 0.0, BOB) is None
+
+
+def test_reserve_is_taken_by_who_has_waited_for_a_minute():
+    room, now = CardRoom(reserve=20), 0.0
+    while now < HEAD_START:
+        assert room.promise("a", {CARD: 90}, cards(100), now, ADA)
+        now += 5
+    assert room.promise("a", {CARD: 90}, cards(100), now, ADA) is None
+
+
+def test_two_servers_of_one_name_wait_both():
+    room = CardRoom()
+    twin = Waker(incarnation="i-twin", key=ADA.key)
+    for waker in (ADA, twin):
+        assert room.promise(waker, {CARD: 60}, cards(0), 0.0, waker)
+    places = {room.shortage_of(w.incarnation, 0.0).place for w in (ADA, twin)}
+    assert places == {1, 2}
