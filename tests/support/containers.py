@@ -64,7 +64,9 @@ def mount(kind: str, target: str, source: str, *options: str) -> dict:
 def leave_groups(uid: str) -> None:
     """Remove a pod's own control groups, which no runtime does."""
     # They lie below the test's own groups, which each hierarchy may have deeper down.
-    for folder in list(Path("/sys/fs/cgroup").rglob(f"pod{uid}")):
+    # Others' groups come and go meanwhile, which os.walk does not mind.
+    found = [path for path, _, _ in os.walk("/sys/fs/cgroup")]
+    for folder in [Path(path) for path in found if path.endswith(f"/pod{uid}")]:
         wait_for(lambda: _remove_group(folder))  # noqa: B023 awaited at once
 
 

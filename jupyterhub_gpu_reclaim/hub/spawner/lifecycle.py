@@ -543,7 +543,7 @@ class SessionLifecycle:
         """The service's plan; ``keep`` when it does not answer and work may be lost."""
         before = self._frozen()
         try:
-            return await self._asked_twice()
+            return await self._asked_twice(before)
         except Unreachable as error:
             self._warn("stop, no plan: %s", error)
             # Frozen before: the stop was the service's, and what runs now is not saved.
@@ -556,14 +556,21 @@ class SessionLifecycle:
             self._warn("stop, not now: %s", error)
             return StopPlan(action="keep")
 
-    async def _asked_twice(self) -> StopPlan:
-        """The plan, also if one answer is lost: without it, work may end unsaved."""
+    async def _asked_twice(self, frozen: bool | None) -> StopPlan:
+        """The plan, also if one answer is lost: without it, work may end unsaved.
+
+        Args:
+            frozen: whether its programs were stopped when this stop began.
+        """
         try:
             return await self._service().plan_stop(self._placement())
         except Unreachable as error:
             if error.reason is Reason.SERVICE_STARTING:
                 raise  # it was waited for
-            return await self._service().plan_stop(self._placement())
+            plan = await self._service().plan_stop(self._placement())
+            # A service that has lost its journal meanwhile knows of no stop of its own.
+            went_on = frozen and plan.action == "stop" and not self._frozen()
+            return StopPlan(action="keep") if went_on else plan
 
     def _frozen(self) -> bool | None:
         """Whether its programs are stopped; None: they have ended, or are not seen."""
