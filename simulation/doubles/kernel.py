@@ -252,7 +252,7 @@ class Kernel:
                 self.takes(0.2, 3.0)
                 cancel.check()
                 file.write(memory[8:])
-            if self.fails():
+            if self.fails() or place.tree.on_gpu:  # it cannot save an open card
                 raise RolledBack(Reason.CAPTURE_FAILED, why="CRIU failed")
             if self.tree(place.pid) is None:
                 raise NotFound(Reason.UNKNOWN_SESSION, session=place.incarnation)
