@@ -10,15 +10,15 @@ import subprocess
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreError
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
-from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus
-from jupyterhub_gpu_reclaim.node.workflows import capture
-from jupyterhub_gpu_reclaim.node.workflows import recovery as recovery_module
+from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
+from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from tests.support.agent import goes_on, running_agent, wait_for
 
@@ -34,12 +34,15 @@ class TakenCards:
     def __init__(self) -> None:
         self.filled = 0
 
-    def fill(self, gpus, limit, snapshot) -> None:
+    def fill(self, gpus, limit, snapshot, *_) -> None:
         if gpus is not None and not self.free:
             raise ReclaimError(
                 Reason.GPU_MEMORY, card="Test card", needed="1 GiB", free="0 GiB"
             )
         self.filled += 1
+
+    def release(self, claim) -> None:
+        pass
 
 
 class StoreWithoutDeletes:
@@ -183,27 +186,41 @@ async def test_release_that_had_begun_is_finished_and_not_thawed(recovery, count
     assert recovery.releases.store.exists("cp")
 
 
-async def test_roll_back_waits_for_its_cards_and_is_finished_by_itself(
-    recovery, counter, monkeypatch
-):
-    """Nobody has to start the agent again for a tree that could not go on at once."""
-    monkeypatch.setattr(recovery_module, "_FIRST_PAUSE", 0.05)
-    record = stands_as(recovery, counter, Stage.ROLLING_BACK)
+async def test_roll_back_that_finds_its_cards_taken_leaves_a_nap(recovery, places):
+    """Its server and all else goes on; what used the card is woken in its turn."""
+    script = "tail -f /dev/null & while :; do echo x; read -t 0.05 _ </dev/zero; done"
+    place = places("start", "bash", "-c", script, env={"PATH": os.environ["PATH"]})
+    wait_for(lambda: "tail" in [p.name for p in place.tree.processes])
+    record = stands_as(recovery, place, Stage.ROLLING_BACK)
+    (user,) = [p for p in place.tree.processes if p.name == "tail"]
+    record = record.at(record.stage, [], gpus=gpus_of(user.ns_pid))
+    recovery.releases.records.save(record)
     recovery.releases.store.well = True
     recovery.releases.store.delete("cp")  # nothing was committed
-    operations = recovery.operations
+    operations, records = recovery.operations, recovery.releases.records
     operation = Operation("capture", KEY, "cp")
     operations.begin(record.incarnation, operation, fails)
     session = recovery.placements.find(record.incarnation)
     recovery.settle_after(session, operation)
     await operation.wait()
 
-    await eventually(lambda: operations.running(record.incarnation))
-    recovery.releases.accelerator.free = True
-    await operations.running(record.incarnation).wait(10)
+    await eventually(lambda: records.find(record.incarnation).naps)
+    stopped = [p for p in place.tree.processes if p.stopped]
+    assert [p.pid for p in stopped] == [user.pid]
+    left = records.find(record.incarnation)
+    assert left.stage is Stage.FAILED
+    assert left.gpus is None
+    assert trees.tree_of(session, left, None).state is TreeState.NAPPING
 
-    assert goes_on(counter)
-    assert recovery.releases.records.find(record.incarnation).stage is Stage.FAILED
+    recovery.releases.accelerator.free = True
+    nap.end_nap(recovery.releases.accelerator, session, left)
+
+    assert goes_on(place)
+
+
+def gpus_of(pid: int) -> Gpus:
+    use = GpuUse(pid=pid, uuid=CARD.uuid, bytes=1 << 30)
+    return Gpus(driver="580", cards=[CARD], users=[pid], uses=[use])
 
 
 async def fails(operation: Operation):

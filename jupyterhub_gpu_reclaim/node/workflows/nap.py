@@ -346,6 +346,33 @@ class Wake:
         self._operation.add(Event(step=step))
 
 
+def left_asleep(session: Session, record: Record, now: float) -> Record:
+    """What a capture leaves that was undone but for the memory of its GPUs: a nap.
+
+    Args:
+        session: of which nobody else is stopped by us any more.
+        record: of the capture.
+        now: seconds since the epoch.
+    """
+    if record.gpus is None:
+        return record
+    users = [
+        StoppedProgram(pid=process.ns_pid, start=process.start_time)
+        for process in trees.inspect(session).processes
+        if process.ns_pid in record.gpus.users
+    ]
+    limit = record.memory_limit
+    cgroups.restore_memory_limit(limit.raised(record.gpus.bytes() + _OVERHEAD_BYTES))
+    asleep = NapRecord(
+        stage=NapStage.WAKING,
+        begun=now,
+        gpus=record.gpus,
+        memory_limit=limit,
+        programs=users,
+    )
+    return record.at(record.stage, record.steps, gpus=None, nap=asleep)
+
+
 def _claim(
     accelerator: Accelerator, session: Session, record: Record, claim: object
 ) -> Shortage | None:

@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
-from jupyterhub_gpu_reclaim.node.workflows import capture
+from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -228,7 +228,14 @@ class Recovery:
                 )
             _log.info("%s is captured as %s", session.key, record.checkpoint)
             return
-        capture.thaw_tree(self.releases.accelerator, session, record)
+        try:
+            capture.thaw_tree(self.releases.accelerator, session, record)
+        except ReclaimError as error:
+            if error.reason is not Reason.GPU_MEMORY or record.nap is not None:
+                raise
+            # Others have taken the card. All but its users go on already; those are
+            # woken in turn, as from any nap (``nap.wakers``).
+            record = nap.left_asleep(session, record, self.releases.clock.now())
         self._remove_remains(record)
         self._fail(record)
 
