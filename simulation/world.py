@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 
 CARD = 16 * GIB
 WANTED = 6 * GIB  #: that a session with a GPU holds of it
+#: Seconds for which a watchdog may keep an agent from starting: it moves memory.
+LOCKED = 30.0
 
 
 class World:
@@ -469,8 +471,13 @@ class World:
             with replaced(table):
                 unattended.thaw_all(watched)
 
+        begun = self.loop.time()
+
         def ended(_: object) -> None:
             machine.watchdog = None
+            if self.loop.time() - begun > LOCKED:
+                law = "an agent can come back"
+                self.history.wrong(law, f"{program.name} keeps the lock")
 
         if machine.up:
             machine.watchdog = spawn(program, asyncio.to_thread(thaw))
