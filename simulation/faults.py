@@ -153,7 +153,8 @@ class Faults:
         if machine.agent is not None:
             machine.agent.kill()
         await asyncio.sleep(WATCHDOG_SECONDS)
-        if machine.agentless:  # else another one holds the lock
+        # Else another agent, or its watchdog, holds the lock.
+        if machine.agentless and machine.watchdog is None:
             await world.thaw_unattended(machine)
         await asyncio.sleep(event.share * 60.0)
         machine.agentless = max(0, machine.agentless - 1)
@@ -285,7 +286,7 @@ class Faults:
     async def clock_jumps(self, event: Event) -> None:
         """The Hub's machine's; of a cluster, one node's as well, by another amount."""
         world = self._world
-        world.skew += (event.share - 0.5) * 2 * 3600.0
+        world.clock_jumps((event.share - 0.5) * 2 * 3600.0)
         if world.cluster is None:
             world.machine(0).skew = world.skew
         else:

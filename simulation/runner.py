@@ -135,12 +135,12 @@ class Run:
                 return f"{key} stays pending at the Hub"
         return ""
 
-    @staticmethod
-    def _session_unrest(views: list[SessionView]) -> str:
+    def _session_unrest(self, views: list[SessionView]) -> str:
         for view in views:
             if view.phase not in _RESTS:
                 return f"{view.key} stays {view.phase.value}"
-            if view.facts.intent in {"nap", "wake"}:
+            waits = view.facts.intent == "wake" and self._world.never_idle
+            if view.facts.intent in {"nap", "wake"} and not waits:
                 return f"{view.key} does not {view.facts.intent}, as it was ordered to"
         return ""
 
@@ -187,7 +187,10 @@ class Run:
             if not place.tree.runs:
                 place.tree.unread = 1
             end = world.loop.time() + SERVED
-            while place.tree is not None and place.tree.unread:
+            # One that is suspended meanwhile comes back as any other.
+            while place in world.machines.of_session(key) and (
+                place.tree is not None and place.tree.unread
+            ):
                 if world.loop.time() > end:
                     law = "who wakes has room in time"
                     world.history.wrong(law, f"{key} wakes, and waits for too long")

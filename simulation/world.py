@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 
 CARD = 16 * GIB
 WANTED = 6 * GIB  #: that a session with a GPU holds of it
+#: Seconds for which a watchdog may keep an agent from starting: it moves memory.
+LOCKED = 30.0
 
 
 class World:
@@ -115,6 +117,7 @@ class World:
         self.services: list[Service] = []
         self.programs: list[Program] = []
         self.skew = 0.0
+        self._shown = 0.0  #: the latest time from which its clock has jumped
         self.forgetful = False  #: whether a journal was put back or lost
         self.restarts = True  #: whether killed programs come again
         self.backup: tuple[bytes, bytes] | None = None
@@ -130,6 +133,11 @@ class World:
         self._numbers = 0
         for key in plan.keys:
             self.add_account(key.user)
+
+    def clock_jumps(self, seconds: float) -> None:
+        """The Hub's machine's is so much later from now on."""
+        self._shown = max(self._shown, self.loop.time() + self.skew)
+        self.skew += seconds
 
     # --- names
     def name(self) -> str:
@@ -174,6 +182,9 @@ class World:
         """Start a machine's agent; it is started again when it ends."""
         there = machine.agent is not None and machine.agent.alive
         if not machine.up or machine.agentless or there:
+            return
+        if machine.watchdog is not None:  # which holds the lock
+            self._again(lambda: self.start_agent(machine), 1.0, 15.0)
             return
         program = self._program(f"the agent of {machine.name}", machine.name)
         machine.agent = program
@@ -407,9 +418,11 @@ class World:
     def never_idle(self) -> bool:
         """Whether nobody on a crowded card naps for others, for up to an hour.
 
-        After a clock was put back, everybody was last active in the future.
+        After a clock was put back, everybody was last active in the future, until it
+        has caught up, and is idle only some time after that.
         """
-        return self.plan.crowded and self.skew < 0
+        caught_up = self.loop.time() + self.skew - self._shown
+        return self.plan.crowded and caught_up < IDLE_SECONDS
 
     def grow(self, place: Place) -> None:
         """On a crowded card, work takes memory where there is some."""
@@ -458,8 +471,18 @@ class World:
             with replaced(table):
                 unattended.thaw_all(watched)
 
+        begun = self.loop.time()
+
+        def ended(_: object) -> None:
+            machine.watchdog = None
+            if self.loop.time() - begun > LOCKED:
+                law = "an agent can come back"
+                self.history.wrong(law, f"{program.name} keeps the lock")
+
         if machine.up:
-            await spawn(program, asyncio.to_thread(thaw))
+            machine.watchdog = spawn(program, asyncio.to_thread(thaw))
+            machine.watchdog.add_done_callback(ended)
+            await asyncio.shield(machine.watchdog)
 
     # --- faults of files
     def copy_journal(self) -> tuple[bytes, bytes]:

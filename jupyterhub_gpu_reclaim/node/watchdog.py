@@ -36,6 +36,8 @@ HUGE_PAGES = "huge-pages"
 #: An agent that has held its lock for so long has settled what was left to settle.
 _SETTLED_SECONDS = 60.0
 _PAUSE = 1.0
+#: Seconds until what could not be thawed is tried again; an agent can start meanwhile.
+_LONG_PAUSE = 10.0
 #: Looks at whether another watchdog waits: it may be about to end.
 _LOOKS = 5
 
@@ -99,6 +101,7 @@ def _wait_for_another(watched: Watched) -> None:
     begun = time.monotonic()
     held_since: float | None = None
     while (watched.state / RECORDS).is_dir():
+        pause = _PAUSE
         with lock(watched.state) as free:
             now = time.monotonic()
             if not free:
@@ -109,9 +112,11 @@ def _wait_for_another(watched: Watched) -> None:
                 return
             else:
                 held_since = None
-                if now - begun >= watched.patience and _thaw_all(watched):
-                    return
-        time.sleep(_PAUSE)
+                if now - begun >= watched.patience:
+                    if _thaw_all(watched):
+                        return
+                    pause = _LONG_PAUSE
+        time.sleep(pause)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 if TYPE_CHECKING:
+    from asyncio import Task
     from collections.abc import Callable, Iterator
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -115,6 +116,7 @@ class Machine:
         self.up = True
         self.agentless = 0  #: times that its agent is gone for good, until it is back
         self.agent: Program | None = None  #: the last one
+        self.watchdog: Task[None] | None = None  #: lets go on what an agent has left
         self.boots = 0
         self.places: dict[str, Place] = {}
         self.records: dict[str, bytes] = {}  #: the agent's, as they are on the disk

@@ -220,4 +220,11 @@ MUTANTS: dict[str, Mutant] = {
         service.ASKED_AT_WORK,
         seed=900000073,
     ),
+    "a-watchdog-keeps-the-agent-out": Mutant(
+        "A watchdog waited a minute for each nap that found no room, and no agent could"
+        " start meanwhile.",
+        "seed 923000442, and a reading of what it showed",
+        node.LOCKED_OUT,
+        seed=940000031,
+    ),
 }

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations import operations
+from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
 from jupyterhub_gpu_reclaim.node.operations.room import CardRoom
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.workflows import capture
+from jupyterhub_gpu_reclaim.node.workflows import capture, unattended
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
@@ -85,3 +86,11 @@ async def _not_back(self: Nap, record: Record) -> None:
 FAILED_NAP: tuple[Patch, ...] = ((Nap, "_roll_back", _not_back),)
 
 ROOM_TWICE: tuple[Patch, ...] = ((CardRoom, "promise", nothing),)
+
+
+def _patient(*cards: Any, room_seconds: float, **more: Any) -> Accelerator:
+    del room_seconds
+    return Accelerator(*cards, **more)
+
+
+LOCKED_OUT: tuple[Patch, ...] = ((unattended, "Accelerator", _patient),)

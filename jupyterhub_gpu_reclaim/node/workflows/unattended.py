@@ -51,7 +51,11 @@ def thaw_all(watched: Watched) -> bool:
     records = Records(watched.state / RECORDS)
     placements = make_placements(watched.placement, watched.realm)
     accelerator = Accelerator(
-        Driver(), Nvml(), lock_seconds=watched.gpu_lock, seconds=watched.dump
+        Driver(),
+        Nvml(),
+        lock_seconds=watched.gpu_lock,
+        seconds=watched.dump,
+        room_seconds=0.0,  # no agent can start as long as this lasts
     )
     done = True
     try:
