@@ -242,7 +242,8 @@ class MachineSampler:
             kernels=None if silent else [kernel],
             terminals=None if silent else [],
             connections=0,
-            started=MONDAY + tree.since,
+            # From the time since the boot, so that it goes with the clock.
+            started=MONDAY + tree.since + self._machine.skew,
             gpus=[card] if tree.on_gpu and tree.gpu_bytes else [],
             pod=place.pod,
         )

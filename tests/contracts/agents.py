@@ -83,7 +83,8 @@ class RealAgent:
         driver = self._folder / "cuda"
         for former in driver.iterdir():  # of a session with the same pids
             former.unlink()
-        program = (str(FAKE / "user.py"), str(driver), str(self._device))
+        # Its memory takes a moment to move, in which others can order something.
+        program = (str(FAKE / "user.py"), str(driver), str(self._device), "large")
         command = (sys.executable, "-I", "-S", *program)
         place = self._add(Place(self._folder, "start", *command, env={}, user=key.user))
         self._on_gpu.add(place.incarnation)
