@@ -67,7 +67,8 @@ class People:
         place = self._world.running(key)
         if place is not None and place.tree is not None:
             self._world.ledger.work(key, place.tree)
-            place.tree.active = self._world.loop.time()
+            machine = self._world.machines.of(place.pid)[0]
+            place.tree.used(self._world.loop.time(), machine.skew)
             self._world.history.say(f"{key} holds {place.tree.contents} now")
             self._world.grow(place)
 

@@ -226,9 +226,11 @@ class MachineSampler:
         assert tree is not None
         # One that naps answers: its server runs, and knows how its kernel was.
         silent = bool(tree.stopped) and not naps
-        active = MONDAY + tree.active
         kernel = KernelSample(
-            id="k", name="a.ipynb", execution_state="idle", last_activity=active
+            id="k",
+            name="a.ipynb",
+            execution_state="idle",
+            last_activity=MONDAY + tree.noted,
         )
         card = GpuSample(
             uuid=self._machine.card, name="H200", memory=tree.gpu_bytes, sm_percent=0.0

@@ -388,7 +388,7 @@ class World:
         assert tree is not None
         for _ in range(tree.unread):
             self.ledger.work(place.key, tree)
-            tree.active = self.loop.time()
+            tree.used(self.loop.time(), self.machines.of(place.pid)[0].skew)
             self.history.say(f"{place.key} has read, and holds {tree.contents} now")
         tree.unread = 0
 

@@ -42,9 +42,19 @@ class ProgramTree:
     came_from: str = ""  #: checkpoint that it was restored from
     since: float = 0.0  #: when it was started or restored
     active: float = 0.0  #: when its user last did something
+    noted: float = 0.0  #: what its machine's clock said then
     filled_by: Program | None = None  #: the agent that moves its GPU memory back
     unread: int = 0  #: messages that its kernel, stopped by a nap, has not read
     stopped_before: set[int] = field(default_factory=set)  #: the dump under way
+
+    def used(self, now: float, skew: float) -> None:
+        """Its user does something.
+
+        Args:
+            now: the time.
+            skew: of its machine's clock.
+        """
+        self.active, self.noted = now, now + skew
 
     @property
     def frozen(self) -> bool:

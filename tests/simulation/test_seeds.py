@@ -25,7 +25,7 @@ FOUND = (
     # Two wishes, the first refused last; work between a stop and its end; a message for
     # a kernel that is stopped without a nap; two agents of one machine: the simulator's
     # own faults.
-    *(511000170, 702000205, 842001091, 843000459, 870000581, 925000704),
+    *(511000170, 702000205, 842001091, 843000459, 870000581, 925000704, 973000037),
     1795456028959,
     1848806109096,
     900000130,
