@@ -75,6 +75,7 @@ _SENTENCES = {
     "retention": "Something that had been put aside was deleted.",
     "deletion ahead": "A checkpoint of it will be deleted.",
     "forget": "Its server was deleted, and all its checkpoints.",
+    "forgotten": "Its deletion is complete.",
 }
 
 
