@@ -187,6 +187,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def close(self) -> None:
         """Leave nothing for the garbage collector to run."""
+        asyncio.set_event_loop(None)  # or what ends here has asyncio make a real one
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tasks that a dead program would begin
             for each in self.graveyard:

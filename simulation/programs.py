@@ -296,7 +296,7 @@ def agent_node(
             work=Path("/nonexistent"),
             accelerator=accelerator,
             memory=HostMemory(),
-            room=StoreRoom(repository.free_bytes),
+            store_room=StoreRoom(repository.free_bytes),
         ),
         releases=releases,
         recovery=Recovery(

@@ -229,7 +229,7 @@ class AgentApp(AgentSettings):
                 work=work,
                 accelerator=accelerator,
                 memory=HostMemory(),
-                room=StoreRoom(store.free_bytes),
+                store_room=StoreRoom(store.free_bytes),
                 trusted_capabilities=tuple(self.trusted_capabilities),
             ),
             releases=releases,

@@ -212,7 +212,7 @@ MUTANTS: dict[str, Mutant] = {
         "A session that had napped for another one was asked again at once.",
         _NAPS,
         service.ASKED_AGAIN,
-        seed=900000006,
+        seed=900000161,
     ),
     "who-works-naps-for-others": Mutant(
         "A session that was at work was put to nap for another one.",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations import operations
+from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
-from jupyterhub_gpu_reclaim.node.operations.room import CardRoom
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import capture, unattended
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap

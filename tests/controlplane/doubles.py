@@ -40,6 +40,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from jupyterhub_gpu_reclaim.testing.memory_agent import MemoryAgent, MemorySession
 
@@ -55,6 +56,27 @@ STEPS = ("preflight", "dump", "commit")
 
 class PowerCut(BaseException):
     """The program's end; not an Exception, as nobody catches SIGKILL."""
+
+
+class JournalThatDies(Journal):
+    """Its program dies right after that many more writes; none is made after that."""
+
+    def __init__(self, url: str, left: int | None = None) -> None:
+        super().__init__(url)
+        self.left = left  #: None: it lives on
+
+    @property
+    def dead(self) -> bool:
+        return self.left == 0
+
+    def save(self, *args, **kwargs) -> None:
+        if self.dead:
+            raise PowerCut
+        super().save(*args, **kwargs)
+        if self.left is not None:
+            self.left -= 1
+            if self.dead:
+                raise PowerCut
 
 
 class Remote:

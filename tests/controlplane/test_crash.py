@@ -13,34 +13,15 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import TreeState
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from tests.controlplane.conftest import KEY
-from tests.controlplane.doubles import PowerCut
+from tests.controlplane.doubles import JournalThatDies, PowerCut
 
 #: More writes than a suspend or a resume has; the last ones do not strike.
 WRITES = range(1, 8)
 
 
-class JournalThatDiesAfter(Journal):
-    """Its program dies right after a number of writes; none is made after that."""
-
-    def __init__(self, url: str, writes: int) -> None:
-        super().__init__(url)
-        self.left = writes
-        self.dead = asyncio.Event()
-
-    def save(self, *args, **kwargs) -> None:
-        if self.dead.is_set():
-            raise PowerCut
-        super().save(*args, **kwargs)
-        self.left -= 1
-        if self.left == 0:
-            self.dead.set()
-            raise PowerCut
-
-
 async def _until_dead_or(world, journal, condition) -> None:
-    await world.until(lambda: journal.dead.is_set() or condition())
+    await world.until(lambda: journal.dead or condition())
 
 
 async def _settled(world, controller) -> str:
@@ -102,7 +83,7 @@ async def test_suspend_service_killed_after_write_is_settled(world, writes):
     await world.until(lambda: world.phase(first) == "running")
     await world.kill(first)
 
-    journal = JournalThatDiesAfter(world.url, writes)
+    journal = JournalThatDies(world.url, writes)
     second = await world.controller(journal)
     with contextlib.suppress(PowerCut):
         await second.users.suspend(KEY, "ada")
@@ -124,7 +105,7 @@ async def test_resume_service_killed_after_write_is_settled(world, writes):
     await world.until(lambda: world.phase(first) == "suspended")
     await world.kill(first)
 
-    journal = JournalThatDiesAfter(world.url, writes)
+    journal = JournalThatDies(world.url, writes)
     second = await world.controller(journal)
     with contextlib.suppress(PowerCut):
         await second.users.resume(KEY, "ada")

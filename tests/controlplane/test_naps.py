@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import FRESH_SECONDS
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from tests.controlplane.conftest import DELETED, KEY
-from tests.controlplane.doubles import PowerCut
+from tests.controlplane.doubles import JournalThatDies, PowerCut
 
 NO_ROOM = Failure(code="gpu_memory", message="No room.", retryable=True)
 
@@ -270,23 +270,9 @@ async def test_order_that_comes_while_the_agent_is_silent_is_carried_out_later(w
 async def test_service_killed_at_any_write_of_an_order_agrees_with_the_agent(
     world, order, writes
 ):
-    class Dies(Journal):
-        """Its program dies right after that many more writes."""
-
-        left: int | None = None
-
-        def save(self, *args, **kwargs):
-            if self.left == 0:
-                raise PowerCut
-            super().save(*args, **kwargs)
-            if self.left is not None:
-                self.left -= 1
-                if not self.left:
-                    raise PowerCut
-
     name = await world.running("tensors")
     world.node.places[name].gpu_memory = 5
-    journal = Dies(world.url)
+    journal = JournalThatDies(world.url)
     controller = await world.controller(journal)
     await world.until(lambda: world.phase(controller) == "running")
     if order == "wake":
@@ -296,9 +282,7 @@ async def test_service_killed_at_any_write_of_an_order_agrees_with_the_agent(
     journal.left = writes
     try:
         await getattr(controller.users, order)(KEY, "root")
-        await world.until(
-            lambda: journal.left == 0 or world.phase(controller) == wanted
-        )
+        await world.until(lambda: journal.dead or world.phase(controller) == wanted)
     except PowerCut:
         pass
     await world.kill(controller)

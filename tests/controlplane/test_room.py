@@ -14,9 +14,8 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.room import CROWDED_WAKES
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import FRESH_SECONDS
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from tests.controlplane.conftest import KEY as ADA
-from tests.controlplane.doubles import PowerCut
+from tests.controlplane.doubles import JournalThatDies
 
 BOB, EVE = SessionKey("bob"), SessionKey("eve")
 YES = Decision(reclaim=True, code="nap_room", message="Idle; somebody waits.")
@@ -148,6 +147,31 @@ async def test_session_that_waits_is_not_suspended_and_counts_when_it_is_served(
     assert counted.waits["served"].count == 1
 
 
+async def test_older_answer_of_its_agent_does_not_have_it_nap_again(world):
+    crowd = await Crowd(world, Gives()).start()
+    crowd.wake(ADA)
+    await world.until(lambda: crowd.facts(ADA).place)
+    gate, taken = asyncio.Event(), asyncio.Event()
+    observer = crowd.controller._loops._observer
+    everything = observer.all
+
+    async def slow(every):
+        answer = await everything(every)
+        taken.set()
+        await gate.wait()
+        return answer
+
+    observer.all = slow
+    await taken.wait()
+    crowd.node.end(crowd.places[EVE].incarnation)
+    await crowd.phase(ADA, "running")
+    gate.set()
+    counters = crowd.controller.metrics_snapshot().counters
+    await world.until(lambda: counters.waits.get("served"))
+    await asyncio.sleep(5 * world.settings.tick_interval)
+    assert counters.waits["served"].count == 1
+
+
 async def test_agent_wakes_by_itself_when_there_is_room_and_no_service(world):
     crowd = await Crowd(world, Gives()).start()
     await world.kill(crowd.controller)
@@ -256,25 +280,11 @@ async def test_who_was_selected_stays_awake_once_nobody_waits_any_more(world):
 
 @pytest.mark.parametrize("writes", [1, 2])
 async def test_service_killed_while_it_makes_room_asks_nobody_twice(world, writes):
-    class Dies(Journal):
-        """Its program dies right after that many more writes."""
-
-        left: int | None = None
-
-        def save(self, *args, **kwargs):
-            if self.left == 0:
-                raise PowerCut
-            super().save(*args, **kwargs)
-            if self.left is not None:
-                self.left -= 1
-                if not self.left:
-                    raise PowerCut
-
-    journal = Dies(world.url)
+    journal = JournalThatDies(world.url)
     crowd = await Crowd(world, Gives(BOB)).start(journal)
     journal.left = writes
     crowd.wake(ADA)
-    await world.until(lambda: journal.left == 0)
+    await world.until(lambda: journal.dead)
     await world.kill(crowd.controller)
     crowd.places[BOB].gpu_memory = 40
     await crowd.again()

@@ -537,7 +537,7 @@ def tools_of(recovery, cards, client=None) -> WorkflowTools:
         work=None,
         accelerator=cards,
         memory=HostMemory(),
-        room=StoreRoom(releases.store.free_bytes),
+        store_room=StoreRoom(releases.store.free_bytes),
     )
 
 

@@ -1,5 +1,6 @@
 """Records survive what a folder may go through."""
 
+import contextlib
 import errno
 
 import msgspec
@@ -149,13 +150,19 @@ def test_remembered_record_counts_until_one_is_written(records, tmp_path):
     assert records.list() == []
 
 
-def test_noted_record_counts_whether_it_can_be_written_or_not(records, monkeypatch):
+@contextlib.contextmanager
+def full_disk(records, monkeypatch):
     def no_room(record):
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "_write", no_room)
+        yield
+
+
+def test_noted_record_counts_whether_it_can_be_written_or_not(records, monkeypatch):
     records.save(record(Stage.CAPTURED))
-    with monkeypatch.context() as full:
-        full.setattr(records, "_write", no_room)
+    with full_disk(records, monkeypatch):
         records.note(record(Stage.FAILED))
         assert records.find("inc-1").stage is Stage.FAILED
     records.note(record(Stage.CAPTURING))
@@ -167,12 +174,8 @@ def test_record_that_could_not_be_written_is_written_when_there_is_room(
 ):
     """The next agent reads the folder, and would find the session frozen still."""
 
-    def no_room(record):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     records.save(record(Stage.CAPTURED))
-    with monkeypatch.context() as full:
-        full.setattr(records, "_write", no_room)
+    with full_disk(records, monkeypatch):
         records.note(record(Stage.FAILED))
         records.write_remembered()
     next_agent = Records(tmp_path / "records")

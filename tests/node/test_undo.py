@@ -305,7 +305,7 @@ async def test_roll_back_after_a_commit_that_won_keeps_what_may_be_all_that_is_l
         work=None,
         accelerator=releases.accelerator,
         memory=HostMemory(),
-        room=StoreRoom(releases.store.free_bytes),
+        store_room=StoreRoom(releases.store.free_bytes),
     )
     operation = Operation("capture", KEY, "cp")
     taken_back = capture.Capture(tools, session, operation, 1)

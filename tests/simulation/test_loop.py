@@ -70,3 +70,27 @@ def test_nothing_to_wait_for_is_an_error():
 
     with pytest.raises(Stuck):
         run(work())
+
+
+def test_what_ends_with_the_loop_makes_no_real_one(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        asyncio.DefaultEventLoopPolicy, "new_event_loop", lambda self: made.append(1)
+    )
+    # As in a process that has had no event loop yet.
+    monkeypatch.setattr(asyncio.get_event_loop_policy()._local, "_set_called", False)
+
+    async def victim():
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            await asyncio.gather()
+
+    async def work():
+        program = Program("victim")
+        spawn(program, victim())
+        await asyncio.sleep(1.0)
+        program.kill()
+
+    run(work())
+    assert made == []

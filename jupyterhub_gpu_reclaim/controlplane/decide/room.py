@@ -105,11 +105,11 @@ class RoomMaker:
         key = self._sessions.runtime(row.key).makes_room_for
         if key is None:
             return False
-        waiter = self._sessions.row(key)
+        waiter, asked = self._sessions.row(key), self._sessions.clock.monotonic()
         tree = await self._agent.tree(waiter.incarnation)
         if self._sessions.row(key).incarnation != waiter.incarnation:
             return False
-        self._sessions.note_nap(key, tree)
+        self._sessions.note_nap(key, tree, asked)
         return tree.shortage is not None
 
     def crowded(self) -> dict[str, CrowdedCard]:

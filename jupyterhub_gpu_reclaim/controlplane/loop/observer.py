@@ -35,7 +35,9 @@ class ObservedState:
         trees: list[Tree] | None,
         saved: list[CheckpointInfo] | None,
         servers: dict[SessionKey, HubState] | None,
+        asked: float,
     ) -> None:
+        self.asked = asked  #: before the first of them answered (monotonic)
         self._trees = _by_key(trees)
         self._saved = _by_key(saved)
         self._servers = servers
@@ -79,12 +81,13 @@ class Observer:
             store_every: seconds for which an answer about the store may be reused, as
                 reading all manifests takes time. ``one`` asks again before an action.
         """
+        asked = self._sessions.clock.monotonic()
         trees, saved, servers = await asyncio.gather(
             self._ask("agent", self._agent.trees),
             self._stored(store_every),
             self._ask("Hub", self._hub.servers),
         )
-        return ObservedState(trees, saved, servers)
+        return ObservedState(trees, saved, servers, asked)
 
     @staticmethod
     def refuse_silence(state: ObservedState) -> None:

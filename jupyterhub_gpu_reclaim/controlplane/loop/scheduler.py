@@ -169,7 +169,8 @@ class ControlLoops:
             now = self._sessions.clock.monotonic()
             self._sessions.runtime(key).hub_checked = now
         if not observed.silent:
-            self._sessions.note_nap(key, observed.tree(row.incarnation))
+            tree = observed.tree(row.incarnation)
+            self._sessions.note_nap(key, tree, state.asked)
         action = settle(row, observed, self._sessions.clock.now(), self._settings)
         self._note_compared(row, observed, action.kind)
         if self._wants_a_look(row, action.kind):

@@ -109,7 +109,7 @@ class WakeFollower:
             runtime, now = self._sessions.runtime(key), self._sessions.clock.monotonic()
             known = runtime.shortage_of(incarnation) is not None
             if not known or now - runtime.napping_seen >= self._settings.pace:
-                self._note(key, incarnation, await self._agent.tree(incarnation))
+                self._note(key, incarnation, await self._agent.tree(incarnation), now)
         elif event.tree is not None:
             self._note(key, incarnation, event.tree)
             self._look(key)
@@ -124,11 +124,17 @@ class WakeFollower:
             seconds = total / self._speed
             self._sessions.expect_awake(key, self._sessions.clock.now() + seconds)
 
-    def _note(self, key: SessionKey, incarnation: str, tree: Tree) -> None:
+    def _note(
+        self,
+        key: SessionKey,
+        incarnation: str,
+        tree: Tree,
+        asked: float | None = None,
+    ) -> None:
         """What its agent says now: whether it waits, for what, in which place."""
         if self._sessions.row(key).incarnation != incarnation:
             return
         before = self._sessions.runtime(key).shortage_of(incarnation)
-        self._sessions.note_nap(key, tree)
+        self._sessions.note_nap(key, tree, asked)
         if (before is None) != (tree.shortage is None) or tree.shortage is not None:
             self._room.refresh()

@@ -223,9 +223,20 @@ class Sessions:
         return self.deletions.living(key, observed) if self.deletions else observed
 
     # --- naps
-    def note_nap(self, key: SessionKey, tree: Tree | None) -> None:
-        """Note whether its tree naps, as its agent has just said."""
+    def note_nap(
+        self, key: SessionKey, tree: Tree | None, asked: float | None = None
+    ) -> None:
+        """Note whether its tree naps, as its agent has just said.
+
+        Args:
+            key: the session.
+            tree: its tree; None: it has none.
+            asked: when its agent was asked (monotonic); None: it said so unasked. An
+                answer is dropped if more was heard meanwhile: it may be older.
+        """
         runtime = self.runtime(key)
+        if asked is not None and asked < runtime.napping_seen:
+            return
         napping = tree if tree is not None and tree.state is TreeState.NAPPING else None
         before, runtime.napping = runtime.napping, napping
         runtime.napping_seen = self.clock.monotonic()

@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, huge_pages, processes, procfs
-from jupyterhub_gpu_reclaim.node.operations.room import CardRoom
+from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.requirements import (
     GpuCard,
     Gpus,
@@ -34,7 +34,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.huge_pages import RaisedPages
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
-    from jupyterhub_gpu_reclaim.node.operations.room import Waker
+    from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
     from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse, ProcessUse
     from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
@@ -302,7 +302,7 @@ class Accelerator:
             return []
         if not self._driver.present():
             return list(compare_gpus(gpus, "", [], {}))
-        free = self._free()
+        free = _free(self._look())
         return list(
             compare_gpus(gpus, cuda.driver_version(), self._cards(init_pid), free)
         )
@@ -321,8 +321,9 @@ class Accelerator:
         Raises:
             ReclaimError: the cards do not answer.
         """
-        needed = self._needed(gpus, snapshot, self._moves(gpus, snapshot))
-        return self._room.promise(claim, needed, self._look(), time.monotonic(), waker)
+        cards = self._look()
+        needed = self._needed(gpus, snapshot, self._moves(gpus, snapshot, cards))
+        return self._room.promise(claim, needed, cards, time.monotonic(), waker)
 
     def release(self, claim: object) -> None:
         """Give back what :meth:`claim` has kept; idempotent."""
@@ -362,7 +363,7 @@ class Accelerator:
         if gpus is None:
             return
         users = [p for p in snapshot.processes if p.ns_pid in gpus.users]
-        moves = self._moves(gpus, snapshot)
+        moves = self._moves(gpus, snapshot, self._look())
         mine = claim or object()
         try:
             if claim is None:
@@ -386,9 +387,11 @@ class Accelerator:
         self._driver.close()
         self._nvml.close()
 
-    def _moves(self, gpus: Gpus, snapshot: Snapshot) -> dict[str, str]:
+    def _moves(
+        self, gpus: Gpus, snapshot: Snapshot, cards: Sequence[CardUse]
+    ) -> dict[str, str]:
         here = self._cards(snapshot.init.pid)
-        return plan_moves(gpus.cards, here, self._free()) or {}
+        return plan_moves(gpus.cards, here, _free(cards)) or {}
 
     @staticmethod
     def _needed(gpus: Gpus, snapshot: Snapshot, moves: dict[str, str]) -> Counter[str]:
@@ -423,9 +426,6 @@ class Accelerator:
                 raise no_room(short)
             time.sleep(ROOM_PAUSE)  # memory comes free without a word
 
-    def _free(self) -> dict[str, int | None]:
-        return {card.uuid: card.free for card in self._look()}
-
     def _look(self) -> list[CardUse]:
         """The cards now; waits a moment if another reading is under way.
 
@@ -451,6 +451,10 @@ class Accelerator:
             for card in cards
             if its is None or card.uuid in its or card.uuid in used
         ]
+
+
+def _free(cards: Iterable[CardUse]) -> dict[str, int | None]:
+    return {card.uuid: card.free for card in cards}
 
 
 def no_room(shortage: Shortage) -> ReclaimError:

@@ -130,7 +130,7 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     found += refuse_beyond_agent(rights)
     found += refuse_reaching(rights, session, tools.trusted_capabilities)
     most = trees.resident_bytes(snapshot) + moved
-    found += tools.room.findings(session.incarnation, most)
+    found += tools.store_room.findings(session.incarnation, most)
     return Look(found, survey, gpus, most)
 
 
@@ -177,7 +177,7 @@ class Capture:
             async for event in durably(self._steps(), self._tools.records):
                 yield event
         finally:
-            self._tools.room.release(operation)
+            self._tools.store_room.release(operation)
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         """Yields what must be durable before the next step is taken."""
@@ -205,7 +205,9 @@ class Capture:
             why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
             if why.reason is Reason.STORE_FULL and self._writer is not None:
                 stored = self._writer.stored_bytes
-                self._tools.room.ran_out(self._session.incarnation, self._most, stored)
+                self._tools.store_room.ran_out(
+                    self._session.incarnation, self._most, stored
+                )
             yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
             stage = await self._roll_back()
             if stage is not Stage.CAPTURED:
@@ -264,7 +266,7 @@ class Capture:
             Refused: others took it meanwhile (``not_enough_memory``, ``store_full``).
         """
         self._most = look.most
-        self._tools.room.claim(
+        self._tools.store_room.claim(
             self._operation, self._session.incarnation, look.most, self._taken
         )
         before = trees.resident_bytes(snapshot)

@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes
 from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.nap import inputs
+from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import refuse_fatal
 from jupyterhub_gpu_reclaim.node.operations.gpu import ROOM_PAUSE, no_room
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
@@ -38,15 +39,15 @@ from jupyterhub_gpu_reclaim.node.operations.records import (
     Stage,
     StoppedProgram,
 )
-from jupyterhub_gpu_reclaim.node.operations.room import Waker
 from jupyterhub_gpu_reclaim.node.sessions import trees
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.models import Shortage
+    from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.nap.inputs import Input
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
@@ -211,10 +212,7 @@ class Nap:
             begun=clock.now(),
             gpus=look.gpus,
             memory_limit=cgroups.find_memory_limit(session.init_pid, session.hint.pod),
-            programs=[
-                StoppedProgram(pid=process.ns_pid, start=process.start_time)
-                for process in look.programs
-            ],
+            programs=_stopped(look.programs),
         )
         return record.with_nap(nap)
 
@@ -239,8 +237,7 @@ class Nap:
                 self._cancel,
                 note_standing,
             )
-            # It may last for hours, and nobody must be without a limit for so long.
-            cgroups.restore_memory_limit(limit.raised(total + _OVERHEAD_BYTES))
+            _limit_memory(limit, look.gpus)
 
         async with self._progress.step(
             "gpu", "Moving the memory of its GPU out", total=lambda: total
@@ -356,21 +353,26 @@ def left_asleep(session: Session, record: Record, now: float) -> Record:
     """
     if record.gpus is None:
         return record
-    users = [
-        StoppedProgram(pid=process.ns_pid, start=process.start_time)
-        for process in trees.inspect(session).processes
-        if process.ns_pid in record.gpus.users
-    ]
-    limit = record.memory_limit
-    cgroups.restore_memory_limit(limit.raised(record.gpus.bytes() + _OVERHEAD_BYTES))
+    tree = trees.inspect(session).processes
+    users = [process for process in tree if process.ns_pid in record.gpus.users]
+    _limit_memory(record.memory_limit, record.gpus)
     asleep = NapRecord(
         stage=NapStage.WAKING,
         begun=now,
         gpus=record.gpus,
-        memory_limit=limit,
-        programs=users,
+        memory_limit=record.memory_limit,
+        programs=_stopped(users),
     )
     return record.at(record.stage, record.steps, gpus=None, nap=asleep)
+
+
+def _limit_memory(limit: LimitRecord, gpus: Gpus) -> None:
+    """A nap may last for hours, and nobody must be without a limit for so long."""
+    cgroups.restore_memory_limit(limit.raised(gpus.bytes() + _OVERHEAD_BYTES))
+
+
+def _stopped(programs: Iterable[Process]) -> list[StoppedProgram]:
+    return [StoppedProgram(pid=one.ns_pid, start=one.start_time) for one in programs]
 
 
 def _claim(

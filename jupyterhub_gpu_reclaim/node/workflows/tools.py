@@ -38,5 +38,5 @@ class WorkflowTools:
     work: Path
     accelerator: Accelerator
     memory: HostMemory
-    room: StoreRoom
+    store_room: StoreRoom
     trusted_capabilities: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.node.operations.room import HEAD_START, CardRoom, Waker
+from jupyterhub_gpu_reclaim.node.operations.card_room import HEAD_START, CardRoom, Waker
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
 
 CARD, OTHER = "a" * 32, "b" * 32
