@@ -208,7 +208,8 @@ class Run:
         if tree is None or not tree.on_gpu or not service or not service.controller:
             return
         assert place is not None
-        if any(other.stopped for other in world.machines.of(place.pid)[0].trees):
+        frozen = any(other.stopped for other in world.machines.of(place.pid)[0].trees)
+        if frozen or service.controller.waiting():
             return  # what waits for the room that a nap makes would take it
         users = service.controller.users
         await users.keep(key, 900.0, "admin", manages=True)

@@ -172,32 +172,34 @@ class LocalNode:
         known = self._under_way(incarnation, trees.NAP)
         if known is not None:
             return known.follow()
-        if tree.state is TreeState.NAPPING:
-            return _told(Event(tree=tree))
-        if tree.state is not TreeState.RUNNING:
+        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
         operation = Operation(trees.NAP, session.key, "")
         work = nap.Nap(self.tools, session, operation)
         return self._begin(session, operation, work.run).follow()
 
-    async def wake(self, incarnation: str, why: str = "") -> AsyncIterator[Event]:
+    async def wake(
+        self, incarnation: str, why: str = "", program: int | None = None
+    ) -> AsyncIterator[Event]:
         """Give it its GPU memory back, or attach to the wake. Idempotent.
 
         Args:
             incarnation: of the session.
             why: what has woken it; empty: an order.
+            program: which of its programs that was, by its pid in the session: only
+                its group is woken. None: all of them are.
         """
         session = await self._find(incarnation)
         tree = await self.tree(incarnation)
         known = self._under_way(incarnation, nap.WAKE)
         if known is not None:
             return known.follow()
-        if tree.state is TreeState.RUNNING:
+        if tree.state is TreeState.RUNNING and tree.nap is None:
             return _told(Event(tree=tree))
-        if tree.state is not TreeState.NAPPING:
+        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="wake now")
         operation = Operation(nap.WAKE, session.key, "")
-        work = nap.Wake(self.tools, session, operation, why)
+        work = nap.Wake(self.tools, session, operation, why, program)
         return self._begin(session, operation, work.run).follow()
 
     async def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
@@ -211,13 +213,13 @@ class LocalNode:
         )
         return _told() if operation is None else operation.follow()
 
-    async def wake_up(self, incarnation: str, why: str) -> None:
-        """Wake it, and wait until that has been done.
+    async def wake_up(self, incarnation: str, why: str, program: int | None) -> None:
+        """Wake it, or a group of it, and wait until that has been done.
 
         Raises:
             ReclaimError: it could not be; it naps on.
         """
-        async for event in await self.wake(incarnation, why):
+        async for event in await self.wake(incarnation, why, program):
             if event.failure is not None:
                 raise codec.error_of(event.failure)
 
@@ -397,7 +399,7 @@ class LocalNode:
             tree = trees.tree_of(session, record, operation)
         except NotFound:
             return None
-        if tree.state is not TreeState.NAPPING:
+        if tree.nap is None:
             return tree
         shortage = self.tools.accelerator.shortage_of(session.incarnation)
         return msgspec.structs.replace(tree, shortage=shortage)

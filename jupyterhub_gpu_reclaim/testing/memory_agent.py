@@ -84,6 +84,7 @@ class MemorySession:
     pod: str = ""
     gpu_memory: int = 0  #: bytes that its programs have on a GPU while it is awake
     nap: Nap | None = None
+    partly: bool = False  #: programs that were part of the nap are awake again
     shortage: Shortage | None = None  #: while its wake waits for memory
     operation: MemoryOperation | None = field(default=None, repr=False)
 
@@ -105,14 +106,15 @@ class MemorySession:
             generation=self.generation,
             failure=self.failure,
             pod=self.pod,
-            nap=self.nap if self.state is TreeState.NAPPING else None,
+            nap=self.nap if self.state is self.goes_on_as else None,
             shortage=self.shortage,
         )
 
     @property
     def goes_on_as(self) -> TreeState:
         """What it is again once a capture of it is undone."""
-        return TreeState.NAPPING if self.nap is not None else TreeState.RUNNING
+        naps = self.nap is not None and not self.partly
+        return TreeState.NAPPING if naps else TreeState.RUNNING
 
 
 S = TypeVar("S", bound=MemorySession)
@@ -269,10 +271,18 @@ class MemoryAgent(Generic[S]):
             await self._moved.wait()
         return operation.follow()
 
-    def use(self, session: S) -> None:
-        """Somebody sends something to a session, which wakes it without an order."""
+    def use(self, session: S, rest: int = 0) -> None:
+        """Somebody sends something to a session, which wakes it without an order.
+
+        Args:
+            session: which naps.
+            rest: bytes of other programs of it, which nap on.
+        """
         if session.state is TreeState.NAPPING and session.running is None:
-            session.state, session.nap = TreeState.RUNNING, None
+            card = GpuSample(uuid="0" * 32, memory=rest)
+            session.nap = Nap(begun=self.now(), gpus=[card]) if rest else None
+            session.partly = bool(rest)
+            session.state = session.goes_on_as
 
     async def thaw(self, incarnation: str) -> Tree:
         """Let a captured session go on without its checkpoint; idempotent."""
@@ -398,7 +408,7 @@ class MemoryAgent(Generic[S]):
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
         if running is not None:
             return running.follow()
-        if session.state is wanted:
+        if session.state is wanted and not (kind == "wake" and session.partly):
             return _only(Event(tree=session.tree()))
         if session.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise _wrong(session, f"{kind} now")
@@ -420,6 +430,7 @@ class MemoryAgent(Generic[S]):
             return
         card = GpuSample(uuid="0" * 32, memory=session.gpu_memory)
         session.nap = Nap(begun=self.now(), gpus=[card]) if naps else None
+        session.partly = False
         session.state = session.goes_on_as
         operation.add(Event(tree=session.tree()))
 

@@ -518,7 +518,7 @@ class Watch:
 
     def __init__(self, programs: Collection[Process], standing: object) -> None:
         del standing
-        self._pids = [process.pid for process in programs]
+        self._programs = list(programs)
 
     def open(self, init_pid: int) -> None:
         """Nothing is there to be opened."""
@@ -526,14 +526,14 @@ class Watch:
     def close(self) -> None:
         """Nothing is open."""
 
-    async def wait(self) -> str:
+    async def wait(self) -> tuple[str, int]:
         while True:
-            for pid in self._pids:
-                tree = self.kernel.tree(pid)
+            for process in self._programs:
+                tree = self.kernel.tree(process.pid)
                 if tree is None or KERNEL not in tree.stopped:
-                    return "the end of a program"
+                    return "the end of a program", process.ns_pid
                 if tree.unread:
-                    return "execute_request"
+                    return "execute_request", process.ns_pid
             await asyncio.sleep(0.5)
 
 

@@ -75,6 +75,30 @@ async def test_session_naps_and_wakes_by_order(world):
     assert counted.steps["nap", "gpu"].count == counted.steps["wake", "gpu"].count == 1
 
 
+async def test_one_program_wakes_and_the_others_nap_on_until_they_are_woken(world):
+    place, controller = await napping(world)
+    world.node.use(place, rest=3)
+    await world.until(lambda: world.phase(controller) == "running")
+    assert facts(controller).nap.bytes == 3
+    assert controller._sessions.napping_bytes() == 3
+
+    await controller.users.wake(KEY, "root")
+    await world.until(lambda: not facts(controller).nap)
+    assert not facts(controller).intent
+    assert world.phase(controller) == "running"
+    assert whats(controller)[-3:] == ["wakes", "ask to wake", "wakes"]
+
+
+async def test_nap_takes_in_what_is_awake_again(world):
+    place, controller = await napping(world)
+    world.node.use(place, rest=3)
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.nap(KEY, "root")
+    await world.until(lambda: world.phase(controller) == "napping")
+    assert facts(controller).nap.bytes == 5
+    assert not facts(controller).intent
+
+
 async def test_use_wakes_without_the_service_which_only_notes_it(world):
     place, controller = await napping(world)
     world.node.use(place)

@@ -77,6 +77,7 @@ counter = pytest.fixture(support.counter)
 jupyter = pytest.fixture(support.jupyter)
 library = pytest.fixture(scope="session")(fake_cards.library)
 driver = pytest.fixture(fake_cards.driver)
+counting = pytest.fixture(fake_cards.counting)
 device = pytest.fixture(fake_cards.device)
 start = pytest.fixture(fake_cards.start)
 

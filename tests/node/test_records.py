@@ -87,13 +87,17 @@ def test_record_with_a_gpu_is_understood_and_written_unchanged(records, tmp_path
     assert msgspec.json.encode(found) == FROZEN[:-1] + WITH_GPU[:-1] + PARENT
 
 
-def test_record_with_a_nap_is_understood_and_written_unchanged(records, tmp_path):
+def test_record_with_a_nap_is_understood_and_written_with_what_was_added(
+    records, tmp_path
+):
     there = FROZEN.replace(b'"captured"', b'"failed"')[:-1] + WITH_NAP
     (tmp_path / "records" / "inc-1.json").write_bytes(there)
     found = records.find("inc-1")
     assert found.naps
     assert found.nap.gpus.needed([302]) == {"ab": 5}
-    assert msgspec.json.encode(found) == there
+    written = there[:-2].replace(b'"start":4711', b'"start":4711,"group":0')
+    written += b',"moving":[],"partly":false}}'
+    assert msgspec.json.encode(found) == written
     assert not found.at(Stage.CAPTURING, []).naps
     assert not found.woken().naps
 

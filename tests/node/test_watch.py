@@ -121,7 +121,8 @@ async def reason(watch, seconds: float = CALM) -> str:
     """What woke it; empty: nothing in that time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            return await watch.wait()
+            why, _ = await watch.wait()
+            return why
     return ""
 
 

@@ -18,6 +18,8 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
 from tests.support.agent import wait_for
 
 FAKE = Path(__file__).parent / "fake_cuda"
+#: Stands for the kernel's driver.
+CONTROL = "control.so"
 
 
 def library(tmp_path_factory):
@@ -26,11 +28,9 @@ def library(tmp_path_factory):
     if compiler is None:
         pytest.skip("needs a C compiler for the false driver")
     folder = tmp_path_factory.mktemp("cuda")
-    source, target = FAKE / "cuda.c", folder / "libcuda.so.1"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", target, source],
-        check=True,
-    )
+    for source, name in (("cuda.c", "libcuda.so.1"), ("control.c", CONTROL)):
+        built = ("-shared", "-fPIC", "-Wall", "-Werror", "-o", folder / name)
+        subprocess.run([compiler, *built, FAKE / source], check=True)
     return folder
 
 
@@ -41,6 +41,12 @@ def driver(library, folder, monkeypatch):
     monkeypatch.setenv("FAKE_CUDA_DIR", str(state))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
     return state
+
+
+def counting(driver, library, monkeypatch):
+    """The false driver also tells of memory whose it is: several may use the card."""
+    monkeypatch.setenv("LD_PRELOAD", str(library / CONTROL))
+    return driver
 
 
 @contextlib.contextmanager

@@ -74,7 +74,9 @@ def _nap_outcome(action: str, view: SessionView) -> tuple[How, Failure | None]:
 
     What was napping and is suspended meanwhile is no more awake than before.
     """
-    if view.phase.live and bool(view.facts.nap) is (action == "nap"):
+    hidden = view.phase is Phase.WARNED and bool(view.facts.nap)
+    naps = view.phase is Phase.NAPPING or hidden
+    if view.phase.live and naps is (action == "nap"):
         return How.DONE, None
     failure = view.facts.nap_failure or view.failure
     return How.FAILED, failure or _failure(Reason.CANCELLED)

@@ -101,8 +101,11 @@ class Judge:
         """
         now = self._sessions.clock.now()
         decisions: list[Decision] = []
-        if self._naps is not None and row.phase is Phase.RUNNING:
-            snapshot = snapshot_of(self._sessions, row)
+        snapshot = snapshot_of(self._sessions, row)
+        # Beside programs that nap, another one may have begun to use a GPU.
+        beside = snapshot.usage is not None and bool(snapshot.usage.gpu_memory)
+        awake = row.phase is Phase.RUNNING or (row.phase is Phase.NAPPING and beside)
+        if self._naps is not None and awake:
             after = self._naps.after(snapshot.terms)
             snapshot = self._of_nap(snapshot, row, after)
             decisions = list(self._naps(snapshot, now))

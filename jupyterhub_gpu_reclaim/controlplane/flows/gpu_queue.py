@@ -71,9 +71,13 @@ class GpuQueue:
         now = self._sessions.clock.now()
         since = {row.key: now - shortage.waited for row, shortage in wakes}
         for key, runtime in self._sessions.runtimes.items():
-            begun, runtime.wake_waits_since = runtime.wake_waits_since, since.get(key)
-            if begun is not None and runtime.wake_waits_since is None:
-                outcome = "served" if runtime.napping is None else "left"
+            nap = runtime.napping.nap if runtime.napping is not None else None
+            naps = nap.bytes if nap is not None else 0
+            before = runtime.wake_waits
+            runtime.wake_waits = (since[key], naps) if key in since else None
+            if before is not None and runtime.wake_waits is None:
+                begun, napped = before
+                outcome = "served" if naps < napped else "left"
                 self._sessions.counters.waited(outcome, now - begun)
 
     def wakes(self) -> list[tuple[SessionRow, Shortage]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -42,6 +42,11 @@ _log = logging.getLogger(__name__)
 #: A nap that something ended sooner, in seconds, was of no use to anybody.
 SHORT_NAP = 60.0
 
+#: Not all of a session napped, and the rest does, too; or is awake, too.
+_BESIDE: Final = {
+    (Phase.NAPPING, SessionEvent.NAPS),
+    (Phase.RUNNING, SessionEvent.WAKES),
+}
 _NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": ""}
 
 
@@ -172,6 +177,10 @@ class Napper:
         obeyed = row.intent in {Intent.NAP, Intent.WAKE} and by != SERVICE
         order: dict[str, Any] = _NO_ORDER if obeyed else {}
         moved = f"{size(tree.nap.bytes)} of GPU memory." if tree.nap else ""
+        if (row.phase, event) in _BESIDE:
+            line = self._sessions.audit_line(row.key, by, event.name.lower(), moved)
+            self._sessions.update(row.key, line, **order)
+            return
         # A failure is that of a suspend, which is still due.
         self._sessions.apply(
             row.key, event, by=by, why=why, note=moved, failure=row.failure, **order

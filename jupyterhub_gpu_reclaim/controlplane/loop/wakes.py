@@ -117,7 +117,7 @@ class WakeFollower:
     def _moves(self, key: SessionKey, incarnation: str, step: Step) -> None:
         """Its memory is on its way back."""
         nap = self._sessions.runtime(key).nap_of(incarnation)
-        total = nap.bytes if nap is not None else 0
+        total = step.total_bytes or (nap.bytes if nap is not None else 0)
         if step.state == "done" and step.seconds > 0 and total:
             self._speed = total / step.seconds
         if step.state == "begun":

@@ -330,10 +330,10 @@ class Worker:
 
     async def _nap_or_wake(self, row: SessionRow, tree: Tree) -> float:
         """Carry out such an order, unless it is so already."""
-        naps = tree.state is TreeState.NAPPING
-        if naps is (row.intent is Intent.NAP):
+        wakes = row.intent is Intent.WAKE
+        if tree.nap is None if wakes else tree.state is TreeState.NAPPING:
             self._sessions.update(row.key, intent=Intent.NONE, intent_by="")
-        elif naps:
+        elif wakes:
             return await self._napper.wake(row, row.intent_by)
         else:
             await self._napper.nap(row, row.intent_by)

@@ -26,7 +26,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionPolicy,
     SessionView,
     Tree,
-    TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
@@ -226,7 +225,7 @@ class Sessions:
     def note_nap(
         self, key: SessionKey, tree: Tree | None, asked: float | None = None
     ) -> None:
-        """Note whether its tree naps, as its agent has just said.
+        """Note what of its tree naps, as its agent has just said.
 
         Args:
             key: the session.
@@ -237,7 +236,7 @@ class Sessions:
         runtime = self.runtime(key)
         if asked is not None and asked < runtime.napping_seen:
             return
-        napping = tree if tree is not None and tree.state is TreeState.NAPPING else None
+        napping = tree if tree is not None and tree.runs and tree.nap else None
         before, runtime.napping = runtime.napping, napping
         runtime.napping_seen = self.clock.monotonic()
         if napping is None:

@@ -60,11 +60,12 @@ class Runtime:
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore
-    napping: Tree | None = None  #: its tree, while that naps
+    napping: Tree | None = None  #: its tree, while programs of it nap
     napping_seen: float = 0.0  #: when its agent said so (monotonic)
     #: session that wakes and for which this one was selected to nap
     makes_room_for: SessionKey | None = None
-    wake_waits_since: float | None = None  #: for memory of its card
+    #: since when a wake waits for memory of its card, and what napped then, in bytes
+    wake_waits: tuple[float, int] | None = None
     passed_over: float | None = None  #: until when it is not selected (monotonic)
     nap_begins: bool = False  #: its memory is being moved out, by our order
     waking_until: float | None = None  #: when its memory is expected to be back

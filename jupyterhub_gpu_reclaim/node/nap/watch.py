@@ -106,8 +106,10 @@ class Watch:
         """Watch nothing any more."""
         self._edges.close()
 
-    async def wait(self) -> str:
-        """Wait for what wakes it; what that is, in a few words for the log.
+    async def wait(self) -> tuple[str, int]:
+        """Wait for what wakes it: what that is, in a few words for the log.
+
+        With it comes the pid, in the session, of the program that it is for.
 
         Raises:
             TimeoutError: an input keeps us waiting.
@@ -118,15 +120,15 @@ class Watch:
         while True:
             if (now := time.monotonic()) >= next_look:
                 next_look = now + tick
-                if why := self._look_at_programs():
-                    return why
+                if found := self._look_at_programs():
+                    return found
             if not await self._told(next_look - now):
                 pause = _FIRST_PAUSE
                 continue
             some = [self._inputs[number] for number in self._edges.take(_AT_ONCE)]
             async with asyncio.timeout(_JUDGE_SECONDS):
-                if why := await asyncio.to_thread(self._judge_all, some):
-                    return why
+                if found := await asyncio.to_thread(self._judge_all, some):
+                    return found
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -145,23 +147,25 @@ class Watch:
             loop.remove_reader(descriptor)
         return True
 
-    def _look_at_programs(self) -> str:
+    def _look_at_programs(self) -> tuple[str, int] | None:
         for process in self._programs:
             if not processes.is_stopped(process):
                 if processes.start_time(process.pid) != process.start_time:
-                    return "the end of a program"
-                return "a program that was continued"
+                    return "the end of a program", process.ns_pid
+                return "a program that was continued", process.ns_pid
             pending = processes.pending_signals(process.pid)
             self._blocked[process] &= pending
             if waking := pending & ~self._blocked[process] & ~_QUIET_SIGNALS:
                 number = (waking & -waking).bit_length()
+                name = f"signal {number}"
                 with contextlib.suppress(ValueError):
-                    return signal.Signals(number).name
-                return f"signal {number}"
-        return ""
+                    name = signal.Signals(number).name
+                return name, process.ns_pid
+        return None
 
-    def _judge_all(self, some: Iterable[Input]) -> str:
-        return next(filter(None, map(self._judge, some)), "")
+    def _judge_all(self, some: Iterable[Input]) -> tuple[str, int] | None:
+        judged = ((self._judge(one), one.process.ns_pid) for one in some)
+        return next((found for found in judged if found[0]), None)
 
     def _judge(self, one: Input) -> str:
         with one.opened() as copy:

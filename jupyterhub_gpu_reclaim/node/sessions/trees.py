@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import GpuSample, Nap, Tree, TreeState
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-    from jupyterhub_gpu_reclaim.node.operations.records import Records
+    from jupyterhub_gpu_reclaim.node.operations.records import NapRecord, Records
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -110,18 +110,20 @@ def tree_of(
         failure=record.failure if record else None,
         pod=session.hint.pod,
         container=session.container,
-        nap=_nap(record) if record is not None and record.naps else None,
+        nap=_nap(record.nap) if record is not None and record.naps else None,
     )
 
 
-def _nap(record: Record) -> Nap | None:
-    """What its nap has moved out of which card."""
-    if record.nap is None:
+def _nap(record: NapRecord | None) -> Nap | None:
+    """What a nap has moved out of which card."""
+    if record is not None and record.stage is NapStage.FALLING:
+        record = record.rest(record.moving)
+    if record is None:
         return None
-    moved = record.nap.gpus
+    moved = record.gpus
     needed = moved.needed(moved.users)
     return Nap(
-        begun=record.nap.begun,
+        begun=record.begun,
         gpus=[
             GpuSample(uuid=card.uuid, name=card.name, memory=needed[card.uuid])
             for card in moved.cards
@@ -170,8 +172,8 @@ def _state(
         return TreeState.CAPTURED
     if session.holding and not has_programs(session):
         return TreeState.HOLDING
-    if record is not None and record.naps and kind != NAP:
-        return TreeState.NAPPING
+    if record is not None and record.nap is not None and record.naps and kind != NAP:
+        return TreeState.RUNNING if record.nap.partly else TreeState.NAPPING
     if record is not None and record.stage is Stage.RESTORING:
         return TreeState.RESTORING  # half of it, which could not be ended
     return TreeState.RUNNING

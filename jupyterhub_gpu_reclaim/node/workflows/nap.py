@@ -1,11 +1,14 @@
 """Naps and wakes: GPU memory moved out of a session that goes on, and back.
 
 Only programs that use a GPU are stopped, and the shells that they were started from;
-server, pages, terminals and all other programs run on. The nap is recorded before
-anything is touched, so that whoever comes next can end it. A nap that fails leaves the
-session running with its memory; what cannot be given back at once is given back later
-(``node.nap.wakers``). Host memory and room on the cards are promised first, as for a
-capture and its undoing (law 11).
+server, pages, terminals and all other programs run on. What the server has started is a
+group with all below it, and wakes without the others: a cell in one notebook needs room
+for that notebook alone. A nap beside one takes in whatever uses a GPU by then.
+
+The nap is recorded before anything is touched, so that whoever comes next can end it. A
+nap that fails leaves the session running with its memory; what cannot be given back at
+once is given back later (``node.nap.wakers``). Host memory and room on the cards are
+promised first, as for a capture and its undoing (law 11).
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from jupyterhub_gpu_reclaim.node.operations.records import (
 from jupyterhub_gpu_reclaim.node.sessions import trees
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Collection
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
@@ -71,7 +74,7 @@ class _Look(NamedTuple):
     snapshot: Snapshot
     survey: Survey
     gpus: Gpus
-    spared: list[Process]  #: hold a GPU, but nothing on it
+    left: list[Process]  #: hold a GPU, but nothing on it; or nap already
     programs: list[Process]  #: that are going to be stopped
     inputs: list[Input]  #: of those
     unread: dict[str, int]  #: what had come there, by the input's name
@@ -105,6 +108,10 @@ class Nap:
             )
             busy = await self._busy_kernels(look)
             self._cancel.check()
+        if look is None:
+            former = trees.record_of(self._tools.records, self._session)
+            yield Event(tree=trees.tree_of(self._session, former, None))
+            return
         record = self._record(look)
         yield record
         try:
@@ -119,29 +126,40 @@ class Nap:
             await self._roll_back(record)
             yield record.woken()
             raise why from error
-        record = record.nap_at(NapStage.ASLEEP, standing=self._standing)
+        assert record.nap is not None
+        standing = record.nap.standing | self._standing
         if await self._busy_kernels(look) - busy:
             # What it had been sent just before lies in its own memory, where no
             # look at its connections would find it.
-            record = record.nap_at(NapStage.WAKING)
+            record = record.nap_at(NapStage.WAKING, standing=standing)
+        else:
+            record = record.nap_at(
+                NapStage.ASLEEP, standing=standing, moving=[], partly=False
+            )
         yield record
         yield Event(tree=trees.tree_of(self._session, record, None))
 
-    async def _busy_kernels(self, look: _Look) -> frozenset[str]:
+    async def _busy_kernels(self, look: _Look | None) -> frozenset[str]:
         """As their server calls them; none where that is stopped itself."""
-        server = look.snapshot.server
-        if server is None or server in look.programs:
+        server = look.snapshot.server if look is not None else None
+        if look is None or server is None or server in look.programs:
             return frozenset()
         return await busy_kernels(self._tools.client, self._session, server.pid)
 
-    def _look(self) -> _Look:
-        """Refuse what cannot nap; the last moment at which nothing has been touched."""
+    def _look(self) -> _Look | None:
+        """Refuse what cannot nap; the last moment at which nothing has been touched.
+
+        None where it naps already, and nothing else uses a GPU.
+        """
         tools, session = self._tools, self._session
         whole = trees.inspect(session)
-        survey = tools.accelerator.survey(whole)
+        record = trees.record_of(tools.records, session)
+        asleep = record.nap.in_tree(whole) if record and record.nap else []
+        survey = tools.accelerator.survey(trees.without(whole, asleep))
         # A server that shows the use of a GPU is one of them, and must run on.
         spared = tools.accelerator.without_memory(survey)
-        snapshot = trees.without(whole, spared)
+        left = [*spared, *asleep]
+        snapshot = trees.without(whole, left)
         users = (user for user in survey.users if user.process not in spared)
         survey = dataclasses.replace(survey, users=tuple(users))
         refuse_fatal(list(tools.accelerator.findings(survey, snapshot)), Refused)
@@ -156,17 +174,20 @@ class Nap:
             )
         gpus = tools.accelerator.describe(survey)
         if gpus is None:
+            if record is not None and record.naps:
+                return None
             raise Refused(Reason.GPU_UNUSED)
         to_stop = tools.accelerator.to_stop(survey, whole)
         programs = [process for process in to_stop if not process.stopped]
         try:
-            there = inputs.find_inputs(session.init_pid, programs)
+            all_inputs = inputs.find_inputs(session.init_pid, [*asleep, *programs])
         except inputs.TooManyError:
             limit = inputs.MOST_DESCRIPTORS
             raise Refused(Reason.NAP_CROWDED, limit=limit) from None
+        there = [one for one in all_inputs if one.process in programs]
         self._promise(gpus, whole)
         unread = inputs.all_unread(there)
-        return _Look(whole, survey, gpus, spared, programs, there, unread)
+        return _Look(whole, survey, gpus, left, programs, there, unread)
 
     def _promise(self, gpus: Gpus, snapshot: Snapshot) -> None:
         """Keep the memory that its GPUs' is moved into, until it is there.
@@ -203,22 +224,26 @@ class Nap:
             begun=clock.now(),
             pod=session.hint.pod,
         )
-        if record.stage not in ENDED or record.nap is not None:
+        former = record.nap
+        unfinished = former is not None and former.stage is not NapStage.ASLEEP
+        if record.stage not in ENDED or unfinished:
             raise Refused(
                 Reason.WRONG_PHASE, phase=record.stage.value, action="nap now"
             )
+        programs = _stopped(look.programs, look.snapshot)
         nap = NapRecord(
             stage=NapStage.FALLING,
             begun=clock.now(),
             gpus=look.gpus,
             memory_limit=cgroups.find_memory_limit(session.init_pid, session.hint.pod),
-            programs=_stopped(look.programs),
+            programs=programs,
+            moving=sorted({one.group for one in programs}),
         )
-        return record.with_nap(nap)
+        return record.with_nap(former.with_more(nap) if former else nap)
 
     async def _empty(self, look: _Look, record: Record) -> None:
-        assert record.nap is not None
-        limit, total = record.nap.memory_limit, look.gpus.bytes()
+        nap, total = record.nap, look.gpus.bytes()
+        assert nap is not None
 
         def note_standing() -> None:
             now = inputs.all_unread(look.inputs)
@@ -231,13 +256,13 @@ class Nap:
 
         def empty() -> None:
             self._tools.accelerator.empty(
-                lambda: trees.without(trees.inspect(self._session), look.spared),
+                lambda: trees.without(trees.inspect(self._session), look.left),
                 look.survey,
-                limit,
+                nap.memory_limit,
                 self._cancel,
                 note_standing,
             )
-            _limit_memory(limit, look.gpus)
+            cgroups.restore_memory_limit(_raised(nap.memory_limit, nap.gpus))
 
         async with self._progress.step(
             "gpu", "Moving the memory of its GPU out", total=lambda: total
@@ -265,7 +290,16 @@ class Nap:
 
 
 class Wake:
-    """The end of a nap."""
+    """The end of a nap, or of one group's.
+
+    Args:
+        tools: what all workflows share.
+        session: whose nap.
+        operation: in which this is done.
+        why: what has woken it; empty: an order.
+        program: which of its programs that was, by its pid in the session; its group is
+            woken. None: all of them are.
+    """
 
     def __init__(
         self,
@@ -273,7 +307,9 @@ class Wake:
         session: Session,
         operation: Operation,
         why: str,
+        program: int | None = None,
     ) -> None:
+        self._program = program
         self._tools = tools
         self._session = session
         self._why = why
@@ -292,8 +328,10 @@ class Wake:
         tools, session = self._tools, self._session
         record = trees.record_of(tools.records, session)
         if record is not None and record.nap is not None:
-            total = record.nap.gpus.bytes()
-            yield (record := record.nap_at(NapStage.WAKING))
+            groups = self._groups(record.nap)
+            yield (record := record.nap_at(NapStage.WAKING, moving=groups))
+            assert record.nap is not None
+            total = record.nap.part(groups).gpus.bytes()
             title = "Bringing the memory of its GPU back"
             title += f": {self._why}" if self._why else ""
             waking, claim = record, object()
@@ -308,6 +346,13 @@ class Wake:
                 )
             yield (record := record.woken())
         yield Event(tree=trees.tree_of(session, record, None))
+
+    def _groups(self, nap: NapRecord) -> list[int]:
+        """Whom to wake: its group, and those that are on their way already."""
+        wanted = {one.group for one in nap.programs if one.pid == self._program}
+        if nap.stage is not NapStage.ASLEEP and wanted:
+            wanted = wanted.union(nap.moving) if nap.moving else set()
+        return sorted(wanted)
 
     async def _await_room(self, record: Record, claim: object) -> None:
         """Wait for room on its cards, in turn; nothing is said where there is some.
@@ -353,26 +398,38 @@ def left_asleep(session: Session, record: Record, now: float) -> Record:
     """
     if record.gpus is None:
         return record
-    tree = trees.inspect(session).processes
-    users = [process for process in tree if process.ns_pid in record.gpus.users]
-    _limit_memory(record.memory_limit, record.gpus)
+    tree = trees.inspect(session)
+    users = [one for one in tree.processes if one.ns_pid in record.gpus.users]
+    cgroups.restore_memory_limit(_raised(record.memory_limit, record.gpus))
     asleep = NapRecord(
         stage=NapStage.WAKING,
         begun=now,
         gpus=record.gpus,
         memory_limit=record.memory_limit,
-        programs=_stopped(users),
+        programs=_stopped(users, tree),
     )
     return record.at(record.stage, record.steps, gpus=None, nap=asleep)
 
 
-def _limit_memory(limit: LimitRecord, gpus: Gpus) -> None:
+def _raised(limit: LimitRecord, gpus: Gpus) -> LimitRecord:
     """A nap may last for hours, and nobody must be without a limit for so long."""
-    cgroups.restore_memory_limit(limit.raised(gpus.bytes() + _OVERHEAD_BYTES))
+    return limit.raised(gpus.bytes() + _OVERHEAD_BYTES)
 
 
-def _stopped(programs: Iterable[Process]) -> list[StoppedProgram]:
-    return [StoppedProgram(pid=one.ns_pid, start=one.start_time) for one in programs]
+def _stopped(programs: Collection[Process], tree: Snapshot) -> list[StoppedProgram]:
+    """Those programs, each with the pid of what the server has started as its group."""
+    by_pid = {process.pid: process for process in tree.processes}
+    tops = {tree.root, tree.server} - set(programs)
+
+    def group(process: Process) -> int:
+        while (above := by_pid.get(process.ppid)) is not None and above not in tops:
+            process = above
+        return process.ns_pid
+
+    return [
+        StoppedProgram(pid=one.ns_pid, start=one.start_time, group=group(one))
+        for one in programs
+    ]
 
 
 def _claim(
@@ -387,9 +444,9 @@ def _claim(
 
 
 def _napping(session: Session, nap: NapRecord) -> tuple[Gpus, Snapshot]:
-    """The programs of a nap that are there still, and what they had of its cards."""
+    """What moves of a nap: programs that are there still, and what those had."""
     snapshot = trees.inspect(session)
-    mine = nap.in_tree(snapshot)
+    mine = nap.part(nap.moving).in_tree(snapshot)
     gpus = nap.gpus.only({process.ns_pid for process in mine})
     return gpus, processes.Snapshot(snapshot.init, tuple(mine))
 
@@ -401,12 +458,12 @@ def end_nap(
     cancel: Cancel | None = None,
     claim: object = None,
 ) -> None:
-    """Give the programs of a nap their GPU memory back, and let them go on. Idempotent.
+    """Give programs that nap their GPU memory back, and let them go on. Idempotent.
 
     Args:
         accelerator: fills its GPUs.
         session: whose nap.
-        record: of it, which is not changed.
+        record: of it, which is not changed; it says which programs.
         cancel: cancels it while it waits for room.
         claim: for which room is kept already; None: it is waited for.
 
@@ -423,8 +480,10 @@ def end_nap(
         gpus, tree = _napping(session, nap)
         mine = tree.processes
         interrupted = [p for p in mine if processes.pending_signals(p.pid) & _INTERRUPT]
+        rest = nap.rest(nap.moving)
+        limit = _raised(nap.memory_limit, rest.gpus) if rest else nap.memory_limit
         try:
-            accelerator.fill(gpus, nap.memory_limit, tree, cancel, claim)
+            accelerator.fill(gpus, limit, tree, cancel, claim)
         except ReclaimError:
             processes.resume([one for one in mine if held_by(one.pid)])
             raise

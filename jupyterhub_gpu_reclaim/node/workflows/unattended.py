@@ -18,7 +18,12 @@ from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.linux import huge_pages
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
+from jupyterhub_gpu_reclaim.node.operations.records import (
+    NapStage,
+    Record,
+    Records,
+    Stage,
+)
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.placements import (
     Placements,
@@ -145,6 +150,7 @@ def _wake(
     record = records.find(record.incarnation) or record
     if not record.naps and record.stage not in _FROZEN:
         return False  # it is being ended, or brought back
-    nap.end_nap(accelerator, session, record)
-    records.save(record.woken())
+    whole = record.nap_at(NapStage.WAKING, moving=[])
+    nap.end_nap(accelerator, session, whole)
+    records.save(whole.woken())
     return True

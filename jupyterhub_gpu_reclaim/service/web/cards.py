@@ -247,10 +247,10 @@ def _gpu(view: SessionView) -> str:
     if view.phase is Phase.SUSPENDED:
         freed = view.facts.gpus_held
         return f"{words.count(freed, 'GPU')} freed" if freed else ""
-    if view.facts.nap:
-        return f"{words.size(view.facts.nap.bytes)} of GPU memory moved out"
+    nap = view.facts.nap
+    out = f"{words.size(nap.bytes)} of GPU memory moved out" if nap else ""
     if not view.gpus:
-        return ""
+        return out
     names = sorted({gpu.name or "GPU" for gpu in view.gpus})
     held = [gpu.memory for gpu in view.gpus if gpu.memory is not None]
     text = ", ".join(names)
@@ -258,7 +258,8 @@ def _gpu(view: SessionView) -> str:
         text = f"{len(view.gpus)} \N{MULTIPLICATION SIGN} {text}"
     if any(gpu.instance is not None for gpu in view.gpus):
         text += " (MIG)"
-    return text + (f", {words.size(sum(held))} used" if held else "")
+    text += f", {words.size(sum(held))} used" if held else ""
+    return ", ".join(filter(None, [text, out]))
 
 
 def _nap(view: SessionView) -> str:
@@ -314,10 +315,12 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
     """The main button of the session's state."""
     if view.phase.live:
         suspend = Button("suspend", "Suspend now")
-        if view.facts.nap and manages:
-            return [suspend, Button("wake", "Wake up")]
-        naps = bool(view.gpus) and manages
-        return [suspend, Button("nap", "Nap now")] if naps else [suspend]
+        if not manages:
+            return [suspend]
+        awake = view.gpus and (view.phase is Phase.RUNNING or not view.facts.nap)
+        naps = [Button("nap", "Nap now")] if awake else []
+        wakes = [Button("wake", "Wake up")] if view.facts.nap else []
+        return [suspend, *naps, *wakes]
     if view.phase is Phase.SUSPENDED:
         revoked = Reason.TOKEN_REVOKED.value
         if manages and view.failure is not None and view.failure.code == revoked:

@@ -1,0 +1,170 @@
+"""Kernels of one session nap and wake one by one; card and driver are false.
+
+A kernel ends if it runs while its memory is away, so what answers a cell has its own.
+"""
+
+import pytest
+
+from jupyterhub_gpu_reclaim.linux import processes
+from tests.support.agent import wait_for
+from tests.support.fake_cards import take_card
+
+pytestmark = pytest.mark.usefixtures("counting")
+
+
+class Kernels:
+    """Two kernels with a card each in one session."""
+
+    def __init__(self, agent, server, driver, device) -> None:
+        self.agent, self.server = agent, server
+        self.first = server.start_kernel("a.ipynb")
+        self.second = server.start_kernel("b.ipynb")
+        self.pids = {}
+        for kernel in (self.first, self.second):
+            take_card(server, kernel, driver, device)
+            self.pids[kernel] = int(server.run(kernel, "import os; os.getpid()"))
+
+    def order(self, name: str) -> dict:
+        path = f"/v1/sessions/{self.server.place.incarnation}/{name}"
+        return self.agent.events(path, {})[-1]
+
+    @property
+    def tree(self) -> dict:
+        return self.agent.tree(self.server.place)
+
+    def is_stopped(self, kernel: str) -> bool:
+        tree = self.server.place.tree.processes
+        (process,) = (p for p in tree if p.ns_pid == self.pids[kernel])
+        return processes.is_stopped(process)
+
+    def naps(self) -> list[bool]:
+        return [self.is_stopped(kernel) for kernel in (self.first, self.second)]
+
+    def settled(self, state: str) -> dict:
+        wait_for(lambda: (self.tree["state"], self.tree["operation"]) == (state, ""))
+        return self.tree
+
+    def answers(self, kernel: str) -> bool:
+        """A cell is run; its kernel has its card."""
+        return self.server.run(kernel, "len(held)") == "1"
+
+
+@pytest.fixture
+def kernels(agent, jupyter, driver, device):
+    return Kernels(agent, jupyter(), driver, device)
+
+
+def test_cell_wakes_its_own_kernel_and_no_other(kernels):
+    both = kernels.order("nap")["tree"]
+    assert (both["state"], kernels.naps()) == ("napping", [True, True])
+
+    assert kernels.answers(kernels.first)
+    tree = kernels.settled("running")
+    assert kernels.naps() == [False, True]
+    assert tree["nap"]["begun"] == both["nap"]["begun"]
+
+    assert kernels.answers(kernels.second)
+    assert not kernels.settled("running")["nap"]
+    assert kernels.naps() == [False, False]
+
+
+def test_nap_takes_in_whoever_is_awake_again(kernels):
+    kernels.order("nap")
+    for _ in range(2):
+        assert kernels.answers(kernels.first)
+        kernels.settled("running")
+        assert kernels.order("nap")["tree"]["state"] == "napping"
+        assert kernels.naps() == [True, True]
+    assert kernels.order("wake")["tree"]["state"] == "running"
+    assert kernels.naps() == [False, False]
+    assert kernels.answers(kernels.first)
+    assert kernels.answers(kernels.second)
+
+
+def test_nap_takes_in_a_kernel_that_has_taken_a_card_meanwhile(kernels, driver, device):
+    kernels.order("nap")
+    third = kernels.server.start_kernel("c.ipynb")
+    take_card(kernels.server, third, driver, device)
+    kernels.pids[third] = int(kernels.server.run(third, "import os; os.getpid()"))
+    assert kernels.order("nap")["tree"]["state"] == "napping"
+    assert kernels.naps() == [True, True]
+    assert kernels.is_stopped(third)
+    assert kernels.answers(third)
+    assert kernels.naps() == [True, True]
+
+
+def test_order_wakes_what_is_asleep_still(kernels):
+    kernels.order("nap")
+    assert kernels.answers(kernels.first)
+    kernels.settled("running")
+    assert not kernels.order("wake")["tree"]["nap"]
+    assert kernels.naps() == [False, False]
+    assert kernels.answers(kernels.second)
+
+
+def test_kernel_that_is_restarted_lets_the_other_nap_on(kernels):
+    kernels.order("nap")
+    path = f"api/kernels/{kernels.first}/restart"
+    assert kernels.server.client.post(path).status_code == 200
+    assert kernels.server.run(kernels.first, "6 * 7") == "42"
+    kernels.settled("running")
+    assert kernels.is_stopped(kernels.second)
+    assert kernels.answers(kernels.second)
+
+
+def test_next_agent_holds_what_is_asleep_still(kernels):
+    kernels.order("nap")
+    assert kernels.answers(kernels.first)
+    kernels.settled("running")
+    kernels.agent.kill()
+    kernels.agent.start()
+    assert kernels.settled("running")["nap"]
+    assert kernels.naps() == [False, True]
+    assert kernels.answers(kernels.first)
+    assert kernels.answers(kernels.second)
+    assert not kernels.settled("running")["nap"]
+
+
+def test_agent_killed_while_one_falls_asleep_leaves_the_other_one_so(kernels):
+    kernels.order("nap")
+    assert kernels.answers(kernels.first)
+    kernels.settled("running")
+    kernels.agent.kill()
+    (record,) = (kernels.agent.folder / "state" / "records").glob("*.json")
+    asleep = record.read_bytes()
+    kernels.agent.start()
+    assert kernels.order("nap")["tree"]["state"] == "napping"
+    kernels.agent.kill()
+    text = record.read_bytes()
+    assert text != asleep
+    first = b"%d" % kernels.pids[kernels.first]
+    text = text.replace(b'"asleep"', b'"falling"')
+    text = text.replace(b'"moving":[]', b'"moving":[' + first + b"]")
+    record.write_bytes(text)
+    kernels.agent.start()
+    kernels.settled("running")
+    assert kernels.naps() == [False, True]
+    assert kernels.answers(kernels.first)
+    assert kernels.answers(kernels.second)
+
+
+def test_suspend_from_it_is_taken_back_and_then_brings_both_back(kernels, places):
+    kernels.order("nap")
+    assert kernels.answers(kernels.first)
+    kernels.settled("running")
+    place = kernels.server.place
+    assert kernels.agent.capture(place, "cp")[-1].get("checkpoint")
+    kernels.agent.post(f"/v1/sessions/{place.incarnation}/thaw")
+    kernels.settled("running")
+    assert kernels.naps() == [False, True]
+    assert kernels.answers(kernels.first)
+    assert kernels.is_stopped(kernels.second)
+
+    assert kernels.agent.capture(place, "cp-2")[-1].get("checkpoint")
+    path = f"/v1/sessions/{place.incarnation}/release"
+    gone = kernels.agent.post(path, {"checkpoint": "cp-2"}).json()
+    assert gone["state"] == "gone"
+    tree = kernels.agent.restore(places("hold"), "cp-2")[-1]["tree"]
+    assert (tree["state"], tree["nap"]) == ("running", None)
+    assert kernels.answers(kernels.first)
+    assert kernels.answers(kernels.second)
