@@ -118,8 +118,12 @@ class Sample(Value, frozen=True, kw_only=True):
     #: CPU seconds consumed so far by the server process alone and by all others.
     cpu_server: float | None = None
     cpu_work: float | None = None
+    written: int | None = None  #: bytes written so far by all of them
+    received: int | None = None  #: bytes that its server was sent while it was sampled
     kernels: list[KernelSample] | None = None
     terminals: list[TerminalSample] | None = None
+    #: time of the last input to a terminal that is not the server's own
+    last_typed: float | None = None
     connections: int | None = None
     last_saved: float | None = None  #: newest save of a notebook that is open
     started: float | None = None  #: when the tree was started or restored
@@ -140,6 +144,8 @@ class Usage(Value, frozen=True, kw_only=True):
     unknown_kernel: str | None = None
     cpu_percent: float | None = None  #: of one core, over the window
     gpu_percent: float | None = None  #: of its busiest card, over the window
+    #: bytes a second that it wrote, and that its server was sent, over the window
+    data_rate: float | None = None
     gpu_memory: int | None = None
     memory: int | None = None
     connections: int | None = None

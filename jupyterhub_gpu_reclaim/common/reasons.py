@@ -56,6 +56,13 @@ class Reason(Enum):
         ),
     )
     GPU_BUSY = ("gpu_busy", "Its GPU is {percent:.0f} % busy.")
+    DATA_MOVES = (
+        "data_moves",
+        (
+            "Its programs write, or its server is sent, {rate} a second (more than"
+            " {limit} counts as work)."
+        ),
+    )
     SAMPLES_MISSING = (
         "samples_missing",
         "There is no recent measurement of this session, so it counts as in use.",

@@ -46,6 +46,12 @@ class Percent(Amount):
     info_text = "a share in percent, not negative"
 
 
+class ByteRate(Amount):
+    """Bytes a second."""
+
+    info_text = "bytes a second, not negative"
+
+
 class Address(Unicode[str, Any]):
     """An ``http`` or ``https`` address; empty: none.
 

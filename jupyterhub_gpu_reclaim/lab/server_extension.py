@@ -1,9 +1,9 @@
-"""Jupyter Server extension: gives an open tab its token, and keeps notebooks' kernels.
+"""Jupyter Server extension: an open tab's token, notebooks' kernels, what is use.
 
 Jupyter Server loads it where the package is installed in the session's environment
 (``etc/jupyter/jupyter_server_config.d``). It has one call, open to everyone who may use
-that server and sends its XSRF token. Next: ``common/auth/tab_tokens.py`` and
-``lab/kernel_keeper.py``.
+that server and sends its XSRF token. Next: ``common/auth/tab_tokens.py``,
+``lab/kernel_keeper.py`` and ``lab/quiet_messages.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jupyter_server.utils import url_path_join
 from tornado.web import authenticated
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
-from jupyterhub_gpu_reclaim.lab import kernel_keeper
+from jupyterhub_gpu_reclaim.lab import kernel_keeper, quiet_messages
 
 
 class PassHandler(APIHandler):  # type: ignore[misc,unused-ignore]
@@ -43,3 +43,4 @@ def _load_jupyter_server_extension(server: Any) -> None:
     path = url_path_join(server.web_app.settings["base_url"], "gpu-reclaim/pass")
     server.web_app.add_handlers(".*$", [(path, PassHandler)])
     kernel_keeper.install(server.session_manager)
+    quiet_messages.install(server.kernel_manager)

@@ -41,6 +41,9 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SHOW_NAME, _SHOW_PEER, _SHOW_WAITING = 1, 4, 8
 _UNIX_NAME, _UNIX_PEER, _UNIX_WAITING, _UNIX_SHUTDOWN = 0, 2, 3, 6
 
+#: The extension with ``struct tcp_info``, its attribute, and in it the count of bytes.
+_WITH_INFO, _INFO, _RECEIVED = 1 << 1, 2, struct.Struct("=128xQ")
+
 _HEADER = struct.Struct("=IHHII")
 _REQUEST_V2 = struct.Struct("=BBBBI48s")
 _MESSAGE = struct.Struct("=BBBB48sIIIII")
@@ -191,6 +194,40 @@ def unix_sockets(pid: int) -> list[UnixSocket]:
                     values.get(_UNIX_SHUTDOWN, b"")[:1] == b"\3",
                 )
             )
+    return found
+
+
+def received_bytes(pid: int, port: int) -> dict[bytes, int]:
+    """Bytes that have come so far on each established connection to a TCP port.
+
+    Args:
+        pid: in whose network namespace; 0 for our own.
+        port: the port of who was called.
+
+    Returns:
+        By the kernel's own name of the connection, which is never used again.
+    """
+    found = {}
+    with _in_namespace_of(pid or os.getpid(), _SOCK_DIAG) as netlink:
+        for sequence, family in enumerate((socket.AF_INET, socket.AF_INET6), 1):
+            states = 1 << TcpState.ESTABLISHED
+            body = (family, socket.IPPROTO_TCP, _WITH_INFO, 0, states, bytes(48))
+            answers = _converse(
+                netlink,
+                sequence,
+                _BY_FAMILY,
+                _REQUEST | _DUMP,
+                _REQUEST_V2.pack(*body),
+            )
+            for kind, payload in answers:
+                if kind != _BY_FAMILY or len(payload) < _MESSAGE.size:
+                    continue
+                key = _MESSAGE.unpack_from(payload)[4]
+                if _SOCKID.unpack_from(key)[0] != port:
+                    continue
+                info = dict(_attributes(payload[_MESSAGE.size :])).get(_INFO, b"")
+                if len(info) >= _RECEIVED.size:
+                    found[key] = _RECEIVED.unpack_from(info)[0]
     return found
 
 

@@ -11,8 +11,8 @@ from traitlets import Bool
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import duration
-from jupyterhub_gpu_reclaim.common.traits import Percent, Seconds
+from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.common.traits import ByteRate, Percent, Seconds
 from jupyterhub_gpu_reclaim.policy.decide import allow, deny
 
 if TYPE_CHECKING:
@@ -58,6 +58,20 @@ class IdlePolicy(Configurable):
         the larger of the mean since ``idle_after`` and the mean of the last minute.
         A session that holds GPU memory and computes nothing is idle. 0: any use that
         can be measured counts as work. None: GPUs are not looked at. Example: 1.
+        """,
+    ).tag(config=True)
+
+    busy_data_rate = ByteRate(
+        20_000.0,
+        allow_none=True,
+        help="""Bytes a second, written or received, that count as work.
+
+        An upload, a download to a file, rsync and a copy use little of a processor, and
+        a suspend would cut them off. What all of a session's programs write counts, to
+        files, pipes and terminals, and what its server is sent; each as the larger of
+        the mean since ``idle_after`` and the mean of the last minute. Lower keeps slow
+        uploads alive; higher lets a session be suspended in spite of programs that keep
+        a log. None: it is not looked at. Example: 5000.
         """,
     ).tag(config=True)
 
@@ -136,6 +150,11 @@ class IdlePolicy(Configurable):
         limit, percent = self.busy_gpu_percent, usage.gpu_percent
         if limit is not None and percent is not None and percent > limit:
             yield deny(Reason.GPU_BUSY, percent=percent)
+        limit, rate = self.busy_data_rate, usage.data_rate
+        if limit is not None and rate is not None and rate > limit:
+            yield deny(
+                Reason.DATA_MOVES, rate=size(round(rate)), limit=size(round(limit))
+            )
         if self.connected_is_active and usage.connections:
             yield deny(Reason.CONNECTED, count=usage.connections)
 

@@ -33,17 +33,24 @@ class TreeUsage:
         memory: resident bytes, shared pages counted in proportion.
         cpu_server: processor seconds of the first program itself.
         cpu_work: processor seconds of all others, ended children included.
+        written: bytes that all of them have written, ended children included: to
+            files, pipes and terminals, and to sockets by some.
         started: when the first program was started, seconds since the epoch.
         typed: time of the last input to each terminal of the first program, in the
             order of the terminals' numbers.
+        typed_elsewhere: the newest input to any other terminal of the tree: of a
+            program that the server shows (VS Code, RStudio), of tmux, of ssh into the
+            session. None where there is none.
     """
 
     processes: int
     memory: int
     cpu_server: float
     cpu_work: float
+    written: int
     started: float
     typed: list[float]
+    typed_elsewhere: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +79,34 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
     root = _stat(root_pid)
     work = root.children + _stat(init_pid).children
     memory = _memory(root_pid)
-    count, typed = 1, dict[int, float]()
+    written = _written(init_pid) + _written(root_pid)
+    count, own, others = 1, dict[int, int](), dict[int, int]()
     for pid in pids:
         if pid == root_pid:
             continue
         try:
             stat = _stat(pid)
             memory += _memory(pid)
+            written += _written(pid)
         except OSError:
             continue
         count += 1
         work += stat.own + stat.children
-        if stat.parent == root_pid and stat.session == pid and stat.terminal:
-            _add_typed(typed, init_pid, stat.terminal)
-    in_order = [typed[number] for number in sorted(typed)]
-    return TreeUsage(count, memory, root.own, work, root.started, in_order)
+        number = _number(stat.terminal)
+        if stat.session == pid and number is not None:
+            (own if stat.parent == root_pid else others)[number] = pid
+    typed = [_typed(init_pid, number) for number in sorted(own)]
+    elsewhere = [_typed(pid, n) for n, pid in others.items() if n not in own]
+    return TreeUsage(
+        count,
+        memory,
+        root.own,
+        work,
+        written,
+        root.started,
+        [at for at in typed if at is not None],
+        max((at for at in elsewhere if at is not None), default=None),
+    )
 
 
 def _stat(pid: int) -> _Stat:
@@ -114,17 +134,29 @@ def _memory(pid: int) -> int:
     return resident
 
 
-def _add_typed(typed: dict[int, float], init_pid: int, device: int) -> None:
-    """Look up a terminal's last input: its slave's access time.
+def _written(pid: int) -> int:
+    """Bytes that a process has written (proc(5), ``wchar``)."""
+    for line in procfs.read(pid, "io").splitlines():
+        if line.startswith(b"wchar:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _number(device: int) -> int | None:
+    """Which of the terminals that is; None: no Unix98 terminal."""
+    major, minor = os.major(device), os.minor(device)
+    if major not in _PTS_MAJORS:
+        return None
+    return (major - _PTS_MAJORS.start) * 256 + minor
+
+
+def _typed(pid: int, number: int) -> float | None:
+    """A terminal's last input: its slave's access time, as that process sees it.
 
     The kernel sets it when the program inside reads what was typed, in steps of eight
     seconds; what a program prints changes the modification time alone.
     """
-    major, minor = os.major(device), os.minor(device)
-    if major not in _PTS_MAJORS:
-        return
-    number = (major - _PTS_MAJORS.start) * 256 + minor
     try:
-        typed[number] = Path(f"/proc/{init_pid}/root/dev/pts/{number}").stat().st_atime
+        return Path(f"/proc/{pid}/root/dev/pts/{number}").stat().st_atime
     except OSError:
-        return
+        return None

@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.sampling import jupyter_api, process_tree
 from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER, NoCards, samples_of
+from jupyterhub_gpu_reclaim.sampling.received import ReceivedBytes
 
 if TYPE_CHECKING:
     from tornado.httpclient import AsyncHTTPClient
@@ -65,6 +66,7 @@ class _Answers:
     notebooks: list[jupyter_api.NotebookSession] | None = None
     saved: float | None = None
     gpus: list[GpuSample] | None = None
+    received: int | None = None
 
 
 class Sampler:
@@ -86,6 +88,7 @@ class Sampler:
         self._known: dict[
             jupyter_api.ServerAddress, dict[str, jupyter_api.TaggedAnswer]
         ] = {}
+        self._received = ReceivedBytes()
         #: Looks at processes that have not ended yet, by incarnation.
         self._looks: dict[str, asyncio.Future[process_tree.TreeUsage]] = {}
 
@@ -97,6 +100,7 @@ class Sampler:
         """One sample of each, all at once: a slow one delays none of the others."""
         addresses = {one.address for one in watched if one.address is not None}
         self._known = {one: self._known.get(one, {}) for one in addresses}
+        self._received.keep([one.incarnation for one in watched])
         cards = await self._look_at_cards()
         return await asyncio.gather(*(self._sample(one, cards) for one in watched))
 
@@ -119,8 +123,22 @@ class Sampler:
             problems.append("the address of its server is not known")
         else:
             answers = await self._ask_server(watched.address, problems)
+            received = await self._look_at_network(watched.incarnation, watched.address)
+            answers = replace(answers, received=received)
         answers = replace(answers, usage=await measured, gpus=gpus)
         return _sum_up(watched, answers, self._clock.now(), problems)
+
+    async def _look_at_network(
+        self, incarnation: str, address: jupyter_api.ServerAddress
+    ) -> int | None:
+        """What its server has received so far; None where that is not known."""
+        try:
+            return await asyncio.wait_for(
+                asyncio.to_thread(self._received.look, incarnation, address),
+                self._seconds,
+            )
+        except (OSError, ReclaimError):
+            return None
 
     async def _look_at_cards(self) -> list[CardUse] | None:
         """All cards, once for all sessions; None where they do not answer in time."""
@@ -259,9 +277,12 @@ def _sum_up(
         memory=usage.memory if usage else None,
         cpu_server=usage.cpu_server if usage else None,
         cpu_work=usage.cpu_work if usage else None,
+        written=usage.written if usage else None,
+        received=answers.received,
         started=usage.started if usage else None,
         kernels=_kernels(answers),
         terminals=_terminals(answers),
+        last_typed=usage.typed_elsewhere if usage else None,
         connections=status.connections if status else None,
         last_saved=answers.saved,
         gpus=answers.gpus,

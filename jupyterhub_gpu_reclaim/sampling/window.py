@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 GAP_INTERVALS = 3
 #: Work of that last stretch counts by itself, however idle the window was before it.
 RECENT_SECONDS = 60.0
+#: A kernel that has never said a word, and that nobody is connected to, is idle then.
+UNUSED_SECONDS = 600.0
 #: Rounding of the kernel's counters; less is not a counter that went backwards.
 _ROUNDING = 0.05
 
@@ -31,7 +33,7 @@ class _Reading(NamedTuple):
 
 
 class _Meter:
-    """A counter of seconds of work, read now and then.
+    """A counter of work, such as seconds of a processor, read now and then.
 
     Args:
         span: seconds that its use is averaged over.
@@ -65,8 +67,8 @@ class _Meter:
         last = self._readings[-1] if self._readings else _Reading(at, 0.0)
         self.add(at, last.work + percent / 100.0 * (at - last.at))
 
-    def percent(self, span: float) -> float | None:
-        """The larger of the mean over that span and the last minute's."""
+    def rate(self, span: float) -> float | None:
+        """Work a second: the larger of the means over that span and the last minute."""
         if len(self._readings) < 2:
             return None
         last = self._readings[-1]
@@ -74,7 +76,7 @@ class _Meter:
             self._before(min(span, self._span)),
             self._before(RECENT_SECONDS),
         )
-        return max(_percent(whole, last), _percent(recent, last))
+        return max(_rate(whole, last), _rate(recent, last))
 
     def _before(self, seconds: float) -> _Reading:
         """The newest reading that is so much older than the last, or the oldest."""
@@ -100,6 +102,8 @@ class Window:
         self._watched_until = 0.0
         self._cpu = _Meter(span, self._gap)
         self._gpu = _Meter(span, self._gap)
+        self._written = _Meter(span, self._gap)
+        self._received = _Meter(span, self._gap)
         self._active: tuple[float, str] | None = None
 
     def add(self, sample: Sample) -> None:
@@ -132,8 +136,9 @@ class Window:
             return Usage(at=now, watched=0.0, sample_age=now, last_active=None)
         age = max(0.0, now - newest.at)
         over = self._span if span is None else span
-        percent = None if newest.cpu_work is None else self._cpu.percent(over)
-        gpu_percent = None if _gpu_share(newest) is None else self._gpu.percent(over)
+        cpu = None if newest.cpu_work is None else self._cpu.rate(over)
+        gpu = None if _gpu_share(newest) is None else self._gpu.rate(over)
+        percent, gpu_percent = _in_percent(cpu), _in_percent(gpu)
         kernels = newest.kernels
         return Usage(
             at=now,
@@ -142,9 +147,10 @@ class Window:
             last_active=self._active[0] if self._active else None,
             last_active_what=self._active[1] if self._active else "",
             busy_kernel=_first(kernels, {"busy"}),
-            unknown_kernel=_first_not(kernels, {"busy", "idle"}),
+            unknown_kernel=_unknown_kernel(newest),
             cpu_percent=percent,
             gpu_percent=gpu_percent,
+            data_rate=self._data_rate(newest, over),
             gpu_memory=_gpu_memory(newest),
             memory=newest.memory,
             connections=newest.connections,
@@ -155,12 +161,21 @@ class Window:
             and bool(self._active),
         )
 
+    def _data_rate(self, newest: Sample, over: float) -> float | None:
+        """Bytes a second; an upload is received first, and written at its end."""
+        written = None if newest.written is None else self._written.rate(over)
+        received = None if newest.received is None else self._received.rate(over)
+        known = [rate for rate in (written, received) if rate is not None]
+        return max(known, default=None)
+
     def _forget(self) -> None:
         """Drop the samples of a former incarnation, which say nothing of this one."""
         self._newest = None
         self._watched_since = None
         self._cpu.clear()
         self._gpu.clear()
+        self._written.clear()
+        self._received.clear()
         self._active = None
 
     def _see_activity(self, sample: Sample) -> None:
@@ -185,6 +200,10 @@ class Window:
     def _see_work(self, sample: Sample) -> None:
         if sample.cpu_work is not None:
             self._cpu.add(sample.at, sample.cpu_work)
+        if sample.written is not None:
+            self._written.add(sample.at, float(sample.written))
+        if sample.received is not None:
+            self._received.add(sample.at, float(sample.received))
         share = _gpu_share(sample)
         if share is not None:
             self._gpu.add_share(sample.at, share)
@@ -194,8 +213,12 @@ def _at(reading: _Reading) -> float:
     return reading.at
 
 
-def _percent(first: _Reading, last: _Reading) -> float:
-    return max(0.0, 100.0 * (last.work - first.work) / (last.at - first.at))
+def _rate(first: _Reading, last: _Reading) -> float:
+    return max(0.0, (last.work - first.work) / (last.at - first.at))
+
+
+def _in_percent(rate: float | None) -> float | None:
+    return None if rate is None else 100.0 * rate
 
 
 def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, str]]:
@@ -211,6 +234,8 @@ def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, 
     for terminal in sample.terminals or []:
         if terminal.last_input is not None:
             yield min(terminal.last_input, sample.at), f"terminal {terminal.name}"
+    if sample.last_typed is not None:
+        yield min(sample.last_typed, sample.at), "terminal of a program"
     if sample.last_saved is not None and sample.last_saved <= sample.at:
         yield sample.last_saved, "notebook saved"
     if before is not None and before.at < sample.at:
@@ -261,7 +286,17 @@ def _first(kernels: list[KernelSample] | None, states: set[str]) -> str | None:
     return next((k.name for k in kernels or [] if k.execution_state in states), None)
 
 
-def _first_not(kernels: list[KernelSample] | None, states: set[str]) -> str | None:
-    return next(
-        (k.name for k in kernels or [] if k.execution_state not in states), None
-    )
+def _unknown_kernel(sample: Sample) -> str | None:
+    """A kernel that may be working, for all that its server knows.
+
+    A server learns that a kernel is idle from its first message. One that was started
+    by a call, and that no page has ever opened, is "starting" for ever; one that has
+    died and is not started again is "dead" for ever.
+    """
+    return next((k.name for k in sample.kernels or [] if _unknown(k, sample.at)), None)
+
+
+def _unknown(kernel: KernelSample, at: float) -> bool:
+    if kernel.execution_state in {"starting", "dead"} and not kernel.connections:
+        return at - kernel.last_activity < UNUSED_SECONDS
+    return kernel.execution_state not in {"busy", "idle"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import Session
 
-from jupyterhub_gpu_reclaim.node.nap import messages
+from jupyterhub_gpu_reclaim.common.kernel_messages import QUIET_REQUESTS
 from jupyterhub_gpu_reclaim.node.nap.messages import read
 
 
@@ -32,7 +32,7 @@ def command(name: bytes, rest: bytes = b"") -> bytes:
     return frame(bytes([len(name)]) + name + rest, 4)
 
 
-@pytest.mark.parametrize("kind", sorted(messages.QUIET))
+@pytest.mark.parametrize("kind", sorted(QUIET_REQUESTS))
 def test_quiet_messages_are_passed_over(kind):
     data = message(kind) + message(kind, 1000)
     assert read(data) == ("", len(data))

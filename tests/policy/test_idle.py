@@ -27,6 +27,7 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"unknown_kernel": "b.ipynb"}, Reason.KERNEL_UNKNOWN, "b.ipynb"),
         ({"cpu_percent": 55.4}, Reason.CPU_BUSY, "55 %"),
         ({"gpu_percent": 71.2}, Reason.GPU_BUSY, "71 %"),
+        ({"data_rate": 1.2e6}, Reason.DATA_MOVES, "1.2 MB a second"),
         ({"last_active": 1_700_000_000.0 - 720}, Reason.RECENTLY_ACTIVE, "12 min"),
         ({"watched": 300.0}, Reason.WINDOW_TOO_SHORT, "5 min"),
         ({"complete": False}, Reason.SAMPLES_MISSING, "counts as in use"),
@@ -111,6 +112,15 @@ def test_busy_gpu_percent_of_none_does_not_look_at_the_cards(snapshot, now):
 def test_session_that_holds_gpu_memory_and_computes_nothing_is_idle(snapshot, now):
     usage = {"gpu_percent": 0.0, "gpu_memory": 80 * 2**30}
     assert first(snapshot(usage), now).reclaim
+
+
+def test_busy_data_rate_of_none_does_not_look_at_what_is_written(snapshot, now):
+    usage = {"data_rate": 1e9}
+    assert first(snapshot(usage), now, busy_data_rate=None).reclaim
+
+
+def test_older_agent_that_does_not_tell_what_is_written_bars_nothing(snapshot, now):
+    assert first(snapshot({"data_rate": None}), now).reclaim
 
 
 def test_busy_cpu_percent_of_zero_takes_any_use_for_work(snapshot, now):

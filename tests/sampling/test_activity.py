@@ -304,3 +304,101 @@ async def test_sample_of_processes_that_hang_takes_one_thread(monkeypatch):
         await asyncio.sleep(0.01)
     assert len(begun) == 2
     sampler.close()
+
+
+TYPES = """
+import os, pty, sys
+child, terminal = pty.fork()
+if not child:
+    os.execvp("sh", ["sh", "-c", "while read line; do echo x; done; sleep 600"])
+"""
+
+
+@pytest.mark.slow
+def test_keys_in_a_terminal_that_is_not_the_servers_own_are_seen(server):
+    """As in VS Code behind the server, tmux, or a login into the session."""
+    assert sample(watched(server))[0].last_typed is None
+    kernel = server.kernels()[0]["id"]
+    server.run(kernel, TYPES)
+    server.run(kernel, "os.write(terminal, b'one\\n')")
+    begun = time.time()
+    wait_for(lambda: sample(watched(server))[0].last_typed is not None)
+    time.sleep(9)  # the kernel keeps these times in steps of eight seconds
+    (before,) = sample(watched(server))
+    assert abs(before.last_typed - begun) < 9
+    server.run(kernel, "os.write(terminal, b'two\\n')")
+    wait_for(lambda: sample(watched(server))[0].last_typed > before.last_typed)
+    server.run(kernel, "os.close(terminal)")
+    wait_for(lambda: sample(watched(server))[0].last_typed is None)
+
+
+EXTENSION = "jupyterhub_gpu_reclaim.lab.server_extension"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_question_of_a_page_is_no_use_of_its_kernel(jupyter, installed):
+    server = jupyter(
+        f"--ServerApp.jpserver_extensions={EXTENSION}={installed}",
+    )
+    kernel = server.start_kernel()
+    with server.channel(kernel, "page") as page:
+
+        def says(kind: str, channel: str) -> str:
+            """When the kernel was last active, once that has been answered."""
+            header = {"msg_id": kind, "msg_type": kind, "session": "page"}
+            empty = {"parent_header": {}, "metadata": {}, "buffers": []}
+            content = {"content": {"code": "1"}, "channel": channel, "header": header}
+            page.send(json.dumps(empty | content))
+            idle = {"execution_state": "idle"}
+            while True:
+                heard = json.loads(page.recv(30))
+                if (
+                    heard["content"] == idle
+                    and heard["parent_header"]["msg_id"] == kind
+                ):
+                    return server.kernels()[0]["last_activity"]
+
+        used = says("execute_request", "shell")
+        asked = says("usage_request", "control")
+        assert (asked == used) is installed
+        assert says("execute_request", "shell") > asked
+
+
+def looks(server, between, count: int = 2) -> list[Sample]:
+    """Samples by one sampler, with something done before each but the first."""
+
+    async def take() -> list[Sample]:
+        sampler = Sampler(SystemClock())
+        taken = [await sampler.sample(watched(server))]
+        for _ in range(count - 1):
+            await asyncio.to_thread(between)
+            taken.append(await sampler.sample(watched(server)))
+        sampler.close()
+        return taken
+
+    return asyncio.run(take())
+
+
+def test_upload_is_seen_while_it_arrives(server):
+    size = 4 << 20
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as upload:
+        head = (
+            f"PUT {server.PREFIX}api/contents/large.bin HTTP/1.1\r\nHost: localhost\r\n"
+            f"Authorization: token {server.TOKEN}\r\nContent-Length: {size}\r\n\r\n"
+        )
+        upload.sendall(head.encode())
+        piece = b" " * (1 << 20)
+        first, second, third = looks(server, lambda: upload.sendall(piece), count=3)
+        assert second.received - first.received >= 1 << 19
+        assert third.received - first.received >= 3 << 19
+        assert third.written - first.written < 1 << 19  # it is in memory still
+
+
+def test_what_programs_write_is_counted_and_an_idle_session_writes_little(server):
+    kernel = server.kernels()[0]["id"]
+    code = "import tempfile; tempfile.TemporaryFile().write(bytes(3 << 20))"
+    first, second = looks(server, lambda: server.run(kernel, code))
+    assert second.written - first.written >= 3 << 20
+    first, second = looks(server, lambda: time.sleep(3))
+    assert second.written - first.written < 3 * 20_000
+    assert second.received - first.received < 3 * 20_000

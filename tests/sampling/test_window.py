@@ -9,7 +9,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     TerminalSample,
 )
-from jupyterhub_gpu_reclaim.sampling.window import Window
+from jupyterhub_gpu_reclaim.sampling.window import UNUSED_SECONDS, Window
 
 START = 1_700_000_000.0
 
@@ -187,6 +187,48 @@ def test_kernels_busy_and_unknown_are_named():
         assert usage.unknown_kernel == "train.ipynb"
         assert usage.busy_kernel is None
     assert usage_of(*regular(100)).unknown_kernel is None
+
+
+def test_kernel_that_nobody_has_ever_used_is_idle_after_a_while():
+    def unknown(at: float, state: str, connections: int = 0) -> bool:
+        kernel = KernelSample(
+            id="k1",
+            name="k",
+            execution_state=state,
+            last_activity=START,
+            connections=connections,
+        )
+        return usage_of(sample(at, kernels=[kernel])).unknown_kernel == "k"
+
+    for state in ("starting", "dead"):
+        assert unknown(UNUSED_SECONDS - 1, state)
+        assert not unknown(UNUSED_SECONDS, state)
+        assert unknown(UNUSED_SECONDS, state, connections=1)
+    assert unknown(UNUSED_SECONDS, "restarting")
+
+
+def test_keys_in_a_terminal_of_another_program_are_activity():
+    usage = usage_of(*regular(100), sample(110, last_typed=START + 107))
+    assert usage.last_active == START + 107
+    assert usage.last_active_what == "terminal of a program"
+
+
+def test_data_rate_is_that_of_what_moves_most():
+    def usage(written: float | None, received: float | None):
+        return usage_of(
+            *(
+                sample(
+                    at,
+                    written=None if written is None else int(at * written),
+                    received=None if received is None else int(at * received),
+                )
+                for at in range(0, 101, 10)
+            )
+        )
+
+    assert usage(500, 2000).data_rate == 2000
+    assert usage(500, None).data_rate == 500
+    assert usage(None, None).data_rate is None
 
 
 def test_cpu_percent_is_the_mean_over_the_span():

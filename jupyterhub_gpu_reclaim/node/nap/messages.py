@@ -2,8 +2,8 @@
 
 Messages come as frames of ZMTP (rfc.zeromq.org/spec/23) in plain; the Jupyter wire
 protocol (jupyter-client.readthedocs.io, "messaging") puts their kind into the first
-frame after the signature. A page sends some kinds by itself, when it is opened or from
-time to time (:data:`QUIET`). Every other kind wakes, also one that nobody knows yet,
+frame after the signature. A page sends some kinds by itself
+(``common/kernel_messages.py``). Every other kind wakes, also one that nobody knows yet,
 and so does what is not such a message. Nothing is verified: a kernel checks signatures
 itself, and who can write to its socket may wake it anyhow.
 """
@@ -15,11 +15,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import decoders
+from jupyterhub_gpu_reclaim.common.kernel_messages import QUIET_REQUESTS
 
-#: What pages and their extensions ask by themselves.
-QUIET: Final = frozenset(
-    {"comm_info_request", "history_request", "kernel_info_request", "usage_request"}
-)
 #: Commands of ZMTP that a connection sends while nobody says anything.
 _QUIET_COMMANDS: Final = frozenset(
     {b"PING", b"PONG", b"ERROR", b"SUBSCRIBE", b"CANCEL"}
@@ -126,4 +123,4 @@ def _header_kind(frame: _Frame) -> str:
         kind = decoders.json_decoder(_Header).decode(frame.body).msg_type
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "a message without a kind"
-    return "" if kind in QUIET else kind[:80]
+    return "" if kind in QUIET_REQUESTS else kind[:80]

@@ -1,0 +1,27 @@
+"""Keeps what a page asks a kernel by itself from counting as use of that kernel.
+
+The server notes when a kernel was last active. A page that nobody looks at may ask its
+kernel for its use every few seconds (jupyter-resource-usage), and would keep a GPU for
+ever. The server has a list of kinds that do not count, on which some are missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyterhub_gpu_reclaim.common.kernel_messages import QUIET_REQUESTS
+
+
+def install(manager: Any) -> None:
+    """Add them to the list of a server's kernel manager.
+
+    Args:
+        manager: a ``jupyter_server.services.kernels.MappingKernelManager``; one without
+            such a list (a gateway's) is left alone.
+    """
+    known = getattr(manager, "untracked_message_types", None)
+    if known is None:
+        return
+    replies = {kind.replace("_request", "_reply") for kind in QUIET_REQUESTS}
+    added = (QUIET_REQUESTS | replies) - set(known)
+    manager.untracked_message_types = [*known, *sorted(added)]
