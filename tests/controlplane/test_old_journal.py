@@ -11,6 +11,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
@@ -156,6 +157,27 @@ async def test_journal_of_an_older_generation_the_newer_one_comes_back(world, tm
     assert contents(world) == "new"
     kept = {row.id: row for row in second._sessions.journal.checkpoints(KEY)}
     assert kept[older].keeping is Keeping.ASIDE
+
+
+async def test_journal_of_neither_generation_the_older_one_does_not_outlive_the_newer(
+    world, tmp_path
+):
+    first = await running(world, "old")
+    backup = Backup(world, tmp_path)
+    older = await suspend(world, first)
+    await resume(world, first, "new")
+    newer = await suspend(world, first)
+    world.node.saved[newer] = (
+        msgspec.structs.replace(world.node.saved[newer][0], parent=older),
+        "new",
+    )
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert second.users.session(KEY).checkpoint == newer
+    kept = {row.id: row for row in second._sessions.journal.checkpoints(KEY)}
+    assert kept[newer].keeping is Keeping.CURRENT
+    assert kept[older].keeping is Keeping.SUPERSEDED
+    assert kept[older].expires is not None
 
 
 async def test_journal_of_a_generation_that_is_deleted_the_newer_one_comes_back(

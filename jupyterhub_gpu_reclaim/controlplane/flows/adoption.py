@@ -109,7 +109,8 @@ def saved(
 
     If nothing of the session runs, it is suspended from now on in the newest of those
     that the journal has missed. Unless the Hub remembers that one, too, its user is
-    asked before it comes back. All others are set aside.
+    asked before it comes back. What it goes back to has been superseded by it; all
+    others are set aside.
 
     Args:
         sessions: where the journal is.
@@ -126,6 +127,8 @@ def saved(
     sure = not rivals and lineage.agrees(pointer, newest, observed.saved or ())
     seconds = settings.set_aside if sure else None
     rows = _asides(sessions, observed, seconds, besides=newest.id)
+    before = lineage.ancestors(newest, observed.saved or ())
+    rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
     sessions.apply(
         row.key,
