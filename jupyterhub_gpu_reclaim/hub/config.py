@@ -41,6 +41,7 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import (
 )
 from jupyterhub_gpu_reclaim.hub import config_check
 from jupyterhub_gpu_reclaim.service.settings.environment import PROBLEMS
+from jupyterhub_gpu_reclaim.service.settings.validation import NONE_MEANS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -233,7 +234,10 @@ def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
         "ReclaimService.agent_token_file": asked["agent_token_file"],
         "ReclaimService.state_dir": str(asked["state_dir"]),
         **{full: asked[name] for name, full in config_check.SHORT.items()},
-        **(asked["service_options"] or {}),
+        **{
+            name: "None" if value is None and name in NONE_MEANS else value
+            for name, value in (asked["service_options"] or {}).items()
+        },
     }
 
 

@@ -37,6 +37,15 @@ def test_configure_of_an_empty_configuration_sets_everything(tmp_path):
     assert names["gpu-reclaim-service"]["services"] == ["gpu-reclaim"]
 
 
+def test_configure_hands_on_none_where_that_is_a_value(tmp_path):
+    c = Config()
+    options = {"IdlePolicy.busy_cpu_percent": None, "Notices.link": None}
+    configure(c, state_dir=str(tmp_path / "s"), service_options=options)
+    words = options_of(c.JupyterHub.services[0])
+    assert "--IdlePolicy.busy_cpu_percent=None" in words
+    assert not any("Notices.link" in word for word in words)
+
+
 def test_configure_for_a_cluster_names_no_agent_and_the_other_spawner(tmp_path):
     c = Config()
     configure(c, state_dir=str(tmp_path / "s"), placement="kubernetes")

@@ -56,6 +56,14 @@ SECTIONS: dict[str, tuple[type[HasTraits], ...]] = {
     "HubOAuth": (HubOAuth,),
     "HubAuth": (HubOAuth,),
 }
+#: Settings for which None is a value of its own, such as "is not looked at".
+NONE_MEANS: frozenset[str] = frozenset(
+    f"{section}.{name}"
+    for section, parts in SECTIONS.items()
+    for part in parts
+    for name, trait in part.class_traits(config=True).items()
+    if trait.allow_none and trait.default_value is not None
+)
 #: traitlets has these sections for every program; they are left to it.
 _EVERYBODYS = {
     "Application",
