@@ -340,10 +340,15 @@ class Kernel:
         _effect()
 
     def proceed_with_server(
-        self, wake: object, result: RestoreResult, world: Any
+        self,
+        wake: object,
+        result: RestoreResult,
+        world: Any,
+        napping: Collection[int],
+        heard: object,
     ) -> None:
-        del wake
-        self.proceed(result, world.stopped)
+        del wake, heard
+        self.proceed(result, [*world.stopped, *napping])
 
     # --- the GPU
     def survey(self, driver: object, snapshot: Snapshot) -> Survey:
@@ -453,9 +458,13 @@ class Kernel:
             image=session.hint.image,
         )
 
-    def compare(self, tools: Any, session: Any, there: Any) -> tuple[list[Any], Any]:
+    def compare(
+        self, tools: Any, session: Any, there: Any, *, lazy: bool
+    ) -> tuple[list[Any], Any]:
         self.place(session.init_pid, session.init_start)
-        found = list(tools.accelerator.compare(there.world.gpus, session.init_pid))
+        gpus = there.world.gpus
+        compared = tools.accelerator.compare(gpus, session.init_pid, at_once=not lazy)
+        found = list(compared)
         return found, restore.Fit({}, frozenset())
 
 

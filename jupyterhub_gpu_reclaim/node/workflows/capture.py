@@ -40,6 +40,8 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import (
     read_login,
     speaks_tls,
 )
+from jupyterhub_gpu_reclaim.node.nap import inputs
+from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
@@ -289,7 +291,7 @@ class Capture:
             "store", lambda: self._begin(snapshot)
         )
         frozen = self._tools.clock.monotonic()
-        await self._empty(survey)
+        standing = await self._empty(survey)
         cut = await self._cut(snapshot)
         result = await self._dump(writer, snapshot)
         async with self._progress.step("files", "Saving its temporary files"):
@@ -303,6 +305,7 @@ class Capture:
                     server_state=state,
                     uid=login.uid,
                     gpus=self._record.all_gpus(),
+                    standing=standing,
                 ),
             )
             await in_thread(
@@ -345,11 +348,17 @@ class Capture:
             parent=self._record.parent,
         )
 
-    async def _empty(self, survey: Survey) -> None:
-        """Empty its GPUs; its processes must still run, and are stopped from now on."""
-        gpus = self._record.gpus
+    async def _empty(self, survey: Survey) -> dict[str, int]:
+        """Empty its GPUs; its processes must still run, and are stopped from now on.
+
+        Returns:
+            What they, and those that nap, have left unread.
+        """
+        gpus, nap = self._record.gpus, self._record.nap
+        standing = dict(nap.standing) if nap is not None else {}
         if gpus is None:
-            return
+            return standing
+        unread = await self._thread("preflight", lambda: self._unread(survey))
         total = gpus.bytes()
         async with self._progress.step(
             "gpu", "Saving the memory of its GPU", total=lambda: total
@@ -360,11 +369,21 @@ class Capture:
                     survey,
                     self._record.memory_limit,
                     self._cancel,
+                    lambda: standing.update(unread.standing()),
                 ),
                 step="gpu",
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
             )
         self._tools.memory.release(self._operation)  # it is in use from here on
+        return standing
+
+    def _unread(self, survey: Survey) -> Unread:
+        """What those are about to leave unread that are going to be stopped."""
+        programs = self._tools.accelerator.to_stop(survey, self._tree())
+        try:
+            return Unread(inputs.find_inputs(self._session.init_pid, programs))
+        except inputs.TooManyError:
+            return Unread([])  # nor can they come back napping
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
         """End the connections that lead out of the session; their inodes.

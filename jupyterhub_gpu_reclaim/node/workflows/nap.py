@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes
 from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.nap import inputs
+from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
 from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import refuse_fatal
 from jupyterhub_gpu_reclaim.node.operations.gpu import ROOM_PAUSE, no_room
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Shortage
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
-    from jupyterhub_gpu_reclaim.node.nap.inputs import Input
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
@@ -73,8 +73,7 @@ class _Look(NamedTuple):
     gpus: Gpus
     spared: list[Process]  #: hold a GPU, but nothing on it
     programs: list[Process]  #: that are going to be stopped
-    inputs: list[Input]  #: of those
-    unread: dict[str, int]  #: what had come there, by the input's name
+    unread: Unread  #: of those
 
 
 class Nap:
@@ -165,8 +164,8 @@ class Nap:
             limit = inputs.MOST_DESCRIPTORS
             raise Refused(Reason.NAP_CROWDED, limit=limit) from None
         self._promise(gpus, whole)
-        unread = inputs.all_unread(there)
-        return _Look(whole, survey, gpus, spared, programs, there, unread)
+        unread = Unread(there)
+        return _Look(whole, survey, gpus, spared, programs, unread)
 
     def _promise(self, gpus: Gpus, snapshot: Snapshot) -> None:
         """Keep the memory that its GPUs' is moved into, until it is there.
@@ -221,13 +220,7 @@ class Nap:
         limit, total = record.nap.memory_limit, look.gpus.bytes()
 
         def note_standing() -> None:
-            now = inputs.all_unread(look.inputs)
-            # What came since the first look was meant to be read.
-            self._standing = {
-                name: count
-                for name, count in now.items()
-                if look.unread.get(name) == count
-            }
+            self._standing = look.unread.standing()
 
         def empty() -> None:
             self._tools.accelerator.empty(
@@ -362,6 +355,34 @@ def left_asleep(session: Session, record: Record, now: float) -> Record:
         gpus=record.gpus,
         memory_limit=record.memory_limit,
         programs=_stopped(users),
+    )
+    return record.at(record.stage, record.steps, gpus=None, nap=asleep)
+
+
+def brought_back_asleep(
+    record: Record,
+    programs: Iterable[Process],
+    gpus: Gpus,
+    standing: dict[str, int],
+    now: float,
+) -> Record:
+    """What a restore leaves that does not fill its GPUs: a nap.
+
+    Args:
+        record: of the restore, whose tree is whole and stands.
+        programs: that are not to go on.
+        gpus: what those had.
+        standing: what they had left unread before they were saved.
+        now: seconds since the epoch.
+    """
+    _limit_memory(record.memory_limit, gpus)
+    asleep = NapRecord(
+        stage=NapStage.ASLEEP,
+        begun=now,
+        gpus=gpus,
+        memory_limit=record.memory_limit,
+        programs=_stopped(programs),
+        standing=standing,
     )
     return record.at(record.stage, record.steps, gpus=None, nap=asleep)
 
