@@ -43,7 +43,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal import lease
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
-from jupyterhub_gpu_reclaim.node.jupyter import wake_up
+from jupyterhub_gpu_reclaim.node.jupyter import stand_in, wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
 from jupyterhub_gpu_reclaim.node.nap import inputs, wakers
 from jupyterhub_gpu_reclaim.node.operations import gpu, host_memory
@@ -647,6 +647,8 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (restore, "_compare", kernel.compare),
         (restore, "WakeUp", NoWakeUp),
         (restore, "_queue", none),
+        (restore, "busy_kernels", none_busy),
+        (stand_in, "speak_for", nothing),
         (restore, "tempfile", folder),
         (recovery, "end_criu", kernel.end_criu),
         (wake_up, "rewrite_images", lambda _: {}),

@@ -8,6 +8,7 @@ running and nothing left. It never ends a process of the session.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import tempfile
@@ -157,6 +158,7 @@ class Capture:
         self._writer: CheckpointWriter | None = None
         self._committing = False
         self._most = 0
+        self._unread = Unread([])  #: what its users of a GPU have left, before all
         former = trees.record_of(tools.records, session)
         self._record = Record(
             operation="capture",
@@ -246,9 +248,7 @@ class Capture:
             if snapshot.server is None:
                 raise Refused(Reason.NO_TREE)
             server = snapshot.server.pid
-            look = await self._thread(
-                "preflight", lambda: examine(self._tools, self._session, snapshot)
-            )
+            look = await self._thread("preflight", lambda: self._examine(snapshot))
             checkpoint_files.refuse_fatal(look.found, Refused)
             try:
                 login = await self._thread("preflight", lambda: read_login(server))
@@ -260,6 +260,14 @@ class Capture:
             await self._thread("preflight", lambda: self._promise(snapshot, look))
             self._cancel.check()
             return snapshot, login, look
+
+    def _examine(self, snapshot: Snapshot) -> Look:
+        look = examine(self._tools, self._session, snapshot)
+        programs = self._tools.accelerator.to_stop(look.survey, snapshot)
+        # With too many they cannot come back napping, either.
+        with contextlib.suppress(inputs.TooManyError):
+            self._unread = Unread(inputs.find_inputs(self._session.init_pid, programs))
+        return look
 
     def _promise(self, snapshot: Snapshot, look: Look) -> None:
         """Keep the memory that its GPUs' is moved into, and its room in the store.
@@ -358,7 +366,6 @@ class Capture:
         standing = dict(nap.standing) if nap is not None else {}
         if gpus is None:
             return standing
-        unread = await self._thread("preflight", lambda: self._unread(survey))
         total = gpus.bytes()
         async with self._progress.step(
             "gpu", "Saving the memory of its GPU", total=lambda: total
@@ -369,21 +376,13 @@ class Capture:
                     survey,
                     self._record.memory_limit,
                     self._cancel,
-                    lambda: standing.update(unread.standing()),
+                    lambda: standing.update(self._unread.standing()),
                 ),
                 step="gpu",
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
             )
         self._tools.memory.release(self._operation)  # it is in use from here on
         return standing
-
-    def _unread(self, survey: Survey) -> Unread:
-        """What those are about to leave unread that are going to be stopped."""
-        programs = self._tools.accelerator.to_stop(survey, self._tree())
-        try:
-            return Unread(inputs.find_inputs(self._session.init_pid, programs))
-        except inputs.TooManyError:
-            return Unread([])  # nor can they come back napping
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
         """End the connections that lead out of the session; their inodes.
