@@ -84,10 +84,10 @@ class NapPolicy(Configurable):
         without a GPU go on, and the first message to a program that used the GPU brings
         the memory back: a cell, but also a page that is opened with its notebook. Until
         then its GPU memory is in the machine's memory. For cards that sessions share;
-        in Kubernetes a pod has its GPU all the same, and is waited for. What was at
-        work when it was suspended, and what cannot nap, has its memory at once. A
-        session of which something is not known that a rule asks for comes back as with
-        ``at_once``. Example: "lazy".
+        in Kubernetes a pod has its GPU all the same, and is waited for. A session whose
+        cell was running when it was suspended, or that cannot nap, has its memory at
+        once. So has one of which something is not known that a rule asks for. Example:
+        "lazy".
         """,
     ).tag(config=True)
 
