@@ -104,8 +104,10 @@ class SimulatedAgent(MemoryAgent[Place]):
         async for event in self.begin_capture(incarnation, checkpoint, generation):
             yield event
 
-    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
-        async for event in self.begin_restore(incarnation, checkpoint):
+    async def restore(
+        self, incarnation: str, checkpoint: str, *, lazy: bool = False
+    ) -> AsyncIterator[Event]:
+        async for event in self.begin_restore(incarnation, checkpoint, lazy=lazy):
             yield event
 
     async def nap(self, incarnation: str) -> AsyncIterator[Event]:

@@ -26,6 +26,12 @@ CROWDED_FROM, CROWDED = 900_000_000, 0.4
 #: Their seconds of idleness: for a nap, and for a nap for another one.
 CROWDED_NAP_AFTER, CROWDED_ROOM_AFTER = 170.0, 20.0
 
+#: Seeds from here on have sessions that come back napping, likewise, and the share of
+#: those where all do; of the others none does.
+LAZY_FROM, LAZY = 1_100_000_000, 0.7
+#: What these have found, they had found before there were such.
+NOT_LAZY = frozenset({1_795_456_028_959, 1_848_806_109_096})
+
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
 
@@ -119,6 +125,7 @@ class Plan:
     naps: bool = False  #: whether sessions nap: by orders, and by policy
     nap_after: float = 0.0  #: seconds of idleness after which they do; 0: by orders
     crowded: bool = False  #: whether more sessions share a card than have room on it
+    lazy: bool = False  #: whether sessions come back napping
 
     def without(self, index: int) -> Plan:
         """The same, with one event less."""
@@ -142,7 +149,28 @@ def draw(seed: int) -> Plan:
     nodes = rng.choice([0, 0, 2, 3])
     drawn = Plan(seed, keys, _in_order(events), nodes=nodes)
     drawn = _with_naps(drawn) if seed >= NAPS_FROM else drawn
-    return _crowded(drawn) if seed >= CROWDED_FROM else drawn
+    drawn = _crowded(drawn) if seed >= CROWDED_FROM else drawn
+    may_be_lazy = seed >= LAZY_FROM and seed not in NOT_LAZY
+    return _lazy(drawn) if may_be_lazy else drawn
+
+
+def _lazy(plan: Plan) -> Plan:
+    """The same plan, most times with more returns, of sessions that then nap."""
+    rng = random.Random(f"lazy {plan.seed}")
+    if rng.random() >= LAZY:
+        return plan
+    events = list(plan.events)
+    for _ in range(rng.randint(2, 8)):
+        at, key = rng.uniform(20.0, SPAN), rng.choice(plan.keys)
+        events.append(_draw(rng, {"suspend": 1}, key, at))
+        at = min(SPAN, at + rng.uniform(0.0, 2 * SOON))
+        events.append(_draw(rng, {"visit": 3, "resume": 1}, key, at))
+        at = min(SPAN, at + rng.uniform(0.0, SOON))
+        events.append(_draw(rng, {"write": 4, "suspend": 2, "wake": 1}, key, at))
+        if rng.random() < NAP_FAULTED:
+            at = min(SPAN, at + rng.uniform(-SOON, 4.0))
+            events.append(_draw(rng, NAP_FAULTS, key, at))
+    return replace(plan, events=_in_order(events), naps=True, lazy=True)
 
 
 def _crowded(plan: Plan) -> Plan:

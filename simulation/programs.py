@@ -51,7 +51,7 @@ from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
+from jupyterhub_gpu_reclaim.policy.nap import AT_ONCE, LAZY, NapDecider, NapPolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from simulation.doubles.kernel import Cards, Driver
 from simulation.doubles.store import RepositoryInMemory
@@ -348,10 +348,12 @@ class AgentOverWire:
         )
 
     def restore(
-        self, incarnation: str, checkpoint: str, **more: Any
+        self, incarnation: str, checkpoint: str, *, lazy: bool = False, **more: Any
     ) -> AsyncIterator[Event]:
         del more
-        return self._wire.stream("restore", incarnation, checkpoint, silence=60.0)
+        return self._wire.stream(
+            "restore", incarnation, checkpoint, silence=60.0, lazy=lazy
+        )
 
     def nap(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
         del more
@@ -488,6 +490,7 @@ class Service:
         number: int,
         nap_after: float,
         room_after: float,
+        lazy: bool,
     ) -> None:
         self.program = program
         self.controller: Controller | None = None
@@ -502,6 +505,7 @@ class Service:
         self.number = number
         self._nap_after = nap_after
         self._room_after = room_after
+        self._lazy = lazy
         self._names = 0
 
     async def run(self) -> None:
@@ -528,7 +532,12 @@ class Service:
 
     def _controller(self, rows: Journal) -> Controller:
         idle = IdlePolicy(idle_after=IDLE_SECONDS)
-        naps = NapPolicy(idle, nap_after=self._nap_after, room_after=self._room_after)
+        naps = NapPolicy(
+            idle,
+            nap_after=self._nap_after,
+            room_after=self._room_after,
+            resume_gpu=LAZY if self._lazy else AT_ONCE,
+        )
         guards = Guards(min_age=60.0, cool_down=COOL_DOWN)
         interval = self._settings.sample_interval
         return Controller(
@@ -537,6 +546,7 @@ class Service:
             hub=self._hub,
             decide=Decider(guards, [idle]),
             naps=NapDecider(guards, naps) if self._nap_after else None,
+            is_lazy=naps.is_lazy,
             window=lambda: Window(span=IDLE_SECONDS, interval=interval),
             clock=self._clock,
             settings=self._settings,

@@ -244,10 +244,13 @@ class Run:
         world = self._world
         newest = world.ledger.expected(key)
         end = world.loop.time() + RETURN
-        why = ""
+        why, had_room = "", False
         while (place := world.running(key)) is None:
-            if world.loop.time() > end:
-                if newest and world.has_room_for(key):
+            had_room, before = world.has_room_for(key), had_room
+            # Room that has just come free is found at the next look of the queue.
+            more = SERVED if had_room and not before else 0.0
+            if world.loop.time() > end + more:
+                if newest and had_room:
                     world.history.wrong(
                         "the newest comes back", f"{key} does not come back: {why}"
                     )

@@ -372,6 +372,7 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
     idle_after: float | None = None
     warn_for: float | None = None
     nap_after: float | None = None
+    resume_gpu: str | None = None
     never: bool | None = None
     quiet_hours: list[str] | None = None
     min_age: float | None = None

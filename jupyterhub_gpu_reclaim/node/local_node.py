@@ -223,8 +223,16 @@ class LocalNode:
             if event.failure is not None:
                 raise codec.error_of(event.failure)
 
-    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
-        """Restore it, attach to the restore under way, or repeat how it ended."""
+    async def restore(
+        self, incarnation: str, checkpoint: str, *, lazy: bool = False
+    ) -> AsyncIterator[Event]:
+        """Restore it, attach to the restore under way, or repeat how it ended.
+
+        Args:
+            incarnation: of the init that holds its place.
+            checkpoint: which.
+            lazy: let it come back napping, where it can.
+        """
         known = self.operations.attach(incarnation, "restore", checkpoint)
         if known is not None:
             return known.follow()
@@ -245,7 +253,7 @@ class LocalNode:
             return _told(ended)
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
         operation = Operation("restore", session.key, checkpoint)
-        work = Restore(self.tools, self.ports, session, operation)
+        work = Restore(self.tools, self.ports, session, operation, lazy=lazy)
         return self._begin(session, operation, work.run).follow()
 
     async def thaw(self, incarnation: str) -> Tree:

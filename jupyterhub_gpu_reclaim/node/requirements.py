@@ -305,8 +305,9 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     of the sockets that were closed because they led outside, or whose connection had
     ended with something unread; ``archives`` are the private file systems by their
     folder; ``kernels`` and ``terminals`` are what its server had open; ``memory`` is
-    what it held, in bytes, with that of its ``gpus``; ``image`` is that of its
-    container, ``node_labels`` are the service's own.
+    what it held, in bytes, with that of its ``gpus``; ``standing`` is what its users of
+    a GPU had left unread (``nap.inputs``); ``image`` is that of its container,
+    ``node_labels`` are the service's own.
     """
 
     format: int = 1
@@ -325,6 +326,7 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     terminals: list[str] = msgspec.field(default_factory=list)
     memory: int = 0
     gpus: Gpus | None = None
+    standing: dict[str, int] = msgspec.field(default_factory=dict)
     image: str = ""
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
     rights: Rights | None = None

@@ -16,6 +16,7 @@ from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy, Value
 from jupyterhub_gpu_reclaim.policy.guards import parse_period
+from jupyterhub_gpu_reclaim.policy.nap import RESUME_GPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +25,7 @@ Rule = dict[str, Any]
 
 #: What a rule may set for a session, in the order of display.
 _SECONDS = ("idle_after", "nap_after", "warn_for", "min_age", "cool_down")
-SETTINGS = (*_SECONDS, "never", "quiet_hours")
+SETTINGS = (*_SECONDS, "resume_gpu", "never", "quiet_hours")
 #: Longest time that a rule may set: a year, in seconds.
 _LONGEST = 366 * 86400.0
 
@@ -63,10 +64,10 @@ class Rules(Configurable):
         two as ``name=value`` or just ``name``. Values are patterns (``h100*``) or
         lists of them, one of which must fit; of several keys in one rule all must fit.
         What: ``idle_after``, ``nap_after``, ``warn_for``, ``min_age``, ``cool_down``
-        (seconds), ``never`` (True: no policy suspends it or lets it nap) and
-        ``quiet_hours`` (a list). For each of these the first rule that fits and sets it
-        decides; where none does, ``IdlePolicy``, ``NapPolicy``, ``Guards`` and
-        ``ReclaimService`` do. Options, and so profiles,
+        (seconds), ``resume_gpu`` (``at_once`` or ``lazy``), ``never`` (True: no policy
+        suspends it or lets it nap) and ``quiet_hours`` (a list). For each of these the
+        first rule that fits and sets it decides; where none does, ``IdlePolicy``,
+        ``NapPolicy``, ``Guards`` and ``ReclaimService`` do. Options, and so profiles,
         are what users say at the start: with a rule for an option you let whoever says
         it have what it sets. While something that a rule asks for is not known, the
         session is not suspended. Empty: the same for all. Example:
@@ -219,6 +220,10 @@ def _check_setting(name: str, value: Any) -> None:
     if name == "never":
         if not isinstance(value, bool):
             raise ValueError(f"'never' must be True or False, not {value!r}")
+    elif name == "resume_gpu":
+        if value not in RESUME_GPU:
+            known = " or ".join(map(repr, RESUME_GPU))
+            raise ValueError(f"'resume_gpu' must be {known}, not {value!r}")
     elif name == "quiet_hours":
         if not isinstance(value, list | tuple):
             raise ValueError(f"'quiet_hours' must be a list, not {value!r}")

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 class MemoryOperation:
     """A capture, restore, nap or wake, under way or ended; any number may follow it."""
 
-    def __init__(self, kind: str, checkpoint: str) -> None:
+    def __init__(self, kind: str, checkpoint: str, *, lazy: bool = False) -> None:
         self.kind = kind
+        self.lazy = lazy
         self.checkpoint = checkpoint
         self.cancelled = False
         self.events: list[Event] = []
@@ -133,6 +134,7 @@ class MemoryAgent(Generic[S]):
         self.places: dict[str, S] = {}
         self.saved: dict[str, tuple[CheckpointInfo, Any]] = {}
         self.lost: list[Any] = []
+        self._gpu_memory: dict[str, int] = {}  # that checkpoints hold
         self._killed: dict[str, Tree] = {}
         self._moved = asyncio.Event()
 
@@ -241,7 +243,9 @@ class MemoryAgent(Generic[S]):
         session.state, session.generation = TreeState.CAPTURING, generation
         return self._begin(session, "capture", checkpoint).follow()
 
-    def begin_restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+    def begin_restore(
+        self, incarnation: str, checkpoint: str, *, lazy: bool = False
+    ) -> AsyncIterator[Event]:
         """Restore a session, attach to that restore, or repeat how it ended."""
         known = self._attach(incarnation, "restore", checkpoint)
         if known is not None:
@@ -254,7 +258,7 @@ class MemoryAgent(Generic[S]):
         if any(self._uses(other, checkpoint) for other in self.places.values()):
             raise Refused(Reason.CHECKPOINT_BUSY)
         session.state = TreeState.RESTORING
-        return self._begin(session, "restore", checkpoint).follow()
+        return self._begin(session, "restore", checkpoint, lazy=lazy).follow()
 
     def begin_nap(self, incarnation: str) -> AsyncIterator[Event]:
         """Move its GPU memory out, or attach to the nap that begins."""
@@ -428,15 +432,20 @@ class MemoryAgent(Generic[S]):
         if failure is not None:
             operation.add(Event(failure=failure))
             return
-        card = GpuSample(uuid="0" * 32, memory=session.gpu_memory)
-        session.nap = Nap(begun=self.now(), gpus=[card]) if naps else None
+        session.nap = self._nap_of(session) if naps else None
         session.partly = False
         session.state = session.goes_on_as
         operation.add(Event(tree=session.tree()))
 
-    def _begin(self, session: S, kind: str, checkpoint: str) -> MemoryOperation:
+    def _nap_of(self, session: S) -> Nap:
+        card = GpuSample(uuid="0" * 32, memory=session.gpu_memory)
+        return Nap(begun=self.now(), gpus=[card])
+
+    def _begin(
+        self, session: S, kind: str, checkpoint: str, *, lazy: bool = False
+    ) -> MemoryOperation:
         session.checkpoint, session.failure = checkpoint, None
-        operation = session.operation = MemoryOperation(kind, checkpoint)
+        operation = session.operation = MemoryOperation(kind, checkpoint, lazy=lazy)
         work = self._capture if kind == "capture" else self._restore
         operation.task = asyncio.create_task(work(session, operation))
         return operation
@@ -448,6 +457,7 @@ class MemoryAgent(Generic[S]):
             return
         info = self.info(session)
         self.keep(info, self.image(session))
+        self._gpu_memory[info.id] = session.gpu_memory
         session.state = TreeState.CAPTURED
         operation.add(Event(checkpoint=info))
 
@@ -458,7 +468,10 @@ class MemoryAgent(Generic[S]):
             return
         self.fill(session, self.saved[operation.checkpoint][1])
         session.parent = operation.checkpoint
-        session.state = TreeState.RUNNING
+        session.gpu_memory = self._gpu_memory.get(operation.checkpoint, 0)
+        asleep = operation.lazy and session.gpu_memory
+        session.nap = self._nap_of(session) if asleep else None
+        session.state = session.goes_on_as
         operation.add(Event(tree=session.tree()))
 
     async def _follow(

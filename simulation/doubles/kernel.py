@@ -43,7 +43,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal import lease
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
-from jupyterhub_gpu_reclaim.node.jupyter import wake_up
+from jupyterhub_gpu_reclaim.node.jupyter import stand_in, wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
 from jupyterhub_gpu_reclaim.node.nap import inputs, wakers
 from jupyterhub_gpu_reclaim.node.operations import gpu, host_memory
@@ -340,10 +340,15 @@ class Kernel:
         _effect()
 
     def proceed_with_server(
-        self, wake: object, result: RestoreResult, world: Any
+        self,
+        wake: object,
+        result: RestoreResult,
+        world: Any,
+        napping: Collection[int],
+        heard: object,
     ) -> None:
-        del wake
-        self.proceed(result, world.stopped)
+        del wake, heard
+        self.proceed(result, [*world.stopped, *napping])
 
     # --- the GPU
     def survey(self, driver: object, snapshot: Snapshot) -> Survey:
@@ -453,9 +458,13 @@ class Kernel:
             image=session.hint.image,
         )
 
-    def compare(self, tools: Any, session: Any, there: Any) -> tuple[list[Any], Any]:
+    def compare(
+        self, tools: Any, session: Any, there: Any, *, lazy: bool
+    ) -> tuple[list[Any], Any]:
         self.place(session.init_pid, session.init_start)
-        found = list(tools.accelerator.compare(there.world.gpus, session.init_pid))
+        gpus = there.world.gpus
+        compared = tools.accelerator.compare(gpus, session.init_pid, at_once=not lazy)
+        found = list(compared)
         return found, restore.Fit({}, frozenset())
 
 
@@ -638,6 +647,8 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (restore, "_compare", kernel.compare),
         (restore, "WakeUp", NoWakeUp),
         (restore, "_queue", none),
+        (restore, "busy_kernels", none_busy),
+        (stand_in, "speak_for", nothing),
         (restore, "tempfile", folder),
         (recovery, "end_criu", kernel.end_criu),
         (wake_up, "rewrite_images", lambda _: {}),

@@ -12,7 +12,8 @@ from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.workflows import capture, unattended
+from jupyterhub_gpu_reclaim.node.workflows import capture, nap, unattended
+from jupyterhub_gpu_reclaim.node.workflows.lazy import LeftAsleep
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
@@ -92,5 +93,15 @@ def _patient(*cards: Any, room_seconds: float, **more: Any) -> Accelerator:
     del room_seconds
     return Accelerator(*cards, **more)
 
+
+#: It goes on as a whole, and what used the GPU without its memory.
+WITHOUT_MEMORY: tuple[Patch, ...] = ((LeftAsleep, "pids", ()),)
+
+
+def _forgotten(record: Record, *_: Any) -> Record:
+    return record.at(record.stage, record.steps, gpus=None)
+
+
+UNKNOWN_NAP: tuple[Patch, ...] = ((nap, "brought_back_asleep", _forgotten),)
 
 LOCKED_OUT: tuple[Patch, ...] = ((unattended, "Accelerator", _patient),)

@@ -258,6 +258,28 @@ async def test_suspend_from_a_nap_comes_back_awake(node):
     assert (ended.tree.state, ended.tree.nap) == (TreeState.RUNNING, None)
 
 
+async def test_restore_that_may_nap_ends_in_a_nap_each_time(node):
+    name = node.run_on_gpu(ANN)
+    await last(node.agent.capture(name, "c1", 1))
+    await node.agent.release(name, "c1")
+    name = node.hold(ANN)
+    for _ in range(2):
+        tree = (await last(node.agent.restore(name, "c1", lazy=True))).tree
+        assert (tree.incarnation, tree.state) == (name, TreeState.NAPPING)
+        assert tree.nap is not None
+    assert (await last(node.agent.capture(name, "c2", 2))).checkpoint.parent == "c1"
+    await node.agent.thaw(name)
+    assert (await node.agent.tree(name)).state is TreeState.NAPPING
+    await last(node.agent.wake(name))
+    assert node.runs(name)
+
+
+async def test_restore_that_may_nap_without_a_gpu_runs(node):
+    await released(node)
+    ended = await last(node.agent.restore(node.hold(ANN), "c1", lazy=True))
+    assert (ended.tree.state, ended.tree.nap) == (TreeState.RUNNING, None)
+
+
 async def test_suspend_from_a_nap_that_is_undone_ends_in_the_nap(node):
     name = node.run_on_gpu(ANN)
     await last(node.agent.nap(name))

@@ -127,6 +127,7 @@ class NodeInMemory(MemoryAgent[Place]):
         self.breaks_streams = False
         self.wakes = 0  # so many saved trees are woken by their user before their end
         self.calls: list[str] = []
+        self.lazily: list[bool] = []  # of each order to restore: whether it may nap
         self.kernels: list | None = None
         self.gpus: list = []  # that every session holds
         self.room: int | None = None  # so many sessions have memory on a GPU
@@ -176,7 +177,8 @@ class NodeInMemory(MemoryAgent[Place]):
         await self._wait(place, "criu")
         running = sum(p.state is TreeState.RUNNING for p in self.places.values())
         failure = self.restore_failure
-        if self.room is not None and running >= self.room:
+        full = self.room is not None and running >= self.room
+        if full and not place.operation.lazy:
             failure = Failure(code="gpu_memory", message="Too little.", retryable=True)
         if failure is not None:
             yield Event(failure=failure)
@@ -280,8 +282,9 @@ class NodeInMemory(MemoryAgent[Place]):
     async def capture(self, incarnation, checkpoint, generation):
         return self._told(self.begin_capture(incarnation, checkpoint, generation))
 
-    async def restore(self, incarnation, checkpoint):
-        return self._told(self.begin_restore(incarnation, checkpoint))
+    async def restore(self, incarnation, checkpoint, *, lazy=False):
+        self.lazily.append(lazy)
+        return self._told(self.begin_restore(incarnation, checkpoint, lazy=lazy))
 
     async def nap(self, incarnation):
         return self._told(self.begin_nap(incarnation))

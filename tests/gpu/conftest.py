@@ -142,7 +142,7 @@ class Session:
     def state(self) -> str:
         return self._agent.tree(self.place)["state"]
 
-    def cycle(self) -> None:
+    def cycle(self, *, lazy: bool = False) -> None:
         """Save it, end it, bring it back in another place."""
         info = self.capture().get("checkpoint")
         assert info, self._agent.log.read_text()[-3000:]
@@ -150,7 +150,7 @@ class Session:
         answer = self._agent.post(path, {"checkpoint": info["id"]})
         assert answer.status_code == 200, answer.text
         self.place = self._places("hold")
-        events = self._agent.restore(self.place, info["id"])
+        events = self._agent.restore(self.place, info["id"], lazy=lazy)
         assert events[-1].get("tree"), events[-1]
         self._keep(events)
         self._agent.delete(f"/v1/checkpoints/{info['id']}")

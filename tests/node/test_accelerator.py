@@ -410,6 +410,16 @@ def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
     assert driver.moves == [(first, second)]
 
 
+def test_room_on_a_card_counts_only_for_who_needs_it_at_once(sleeper):
+    (process,) = sleeper.processes
+    driver = gpu.WellDriver(process.pid)
+    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+    described = make(driver, pid=process.pid).describe(survey)
+    full, init = make(driver, free=0), sleeper.init.pid
+    assert [one.code for one in full.compare(described, init)] == ["gpu_memory"]
+    assert full.compare(described, init, at_once=False) == []
+
+
 def test_a_machine_without_a_driver_takes_no_gpu_session():
     (found,) = make(gpu.AbsentDriver()).compare(gpus(A), os.getpid())
     assert found.code == "gpu_mismatch"

@@ -168,3 +168,19 @@ def test_suspend_from_it_is_taken_back_and_then_brings_both_back(kernels, places
     assert (tree["state"], tree["nap"]) == ("running", None)
     assert kernels.answers(kernels.first)
     assert kernels.answers(kernels.second)
+
+
+def test_session_that_comes_back_napping_wakes_kernel_by_kernel(kernels, places):
+    place = kernels.server.place
+    assert kernels.agent.capture(place, "cp")[-1].get("checkpoint")
+    path = f"/v1/sessions/{place.incarnation}/release"
+    assert kernels.agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
+    kernels.server.place = places("hold")
+    events = kernels.agent.restore(kernels.server.place, "cp", lazy=True)
+    assert events[-1]["tree"]["state"] == "napping"
+    assert kernels.naps() == [True, True]
+    assert kernels.answers(kernels.first)
+    assert kernels.settled("running")["nap"]
+    assert kernels.naps() == [False, True]
+    assert kernels.answers(kernels.second)
+    assert not kernels.settled("running")["nap"]

@@ -170,9 +170,10 @@ class Agent:
         path = f"/v1/sessions/{place.incarnation}/capture"
         return self.events(path, body, until)
 
-    def restore(self, place, checkpoint: str, until=None):
+    def restore(self, place, checkpoint: str, until=None, *, lazy: bool = False):
         path = f"/v1/sessions/{place.incarnation}/restore"
-        return self.events(path, {"checkpoint": checkpoint}, until)
+        body = {"checkpoint": checkpoint, **({"lazy": True} if lazy else {})}
+        return self.events(path, body, until)
 
     def tree(self, place) -> dict:
         response = self.get(f"/v1/sessions/{place.incarnation}")

@@ -63,9 +63,9 @@ class Agent(NodeInMemory):
         )
         return await super().capture(incarnation, checkpoint, generation)
 
-    async def restore(self, incarnation, checkpoint):
+    async def restore(self, incarnation, checkpoint, **more):
         self.tokens[incarnation] = self.logins[checkpoint].api_token
-        return await super().restore(incarnation, checkpoint)
+        return await super().restore(incarnation, checkpoint, **more)
 
     async def identity(self, checkpoint):
         await super().identity(checkpoint)

@@ -87,6 +87,7 @@ class Controller:
         new_id: makes ids for checkpoints.
         choose: selects sessions to preempt for the GPU queue; None: no preemption.
         naps: the policy of naps; None: by order only.
+        is_lazy: whether a session of that policy may come back napping.
         policies: the per-session policy; None: there are no rules.
         folder: where the spawner leaves orders to delete; None: nowhere.
     """
@@ -104,6 +105,7 @@ class Controller:
         new_id: Callable[[], str] = new_checkpoint_id,
         choose: Choose | None = None,
         naps: DecideNap | None = None,
+        is_lazy: Callable[[SessionPolicy], bool] = lambda _: False,
         policies: Callable[[SessionKey], SessionPolicy] | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -120,7 +122,8 @@ class Controller:
         napper = Napper(sessions, agent, settings)
         observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
-        judge = Judge(sessions, decide, naps)
+        judge = Judge(sessions, decide, naps, is_lazy)
+        resumer.is_lazy = judge.resumes_lazily
         warnings = Warnings(sessions, sampler, judge, settings.warn_for)
         self._room = room = RoomMaker(sessions, line, agent, judge)
         worker = Worker(

@@ -77,14 +77,20 @@ class Judge:
         sessions: the rows and the runtime state.
         decide: the policy.
         naps: the same for naps; None: no session naps by itself.
+        is_lazy: whether a session of that policy may come back napping; pure.
     """
 
     def __init__(
-        self, sessions: Sessions, decide: Decide, naps: DecideNap | None = None
+        self,
+        sessions: Sessions,
+        decide: Decide,
+        naps: DecideNap | None = None,
+        is_lazy: Callable[[SessionPolicy], bool] = lambda _: False,
     ) -> None:
         self._sessions = sessions
         self._decide = decide
         self._naps = naps
+        self._is_lazy = is_lazy
 
     def reclaims(self, row: SessionRow) -> bool:
         """Ask the policy; returns whether the session is to be suspended."""
@@ -111,6 +117,11 @@ class Judge:
             decisions = list(self._naps(snapshot, now))
         self._sessions.judged_nap(row.key, decisions[0] if decisions else None)
         return bool(decisions) and decisions[0].reclaim
+
+    def resumes_lazily(self, row: SessionRow) -> bool:
+        """Ask the policy; returns whether the session may come back napping."""
+        policies = self._sessions.policies
+        return self._is_lazy(policies(row.key) if policies else SessionPolicy())
 
     def room_snapshot(self, row: SessionRow) -> SessionSnapshot:
         """That session, as the policy sees it where another one needs its memory."""

@@ -156,13 +156,21 @@ class Napper:
         self._count("wake", "ok")
         lasted = self._sessions.clock.now() - row.since
         runtime = self._sessions.runtime(row.key)
-        if by == SERVICE and row.phase is Phase.NAPPING and lasted < SHORT_NAP:
+        short = row.phase is Phase.NAPPING and lasted < SHORT_NAP
+        if by == SERVICE and short and not self._came_back_napping(row):
             # What woke it, such as a page that asks, may do so again at once.
-            short = failure_of(Reason.NAP_SHORT, lasted=duration(max(0.0, lasted)))
-            runtime.nap_trouble = self._trouble(row, short)
+            why = failure_of(Reason.NAP_SHORT, lasted=duration(max(0.0, lasted)))
+            runtime.nap_trouble = self._trouble(row, why)
         elif by != SERVICE or lasted >= SHORT_NAP:
             runtime.nap_trouble = None
         self._note(row, SessionEvent.WAKES, tree, by)
+
+    def _came_back_napping(self, row: SessionRow) -> bool:
+        """Whether its nap began with its return; whoever returns soon wakes it."""
+        resumed = row.resumed_at
+        return (
+            resumed is not None and row.since - resumed <= self._settings.tick_interval
+        )
 
     def _note(
         self,

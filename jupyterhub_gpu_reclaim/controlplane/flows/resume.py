@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
@@ -49,6 +49,8 @@ class Resumer:
         self._settings = settings
         self._line = line
         self._asking: set[asyncio.Task[None]] = set()
+        #: whether the policy lets that session come back napping
+        self.is_lazy: Callable[[SessionRow], bool] = lambda _: False
 
     async def start(self, row: SessionRow) -> None:
         """Ask the Hub for the start that a person asked for; may be repeated.
@@ -110,11 +112,13 @@ class Resumer:
         if over is not None:
             yield self.failed(row, over)
             return
-        if not self._line.may_try(row):
+        # One that waits was not able to nap, or is to be filled at once.
+        lazy = row.waiting_since is None and self.is_lazy(row)
+        if not lazy and not self._line.may_try(row):
             return
         try:
             async with asyncio.timeout(self._settings.operation_limit):
-                end = await self._restore(row)
+                end = await self._restore(row, lazy=lazy)
         except Unreachable:
             raise
         except TimeoutError:
@@ -127,10 +131,11 @@ class Resumer:
         if end.failure is not None and not self._line.waits(row, end.failure):
             yield self.failed(row, self._line.told(row, end.failure))
 
-    async def _restore(self, row: SessionRow) -> Event:
+    async def _restore(self, row: SessionRow, *, lazy: bool) -> Event:
         """The last event of the restore; the caller reports a failure."""
         unserved = row.waiting_since is not None
-        async for event in self._agent.restore(row.incarnation, row.checkpoint):
+        events = self._agent.restore(row.incarnation, row.checkpoint, lazy=lazy)
+        async for event in events:
             if not self._still(row):
                 raise Refused(Reason.CANCELLED)
             if event.failure is not None:

@@ -295,9 +295,9 @@ class _Fenced:
         if name not in self._orders:
             return call
 
-        def order(*args: Any) -> Any:
+        def order(*args: Any, **more: Any) -> Any:
             self._check()
-            return call(*args)
+            return call(*args, **more)
 
         return order
 

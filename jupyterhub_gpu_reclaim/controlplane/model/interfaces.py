@@ -61,8 +61,14 @@ class Agent(Protocol):
     ) -> AsyncIterator[Event]:
         """Capture a tree; the last event has ``checkpoint`` or ``failure``."""
 
-    def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
-        """Restore a tree; the last event has ``tree`` or ``failure``."""
+    def restore(
+        self, incarnation: str, checkpoint: str, *, lazy: bool = False
+    ) -> AsyncIterator[Event]:
+        """Restore a tree; the last event has ``tree`` or ``failure``.
+
+        With ``lazy`` it may come back napping, where it can; an older agent fills its
+        GPUs all the same.
+        """
 
     def nap(self, incarnation: str) -> AsyncIterator[Event]:
         """Move a tree's GPU memory out; the last event has ``tree`` or ``failure``.

@@ -71,7 +71,9 @@ class Node(Protocol):
     ) -> AsyncIterator[Event]:
         """Capture it, or attach to the capture under way."""
 
-    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+    async def restore(
+        self, incarnation: str, checkpoint: str, *, lazy: bool = False
+    ) -> AsyncIterator[Event]:
         """Restore it under a holding init, or attach to the restore under way."""
 
     async def thaw(self, incarnation: str) -> Tree:
@@ -226,12 +228,19 @@ class CaptureOrder(Value, frozen=True, kw_only=True):
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class CheckpointOrder(Value, frozen=True, kw_only=True):
-    """Body of ``restore`` and ``release``; the last two are for sessions in pods."""
+class RestoreOrder(Value, frozen=True, kw_only=True):
+    """Body of ``restore``; the last two are for sessions in pods."""
 
     checkpoint: Identifier
+    lazy: bool = False  #: it may come back napping
     key: SessionKey | None = None
     image: str = ""
+
+
+class ReleaseOrder(Value, frozen=True, kw_only=True):
+    """Body of ``release``."""
+
+    checkpoint: Identifier
 
 
 class GetHealth(Handler):
@@ -338,10 +347,12 @@ class PostOrder(SessionHandler):
                 )
                 await self.stream(events)
             case "restore":
-                restore = self.body(CheckpointOrder)
+                restore = self.body(RestoreOrder)
                 await self.set_hint(incarnation, key=restore.key, image=restore.image)
                 await self.stream(
-                    await self.node.restore(incarnation, restore.checkpoint)
+                    await self.node.restore(
+                        incarnation, restore.checkpoint, lazy=restore.lazy
+                    )
                 )
             case "nap":
                 await self.stream(await self.node.nap(incarnation))
@@ -350,7 +361,7 @@ class PostOrder(SessionHandler):
             case "thaw":
                 self.answer(await self.node.thaw(incarnation))
             case "release":
-                release = self.body(CheckpointOrder)
+                release = self.body(ReleaseOrder)
                 self.answer(await self.node.release(incarnation, release.checkpoint))
             case "kill":
                 self.answer(await self.node.kill(incarnation))

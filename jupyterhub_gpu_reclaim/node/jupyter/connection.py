@@ -33,6 +33,32 @@ class ConnectionFile(Value, frozen=True, kw_only=True):
     key: str = ""
     signature_scheme: str = "hmac-sha256"
     transport: str = "tcp"
+    curve_publickey: str | None = None  #: its messages are not in plain
+
+
+def _path_in(pid: int, kernel: str | None = None) -> bytes | None:
+    """The path of a connection file that a process was started with.
+
+    Raises:
+        OSError: it has ended, or keeps its reader waiting (``TimeoutError``).
+    """
+    name = rb"[^/\0]+" if kernel is None else re.escape(os.fsencode(kernel))
+    pattern = re.compile(rb"(?:^|=)(/[^\0]*/kernel-" + name + rb"\.json)$")
+    for word in procfs.words(pid, "cmdline"):
+        match = pattern.search(word)
+        if match is not None:
+            return match[1]
+    return None
+
+
+def may_be_kernel(pid: int) -> bool:
+    """Whether a process was started as a Jupyter kernel is; True if it hides that."""
+    try:
+        return _path_in(pid) is not None
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
 
 
 def find_connection(
@@ -45,19 +71,15 @@ def find_connection(
         pids: host pids of the tree; one of them was started with the file's path.
         kernel: the kernel's id, as the server reports it; None for any.
     """
-    name = rb"[^/\0]+" if kernel is None else re.escape(os.fsencode(kernel))
-    pattern = re.compile(rb"(?:^|=)(/[^\0]*/kernel-" + name + rb"\.json)$")
     for pid in pids:
         try:
-            found = procfs.words(pid, "cmdline")
+            path = _path_in(pid, kernel)
         except TimeoutError:
             return None  # this user's programs keep us waiting: no favour for them
         except OSError:
             continue
-        for word in found:
-            match = pattern.search(word)
-            if match is not None:
-                return _read_connection(init_pid, match[1])
+        if path is not None:
+            return _read_connection(init_pid, path)
     return None
 
 

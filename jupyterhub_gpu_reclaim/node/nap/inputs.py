@@ -156,6 +156,27 @@ def all_unread(inputs: Iterable[Input]) -> dict[str, int]:
     return found
 
 
+class Unread:
+    """What is unread of some programs; tells later what they have left lying.
+
+    Args:
+        inputs: of the programs, which run.
+    """
+
+    def __init__(self, inputs: Iterable[Input]) -> None:
+        self._inputs = list(inputs)
+        self._before = all_unread(self._inputs)
+
+    def standing(self) -> dict[str, int]:
+        """What is as it was: whatever came since was meant to be read."""
+        now = all_unread(self._inputs)
+        return {
+            name: count
+            for name, count in now.items()
+            if self._before.get(name) == count
+        }
+
+
 def peek(copy: int) -> bytes:
     """The unread bytes of a connection, which stay there; at most ``PEEK_BYTES``."""
     with socket.socket(fileno=os.dup(copy)) as end, contextlib.suppress(OSError):

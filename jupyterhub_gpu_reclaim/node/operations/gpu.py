@@ -248,6 +248,23 @@ class Accelerator:
         users = [user.process for user in survey.users]
         return [*_shells(snapshot, users), *users]
 
+    def emptied(
+        self, gpus: Gpus, snapshot: Snapshot
+    ) -> tuple[list[Process], list[Process]]:
+        """Of a restored tree, those without their GPU memory, and the shells above.
+
+        Not those that have none and only ask how a GPU is (NVML).
+
+        Raises:
+            ReclaimError: the driver does not answer (``gpu_driver_silent``).
+        """
+        saved = [one for one in snapshot.processes if one.ns_pid in gpus.users]
+        try:
+            users = [one for one in saved if self._driver.thread(one.pid) is not None]
+        except DriverError as error:
+            raise ReclaimError(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
+        return users, _shells(snapshot, users)
+
     def refuse_holders(self, snapshot: Snapshot) -> None:
         """Check that no process of an emptied session holds a GPU.
 
@@ -293,16 +310,19 @@ class Accelerator:
         ):
             raise ReclaimError(shared.reason, **shared.facts)
 
-    def compare(self, gpus: Gpus | None, init_pid: int) -> list[Finding]:
+    def compare(
+        self, gpus: Gpus | None, init_pid: int, *, at_once: bool = True
+    ) -> list[Finding]:
         """Why a saved session's GPUs cannot be filled under that init; touches nothing.
 
-        Its container has to have as many cards of each kind as the session had.
+        Its container has to have as many cards of each kind as the session had, and,
+        where they are filled at once, as much free memory on them.
         """
         if gpus is None:
             return []
         if not self._driver.present():
             return list(compare_gpus(gpus, "", [], {}))
-        free = _free(self._look())
+        free = _free(self._look()) if at_once else {}
         return list(
             compare_gpus(gpus, cuda.driver_version(), self._cards(init_pid), free)
         )

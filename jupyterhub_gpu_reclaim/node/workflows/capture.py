@@ -8,6 +8,7 @@ running and nothing left. It never ends a process of the session.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import tempfile
@@ -40,6 +41,8 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import (
     read_login,
     speaks_tls,
 )
+from jupyterhub_gpu_reclaim.node.nap import inputs
+from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
@@ -155,6 +158,7 @@ class Capture:
         self._writer: CheckpointWriter | None = None
         self._committing = False
         self._most = 0
+        self._unread = Unread([])  #: what its users of a GPU have left, before all
         former = trees.record_of(tools.records, session)
         self._record = Record(
             operation="capture",
@@ -244,9 +248,7 @@ class Capture:
             if snapshot.server is None:
                 raise Refused(Reason.NO_TREE)
             server = snapshot.server.pid
-            look = await self._thread(
-                "preflight", lambda: examine(self._tools, self._session, snapshot)
-            )
+            look = await self._thread("preflight", lambda: self._examine(snapshot))
             checkpoint_files.refuse_fatal(look.found, Refused)
             try:
                 login = await self._thread("preflight", lambda: read_login(server))
@@ -258,6 +260,14 @@ class Capture:
             await self._thread("preflight", lambda: self._promise(snapshot, look))
             self._cancel.check()
             return snapshot, login, look
+
+    def _examine(self, snapshot: Snapshot) -> Look:
+        look = examine(self._tools, self._session, snapshot)
+        programs = self._tools.accelerator.to_stop(look.survey, snapshot)
+        # With too many they cannot come back napping, either.
+        with contextlib.suppress(inputs.TooManyError):
+            self._unread = Unread(inputs.find_inputs(self._session.init_pid, programs))
+        return look
 
     def _promise(self, snapshot: Snapshot, look: Look) -> None:
         """Keep the memory that its GPUs' is moved into, and its room in the store.
@@ -289,7 +299,7 @@ class Capture:
             "store", lambda: self._begin(snapshot)
         )
         frozen = self._tools.clock.monotonic()
-        await self._empty(survey)
+        standing = await self._empty(survey)
         cut = await self._cut(snapshot)
         result = await self._dump(writer, snapshot)
         async with self._progress.step("files", "Saving its temporary files"):
@@ -303,6 +313,7 @@ class Capture:
                     server_state=state,
                     uid=login.uid,
                     gpus=self._record.all_gpus(),
+                    standing=standing,
                 ),
             )
             await in_thread(
@@ -345,11 +356,16 @@ class Capture:
             parent=self._record.parent,
         )
 
-    async def _empty(self, survey: Survey) -> None:
-        """Empty its GPUs; its processes must still run, and are stopped from now on."""
-        gpus = self._record.gpus
+    async def _empty(self, survey: Survey) -> dict[str, int]:
+        """Empty its GPUs; its processes must still run, and are stopped from now on.
+
+        Returns:
+            What they, and those that nap, have left unread.
+        """
+        gpus, nap = self._record.gpus, self._record.nap
+        standing = dict(nap.standing) if nap is not None else {}
         if gpus is None:
-            return
+            return standing
         total = gpus.bytes()
         async with self._progress.step(
             "gpu", "Saving the memory of its GPU", total=lambda: total
@@ -360,11 +376,13 @@ class Capture:
                     survey,
                     self._record.memory_limit,
                     self._cancel,
+                    lambda: standing.update(self._unread.standing()),
                 ),
                 step="gpu",
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
             )
         self._tools.memory.release(self._operation)  # it is in use from here on
+        return standing
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
         """End the connections that lead out of the session; their inodes.

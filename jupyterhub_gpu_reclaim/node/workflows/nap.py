@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes
 from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.nap import inputs
+from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
 from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import refuse_fatal
 from jupyterhub_gpu_reclaim.node.operations.gpu import ROOM_PAUSE, no_room
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Shortage
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
-    from jupyterhub_gpu_reclaim.node.nap.inputs import Input
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
@@ -76,8 +76,7 @@ class _Look(NamedTuple):
     gpus: Gpus
     left: list[Process]  #: hold a GPU, but nothing on it; or nap already
     programs: list[Process]  #: that are going to be stopped
-    inputs: list[Input]  #: of those
-    unread: dict[str, int]  #: what had come there, by the input's name
+    unread: Unread  #: of those
 
 
 class Nap:
@@ -186,8 +185,7 @@ class Nap:
             raise Refused(Reason.NAP_CROWDED, limit=limit) from None
         there = [one for one in all_inputs if one.process in programs]
         self._promise(gpus, whole)
-        unread = inputs.all_unread(there)
-        return _Look(whole, survey, gpus, left, programs, there, unread)
+        return _Look(whole, survey, gpus, left, programs, Unread(there))
 
     def _promise(self, gpus: Gpus, snapshot: Snapshot) -> None:
         """Keep the memory that its GPUs' is moved into, until it is there.
@@ -246,13 +244,7 @@ class Nap:
         assert nap is not None
 
         def note_standing() -> None:
-            now = inputs.all_unread(look.inputs)
-            # What came since the first look was meant to be read.
-            self._standing = {
-                name: count
-                for name, count in now.items()
-                if look.unread.get(name) == count
-            }
+            self._standing = look.unread.standing()
 
         def empty() -> None:
             self._tools.accelerator.empty(
@@ -407,6 +399,37 @@ def left_asleep(session: Session, record: Record, now: float) -> Record:
         gpus=record.gpus,
         memory_limit=record.memory_limit,
         programs=_stopped(users, tree),
+    )
+    return record.at(record.stage, record.steps, gpus=None, nap=asleep)
+
+
+def brought_back_asleep(
+    record: Record,
+    programs: Collection[Process],
+    gpus: Gpus,
+    tree: Snapshot,
+    *,
+    standing: dict[str, int],
+    now: float,
+) -> Record:
+    """What a restore leaves that does not fill its GPUs: a nap.
+
+    Args:
+        record: of the restore, whose tree is whole and stands.
+        programs: that are not to go on.
+        gpus: what those had.
+        tree: that tree.
+        standing: what they had left unread before they were saved.
+        now: seconds since the epoch.
+    """
+    cgroups.restore_memory_limit(_raised(record.memory_limit, gpus))
+    asleep = NapRecord(
+        stage=NapStage.ASLEEP,
+        begun=now,
+        gpus=gpus,
+        memory_limit=record.memory_limit,
+        programs=_stopped(programs, tree),
+        standing=standing,
     )
     return record.at(record.stage, record.steps, gpus=None, nap=asleep)
 

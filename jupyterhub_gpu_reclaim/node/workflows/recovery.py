@@ -259,7 +259,7 @@ class Recovery:
         """Continue a restored tree, again if it had been, since that is not known."""
         tree = trees.inspect(session)
         if tree.root is None:
-            self._fail(record)
+            self._fail(record.woken())
             return
         try:
             self.releases.accelerator.fill(record.gpus, record.memory_limit, tree)
@@ -274,7 +274,8 @@ class Recovery:
             failed = msgspec.structs.replace(record, failure=codec.failure_of(error))
             self._fail(failed)
             return
-        engine.proceed(engine.RestoreResult(tree, 0.0, ""), record.stopped_before)
+        stopped = trees.left_stopped(record, tree)
+        engine.proceed(engine.RestoreResult(tree, 0.0, ""), stopped)
         self.releases.records.save(record.at(Stage.RESTORED, record.steps))
         _log.info("%s continues from %s", session.key, record.checkpoint)
 

@@ -158,10 +158,16 @@ class AgentClient:
         return self._stream(_session(incarnation, "capture", pod), body)
 
     def restore(
-        self, incarnation: str, checkpoint: str, *, pod: str = "", **facts: Any
+        self,
+        incarnation: str,
+        checkpoint: str,
+        *,
+        lazy: bool = False,
+        pod: str = "",
+        **facts: Any,
     ) -> AsyncIterator[Event]:
         """Restore a tree, or attach to that restore; the last event is the end."""
-        body = {"checkpoint": checkpoint, **facts}
+        body = {"checkpoint": checkpoint, "lazy": lazy, **facts}
         return self._stream(_session(incarnation, "restore", pod), body)
 
     def nap(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:

@@ -211,11 +211,18 @@ class AgentRouter:
             async for event in events:
                 yield event
 
-    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+    async def restore(
+        self, incarnation: str, checkpoint: str, *, lazy: bool = False
+    ) -> AsyncIterator[Event]:
         """Restore a tree in the pod that holds its place."""
         pod, client = await self._seat(incarnation, running=True)
         events = client.restore(
-            incarnation, checkpoint, pod=pod.uid, image=pod.image, key=pod.key
+            incarnation,
+            checkpoint,
+            lazy=lazy,
+            pod=pod.uid,
+            image=pod.image,
+            key=pod.key,
         )
         with named(pod.node):
             async for event in events:
