@@ -109,6 +109,10 @@ class MemorySession:
             shortage=self.shortage,
         )
 
+    def gpu(self) -> GpuSample:
+        """What it has of its card while it is awake."""
+        return GpuSample(uuid="0" * 32, memory=self.gpu_memory)
+
     @property
     def goes_on_as(self) -> TreeState:
         """What it is again once a capture of it is undone."""
@@ -418,8 +422,7 @@ class MemoryAgent(Generic[S]):
         if failure is not None:
             operation.add(Event(failure=failure))
             return
-        card = GpuSample(uuid="0" * 32, memory=session.gpu_memory)
-        session.nap = Nap(begun=self.now(), gpus=[card]) if naps else None
+        session.nap = Nap(begun=self.now(), gpus=[session.gpu()]) if naps else None
         session.state = session.goes_on_as
         operation.add(Event(tree=session.tree()))
 

@@ -1,0 +1,168 @@
+"""Naps beside suspends, kills and nothing, at one to four seats a card.
+
+    .venv/bin/python -m benchmarks.simulation_seats RUNS [--seeds 1 2 3] [--jobs 2]
+
+Runs ``simulation.py --shared`` for each strategy, number of seats, size of people's
+sessions and seed, in a program of its own, and leaves one file of each in the folder
+RUNS; what is there already is not run again. Then it prints the tables of
+``docs/explanation/simulation-naps.md``: means over the seeds, with the lowest and the
+highest where that says something, and ratios against ``kill`` with the same people and
+seats. ``simulation_plots.py`` draws the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+STRATEGIES = ("nothing", "kill", "idle", "naps", "naps-pressure")
+SEATS = (1, 2, 3, 4)
+SIZES = (12, 24)  #: median GB of GPU memory of a session
+PEER = "kill"
+CARDS, PEOPLE = 4, 100
+
+Runs = dict[tuple[str, int, int], list[dict[str, Any]]]
+
+
+def main() -> None:
+    """Run what is missing, then print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    options.runs.mkdir(exist_ok=True)
+    each = itertools.product(options.seeds, STRATEGIES, SEATS, SIZES)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda what: _run(options.runs, *what), each))
+    found = read(options.runs, options.seeds)
+    for size in SIZES:
+        _table(found, size)
+
+
+def _path(folder: Path, seed: int, strategy: str, seats: int, size: int) -> Path:
+    return folder / f"{strategy}-{seats}-seats-{size}-gb-seed-{seed}.json"
+
+
+def _run(folder: Path, seed: int, strategy: str, seats: int, size: int) -> None:
+    path = _path(folder, seed, strategy, seats, size)
+    if path.exists():
+        return
+    numbers = {
+        "--people": PEOPLE,
+        "--gpus": CARDS,
+        "--seats": seats,
+        "--vram-gb": size,
+        "--seed": seed,
+    }
+    more = [str(each) for pair in numbers.items() for each in pair]
+    parts = path.with_suffix(".part")
+    command = [sys.executable, "-m", "benchmarks.simulation", "--shared", *more]
+    command += ["--strategy", strategy, "--out", str(parts)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    parts.rename(path)
+
+
+def read(folder: Path, seeds: list[int]) -> Runs:
+    """The runs of all seeds, by strategy, seats and size."""
+    return {
+        (strategy, seats, size): [
+            json.loads(_path(folder, seed, strategy, seats, size).read_text())
+            for seed in seeds
+        ]
+        for strategy, seats, size in itertools.product(STRATEGIES, SEATS, SIZES)
+    }
+
+
+def value(run: dict[str, Any], name: str) -> float:
+    """One measure of one run."""
+    cards, hours = run["card_hours"], max(run["hours_of_work"], 1e-9)
+    cells = max(run["visits"], 1)
+    found: dict[str, float] = {
+        "computed": run["hours_computed"],
+        "work": run["hours_of_work"],
+        "worked": cards["worked"],
+        "seated idle": cards["seated"] - cards["worked"],
+        "memory idle": cards["memory_idle"],
+        "served": run["people_served"] / CARDS,
+        "turned away": 100 * run["people_given_up"] / run["people_visits"],
+        "median": run["wait_all_seconds"].get("median", 0.0),
+        "p95": run["wait_all_seconds"].get("p95", 0.0),
+        "over 3 s": 100 * run["cells_over_3_s"],
+        "over 30 s": 100 * run["cells_over_30_s"],
+        "denied": 100 * run["gave_up"] / cells,
+        "lost": run["lost"],
+        "waited": 60 * run["hours_waited"] / hours,
+        "slowed": 60 * run["hours_shared"] / hours,
+        "woken": run["woken"] / hours,
+        "woken p95": run["wait_woken_seconds"].get("p95", 0.0),
+        "for room": run["woken_room"],
+        "thrashed": run["thrashed"],
+        "unserved": run["wakes_unserved"],
+        "suspends": run["suspends"],
+        "soon": run["wrong_suspends"],
+    }
+    return found[name]
+
+
+def mean(runs: list[dict[str, Any]], name: str) -> float:
+    """Over the seeds."""
+    return statistics.fmean(value(run, name) for run in runs)
+
+
+def _table(found: Runs, size: int) -> None:
+    print(f"\nSessions of {size} GB (median)\n")
+    print(
+        "| seats | strategy | hours computed | against kill | people served per card"
+        " | against kill | turned away, % | card-hours held idle | memory held idle"
+        " | lost | wait p95, s | cells > 3 s, % | > 30 s, % | waited, min/h"
+        " | slowed, min/h | wakes/h | thrash | suspends (too soon) |"
+    )
+    print("|" + "---|" * 18)
+    for seats, strategy in itertools.product(SEATS, STRATEGIES):
+        runs, peer = found[strategy, seats, size], found[PEER, seats, size]
+
+        def at(name: str, digits: int = 0, runs: list[Any] = runs) -> str:
+            return f"{mean(runs, name):.{digits}f}"
+
+        def spread(name: str, digits: int = 0, runs: list[Any] = runs) -> str:
+            each = sorted(value(run, name) for run in runs)
+            low, high = f"{each[0]:.{digits}f}", f"{each[-1]:.{digits}f}"
+            return f"{at(name, digits)} ({low} to {high})"
+
+        def against(name: str, runs: list[Any] = runs, peer: list[Any] = peer) -> str:
+            return f"{mean(runs, name) / max(mean(peer, name), 1e-9):.2f}"
+
+        cells = [
+            str(seats),
+            strategy,
+            spread("computed"),
+            against("computed"),
+            spread("served", 1),
+            against("served"),
+            at("turned away"),
+            at("seated idle"),
+            at("memory idle"),
+            at("lost"),
+            at("p95"),
+            at("over 3 s", 1),
+            at("over 30 s", 1),
+            at("waited", 1),
+            at("slowed", 1),
+            at("woken", 1),
+            f"{at('thrashed')} of {at('for room')}",
+            f"{at('suspends')} ({at('soon')})",
+        ]
+        print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
