@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 
-#: Seconds between two looks of a wake whether there is room; an agent looks four times
-#: as often, which nobody who waits for minutes would notice, and costs here.
-LOOK = 2.0
+#: Seconds between two looks of a wake whether there is room, and looks between two
+#: words of it. An agent looks four times as often, and tells each time; nobody who
+#: waits for minutes would notice, and it costs much here.
+LOOK, TELL = 2.0, 5
 #: Bytes that a wake leaves free in its first minute, as agents do by default.
 RESERVE = 1 << 29
 
@@ -189,17 +190,18 @@ class SimulatedAgent(MemoryAgent[Place]):
         """By the agent's own rules of turns; whoever waits tries for ever."""
         card, needed = place.card, place.gpu_memory
         waker = Waker(place.incarnation, place.key)
-        while place.incarnation in self.places:
+        for count in itertools.count():
+            if place.incarnation not in self.places:
+                return
             now = self.clock.monotonic()
             place.shortage = self._room.promise(
                 place, {card.uuid: needed}, [card.use()], now, waker
             )
             if place.shortage is None:
                 break
-            yield Event(step=Step(step="room", title="Waiting for a GPU"))
+            if count % TELL == 0:
+                yield Event(step=Step(step="room", title="Waiting for a GPU"))
             await self.clock.sleep(LOOK)
-        else:
-            return
         self._room.release(place)
         there = card.hold(place.incarnation, needed)
         assert there, "promised, and not there"

@@ -18,6 +18,7 @@ from benchmarks.simulated_gpus import Gpus, Place
 from benchmarks.simulated_memory import POD
 from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
 from benchmarks.simulated_people import SOON, Meeting
+from benchmarks.simulated_returns import Expecting
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
@@ -36,8 +37,9 @@ from jupyterhub_gpu_reclaim.sampling.window import Window
 from simulation.loop import LoopClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from benchmarks.simulated_people import Pauses
     from jupyterhub_gpu_reclaim.common.models import SessionView
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
 
@@ -73,6 +75,8 @@ class Rules:
     nap_after: float = 0.0  #: 0: nobody naps
     under_pressure: float = 0.0  #: ``pressure_idle_after``; 0: off
     beat: float = BEAT  #: between two samples, and two ticks
+    #: what tells who is expected back soon, and so is not suspended; None: nothing
+    expected: Callable[[Pauses, SessionKey, float, float], bool] | None = None
 
 
 async def allocated(place: Place, clock: LoopClock, until: float) -> bool:
@@ -162,9 +166,12 @@ class Ours:
         machine: what there is.
         journal: SQLAlchemy URL of its journal.
         rules: how it is set.
+        pauses: of its people.
     """
 
-    def __init__(self, machine: Machine, journal: str, rules: Rules) -> None:
+    def __init__(
+        self, machine: Machine, journal: str, rules: Rules, pauses: Pauses
+    ) -> None:
         self.clock = LoopClock()
         self.gpus = machine.cards()
         self.agent = SimulatedAgent(self.clock, self.gpus, machine.host)
@@ -174,7 +181,8 @@ class Ours:
         )
         pressure = PressurePolicy(idle, pressure_idle_after=rules.under_pressure)
         guards = Guards()
-        decide = Decider(guards, [idle, pressure])
+        usual = Expecting(idle, pauses, rules.expected) if rules.expected else idle
+        decide = Decider(guards, [usual, pressure])
         naps = NapPolicy(idle, seats=machine.seats, nap_after=rules.nap_after)
         span = max(rules.idle_after, rules.nap_after)
         self._journal = Journal(journal)

@@ -8,7 +8,8 @@ Simulated people (``simulated_people.py``) in simulated time (``simulation/loop.
 meet one strategy: ``nothing``, ``kill`` (idle-culler's rule, ``--hours``), or the real
 controller, policy, work queue and SQLite journal over a simulated node and Hub
 (``simulated_node.py``): ``idle``, ``pressure`` (sooner while somebody waits), ``naps``
-(and a suspend after an hour), ``naps-pressure``. With ``--shared`` people run cells,
+(and a suspend after an hour), ``naps-pressure``; ``oracle`` and ``habit`` are ``idle``
+that expects people back (``simulated_returns.py``). With ``--shared`` people run cells,
 and share cards whose memory has an end; ``simulation_seats.py`` compares that.
 ``simulation_plots.py`` draws the files. With ``--scale`` it measures what beats of the
 service cost instead.
@@ -29,7 +30,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulated_gpus import GB
-from benchmarks.simulated_people import DAY, HOUR, Habits, Meeting, Seen, person
+from benchmarks.simulated_people import (
+    DAY,
+    HOUR,
+    Habits,
+    Meeting,
+    Pauses,
+    Seen,
+    person,
+)
+from benchmarks.simulated_returns import by_habit, by_oracle
 from benchmarks.simulated_strategies import BEAT, Machine, Ours, Plain, Rules, wrong
 from simulation.loop import run
 
@@ -44,6 +54,8 @@ RULES = {
     "pressure": Rules(under_pressure=BEAT),
     "naps": Rules(nap_after=180.0, idle_after=HOUR),
     "naps-pressure": Rules(nap_after=180.0, idle_after=HOUR, under_pressure=BEAT),
+    "oracle": Rules(expected=by_oracle),
+    "habit": Rules(expected=by_habit),
 }
 
 
@@ -57,6 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--strategy", choices=["nothing", "kill", *RULES], default="idle"
     )
+    parser.add_argument("--beat", type=float, default=BEAT, help="of the service, s")
+    parser.add_argument("--differ", type=float, default=0.0, help="Habits.differ")
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--seats", type=int, default=1, help="of each card")
     parser.add_argument("--card-gb", type=float, default=80.0, help="with --shared")
@@ -95,7 +109,7 @@ def simulate(options: Any) -> dict[str, Any]:
     }
 
 
-def _world(options: Any, journal: str) -> Ours | Plain:
+def _world(options: Any, journal: str, pauses: Pauses) -> Ours | Plain:
     machine = Machine(gpus=options.gpus, seats=options.seats)
     if options.shared:
         memory, host = GB * options.card_gb, GB * options.host_gb
@@ -105,20 +119,20 @@ def _world(options: Any, journal: str) -> Ours | Plain:
             return Plain(machine)
         case "kill":
             return Plain(machine, options.hours * 3600)
-    rules = RULES[options.strategy]
-    if options.shared:
-        rules = replace(rules, beat=10.0)
-    return Ours(machine, journal, rules)
+    rules = replace(RULES[options.strategy], beat=options.beat)
+    return Ours(machine, journal, rules, pauses)
 
 
 def _habits(options: Any) -> Habits:
     habits = Habits()
     vram = GB * options.vram_gb, habits.vram[1]
-    return replace(habits, vram=vram, cell=CELL if options.shared else None)
+    cell = CELL if options.shared else None
+    return replace(habits, vram=vram, cell=cell, differ=options.differ)
 
 
 async def _week(options: Any, journal: str) -> dict[str, Any]:
-    world, seen, habits = _world(options, journal), Seen(), _habits(options)
+    seen, habits = Seen(), _habits(options)
+    world = _world(options, journal, seen.pauses)
     points: list[list[int]] = []
     await world.start()
     people = [

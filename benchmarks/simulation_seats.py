@@ -28,6 +28,7 @@ SEATS = (1, 2, 3, 4)
 SIZES = (12, 24)  #: median GB of GPU memory of a session
 PEER = "kill"
 CARDS, PEOPLE = 4, 100
+BEAT = 10  #: seconds between two samples, and two ticks: the service's defaults
 
 Runs = dict[tuple[str, int, int], list[dict[str, Any]]]
 
@@ -43,17 +44,17 @@ def main() -> None:
     each = itertools.product(options.seeds, STRATEGIES, SEATS, SIZES)
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda what: _run(options.runs, *what), each))
-    found = read(options.runs, options.seeds)
+    found = read(options.runs)
     for size in SIZES:
         _table(found, size)
 
 
-def _path(folder: Path, seed: int, strategy: str, seats: int, size: int) -> Path:
-    return folder / f"{strategy}-{seats}-seats-{size}-gb-seed-{seed}.json"
+def _name(strategy: str, seats: int, size: int, seed: int | str) -> str:
+    return f"{strategy}-{seats}-seats-{size}-gb-seed-{seed}.json"
 
 
 def _run(folder: Path, seed: int, strategy: str, seats: int, size: int) -> None:
-    path = _path(folder, seed, strategy, seats, size)
+    path = folder / _name(strategy, seats, size, seed)
     if path.exists():
         return
     numbers = {
@@ -66,19 +67,20 @@ def _run(folder: Path, seed: int, strategy: str, seats: int, size: int) -> None:
     more = [str(each) for pair in numbers.items() for each in pair]
     parts = path.with_suffix(".part")
     command = [sys.executable, "-m", "benchmarks.simulation", "--shared", *more]
+    command += ["--beat", str(BEAT)]
     command += ["--strategy", strategy, "--out", str(parts)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     parts.rename(path)
 
 
-def read(folder: Path, seeds: list[int]) -> Runs:
-    """The runs of all seeds, by strategy, seats and size."""
+def read(folder: Path) -> Runs:
+    """The runs of all seeds that are there, by strategy, seats and size."""
     return {
-        (strategy, seats, size): [
-            json.loads(_path(folder, seed, strategy, seats, size).read_text())
-            for seed in seeds
+        what: [
+            json.loads(path.read_text())
+            for path in sorted(folder.glob(_name(*what, seed="*")))
         ]
-        for strategy, seats, size in itertools.product(STRATEGIES, SEATS, SIZES)
+        for what in itertools.product(STRATEGIES, SEATS, SIZES)
     }
 
 

@@ -11,6 +11,8 @@ from benchmarks import simulation
 from benchmarks.simulated_gpus import GB, Gpus, Place
 from benchmarks.simulated_memory import seconds_back, seconds_out
 from benchmarks.simulated_node import SimulatedAgent
+from benchmarks.simulated_people import Pauses
+from benchmarks.simulated_returns import by_habit
 from benchmarks.simulated_strategies import Ours
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from simulation.loop import LoopClock, run
@@ -19,13 +21,15 @@ from simulation.loop import LoopClock, run
 def _day(strategy, **more):
     options = {"people": 40, "gpus": 3, "days": 1, "seed": 3, "hours": 1.0, "out": None}
     options |= {"shared": False, "seats": 1, "vram_gb": 12.0}
+    options |= {"beat": 300.0, "differ": 0.0}
     return simulation.simulate(Namespace(strategy=strategy, **options | more))
 
 
 def _shared_day(strategy, **more):
     """The same on cards that are shared, and whose memory has an end."""
     cards = {"shared": True, "gpus": 1, "seats": 3, "card_gb": 80.0, "host_gb": 512.0}
-    return _day(strategy, **{"people": 20, "vram_gb": 30.0} | cards | more)
+    people = {"people": 15, "vram_gb": 30.0, "beat": 30.0}
+    return _day(strategy, **people | cards | more)
 
 
 @pytest.fixture
@@ -80,7 +84,7 @@ def test_naps_serve_more_than_killing_and_lose_nobody():
 
 
 def test_host_memory_that_is_short_refuses_naps():
-    day = _shared_day("naps", host_gb=20.0)
+    day = _shared_day("naps", host_gb=20.0, people=8)
     assert day["naps_failed"] > 0
     assert day["lost"] == 0
 
@@ -126,3 +130,22 @@ def test_memory_moves_as_fast_as_was_measured():
     assert [seconds_back(gib << 30) for gib in (4, 16, 64)] == [0.9, 2.6, 11.8]
     assert seconds_out(10 << 30) == pytest.approx(4.75)
     assert seconds_out(72 << 30) > 32.0
+
+
+def test_oracle_never_suspends_whoever_comes_back_soon():
+    days = {"people": 20, "gpus": 20, "beat": 100.0, "differ": 0.7}
+    usual, oracle = _day("idle", **days), _day("oracle", **days)
+    assert oracle["wrong_suspends"] < usual["wrong_suspends"]
+    assert oracle["card_hours"]["seated"] > usual["card_hours"]["seated"]
+
+
+def test_habit_is_made_of_enough_pauses_that_lasted_as_long():
+    pauses, key, minute = Pauses(), SessionKey("ann"), 60.0
+    for length in (5, 20, 22):
+        pauses.leave(key, 0.0)
+        pauses.come(key, length * minute)
+    assert not by_habit(pauses, key, 15 * minute, 0.0)
+    pauses.leave(key, 0.0)
+    pauses.come(key, 25 * minute)
+    assert by_habit(pauses, key, 15 * minute, 0.0)
+    assert not by_habit(pauses, key, 24 * minute, 0.0)
