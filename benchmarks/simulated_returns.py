@@ -33,12 +33,14 @@ def by_oracle(pauses: Pauses, key: SessionKey, idle: float, now: float) -> bool:
     return pauses.back_at.get(key, math.inf) - now < SOON
 
 
-def by_habit(pauses: Pauses, key: SessionKey, idle: float, now: float) -> bool:
-    """Whether, of its user's pauses that lasted so long, most ended soon after."""
+def by_habit(
+    pauses: Pauses, key: SessionKey, idle: float, now: float, share: float = 0.5
+) -> bool:
+    """Whether more than a share of its user's pauses as long as this ended soon."""
     del now
     as_long = [pause for pause in pauses.of.get(key, ()) if pause > idle]
     soon = [pause for pause in as_long if pause < idle + SOON]
-    return len(as_long) >= ENOUGH and 2 * len(soon) > len(as_long)
+    return len(as_long) >= ENOUGH and len(soon) > share * len(as_long)
 
 
 class Expecting:

@@ -73,6 +73,7 @@ class Rules:
 
     idle_after: float = 900.0
     nap_after: float = 0.0  #: 0: nobody naps
+    room_after: float = 60.0  #: 0: nobody naps for others
     under_pressure: float = 0.0  #: ``pressure_idle_after``; 0: off
     beat: float = BEAT  #: between two samples, and two ticks
     #: what tells who is expected back soon, and so is not suspended; None: nothing
@@ -183,7 +184,12 @@ class Ours:
         guards = Guards()
         usual = Expecting(idle, pauses, rules.expected) if rules.expected else idle
         decide = Decider(guards, [usual, pressure])
-        naps = NapPolicy(idle, seats=machine.seats, nap_after=rules.nap_after)
+        naps = NapPolicy(
+            idle,
+            seats=machine.seats,
+            nap_after=rules.nap_after,
+            room_after=rules.room_after,
+        )
         span = max(rules.idle_after, rules.nap_after)
         self._journal = Journal(journal)
         self.controller = self.hub.controller = Controller(

@@ -8,11 +8,11 @@ Simulated people (``simulated_people.py``) in simulated time (``simulation/loop.
 meet one strategy: ``nothing``, ``kill`` (idle-culler's rule, ``--hours``), or the real
 controller, policy, work queue and SQLite journal over a simulated node and Hub
 (``simulated_node.py``): ``idle``, ``pressure`` (sooner while somebody waits), ``naps``
-(and a suspend after an hour), ``naps-pressure``; ``oracle`` and ``habit`` are ``idle``
-that expects people back (``simulated_returns.py``). With ``--shared`` people run cells,
-and share cards whose memory has an end; ``simulation_seats.py`` compares that.
-``simulation_plots.py`` draws the files. With ``--scale`` it measures what beats of the
-service cost instead.
+(and a suspend after an hour), ``naps-idle`` (and one after 15 min), ``naps-pressure``;
+``oracle``, ``habit`` and ``habit-quarter`` are ``idle`` that expects people back
+(``simulated_returns.py``). With ``--shared`` people run cells, and share cards whose
+memory has an end; ``simulation_seats.py`` compares that. ``simulation_plots.py`` draws
+the files. With ``--scale`` it measures what beats of the service cost instead.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,11 @@ RULES = {
     "idle": Rules(),
     "pressure": Rules(under_pressure=BEAT),
     "naps": Rules(nap_after=180.0, idle_after=HOUR),
+    "naps-idle": Rules(nap_after=180.0),
     "naps-pressure": Rules(nap_after=180.0, idle_after=HOUR, under_pressure=BEAT),
     "oracle": Rules(expected=by_oracle),
     "habit": Rules(expected=by_habit),
+    "habit-quarter": Rules(expected=partial(by_habit, share=0.25)),
 }
 
 
@@ -70,6 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         "--strategy", choices=["nothing", "kill", *RULES], default="idle"
     )
     parser.add_argument("--beat", type=float, default=BEAT, help="of the service, s")
+    parser.add_argument("--room-after", type=float, default=60.0, help="of naps, s")
     parser.add_argument("--differ", type=float, default=0.0, help="Habits.differ")
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--seats", type=int, default=1, help="of each card")
@@ -119,7 +123,8 @@ def _world(options: Any, journal: str, pauses: Pauses) -> Ours | Plain:
             return Plain(machine)
         case "kill":
             return Plain(machine, options.hours * 3600)
-    rules = replace(RULES[options.strategy], beat=options.beat)
+    rules = RULES[options.strategy]
+    rules = replace(rules, beat=options.beat, room_after=options.room_after)
     return Ours(machine, journal, rules, pauses)
 
 

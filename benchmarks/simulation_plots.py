@@ -37,12 +37,12 @@ STRATEGIES = {
     "kill": ("killed after 1 h", "#d55e00"),
     "idle": ("suspended after 15 min", "#e69f00"),
     "naps": ("nap after 3 min, suspended after 1 h", "#56b4e9"),
-    "naps-pressure": ("the same, after 5 min while one waits", "#0072b2"),
+    "naps-idle": ("nap after 3 min, suspended after 15 min", "#0072b2"),
 }
 MEASURES = {
     "served": "people served\nper card and day",
-    "computed": "hours computed\n(4 cards)",
-    "memory idle": "memory held idle\n(card-hours)",
+    "worked": "GPU-hours at work\n(4 cards, a day)",
+    "memory idle": "GPU memory held idle\n(card-hours)",
     "over 30 s": "cells that waited\nover 30 s (%)",
 }
 
@@ -114,11 +114,12 @@ def _seats(found: seats.Runs, path: Path) -> None:
             axis.plot(at, means, color=color, marker="o", ms=3, lw=1.3, label=title)
             low, high = [min(values) for values in each], [max(v) for v in each]
             axis.vlines(at, low, high, color=color, lw=0.8)
-        axis.set_ylim(bottom=0)
         if row == 0:
             axis.set_title(f"sessions of {size} GB (median)", fontsize=9)
         if column == 0:
             axis.set_ylabel(label)
+    for axis in axes[:, 0]:
+        axis.set_ylim(bottom=0)
     for axis in axes[-1]:
         axis.set_xticks(seats.SEATS)
         axis.set_xlabel("seats per card")

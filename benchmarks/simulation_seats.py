@@ -23,12 +23,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-STRATEGIES = ("nothing", "kill", "idle", "naps", "naps-pressure")
+STRATEGIES = ("nothing", "kill", "idle", "naps", "naps-idle")
 SEATS = (1, 2, 3, 4)
 SIZES = (12, 24)  #: median GB of GPU memory of a session
 PEER = "kill"
 CARDS, PEOPLE = 4, 100
 BEAT = 10  #: seconds between two samples, and two ticks: the service's defaults
+
+COLUMNS = (
+    "seats",
+    "strategy",
+    "people served per card",
+    "against kill",
+    "turned away, %",
+    "GPU-hours at work / held idle",
+    "against kill",
+    "GPU memory held idle, card-hours",
+    "sessions lost",
+    "wait: median / p95, s",
+    "cells that waited over 3 s / 30 s, %",
+    "a person's hour of work: waited / slowed, min",
+    "wakes per hour of work",
+    "thrashed of napped for others",
+    "suspends (too soon)",
+)
 
 Runs = dict[tuple[str, int, int], list[dict[str, Any]]]
 
@@ -87,10 +105,7 @@ def read(folder: Path) -> Runs:
 def value(run: dict[str, Any], name: str) -> float:
     """One measure of one run."""
     cards, hours = run["card_hours"], max(run["hours_of_work"], 1e-9)
-    cells = max(run["visits"], 1)
     found: dict[str, float] = {
-        "computed": run["hours_computed"],
-        "work": run["hours_of_work"],
         "worked": cards["worked"],
         "seated idle": cards["seated"] - cards["worked"],
         "memory idle": cards["memory_idle"],
@@ -100,15 +115,12 @@ def value(run: dict[str, Any], name: str) -> float:
         "p95": run["wait_all_seconds"].get("p95", 0.0),
         "over 3 s": 100 * run["cells_over_3_s"],
         "over 30 s": 100 * run["cells_over_30_s"],
-        "denied": 100 * run["gave_up"] / cells,
         "lost": run["lost"],
         "waited": 60 * run["hours_waited"] / hours,
         "slowed": 60 * run["hours_shared"] / hours,
         "woken": run["woken"] / hours,
-        "woken p95": run["wait_woken_seconds"].get("p95", 0.0),
         "for room": run["woken_room"],
         "thrashed": run["thrashed"],
-        "unserved": run["wakes_unserved"],
         "suspends": run["suspends"],
         "soon": run["wrong_suspends"],
     }
@@ -122,48 +134,35 @@ def mean(runs: list[dict[str, Any]], name: str) -> float:
 
 def _table(found: Runs, size: int) -> None:
     print(f"\nSessions of {size} GB (median)\n")
-    print(
-        "| seats | strategy | hours computed | against kill | people served per card"
-        " | against kill | turned away, % | card-hours held idle | memory held idle"
-        " | lost | wait p95, s | cells > 3 s, % | > 30 s, % | waited, min/h"
-        " | slowed, min/h | wakes/h | thrash | suspends (too soon) |"
-    )
-    print("|" + "---|" * 18)
+    print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     for seats, strategy in itertools.product(SEATS, STRATEGIES):
-        runs, peer = found[strategy, seats, size], found[PEER, seats, size]
+        row = _row(found[strategy, seats, size], found[PEER, seats, size])
+        print(f"| {seats} | {strategy} | " + " | ".join(row) + " |")
 
-        def at(name: str, digits: int = 0, runs: list[Any] = runs) -> str:
-            return f"{mean(runs, name):.{digits}f}"
 
-        def spread(name: str, digits: int = 0, runs: list[Any] = runs) -> str:
-            each = sorted(value(run, name) for run in runs)
-            low, high = f"{each[0]:.{digits}f}", f"{each[-1]:.{digits}f}"
-            return f"{at(name, digits)} ({low} to {high})"
+def _row(runs: list[dict[str, Any]], peer: list[dict[str, Any]]) -> list[str]:
+    def at(name: str, digits: int = 0) -> str:
+        return f"{mean(runs, name):.{digits}f}"
 
-        def against(name: str, runs: list[Any] = runs, peer: list[Any] = peer) -> str:
-            return f"{mean(runs, name) / max(mean(peer, name), 1e-9):.2f}"
+    def against(name: str) -> str:
+        return f"{mean(runs, name) / mean(peer, name):.2f}"
 
-        cells = [
-            str(seats),
-            strategy,
-            spread("computed"),
-            against("computed"),
-            spread("served", 1),
-            against("served"),
-            at("turned away"),
-            at("seated idle"),
-            at("memory idle"),
-            at("lost"),
-            at("p95"),
-            at("over 3 s", 1),
-            at("over 30 s", 1),
-            at("waited", 1),
-            at("slowed", 1),
-            at("woken", 1),
-            f"{at('thrashed')} of {at('for room')}",
-            f"{at('suspends')} ({at('soon')})",
-        ]
-        print("| " + " | ".join(cells) + " |")
+    served = sorted(value(run, "served") for run in runs)
+    return [
+        f"{at('served', 1)} ({served[0]:.1f} to {served[-1]:.1f})",
+        against("served"),
+        at("turned away"),
+        f"{at('worked')} / {at('seated idle')}",
+        against("worked"),
+        at("memory idle"),
+        at("lost"),
+        f"{at('median')} / {at('p95')}",
+        f"{at('over 3 s', 1)} / {at('over 30 s', 1)}",
+        f"{at('waited', 1)} / {at('slowed', 1)}",
+        at("woken", 1),
+        f"{at('thrashed')} of {at('for room')}",
+        f"{at('suspends')} ({at('soon')})",
+    ]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from simulation.loop import LoopClock, run
 def _day(strategy, **more):
     options = {"people": 40, "gpus": 3, "days": 1, "seed": 3, "hours": 1.0, "out": None}
     options |= {"shared": False, "seats": 1, "vram_gb": 12.0}
-    options |= {"beat": 300.0, "differ": 0.0}
+    options |= {"beat": 300.0, "differ": 0.0, "room_after": 60.0}
     return simulation.simulate(Namespace(strategy=strategy, **options | more))
 
 
