@@ -9,7 +9,7 @@ meet one strategy: ``nothing``, ``kill`` (idle-culler's rule, ``--hours``), or t
 controller, policy, work queue and SQLite journal over a simulated node and Hub
 (``simulated_node.py``): ``idle``, ``pressure`` (sooner while somebody waits), ``naps``
 (and a suspend after an hour), ``naps-idle`` (and one after 15 min), ``naps-pressure``;
-``oracle``, ``habit`` and ``habit-quarter`` are ``idle`` that expects people back
+``oracle`` and ``habit`` are ``idle`` that expects people back
 (``simulated_returns.py``). With ``--shared`` people run cells, and share cards whose
 memory has an end; ``simulation_seats.py`` compares that. ``simulation_plots.py`` draws
 the files. With ``--scale`` it measures what beats of the service cost instead.
@@ -26,7 +26,6 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,6 @@ RULES = {
     "naps-pressure": Rules(nap_after=180.0, idle_after=HOUR, under_pressure=BEAT),
     "oracle": Rules(expected=by_oracle),
     "habit": Rules(expected=by_habit),
-    "habit-quarter": Rules(expected=partial(by_habit, share=0.25)),
 }
 
 
