@@ -1,13 +1,17 @@
-"""GPUs that are given out one by one, and what a session does on one of them.
+"""GPUs whose seats are given out one by one, and what a session does on one of them.
 
-Used by ``simulated_node.py`` and by the baselines of ``simulation.py``.
+Used by ``simulated_node.py`` and by the baselines of ``simulation.py``. Sessions on one
+card share its memory and its time: where several compute at once, each gets an equal
+part of the card, as by the driver's time slices.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
@@ -15,58 +19,185 @@ from jupyterhub_gpu_reclaim.common.models import (
     Sample,
     SessionKey,
 )
+from jupyterhub_gpu_reclaim.sampling.gpu import CardUse
 from jupyterhub_gpu_reclaim.testing.memory_agent import MemorySession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GB = 10**9
 
 
+@dataclass
+class CardHours:
+    """What one card was used for, in seconds."""
+
+    seated: float = 0.0  #: somebody had a seat
+    worked: float = 0.0  #: somebody computed
+    held: float = 0.0  #: share of its memory that was in use
+    held_idle: float = 0.0  #: the same, of sessions that did not compute
+
+
+class Card:
+    """One GPU.
+
+    Args:
+        uuid: its name.
+        seats: how many sessions it is given to at once.
+        memory: bytes; inf: nobody ever lacks any.
+    """
+
+    def __init__(
+        self, uuid: str = "gpu", seats: int = 1, memory: float = math.inf
+    ) -> None:
+        self.uuid = uuid
+        self.memory = memory
+        self.seats = seats  #: free ones
+        self.hours = CardHours()
+        self._all_seats = seats
+        self._held: dict[str, int] = {}
+        self._computing: set[str] = set()
+        self._noted = 0.0
+        self._changed = asyncio.Event()
+
+    @property
+    def free(self) -> float:
+        """Bytes."""
+        return self.memory - sum(self._held.values())
+
+    def use(self) -> CardUse:
+        """What a measurement tells of it."""
+        limited = self.memory < math.inf
+        return CardUse(
+            uuid=self.uuid,
+            name="H100",
+            free=int(self.free) if limited else None,
+            processes=None if self._held else [],
+        )
+
+    def sit(self, count: int) -> None:
+        """Take a seat (1), or give one back (-1)."""
+        self.note()
+        self.seats -= count
+
+    def hold(self, incarnation: str, count: int) -> bool:
+        """Give a session memory; False: there is not so much."""
+        self.note()
+        if self.free < count:
+            return False
+        self._held[incarnation] = count
+        return True
+
+    def release(self, incarnation: str) -> None:
+        """Take its memory back; idempotent."""
+        self.note()
+        self._held.pop(incarnation, None)
+
+    async def compute(self, incarnation: str, seconds: float) -> None:
+        """Return when the card has worked so long for a session."""
+        loop = asyncio.get_running_loop()
+        self._compute(incarnation, begins=True)
+        try:
+            while seconds > 0:
+                begun, share = loop.time(), len(self._computing)
+                try:
+                    async with asyncio.timeout(seconds * share):
+                        await self._changed.wait()
+                except TimeoutError:
+                    return
+                seconds -= (loop.time() - begun) / share
+        finally:
+            self._compute(incarnation, begins=False)
+
+    def _compute(self, incarnation: str, *, begins: bool) -> None:
+        self.note()
+        (self._computing.add if begins else self._computing.discard)(incarnation)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def note(self) -> None:
+        """Count the time since the last change."""
+        now = asyncio.get_running_loop().time()
+        passed, self._noted = now - self._noted, now
+        idle = [
+            count
+            for incarnation, count in self._held.items()
+            if incarnation not in self._computing
+        ]
+        self.hours.seated += passed * (self.seats < self._all_seats)
+        self.hours.worked += passed * bool(self._computing)
+        self.hours.held += passed * sum(self._held.values()) / self.memory
+        self.hours.held_idle += passed * sum(idle) / self.memory
+
+
 class Gpus:
-    """A number of GPUs, first come, first served, as the scheduler nearly does it."""
+    """A number of GPUs, first come, first served, as the scheduler nearly does it.
 
-    def __init__(self, count: int) -> None:
-        self.free = count
-        self.queue: deque[tuple[SessionKey, float, asyncio.Future[None]]] = deque()
+    Of the cards with a free seat the emptiest one is given. A scheduler knows seats,
+    not memory.
 
-    async def take(self, key: SessionKey, now: float) -> None:
+    Args:
+        count: how many there are.
+        seats: how many sessions share each.
+        memory: bytes of each; inf: nobody ever lacks any.
+    """
+
+    def __init__(self, count: int, seats: int = 1, memory: float = math.inf) -> None:
+        self.cards = [Card(f"gpu{number}", seats, memory) for number in range(count)]
+        self.free = count * seats
+        self.queue: deque[tuple[SessionKey, float, asyncio.Future[Card]]] = deque()
+
+    async def take(self, key: SessionKey, now: float) -> Card:
         if self.free and not self.queue:
             self.free -= 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            card = max(self.cards, key=lambda each: each.seats)
+            card.sit(1)
+            return card
+        turn: asyncio.Future[Card] = asyncio.get_running_loop().create_future()
         entry = (key, now, turn)
         self.queue.append(entry)
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give()
+                self.give(turn.result())
             else:
                 self.queue.remove(entry)
             raise
 
-    def give(self) -> None:
+    def give(self, card: Card) -> None:
         while self.queue:
             turn = self.queue.popleft()[2]
             if not turn.done():
-                turn.set_result(None)
+                turn.set_result(card)
                 return
         self.free += 1
+        card.sit(-1)
 
 
 @dataclass(eq=False)
 class Place(MemorySession):
-    """One incarnation."""
+    """One incarnation; its GPU memory is taken by its first work."""
 
     vram: int
     started: float
     worked: float = 0.0  # seconds of work so far
     busy_since: float | None = None
     active: float = 0.0  # when it was last used or at work
+    card: Card = field(default_factory=Card)
 
-    def work(self, busy: bool, now: float) -> None:
-        if self.busy_since is not None:
-            self.worked += now - self.busy_since
-        self.busy_since = now if busy else None
-        self.active = now
+    def allocate(self) -> bool:
+        """Have the GPU memory that its work needs; False: the card has not so much."""
+        if not self.gpu_memory and self.card.hold(self.incarnation, self.vram):
+            self.gpu_memory = self.vram
+        return bool(self.gpu_memory)
+
+    async def work(self, seconds: float, now: Callable[[], float]) -> None:
+        """Work for so long, or for longer where others do so on its card."""
+        self.busy_since = now()
+        await self.card.compute(self.incarnation, seconds)
+        self.worked += now() - self.busy_since
+        self.busy_since, self.active = None, now()
 
     def sample(self, now: float) -> Sample:
         busy = self.busy_since is not None and self.nap is None
@@ -76,12 +207,6 @@ class Place(MemorySession):
             name="train.ipynb",
             execution_state="busy" if busy else "idle",
             last_activity=now if busy else self.active,
-        )
-        gpu = GpuSample(
-            uuid=self.incarnation,
-            name="H200",
-            memory=self.vram,
-            sm_percent=80.0 if busy else 0.0,
         )
         return Sample(
             incarnation=self.incarnation,
@@ -93,5 +218,14 @@ class Place(MemorySession):
             terminals=[],
             connections=0,
             started=self.started,
-            gpus=[] if self.nap is not None else [gpu],
+            gpus=[] if self.nap is not None else [self.gpu(80.0 if busy else 0.0)],
+        )
+
+    def gpu(self, percent: float = 0.0) -> GpuSample:
+        """What it has of its card while it is awake."""
+        return GpuSample(
+            uuid=self.card.uuid,
+            name="H100",
+            memory=self.gpu_memory,
+            sm_percent=percent,
         )

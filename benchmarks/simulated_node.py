@@ -10,12 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from benchmarks.simulated_gpus import GB, Gpus, Place
+from benchmarks.simulated_gpus import Gpus, Place
+from benchmarks.simulated_memory import (
+    POD,
+    HostMemory,
+    seconds_back,
+    seconds_out,
+    seconds_to_return,
+    seconds_to_save,
+)
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
@@ -30,6 +40,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import size
+from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom, Waker
 from jupyterhub_gpu_reclaim.testing.memory_agent import MemoryAgent
 
 if TYPE_CHECKING:
@@ -38,19 +50,29 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 
-#: Seconds to make a pod, to begin a save and a return, and bytes per second of each.
-#: Rates: FACTS of this project, an H200's 16 GB measured; GPU and memory together.
-POD, SAVE, RETURN = 5.0, 4.0, 3.0
-SAVE_RATE, RETURN_RATE = 2.5 * GB, 5.0 * GB
+#: Seconds between two looks of a wake whether there is room, and looks between two
+#: words of it. An agent looks four times as often, and tells each time; nobody who
+#: waits for minutes would notice, and it costs much here.
+LOOK, TELL = 2.0, 5
+#: Bytes that a wake leaves free in its first minute, as agents do by default.
+RESERVE = 1 << 29
 
 
 class SimulatedAgent(MemoryAgent[Place]):
-    """All nodes' agents as one."""
+    """All nodes' agents as one.
 
-    def __init__(self, clock: Clock, gpus: Gpus) -> None:
+    Args:
+        clock: of the simulation.
+        gpus: of all nodes.
+        host: bytes of host memory that naps and saves may have.
+    """
+
+    def __init__(self, clock: Clock, gpus: Gpus, host: float = math.inf) -> None:
         super().__init__()
         self.clock = clock
         self.gpus = gpus
+        self._host = HostMemory(host)
+        self._room = CardRoom(RESERVE)
         self._of: dict[SessionKey, list[Place]] = {}
         self._saved_of: dict[SessionKey, dict[str, CheckpointInfo]] = {}
 
@@ -63,7 +85,10 @@ class SimulatedAgent(MemoryAgent[Place]):
         if place is not None:
             super().end(incarnation)
             self._of[place.key].remove(place)
-            self.gpus.give()
+            self._room.leave(incarnation)
+            self._host.release(incarnation)
+            place.card.release(incarnation)
+            self.gpus.give(place.card)
 
     def keep(self, info: CheckpointInfo, image: Place) -> None:
         super().keep(info, image)
@@ -125,17 +150,80 @@ class SimulatedAgent(MemoryAgent[Place]):
     def now(self) -> float:
         return self.clock.now()
 
+    def use(self, session: Place) -> None:
+        """Somebody sends something to a session; its wake takes its time."""
+        if session.state is TreeState.NAPPING and session.running is None:
+            self.begin_wake(session.incarnation)
+
     async def capturing(self, place: Place) -> AsyncIterator[Event]:
-        seconds = SAVE + place.vram / SAVE_RATE
+        seconds = seconds_to_save(place.vram)
+        if not self._host.take(place.incarnation, place.gpu_memory):
+            yield self._no_host_memory(place)
+            return
         yield Event(step=Step(step="dump", title="Saving the memory"))
         await self.clock.sleep(seconds)
+        if place.nap is None:
+            self._host.release(place.incarnation)
         done = Step(step="dump", title="", state="done", seconds=seconds)
         yield Event(step=done)
 
     async def restoring(self, place: Place) -> AsyncIterator[Event]:
         before = self.saved[place.checkpoint][1]
+        card, needed = place.card, before.gpu_memory
+        if not card.hold(place.incarnation, needed):
+            free = size(card.free)
+            why = Refused(
+                Reason.GPU_MEMORY, card=card.uuid, needed=size(needed), free=free
+            )
+            yield Event(failure=codec.failure_of(why))
+            return
         yield Event(step=Step(step="memory", title="Bringing the memory back"))
-        await self.clock.sleep(RETURN + before.vram / RETURN_RATE)
+        await self.clock.sleep(seconds_to_return(before.vram))
+
+    async def napping(self, place: Place) -> AsyncIterator[Event]:
+        if not self._host.take(place.incarnation, place.gpu_memory):
+            yield self._no_host_memory(place)
+            return
+        yield Event(step=Step(step="gpu", title="Moving the memory of its GPU out"))
+        await self.clock.sleep(seconds_out(place.gpu_memory))
+        place.card.release(place.incarnation)
+
+    async def waking(self, place: Place) -> AsyncIterator[Event]:
+        """By the agent's own rules of turns; whoever waits tries for ever."""
+        card, needed = place.card, place.gpu_memory
+        waker = Waker(place.incarnation, place.key)
+        for count in itertools.count():
+            if place.incarnation not in self.places:
+                return
+            now = self.clock.monotonic()
+            place.shortage = self._room.promise(
+                place, {card.uuid: needed}, [card.use()], now, waker
+            )
+            if place.shortage is None:
+                break
+            if count % TELL == 0:
+                yield Event(step=Step(step="room", title="Waiting for a GPU"))
+            await self.clock.sleep(LOOK)
+        self._room.release(place)
+        there = card.hold(place.incarnation, needed)
+        assert there, "promised, and not there"
+        seconds = seconds_back(needed)
+        yield Event(step=Step(step="gpu", title="Bringing it back"))
+        await self.clock.sleep(seconds)
+        if place.incarnation in self.places:
+            self._host.release(place.incarnation)
+        yield Event(step=Step(step="gpu", title="", state="done", seconds=seconds))
+
+    def _no_host_memory(self, place: Place) -> Event:
+        needed, free = place.gpu_memory, self._host.free
+        why = Refused(
+            Reason.NOT_ENOUGH_MEMORY,
+            where="on the machine",
+            needed=size(needed),
+            free=size(free),
+            missing=size(needed - free),
+        )
+        return Event(failure=codec.failure_of(why))
 
     def info(self, place: Place) -> CheckpointInfo:
         return msgspec.structs.replace(
@@ -150,6 +238,7 @@ class SimulatedAgent(MemoryAgent[Place]):
 
     def fill(self, place: Place, image: Place) -> None:
         place.vram, place.worked = image.vram, image.worked
+        place.gpu_memory = image.gpu_memory
         place.started = place.active = self.clock.now()
 
 
@@ -207,10 +296,12 @@ class SimulatedHub:
             if plan.action not in {"cold", "restore"}:
                 raise Refused(Reason.INTERNAL, detail=plan.action)
             held = plan.action == "restore"
-            await self.agent.gpus.take(key, self.agent.clock.now())
+            card = await self.agent.gpus.take(key, self.agent.clock.now())
             now = self.agent.clock.now()
             hold = TreeState.HOLDING
-            place = Place(key, name, hold, self.vram[key], now, active=now)
+            place = Place(
+                key, name, hold, self.vram[key], now, active=now, card=card, pod=name
+            )
             self.agent.put(place)
             await self.agent.clock.sleep(POD)
             if not held:

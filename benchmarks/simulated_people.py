@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -42,6 +42,20 @@ class Habits:
     stops: float = 0.15  #: share of visits that end with "Stop My Server"
     patience: float = 45 * MINUTE
     vram: tuple[float, float] = (12 * GB, 0.8)  #: median, sigma; at most 78 GB
+    #: What one cell computes, and the thought before the next: median, sigma. None: a
+    #: stretch of work is one cell.
+    cell: tuple[float, float] | None = None
+    thought: tuple[float, float] = (45.0, 1.1)
+    #: How much people's pauses differ from each other: sigma. 0: all have the same.
+    differ: float = 0.0
+
+    def of(self, rng: random.Random) -> Habits:
+        """One person's own."""
+        if not self.differ:
+            return self
+        short = self.short_pause * rng.lognormvariate(0, self.differ)
+        long_share = min(0.9, self.long_share * rng.lognormvariate(0, self.differ))
+        return replace(self, short_pause=short, long_share=long_share)
 
 
 class World(Protocol):
@@ -52,8 +66,8 @@ class World(Protocol):
     async def come(self, key: SessionKey, vram: int, patience: float) -> Meeting:
         """Have the session run, however long that takes, or lose patience."""
 
-    def work(self, key: SessionKey, *, busy: bool) -> None:
-        """It works, or its user has just stopped working."""
+    async def work(self, key: SessionKey, seconds: float) -> None:
+        """It computes for so long, or for longer where its card is shared."""
 
     async def stop(self, key: SessionKey) -> None:
         """Stop it for good."""
@@ -65,8 +79,26 @@ class Meeting:
 
     came: bool  #: False: lost patience
     waited: float  #: seconds
-    found: str  #: running, suspended, new, or lost (it was killed)
-    after: float = math.inf  #: seconds since it was suspended
+    found: str  #: running, napping, suspended, new, or lost (it was killed)
+    after: float = math.inf  #: seconds since it was suspended, or napped
+    gave_room: bool = False  #: it napped for another one
+
+
+@dataclass
+class Pauses:
+    """When people left and came back, and when they will."""
+
+    left_at: dict[SessionKey, float] = field(default_factory=dict)
+    back_at: dict[SessionKey, float] = field(default_factory=dict)
+    of: dict[SessionKey, list[float]] = field(default_factory=dict)  #: the past ones
+
+    def leave(self, key: SessionKey, now: float, seconds: float = math.inf) -> None:
+        self.left_at[key], self.back_at[key] = now, now + seconds
+
+    def come(self, key: SessionKey, now: float) -> None:
+        left = self.left_at.pop(key, None)
+        if left is not None:
+            self.of.setdefault(key, []).append(now - left)
 
 
 @dataclass
@@ -74,6 +106,13 @@ class Seen:
     """All that people met."""
 
     meetings: list[Meeting] = field(default_factory=list)
+    pauses: Pauses = field(default_factory=Pauses)
+    visits: int = 0
+    given_up: int = 0  #: visits that ended because patience did
+    served: int = 0  #: visits with any work done
+    worked: float = 0.0  #: seconds of stretches of work, without waits
+    computed: float = 0.0  #: seconds that a whole card would have needed
+    shared: float = 0.0  #: seconds more, since others computed on the same card
 
     def waits(self, *found: str) -> list[float]:
         return sorted(m.waited for m in self.meetings if m.came and m.found in found)
@@ -84,6 +123,7 @@ async def person(
 ) -> None:
     """One person's days."""
     rng = random.Random(f"{seed} {number}")
+    habits = habits.of(random.Random(f"habits of {seed} {number}"))
     key = SessionKey(f"user{number:05}")
     median, sigma = habits.vram
     vram = int(min(78 * GB, median * rng.lognormvariate(0, sigma)))
@@ -98,61 +138,86 @@ async def person(
         if world.clock.now() > arrival:
             continue  # still here since yesterday
         await asyncio.sleep(arrival - world.clock.now())
-        if await _visit(world, key, vram, habits, rng, stay, seen):
-            await _leave(world, key, vram, habits, rng, seen)
+        each = _Person(world, key, vram, habits, rng, seen)
+        came = await each.visit(stay) and await each.leave()
+        seen.pauses.leave(key, world.clock.now())
+        seen.visits += 1
+        seen.given_up += not came
+        seen.served += each.cells > 0
 
 
-async def _visit(
-    world: World,
-    key: SessionKey,
-    vram: int,
-    habits: Habits,
-    rng: random.Random,
-    stay: float,
-    seen: Seen,
-) -> bool:
-    until = world.clock.now() + stay
-    while world.clock.now() < until:
-        if not await _work(world, key, vram, habits, rng, habits.active, seen):
-            return False
-        if rng.random() < habits.long_share:
-            pause = habits.long_pause[0] * rng.lognormvariate(0, habits.long_pause[1])
-        else:
-            pause = rng.expovariate(1 / habits.short_pause)
-        await asyncio.sleep(pause)
-    return True
+@dataclass
+class _Person:
+    """One visit of one person."""
 
+    world: World
+    key: SessionKey
+    vram: int
+    habits: Habits
+    rng: random.Random
+    seen: Seen
+    cells: int = 0  #: that were run
 
-async def _work(
-    world: World,
-    key: SessionKey,
-    vram: int,
-    habits: Habits,
-    rng: random.Random,
-    mean: float,
-    seen: Seen,
-) -> bool:
-    """One stretch of work; False: there was no GPU for it."""
-    patience = 5 * MINUTE + rng.expovariate(1 / habits.patience)
-    met = await world.come(key, vram, patience)
-    seen.meetings.append(met)
-    if not met.came:
-        return False
-    world.work(key, busy=True)
-    await asyncio.sleep(rng.expovariate(1 / mean))
-    world.work(key, busy=False)
-    return True
+    async def visit(self, stay: float) -> bool:
+        """Work and pause; False: patience has ended."""
+        habits, rng = self.habits, self.rng
+        until = self.world.clock.now() + stay
+        while self.world.clock.now() < until:
+            if not await self._stretch(habits.active, habits.cell):
+                return False
+            if rng.random() < habits.long_share:
+                median, sigma = habits.long_pause
+                pause = median * rng.lognormvariate(0, sigma)
+            else:
+                pause = rng.expovariate(1 / habits.short_pause)
+            self.seen.pauses.leave(self.key, self.world.clock.now(), pause)
+            await asyncio.sleep(pause)
+        return True
 
+    async def leave(self) -> bool:
+        """Leave a job running, or stop the session, or just go."""
+        if self.rng.random() < self.habits.trains:
+            return await self._stretch(self.habits.training)
+        if self.rng.random() < self.habits.stops:
+            await self.world.stop(self.key)
+        return True
 
-async def _leave(
-    world: World,
-    key: SessionKey,
-    vram: int,
-    habits: Habits,
-    rng: random.Random,
-    seen: Seen,
-) -> None:
-    if rng.random() < habits.trains:
-        await _work(world, key, vram, habits, rng, habits.training, seen)
-    elif rng.random() < habits.stops:
-        await world.stop(key)
+    async def _stretch(
+        self, mean: float, cell: tuple[float, float] | None = None
+    ) -> bool:
+        """One stretch of work; False: there was no GPU for it, or not any more."""
+        left: float | None = None
+        while left is None or left > 0:
+            if not await self._come():
+                return False
+            if left is None:
+                left = self.rng.expovariate(1 / mean)
+            seconds = left
+            if cell is not None:
+                seconds = min(left, cell[0] * self.rng.lognormvariate(0, cell[1]))
+            await self._run(seconds)
+            left -= seconds
+            if cell is not None and left > 0:
+                median, sigma = self.habits.thought
+                thought = min(left, median * self.rng.lognormvariate(0, sigma))
+                await asyncio.sleep(thought)
+                self.seen.worked += thought
+                left -= thought
+        return True
+
+    async def _come(self) -> bool:
+        self.seen.pauses.come(self.key, self.world.clock.now())
+        mean = self.habits.patience
+        patience = 5 * MINUTE + self.rng.expovariate(1 / mean)
+        met = await self.world.come(self.key, self.vram, patience)
+        self.seen.meetings.append(met)
+        return met.came
+
+    async def _run(self, seconds: float) -> None:
+        begun = self.world.clock.now()
+        await self.world.work(self.key, seconds)
+        took = self.world.clock.now() - begun
+        self.cells += 1
+        self.seen.worked += took
+        self.seen.computed += seconds
+        self.seen.shared += took - seconds

@@ -11,46 +11,100 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from benchmarks.simulated_gpus import Gpus, Place
-from benchmarks.simulated_node import POD, SimulatedAgent, SimulatedHub
+from benchmarks.simulated_memory import POD
+from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
 from benchmarks.simulated_people import SOON, Meeting
+from benchmarks.simulated_returns import Expecting
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import (
+    MADE_ROOM_LINES,
+    MAKES_ROOM,
+)
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from simulation.loop import LoopClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from benchmarks.simulated_people import Pauses
     from jupyterhub_gpu_reclaim.common.models import SessionView
+    from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
 
 #: Seconds between two samples and two ticks: thirty times the defaults, so that a week
 #: can be simulated at all. The service notices everything up to that much later.
 BEAT = 300.0
+#: Seconds after which a person runs a cell again that found no memory on its card.
+AGAIN = 60.0
+#: Phases in which a person finds their page, though perhaps not their GPU memory.
+USABLE = {Phase.RUNNING, Phase.WARNED, Phase.NAPPING}
+#: A nap begins in so many seconds after the line in the audit that it is for another.
+ROOM_SECONDS = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What there is for everybody."""
+
+    gpus: int
+    seats: int = 1  #: sessions that share one GPU
+    memory: float = math.inf  #: bytes of each GPU; inf: nobody ever lacks any
+    host: float = math.inf  #: bytes of host memory that naps and saves may have
+
+    def cards(self) -> Gpus:
+        return Gpus(self.gpus, self.seats, self.memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How the real service is set. All in seconds."""
+
+    idle_after: float = 900.0
+    nap_after: float = 0.0  #: 0: nobody naps
+    room_after: float = 60.0  #: 0: nobody naps for others
+    under_pressure: float = 0.0  #: ``pressure_idle_after``; 0: off
+    beat: float = BEAT  #: between two samples, and two ticks
+    #: what tells who is expected back soon, and so is not suspended; None: nothing
+    expected: Callable[[Pauses, SessionKey, float, float], bool] | None = None
+
+
+async def allocated(place: Place, clock: LoopClock, until: float) -> bool:
+    """Whether its first cell found memory, tried again and again until then."""
+    while True:
+        place.active = clock.now()
+        if place.allocate():
+            return True
+        left = until - clock.monotonic()
+        if left <= 0:
+            return False
+        await asyncio.sleep(min(AGAIN, left))
 
 
 class Plain:
     """A Hub without us.
 
     Args:
-        gpus: how many there are.
+        machine: what there is.
         kill_after: seconds of idleness after which a session is killed; inf: never.
     """
 
-    def __init__(self, gpus: int, kill_after: float = math.inf) -> None:
+    def __init__(self, machine: Machine, kill_after: float = math.inf) -> None:
         self.clock = LoopClock()
-        self.gpus = Gpus(gpus)
-        self.lost = 0
-        self.suspends = 0
+        self.gpus = machine.cards()
+        self.lost = self.suspends = 0
+        self.naps = self.naps_failed = self.wakes_unserved = 0
         self._kill_after = kill_after
         self._places: dict[SessionKey, Place] = {}
         self._killed: set[SessionKey] = set()
@@ -72,30 +126,31 @@ class Plain:
 
     async def come(self, key: SessionKey, vram: int, patience: float) -> Meeting:
         place = self._places.get(key)
-        if place is not None:
-            place.active = self.clock.now()
-            return Meeting(came=True, waited=0.0, found="running")
-        found = "lost" if key in self._killed else "new"
+        found = "lost" if key in self._killed else "new" if place is None else "running"
         asked = self.clock.now()
-        try:
-            async with asyncio.timeout(patience):
-                await self.gpus.take(key, asked)
-        except TimeoutError:
-            return Meeting(came=False, waited=patience, found=found)
-        await asyncio.sleep(POD)
-        now = self.clock.now()
-        self._killed.discard(key)
-        self._places[key] = Place(key, "", TreeState.RUNNING, vram, now, active=now)
-        return Meeting(came=True, waited=now - asked, found=found)
+        until = self.clock.monotonic() + patience
+        if place is None:
+            try:
+                async with asyncio.timeout(patience):
+                    card = await self.gpus.take(key, asked)
+            except TimeoutError:
+                return Meeting(came=False, waited=patience, found=found)
+            await asyncio.sleep(POD)
+            self._killed.discard(key)
+            now, name = self.clock.now(), str(key)
+            place = Place(key, name, TreeState.RUNNING, vram, now, card=card)
+            self._places[key] = place
+        came = await allocated(place, self.clock, until)
+        return Meeting(came=came, waited=place.active - asked, found=found)
 
-    def work(self, key: SessionKey, *, busy: bool) -> None:
-        place = self._places.get(key)
-        if place is not None:
-            place.work(busy, self.clock.now())
+    async def work(self, key: SessionKey, seconds: float) -> None:
+        await self._places[key].work(seconds, self.clock.now)
 
     async def stop(self, key: SessionKey) -> None:
-        if self._places.pop(key, None) is not None:
-            self.gpus.give()
+        place = self._places.pop(key, None)
+        if place is not None:
+            place.card.release(place.incarnation)
+            self.gpus.give(place.card)
 
     def places(self) -> Iterable[Place]:
         return self._places.values()
@@ -109,34 +164,50 @@ class Ours:
     """The real service.
 
     Args:
-        gpus: how many there are.
+        machine: what there is.
         journal: SQLAlchemy URL of its journal.
-        under_pressure: ``pressure_idle_after`` in seconds; 0: off.
+        rules: how it is set.
+        pauses: of its people.
     """
 
-    def __init__(self, gpus: int, journal: str, under_pressure: float = 0.0) -> None:
+    def __init__(
+        self, machine: Machine, journal: str, rules: Rules, pauses: Pauses
+    ) -> None:
         self.clock = LoopClock()
-        self.gpus = Gpus(gpus)
-        self.agent = SimulatedAgent(self.clock, self.gpus)
+        self.gpus = machine.cards()
+        self.agent = SimulatedAgent(self.clock, self.gpus, machine.host)
         self.hub = SimulatedHub(self.agent)
-        idle = IdlePolicy(idle_after=900.0, max_sample_age=2 * BEAT)
-        pressure = PressurePolicy(idle, pressure_idle_after=under_pressure)
-        decide = Decider(Guards(), [idle, pressure])
+        idle = IdlePolicy(
+            idle_after=rules.idle_after, max_sample_age=max(60.0, 2 * rules.beat)
+        )
+        pressure = PressurePolicy(idle, pressure_idle_after=rules.under_pressure)
+        guards = Guards()
+        usual = Expecting(idle, pauses, rules.expected) if rules.expected else idle
+        decide = Decider(guards, [usual, pressure])
+        naps = NapPolicy(
+            idle,
+            seats=machine.seats,
+            nap_after=rules.nap_after,
+            room_after=rules.room_after,
+        )
+        span = max(rules.idle_after, rules.nap_after)
         self._journal = Journal(journal)
         self.controller = self.hub.controller = Controller(
             journal=self._journal,
             agent=self.agent,
             hub=self.hub,
             decide=decide,
-            choose=PreemptionPolicy(decide) if under_pressure else None,
-            window=lambda: Window(span=idle.idle_after, interval=BEAT),
+            choose=PreemptionPolicy(decide) if rules.under_pressure else None,
+            naps=NapDecider(guards, naps) if rules.nap_after else None,
+            window=lambda: Window(span=span, interval=rules.beat),
             clock=self.clock,
             settings=Settings(
-                sample_interval=BEAT,
-                tick_interval=BEAT,
+                sample_interval=rules.beat,
+                tick_interval=rules.beat,
                 captures=16,
-                pace=5.0,
+                pace=min(5.0, rules.beat / 10),
                 audit=30 * 86400.0,
+                seats_per_gpu=machine.seats,
             ),
         )
 
@@ -157,7 +228,26 @@ class Ours:
     @property
     def suspends(self) -> int:
         """So far."""
-        return self.controller.metrics_snapshot().counters.operations["suspend", "ok"]
+        return self._counters.operations["suspend", "ok"]
+
+    @property
+    def naps(self) -> int:
+        """So far."""
+        return self._counters.operations["nap", "ok"]
+
+    @property
+    def naps_failed(self) -> int:
+        """So far."""
+        return self._counters.operations["nap", "failed"]
+
+    @property
+    def wakes_unserved(self) -> int:
+        """For which nobody could nap."""
+        return self._counters.wakes_unserved
+
+    @property
+    def _counters(self) -> Counters:
+        return self.controller.metrics_snapshot().counters
 
     async def beat(self) -> None:
         """It has beats of its own."""
@@ -165,32 +255,49 @@ class Ours:
     async def come(self, key: SessionKey, vram: int, patience: float) -> Meeting:
         self.hub.vram[key] = vram
         asked = self.clock.now()
+        until = self.clock.monotonic() + patience
         view = self._view(key)
-        if self._runs(key, view):
-            self.work(key, busy=True)
-            return Meeting(came=True, waited=0.0, found="running")
-        saved = view is not None and view.phase is not Phase.STOPPED
-        found = "suspended" if saved else "new"
-        after = math.inf
-        if view is not None and view.phase is Phase.SUSPENDED:
-            after = asked - view.since
-        elif saved:
-            after = 0.0
+        met = self._found(key, view)
         while not self._runs(key, view):
-            left = patience - (self.clock.now() - asked)
+            left = until - self.clock.monotonic()
             if left <= 0:
                 self.hub.call_off(key)
-                return Meeting(came=False, waited=patience, found=found, after=after)
+                return replace(met, came=False, waited=patience)
             await self._ask(key, view, left)
             view = self._view(key)
-        waited = self.clock.now() - asked
-        return Meeting(came=True, waited=waited, found=found, after=after)
+        place = self.agent.places[self.hub.current[key]]
+        came = await allocated(place, self.clock, until)
+        return replace(met, came=came, waited=place.active - asked)
+
+    def _found(self, key: SessionKey, view: SessionView | None) -> Meeting:
+        """What somebody meets who comes now."""
+        met = Meeting(came=True, waited=0.0, found="suspended")
+        now, place = self.clock.now(), self._place(key)
+        if self._runs(key, view):
+            return replace(met, found="running")
+        if view is None or view.phase is Phase.STOPPED:
+            return replace(met, found="new")
+        if place is not None and view.phase in USABLE:
+            begun = place.nap.begun if place.nap is not None else now
+            lines = self._journal.audit(key, MADE_ROOM_LINES)
+            at = next((line.at for line in lines if line.what == MAKES_ROOM), -math.inf)
+            room = begun - at < ROOM_SECONDS
+            return replace(met, found="napping", after=now - begun, gave_room=room)
+        suspended = view.phase is Phase.SUSPENDED
+        return replace(met, after=now - view.since if suspended else 0.0)
 
     async def _ask(
         self, key: SessionKey, view: SessionView | None, left: float
     ) -> None:
         """Do what brings it on, and wait for a while or its end."""
-        start = self.hub.starting(key)
+        start, place = self.hub.starting(key), self._place(key)
+        if place is not None and place.state is TreeState.NAPPING:
+            self.agent.use(place)
+        moving = place.running if place is not None else None
+        if moving is not None and moving.kind in {"nap", "wake"}:
+            assert moving.task is not None
+            await asyncio.wait({moving.task}, timeout=left)
+            return
         if start is not None:
             await asyncio.wait({start}, timeout=left)
             await asyncio.sleep(1.0)  # the service notes that it answers
@@ -205,10 +312,10 @@ class Ours:
                 await self.controller.users.resume(key, key.user)
             await asyncio.sleep(1.0)
 
-    def work(self, key: SessionKey, *, busy: bool) -> None:
-        place = self.agent.places.get(self.hub.current.get(key, ""))
-        if place is not None:
-            place.work(busy, self.clock.now())
+    async def work(self, key: SessionKey, seconds: float) -> None:
+        place = self._place(key)
+        assert place is not None
+        await place.work(seconds, self.clock.now)
 
     async def stop(self, key: SessionKey) -> None:
         await self.hub.stop(key)
@@ -220,6 +327,9 @@ class Ours:
         """Sessions whose state is kept without a GPU."""
         return self.controller.metrics_snapshot().phases.get(Phase.SUSPENDED, 0)
 
+    def _place(self, key: SessionKey) -> Place | None:
+        return self.agent.places.get(self.hub.current.get(key, ""))
+
     def _view(self, key: SessionKey) -> SessionView | None:
         try:
             return self.controller.users.session(key)
@@ -229,14 +339,16 @@ class Ours:
     def _runs(self, key: SessionKey, view: SessionView | None) -> bool:
         if view is None or self.hub.states.get(key) is not HubState.RUNNING:
             return False
-        place = self.agent.places.get(self.hub.current[key])
+        place = self._place(key)
         return (
-            view.phase in {Phase.RUNNING, Phase.WARNED}
+            view.phase in USABLE
             and place is not None
             and place.state is TreeState.RUNNING
+            and place.running is None
         )
 
 
 def wrong(meetings: Iterable[Meeting]) -> int:
     """How many came back so soon that they had better not been suspended."""
-    return sum(meeting.after < SOON for meeting in meetings)
+    saved = (meeting for meeting in meetings if meeting.found == "suspended")
+    return sum(meeting.after < SOON for meeting in saved)

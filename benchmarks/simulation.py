@@ -5,10 +5,14 @@
     .venv/bin/python -m benchmarks.simulation --scale 1000 2000 5000 10000
 
 Simulated people (``simulated_people.py``) in simulated time (``simulation/loop.py``)
-meet one strategy: ``nothing``, ``kill`` (idle-culler's rule, ``--hours``), ``idle`` or
-``pressure``. The last two are the real controller, policy, work queue and SQLite
-journal over a simulated node and Hub (``simulated_node.py``). ``simulation_plots.py``
-draws the files. With ``--scale`` it measures what beats of the service cost instead.
+meet one strategy: ``nothing``, ``kill`` (idle-culler's rule, ``--hours``), or the real
+controller, policy, work queue and SQLite journal over a simulated node and Hub
+(``simulated_node.py``): ``idle``, ``pressure`` (sooner while somebody waits), ``naps``
+(and a suspend after an hour), ``naps-idle`` (and one after 15 min), ``naps-pressure``;
+``oracle`` and ``habit`` are ``idle`` that expects people back
+(``simulated_returns.py``). With ``--shared`` people run cells, and share cards whose
+memory has an end; ``simulation_seats.py`` compares that. ``simulation_plots.py`` draws
+the files. With ``--scale`` it measures what beats of the service cost instead.
 """
 
 from __future__ import annotations
@@ -21,14 +25,39 @@ import resource
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulated_people import DAY, Habits, Seen, person
-from benchmarks.simulated_strategies import BEAT, Ours, Plain, wrong
+from benchmarks.simulated_gpus import GB
+from benchmarks.simulated_people import (
+    DAY,
+    HOUR,
+    Habits,
+    Meeting,
+    Pauses,
+    Seen,
+    person,
+)
+from benchmarks.simulated_returns import by_habit, by_oracle
+from benchmarks.simulated_strategies import BEAT, Machine, Ours, Plain, Rules, wrong
 from simulation.loop import run
 
 POINT = 900.0  #: seconds between two points of the plots
+#: What a cell computes, seconds: median, sigma.
+CELL = (40.0, 1.2)
+#: Who is woken so soon after a nap for another one has had little of either.
+THRASH = 600.0
+
+RULES = {
+    "idle": Rules(),
+    "pressure": Rules(under_pressure=BEAT),
+    "naps": Rules(nap_after=180.0, idle_after=HOUR),
+    "naps-idle": Rules(nap_after=180.0),
+    "naps-pressure": Rules(nap_after=180.0, idle_after=HOUR, under_pressure=BEAT),
+    "oracle": Rules(expected=by_oracle),
+    "habit": Rules(expected=by_habit),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,8 +68,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hours", type=float, default=1.0, help="of kill")
     parser.add_argument(
-        "--strategy", choices=["nothing", "kill", "idle", "pressure"], default="idle"
+        "--strategy", choices=["nothing", "kill", *RULES], default="idle"
     )
+    parser.add_argument("--beat", type=float, default=BEAT, help="of the service, s")
+    parser.add_argument("--room-after", type=float, default=60.0, help="of naps, s")
+    parser.add_argument("--differ", type=float, default=0.0, help="Habits.differ")
+    parser.add_argument("--shared", action="store_true")
+    parser.add_argument("--seats", type=int, default=1, help="of each card")
+    parser.add_argument("--card-gb", type=float, default=80.0, help="with --shared")
+    parser.add_argument("--host-gb", type=float, default=512.0, help="with --shared")
+    parser.add_argument("--vram-gb", type=float, default=12.0, help="people's median")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--scale", type=int, nargs="+", metavar="SESSIONS")
     options = parser.parse_args(argv)
@@ -74,24 +111,36 @@ def simulate(options: Any) -> dict[str, Any]:
     }
 
 
-def _world(options: Any, journal: str) -> Ours | Plain:
+def _world(options: Any, journal: str, pauses: Pauses) -> Ours | Plain:
+    machine = Machine(gpus=options.gpus, seats=options.seats)
+    if options.shared:
+        memory, host = GB * options.card_gb, GB * options.host_gb
+        machine = replace(machine, memory=memory, host=host)
     match options.strategy:
         case "nothing":
-            return Plain(options.gpus)
+            return Plain(machine)
         case "kill":
-            return Plain(options.gpus, options.hours * 3600)
-        case "idle":
-            return Ours(options.gpus, journal)
-    return Ours(options.gpus, journal, under_pressure=BEAT)
+            return Plain(machine, options.hours * 3600)
+    rules = RULES[options.strategy]
+    rules = replace(rules, beat=options.beat, room_after=options.room_after)
+    return Ours(machine, journal, rules, pauses)
+
+
+def _habits(options: Any) -> Habits:
+    habits = Habits()
+    vram = GB * options.vram_gb, habits.vram[1]
+    cell = CELL if options.shared else None
+    return replace(habits, vram=vram, cell=cell, differ=options.differ)
 
 
 async def _week(options: Any, journal: str) -> dict[str, Any]:
-    world, seen = _world(options, journal), Seen()
+    seen, habits = Seen(), _habits(options)
+    world = _world(options, journal, seen.pauses)
     points: list[list[int]] = []
     await world.start()
     people = [
         asyncio.create_task(
-            person(world, number, Habits(), options.seed, options.days, seen)
+            person(world, number, habits, options.seed, options.days, seen)
         )
         for number in range(options.people)
     ]
@@ -99,6 +148,7 @@ async def _week(options: Any, journal: str) -> dict[str, Any]:
     for day in range(options.days):
         await _day(world, points)
         found = {"days_done": day + 1, **_met(seen), **_sums(world, points)}
+        found |= _shared(world, seen)
         if options.out:
             options.out.write_text(json.dumps({**_what(options), **found}, indent=1))
         used = time.process_time()
@@ -136,26 +186,63 @@ def _sums(world: Ours | Plain, points: list[list[int]]) -> dict[str, Any]:
 
 
 def _what(options: Any) -> dict[str, Any]:
-    names = ("strategy", "people", "gpus", "days", "seed")
+    names = ("strategy", "people", "gpus", "days", "seed", "seats", "vram_gb")
     return {name: getattr(options, name) for name in names}
 
 
 def _met(seen: Seen) -> dict[str, Any]:
-    everybody = seen.waits("running", "suspended", "new", "lost")
+    everybody = seen.waits("running", "napping", "suspended", "new", "lost")
     back = seen.waits("suspended")
     new = seen.waits("new", "lost")
     return {
-        "visits": len(seen.meetings),
+        "visits": len(seen.meetings),  # stretches of work, or cells
         "gave_up": sum(not meeting.came for meeting in seen.meetings),
         "found": {
             word: sum(meeting.found == word for meeting in seen.meetings)
-            for word in ("running", "suspended", "new", "lost")
+            for word in ("running", "napping", "suspended", "new", "lost")
         },
         "wait_all_seconds": _spread(everybody),
+        "wait_woken_seconds": _spread(seen.waits("napping")),
         "wait_resumed_seconds": _spread(back),
         "wait_started_seconds": _spread(new),
         "wrong_suspends": wrong(seen.meetings),
     }
+
+
+def _shared(world: Ours | Plain, seen: Seen) -> dict[str, Any]:
+    """What cards were used for, and what people paid."""
+    for card in world.gpus.cards:
+        card.note()
+    cards = [card.hours for card in world.gpus.cards]
+    asked = max(1, len(seen.meetings))
+    waited = sum(each.waited for each in seen.meetings if each.came)
+    return {
+        "card_hours": {
+            "seated": round(sum(each.seated for each in cards) / HOUR, 2),
+            "worked": round(sum(each.worked for each in cards) / HOUR, 2),
+            "memory_held": round(sum(each.held for each in cards) / HOUR, 2),
+            "memory_idle": round(sum(each.held_idle for each in cards) / HOUR, 2),
+        },
+        "people_visits": seen.visits,
+        "people_served": seen.served,
+        "people_given_up": seen.given_up,
+        "hours_of_work": round(seen.worked / HOUR, 2),
+        "hours_computed": round(seen.computed / HOUR, 2),
+        "hours_shared": round(seen.shared / HOUR, 2),
+        "hours_waited": round(waited / HOUR, 2),  # and got it
+        "cells_over_3_s": sum(each.waited > 3.0 for each in seen.meetings) / asked,
+        "cells_over_30_s": sum(each.waited > 30.0 for each in seen.meetings) / asked,
+        "naps": world.naps,
+        "naps_failed": world.naps_failed,
+        "woken": sum(each.found == "napping" for each in seen.meetings),
+        "woken_room": sum(each.gave_room for each in seen.meetings),
+        "thrashed": sum(_is_thrash(each) for each in seen.meetings),
+        "wakes_unserved": world.wakes_unserved,
+    }
+
+
+def _is_thrash(meeting: Meeting) -> bool:
+    return meeting.gave_room and meeting.after < THRASH
 
 
 def _spread(waits: list[float]) -> dict[str, float]:

@@ -1,15 +1,18 @@
-"""Draws what ``simulation.py`` has written, for ``docs/explanation/policy.md``.
+"""Draws what ``simulation.py`` has written, for ``docs/explanation/``.
 
-    python benchmarks/simulation_plots.py RUNS docs/images
+    python -m benchmarks.simulation_plots week RUNS docs/images
+    python -m benchmarks.simulation_plots seats RUNS docs/images
 
-RUNS is a folder with ``nothing.json``, ``kill.json``, ``idle.json``, ``pressure.json``.
-Needs ``benchmarks/requirements.txt``. Small files: of several days one point an hour,
-and text stays text.
+RUNS is a folder with ``nothing.json``, ``kill.json``, ``idle.json``, ``pressure.json``,
+or the one of ``simulation_seats.py``. Needs ``benchmarks/requirements.txt``. Small
+files: of several days one point an hour, and text stays text.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -17,6 +20,8 @@ import matplotlib as mpl
 
 mpl.use("svg")
 from matplotlib import pyplot as plt
+
+from benchmarks import simulation_seats as seats
 
 TITLES = {
     "nothing": "Nothing is done",
@@ -27,9 +32,22 @@ TITLES = {
 WEEK = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 WORK, HELD, QUEUE = "#0072b2", "#e69f00", "#000000"
 EVERY = 4  #: points of a quarter of an hour
+STRATEGIES = {
+    "nothing": ("nothing is done", "#000000"),
+    "kill": ("killed after 1 h", "#d55e00"),
+    "idle": ("suspended after 15 min", "#e69f00"),
+    "naps": ("nap after 3 min, suspended after 1 h", "#56b4e9"),
+    "naps-idle": ("nap after 3 min, suspended after 15 min", "#0072b2"),
+}
+MEASURES = {
+    "served": "people served\nper card and day",
+    "worked": "GPU-hours at work\n(4 cards, a day)",
+    "memory idle": "GPU memory held idle\n(card-hours)",
+    "over 30 s": "cells that waited\nover 30 s (%)",
+}
 
 
-def main(runs: Path, images: Path) -> None:
+def main(what: str, runs: Path, images: Path) -> None:
     mpl.rcParams.update(
         {
             "svg.fonttype": "none",
@@ -39,6 +57,9 @@ def main(runs: Path, images: Path) -> None:
             "axes.spines.right": False,
         }
     )
+    if what == "seats":
+        _seats(seats.read(runs), images / "simulation-seats.svg")
+        return
     found = {
         name: json.loads((runs / f"{name}.json").read_text())
         for name in TITLES
@@ -74,11 +95,46 @@ def _use(found: dict, days: int, path: Path) -> None:
     _save(figure, path)
 
 
-def _save(figure: plt.Figure, path: Path) -> None:
-    figure.tight_layout()
+def _seats(found: seats.Runs, path: Path) -> None:
+    """Each measure by the number of seats, for small and for large sessions."""
+    figure, axes = plt.subplots(
+        len(MEASURES), len(seats.SIZES), figsize=(7.2, 8.0), sharex=True, sharey="row"
+    )
+    for (row, (measure, label)), (column, size) in itertools.product(
+        enumerate(MEASURES.items()), enumerate(seats.SIZES)
+    ):
+        axis = axes[row][column]
+        for shift, (name, (title, color)) in enumerate(STRATEGIES.items()):
+            each = [
+                [seats.value(run, measure) for run in found[name, count, size]]
+                for count in seats.SEATS
+            ]
+            at = [count + 0.05 * (shift - 2) for count in seats.SEATS]
+            means = [statistics.fmean(values) for values in each]
+            axis.plot(at, means, color=color, marker="o", ms=3, lw=1.3, label=title)
+            low, high = [min(values) for values in each], [max(v) for v in each]
+            axis.vlines(at, low, high, color=color, lw=0.8)
+        if row == 0:
+            axis.set_title(f"sessions of {size} GB (median)", fontsize=9)
+        if column == 0:
+            axis.set_ylabel(label)
+    for axis in axes[:, 0]:
+        axis.set_ylim(bottom=0)
+    for axis in axes[-1]:
+        axis.set_xticks(seats.SEATS)
+        axis.set_xlabel("seats per card")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, ncols=2, frameon=False, fontsize=8, loc="upper center"
+    )
+    _save(figure, path, top=0.92)
+
+
+def _save(figure: plt.Figure, path: Path, top: float = 1.0) -> None:
+    figure.tight_layout(rect=(0, 0, 1, top))
     figure.savefig(path, metadata={"Date": None})
     print(path, path.stat().st_size, "bytes")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

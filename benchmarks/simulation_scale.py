@@ -128,6 +128,7 @@ def _running(
 ) -> None:
     name = f"i-{key.user}"
     place = Place(key, name, TreeState.RUNNING, 10 * GB, now, busy_since=now)
+    place.allocate()
     agent.put(place)
     hub.states[key], hub.current[key] = HubState.RUNNING, name
     row = SessionRow(key=key, phase=Phase.RUNNING, since=now, incarnation=name)

@@ -111,6 +111,10 @@ class MemorySession:
             shortage=self.shortage,
         )
 
+    def gpu(self) -> GpuSample:
+        """What it has of its card while it is awake."""
+        return GpuSample(uuid="0" * 32, memory=self.gpu_memory)
+
     @property
     def goes_on_as(self) -> TreeState:
         """What it is again once a capture of it is undone."""
@@ -438,8 +442,7 @@ class MemoryAgent(Generic[S]):
         operation.add(Event(tree=session.tree()))
 
     def _nap_of(self, session: S) -> Nap:
-        card = GpuSample(uuid="0" * 32, memory=session.gpu_memory)
-        return Nap(begun=self.now(), gpus=[card])
+        return Nap(begun=self.now(), gpus=[session.gpu()])
 
     def _begin(
         self, session: S, kind: str, checkpoint: str, *, lazy: bool = False

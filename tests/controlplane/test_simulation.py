@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 from argparse import Namespace
 
 import pytest
 
 from benchmarks import simulation
+from benchmarks.simulated_gpus import GB, Gpus, Place
+from benchmarks.simulated_memory import seconds_back, seconds_out
+from benchmarks.simulated_node import SimulatedAgent
+from benchmarks.simulated_people import Pauses
+from benchmarks.simulated_returns import by_habit
 from benchmarks.simulated_strategies import Ours
+from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
+from simulation.loop import LoopClock, run
 
 
 def _day(strategy, **more):
     options = {"people": 40, "gpus": 3, "days": 1, "seed": 3, "hours": 1.0, "out": None}
+    options |= {"shared": False, "seats": 1, "vram_gb": 12.0}
+    options |= {"beat": 300.0, "differ": 0.0, "room_after": 60.0}
     return simulation.simulate(Namespace(strategy=strategy, **options | more))
+
+
+def _shared_day(strategy, **more):
+    """The same on cards that are shared, and whose memory has an end."""
+    cards = {"shared": True, "gpus": 1, "seats": 3, "card_gb": 80.0, "host_gb": 512.0}
+    people = {"people": 15, "vram_gb": 30.0, "beat": 30.0}
+    return _day(strategy, **people | cards | more)
 
 
 @pytest.fixture
@@ -50,3 +67,85 @@ def test_same_seed_is_the_same_day(worlds):
     assert first["points"] == second["points"]
     assert first["wait_all_seconds"] == second["wait_all_seconds"]
     assert [each[0].counters.causes["pressure"] for each in worlds] == [0, 0]
+
+
+def test_naps_serve_more_than_killing_and_lose_nobody():
+    naps, killing = _shared_day("naps"), _shared_day("kill")
+    assert naps["lost"] == 0 < killing["lost"]
+    assert naps["hours_computed"] > killing["hours_computed"]
+    assert naps["people_served"] > killing["people_served"]
+    assert naps["woken"] > 0
+    assert naps["woken_room"] >= naps["thrashed"]
+    assert naps["naps"] >= naps["woken"]
+    for day in (naps, killing):
+        hours = day["card_hours"]
+        assert hours["worked"] <= hours["seated"] <= 24
+        assert hours["memory_idle"] <= hours["memory_held"] <= hours["seated"]
+
+
+def test_host_memory_that_is_short_refuses_naps():
+    day = _shared_day("naps", host_gb=20.0, people=8)
+    assert day["naps_failed"] > 0
+    assert day["lost"] == 0
+
+
+def test_two_on_one_card_take_turns_and_three_do_not_fit():
+    clock, gpus = LoopClock(), Gpus(1, seats=3, memory=80 * GB)
+    agent = SimulatedAgent(clock, gpus)
+
+    async def place(name):
+        card = await gpus.take(SessionKey(name), clock.now())
+        key, state = SessionKey(name), TreeState.RUNNING
+        made = Place(key, name, state, vram=30 * GB, started=0.0, card=card)
+        agent.put(made)
+        return made
+
+    async def story():
+        ann, bob, eve = [await place(name) for name in ("ann", "bob", "eve")]
+        assert ann.allocate()
+        assert bob.allocate()
+        assert not eve.allocate()
+        begun = clock.monotonic()
+        await asyncio.gather(ann.work(60.0, clock.now), bob.work(30.0, clock.now))
+        assert clock.monotonic() - begun == pytest.approx(90.0)
+        begun = clock.monotonic()
+        async for _ in agent.nap("ann"):
+            pass
+        assert clock.monotonic() - begun == pytest.approx(seconds_out(30 * GB))
+        assert ann.card.free == 50 * GB
+        assert eve.allocate()
+        agent.use(ann)
+        await asyncio.sleep(30.0)
+        assert ann.state is TreeState.NAPPING
+        assert ann.shortage.cards[0].free == 20 * GB
+        agent.end("eve")
+        await asyncio.sleep(2.0 + seconds_back(30 * GB))
+        assert (ann.state, ann.shortage) == (TreeState.RUNNING, None)
+
+    run(story())
+
+
+def test_memory_moves_as_fast_as_was_measured():
+    assert [seconds_out(gib << 30) for gib in (4, 16, 64)] == [2.0, 7.5, 32.0]
+    assert [seconds_back(gib << 30) for gib in (4, 16, 64)] == [0.9, 2.6, 11.8]
+    assert seconds_out(10 << 30) == pytest.approx(4.75)
+    assert seconds_out(72 << 30) > 32.0
+
+
+def test_oracle_never_suspends_whoever_comes_back_soon():
+    days = {"people": 20, "gpus": 20, "beat": 100.0, "differ": 0.7}
+    usual, oracle = _day("idle", **days), _day("oracle", **days)
+    assert oracle["wrong_suspends"] < usual["wrong_suspends"]
+    assert oracle["card_hours"]["seated"] > usual["card_hours"]["seated"]
+
+
+def test_habit_is_made_of_enough_pauses_that_lasted_as_long():
+    pauses, key, minute = Pauses(), SessionKey("ann"), 60.0
+    for length in (5, 20, 22):
+        pauses.leave(key, 0.0)
+        pauses.come(key, length * minute)
+    assert not by_habit(pauses, key, 15 * minute, 0.0)
+    pauses.leave(key, 0.0)
+    pauses.come(key, 25 * minute)
+    assert by_habit(pauses, key, 15 * minute, 0.0)
+    assert not by_habit(pauses, key, 24 * minute, 0.0)
