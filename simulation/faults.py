@@ -275,7 +275,9 @@ class Faults:
             if place.tree is not None and place.tree.frozen and place.tree.whole:
                 woken = PIDS[: 1 + int(event.share * 3)]
                 place.tree.stopped -= set(woken)
-                if place.tree.runs:  # and works on
+                # It works on, unless its agent has noted that it ends it: its
+                # connections may be gone by then, so that it cannot go on.
+                if place.tree.runs and not self._world.is_ended(place):
                     self._world.ledger.work(place.key, place.tree)
 
     async def criu_fails(self, event: Event) -> None:

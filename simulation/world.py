@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.controlplane.decide.sampler import LATE_SECONDS
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import LeaseHolder
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
-from jupyterhub_gpu_reclaim.node.operations.records import Record
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.watchdog import Watched
 from jupyterhub_gpu_reclaim.node.workflows import unattended
 from simulation.checkers import Ledger
@@ -395,8 +395,18 @@ class World:
 
     def naps(self, place: Place) -> bool:
         """Whether its agent holds that tree, alone or half of it, in a nap."""
+        record = self._record(place)
+        return record is not None and record.naps
+
+    def is_ended(self, place: Place) -> bool:
+        """Whether its agent has noted that it ends that tree, whose state is saved."""
+        record = self._record(place)
+        return record is not None and record.stage is Stage.RELEASING
+
+    def _record(self, place: Place) -> Record | None:
+        """What its agent has noted of that tree."""
         data = self.machines.of(place.pid)[0].records.get(place.incarnation)
-        return data is not None and codec.decode(data, Record).naps
+        return None if data is None else codec.decode(data, Record)
 
     def begins_to_capture(self, incarnation: str) -> None:
         """An order to suspend ends with its session: who is at work was asked for."""

@@ -79,23 +79,6 @@ class TreeState(StrEnum):
     UNKNOWN = "unknown"  #: there is a pod, and the agent of its node does not answer
 
 
-class KernelSample(Value, frozen=True, kw_only=True):
-    """One Jupyter kernel, as reported by the session's own server."""
-
-    id: str
-    name: str  #: notebook path where one is known, else the kernel's name
-    execution_state: str  #: idle, busy, starting, …; or "unknown"
-    last_activity: float
-    connections: int = 0
-
-
-class TerminalSample(Value, frozen=True, kw_only=True):
-    """One terminal of the Jupyter server."""
-
-    name: str
-    last_input: float | None  #: time of the last input (atime of the tty)
-
-
 class GpuSample(Value, frozen=True, kw_only=True):
     """What one session did on one card, or on one instance (MIG) of it."""
 
@@ -105,6 +88,27 @@ class GpuSample(Value, frozen=True, kw_only=True):
     memory: int | None = None  #: bytes
     sm_percent: float | None = None  #: of the time since the last sample
     memory_percent: float | None = None  #: likewise, of its memory's bandwidth
+
+
+class KernelSample(Value, frozen=True, kw_only=True):
+    """One Jupyter kernel, as reported by the session's own server."""
+
+    id: str
+    name: str  #: notebook path where one is known, else the kernel's name
+    execution_state: str  #: idle, busy, starting, …; or "unknown"
+    last_activity: float
+    connections: int = 0
+    #: its program's pid in the session; None: not known, and nor is what follows
+    program: int | None = None
+    cpu_work: float | None = None  #: CPU seconds consumed so far by all of it
+    gpus: list[GpuSample] | None = None  #: of all of it; empty: none used
+
+
+class TerminalSample(Value, frozen=True, kw_only=True):
+    """One terminal of the Jupyter server."""
+
+    name: str
+    last_input: float | None  #: time of the last input (atime of the tty)
 
 
 class Sample(Value, frozen=True, kw_only=True):

@@ -127,6 +127,10 @@ class Reason(Enum):
     NOBODY_WAITS = ("nobody_waits", "Nobody waits for the GPU of this session.")
     NAP_OFF = ("nap_off", "Idle sessions do not nap by themselves here{rule}.")
     NAP_IDLE = ("nap_idle", "Idle for {idle} (naps after {nap_after}).")
+    NAP_KERNELS = (
+        "nap_kernels",
+        "Idle while the session is at work: {names}.",
+    )
     NAP_WOKEN = (
         "nap_woken",
         "It has been awake for {awake}; it naps after {nap_after} of that.",

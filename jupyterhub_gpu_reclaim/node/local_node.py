@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Collection
 
     from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Finding, Sample
@@ -164,8 +164,16 @@ class LocalNode:
         work = capture.Capture(self.tools, session, operation, generation)
         return self._begin(session, operation, work.run).follow()
 
-    async def nap(self, incarnation: str) -> AsyncIterator[Event]:
-        """Move its GPU memory out, or attach to the nap that begins. Idempotent."""
+    async def nap(
+        self, incarnation: str, programs: Collection[int] = ()
+    ) -> AsyncIterator[Event]:
+        """Move its GPU memory out, or attach to the nap that begins. Idempotent.
+
+        Args:
+            incarnation: of the session.
+            programs: what the server has started and is to nap, with all below it, by
+                their pids in the session; the others go on. None: all of the session.
+        """
         session = await self._find(incarnation)
         tree = await self.tree(incarnation)
         # Nothing is awaited from here to begin().
@@ -175,7 +183,7 @@ class LocalNode:
         if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
         operation = Operation(trees.NAP, session.key, "")
-        work = nap.Nap(self.tools, session, operation)
+        work = nap.Nap(self.tools, session, operation, programs)
         return self._begin(session, operation, work.run).follow()
 
     async def wake(

@@ -9,8 +9,8 @@ called.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
@@ -24,6 +24,8 @@ from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER, NoCards, samples_of
 from jupyterhub_gpu_reclaim.sampling.received import ReceivedBytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tornado.httpclient import AsyncHTTPClient
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
@@ -41,6 +43,13 @@ CARD_SECONDS = 5.0
 MAX_NOTEBOOKS = 32
 
 
+class KernelPrograms(NamedTuple):
+    """A kernel's own program, by its pid in the session, and all of it, by host pids."""
+
+    program: int
+    pids: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class SampleTarget:
     """A running session to sample; all pids are the host's."""
@@ -53,6 +62,8 @@ class SampleTarget:
     address: jupyter_api.ServerAddress | None
     stopped: bool = False
     pod: str = ""
+    #: by id, those of which the programs are known
+    kernels: Mapping[str, KernelPrograms] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,8 @@ class _Answers:
     notebooks: list[jupyter_api.NotebookSession] | None = None
     saved: float | None = None
     gpus: list[GpuSample] | None = None
+    #: by kernel's id, likewise
+    kernel_gpus: dict[str, list[GpuSample] | None] = field(default_factory=dict)
     received: int | None = None
 
 
@@ -125,7 +138,13 @@ class Sampler:
             answers = await self._ask_server(watched.address, problems)
             received = await self._look_at_network(watched.incarnation, watched.address)
             answers = replace(answers, received=received)
-        answers = replace(answers, usage=await measured, gpus=gpus)
+        by_kernel = {
+            kernel: samples_of(cards, programs.pids)
+            for kernel, programs in watched.kernels.items()
+        }
+        answers = replace(
+            answers, usage=await measured, gpus=gpus, kernel_gpus=by_kernel
+        )
         return _sum_up(watched, answers, self._clock.now(), problems)
 
     async def _look_at_network(
@@ -280,7 +299,7 @@ def _sum_up(
         written=usage.written if usage else None,
         received=answers.received,
         started=usage.started if usage else None,
-        kernels=_kernels(answers),
+        kernels=_kernels(watched, answers),
         terminals=_terminals(answers),
         last_typed=usage.typed_elsewhere if usage else None,
         connections=status.connections if status else None,
@@ -290,10 +309,11 @@ def _sum_up(
     )
 
 
-def _kernels(answers: _Answers) -> list[KernelSample] | None:
+def _kernels(watched: SampleTarget, answers: _Answers) -> list[KernelSample] | None:
     """The kernels, each under the name of its notebook where there is one."""
     if answers.kernels is None:
         return None
+    work = answers.usage.cpu_of if answers.usage is not None else {}
     names = {
         notebook.kernel.id: notebook.path
         for notebook in answers.notebooks or []
@@ -306,8 +326,16 @@ def _kernels(answers: _Answers) -> list[KernelSample] | None:
             execution_state=kernel.execution_state,
             last_activity=jupyter_api.timestamp(kernel.last_activity),
             connections=kernel.connections,
+            program=programs.program if programs is not None else None,
+            cpu_work=(
+                sum(work.get(pid, 0.0) for pid in programs.pids)
+                if work and programs is not None
+                else None
+            ),
+            gpus=answers.kernel_gpus.get(kernel.id),
         )
         for kernel in answers.kernels
+        for programs in [watched.kernels.get(kernel.id)]
     ]
 
 

@@ -33,15 +33,18 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
 
 class MemoryOperation:
     """A capture, restore, nap or wake, under way or ended; any number may follow it."""
 
-    def __init__(self, kind: str, checkpoint: str, *, lazy: bool = False) -> None:
+    def __init__(
+        self, kind: str, checkpoint: str, *, lazy: bool = False, partly: bool = False
+    ) -> None:
         self.kind = kind
         self.lazy = lazy
+        self.partly = partly  #: a nap of some of its programs
         self.checkpoint = checkpoint
         self.cancelled = False
         self.events: list[Event] = []
@@ -264,9 +267,16 @@ class MemoryAgent(Generic[S]):
         session.state = TreeState.RESTORING
         return self._begin(session, "restore", checkpoint, lazy=lazy).follow()
 
-    def begin_nap(self, incarnation: str) -> AsyncIterator[Event]:
-        """Move its GPU memory out, or attach to the nap that begins."""
-        return self._begin_move(incarnation, "nap", TreeState.NAPPING)
+    def begin_nap(
+        self, incarnation: str, programs: Collection[int] = ()
+    ) -> AsyncIterator[Event]:
+        """Move its GPU memory out, or attach to the nap that begins.
+
+        With ``programs`` others of it use the GPU still.
+        """
+        return self._begin_move(
+            incarnation, "nap", TreeState.NAPPING, partly=bool(programs)
+        )
 
     def begin_wake(self, incarnation: str) -> AsyncIterator[Event]:
         """Move it back, or attach to the wake under way."""
@@ -408,7 +418,7 @@ class MemoryAgent(Generic[S]):
         }
 
     def _begin_move(
-        self, incarnation: str, kind: str, wanted: TreeState
+        self, incarnation: str, kind: str, wanted: TreeState, *, partly: bool = False
     ) -> AsyncIterator[Event]:
         session = self._find(incarnation)
         running = session.running
@@ -420,7 +430,7 @@ class MemoryAgent(Generic[S]):
             return _only(Event(tree=session.tree()))
         if session.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise _wrong(session, f"{kind} now")
-        operation = session.operation = MemoryOperation(kind, "")
+        operation = session.operation = MemoryOperation(kind, "", partly=partly)
         operation.task = asyncio.create_task(self._move(session, operation))
         self._moved.set()
         self._moved = asyncio.Event()
@@ -437,7 +447,7 @@ class MemoryAgent(Generic[S]):
             operation.add(Event(failure=failure))
             return
         session.nap = self._nap_of(session) if naps else None
-        session.partly = False
+        session.partly = operation.partly
         session.state = session.goes_on_as
         operation.add(Event(tree=session.tree()))
 

@@ -129,6 +129,8 @@ class NodeInMemory(MemoryAgent[Place]):
         self.calls: list[str] = []
         self.lazily: list[bool] = []  # of each order to restore: whether it may nap
         self.kernels: list | None = None
+        self.sampled = 0  #: how often it was asked for samples
+        self.orders_to_nap: list[list[int]] = []  #: of which programs
         self.gpus: list = []  # that every session holds
         self.room: int | None = None  # so many sessions have memory on a GPU
         self.card: int | None = None  # bytes of the one that all of them share
@@ -252,6 +254,7 @@ class NodeInMemory(MemoryAgent[Place]):
         if self.samples_fail:
             raise ReclaimError(Reason.INTERNAL)
         now = time.time()
+        self.sampled += 1
         await asyncio.sleep(self.sample_seconds)
         return [
             Sample(
@@ -286,8 +289,13 @@ class NodeInMemory(MemoryAgent[Place]):
         self.lazily.append(lazy)
         return self._told(self.begin_restore(incarnation, checkpoint, lazy=lazy))
 
-    async def nap(self, incarnation):
-        return self._told(self.begin_nap(incarnation))
+    async def nap(self, incarnation, programs=()):
+        self.orders_to_nap.append(list(programs))
+        self.kernels = self.kernels and [
+            msgspec.structs.replace(each, gpus=[]) if each.program in programs else each
+            for each in self.kernels
+        ]
+        return self._told(self.begin_nap(incarnation, programs))
 
     async def wake(self, incarnation):
         return self._told(self.begin_wake(incarnation))

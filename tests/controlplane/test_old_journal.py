@@ -443,9 +443,14 @@ async def test_journal_newer_than_store_and_hub_asks_before_the_older_one_comes_
     newer = await suspend(world, controller)
     world.node.saved.pop(newer)
     world.hub.pointers[KEY] = older
+    await controller.users.resume(KEY, "ada")  # nothing was asked yet
+    await world.until(lambda: world.hub.plans[-1] == "start refuse")
     for _ in range(2):
-        assert await world.hub.start(KEY) == "checkpoint_missing"
+        assert await world.hub.start(KEY) == "saved_older"
     assert controller.users.session(KEY).checkpoint == newer
+    await controller.users.resume(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "running")
+    assert contents(world) == "old"
 
 
 async def test_journal_from_before_a_deletion_the_next_session_comes_back(

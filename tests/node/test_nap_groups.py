@@ -11,6 +11,18 @@ from tests.support.fake_cards import take_card
 
 pytestmark = pytest.mark.usefixtures("counting")
 
+#: A cell whose children open the card, one after the other, for some seconds.
+FORKS = """
+import os, time
+end = time.monotonic() + 6
+while time.monotonic() < end:
+    if not (child := os.fork()):
+        os.open("{device}", os.O_RDWR)
+        time.sleep(0.02)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
 
 class Kernels:
     """Two kernels with a card each in one session."""
@@ -24,9 +36,9 @@ class Kernels:
             take_card(server, kernel, driver, device)
             self.pids[kernel] = int(server.run(kernel, "import os; os.getpid()"))
 
-    def order(self, name: str) -> dict:
+    def order(self, name: str, **body) -> dict:
         path = f"/v1/sessions/{self.server.place.incarnation}/{name}"
-        return self.agent.events(path, {})[-1]
+        return self.agent.events(path, body)[-1]
 
     @property
     def tree(self) -> dict:
@@ -184,3 +196,48 @@ def test_session_that_comes_back_napping_wakes_kernel_by_kernel(kernels, places)
     assert kernels.naps() == [False, True]
     assert kernels.answers(kernels.second)
     assert not kernels.settled("running")["nap"]
+
+
+def test_kernel_naps_alone_and_the_other_works_on(kernels):
+    (sample,) = kernels.agent.get("/v1/samples").json()
+    programs = {each["id"]: each["program"] for each in sample["kernels"]}
+    assert programs == kernels.pids
+
+    for _ in range(2):
+        tree = kernels.order("nap", programs=[programs[kernels.second]])["tree"]
+        assert (tree["state"], bool(tree["nap"])) == ("running", True)
+        assert kernels.naps() == [False, True]
+        assert kernels.answers(kernels.first)
+    assert kernels.is_stopped(kernels.second)
+
+    assert kernels.order("nap")["tree"]["state"] == "napping"
+    assert kernels.naps() == [True, True]
+    assert kernels.answers(kernels.second)
+    tree = kernels.order("nap", programs=[programs[kernels.second]])["tree"]
+    assert tree["state"] == "napping"
+    assert kernels.answers(kernels.first)
+    assert kernels.answers(kernels.second)
+
+
+def test_kernel_naps_whatever_the_programs_of_others_begin_meanwhile(kernels, device):
+    """Their children open the card in each moment of it."""
+    kernels.server.run(kernels.first, FORKS.format(device=device), wait=False)
+    wait_for(lambda: len(kernels.server.place.tree.processes) > 4)
+    tree = kernels.order("nap", programs=[kernels.pids[kernels.second]]).get("tree")
+    assert tree
+    assert (tree["state"], kernels.naps()) == ("running", [False, True])
+    assert kernels.answers(kernels.second)
+    assert kernels.answers(kernels.first)
+
+
+def test_nap_of_what_uses_no_gpu_is_refused_and_of_nonsense_too(kernels):
+    idle = kernels.server.start_kernel("d.ipynb")
+    pid = int(kernels.server.run(idle, "import os; os.getpid()"))
+    for programs in ([pid], [1], [99999]):
+        failure = kernels.order("nap", programs=programs)["failure"]
+        assert failure["code"] == "gpu_unused"
+    path = f"/v1/sessions/{kernels.server.place.incarnation}/nap"
+    for programs in ([0], [-1], ["a"], "all", [True]):
+        answer = kernels.agent.post(path, {"programs": programs})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
+    assert kernels.naps() == [False, False]

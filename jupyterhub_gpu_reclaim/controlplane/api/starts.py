@@ -208,8 +208,14 @@ class StartPlanner:
         except NotFound:
             if self._take_the_hubs(row, placement, observed):
                 return None
-            failure = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
-            self._sessions.update(key, failure=failure)
+            hubs = self._the_hubs(row, placement, observed)
+            failure = (
+                failure_of(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
+                if hubs is None
+                else failure_of(Reason.SAVED_OLDER, when=moment(hubs.created))
+            )
+            # What was said before the question is no answer to it.
+            self._sessions.update(key, failure=failure, intent=Intent.NONE, intent_by="")
             return StartPlan(action="refuse", failure=failure)
         except ReclaimError as error:
             self._sessions.update(key, failure=codec.failure_of(error))
@@ -235,25 +241,33 @@ class StartPlanner:
     def _take_the_hubs(
         self, row: SessionRow, placement: Placement, observed: Observed
     ) -> bool:
-        """Whether the Hub remembers another one that is there: the journal is older.
+        """Whether what the Hub remembers is what the session is suspended in now.
 
-        What the journal would restore is gone, and the Hub's is not older than that, so
-        nobody has to choose.
+        What the journal would restore is gone. If the Hub's is not older than that,
+        nobody has to choose; else a person has to say so.
         """
-        pointer = placement.checkpoint
-        known = self._sessions.journal.checkpoint(pointer)
-        if known is None or known.key != row.key or known.keeping in HIDDEN:
+        hubs = self._the_hubs(row, placement, observed)
+        if hubs is None or self._sessions.row(row.key) != row:
             return False
-        there = observed.checkpoint(pointer) and not observed.checkpoint(row.checkpoint)
-        if not there or known.generation < row.generation:
+        asked = row.failure is not None and row.failure.code == Reason.SAVED_OLDER.value
+        agreed = asked and row.intent is Intent.RESUME
+        if hubs.generation < row.generation and not agreed:
             return False
-        if self._sessions.row(row.key) != row:
-            return False
-        bring_back.take(self._sessions, row, self._settings, checkpoint=pointer)
+        bring_back.take(self._sessions, row, self._settings, checkpoint=hubs.id)
         # Should it be found after all, a person decides.
         gone = expiry.kept(self._sessions, row.checkpoint, Keeping.ASIDE)
         self._sessions.journal.keep(gone)
         return True
+
+    def _the_hubs(
+        self, row: SessionRow, placement: Placement, observed: Observed
+    ) -> CheckpointInfo | None:
+        """What the Hub remembers, if it is there and the journal's is not."""
+        known = self._sessions.journal.checkpoint(placement.checkpoint)
+        if known is None or known.key != row.key or known.keeping in HIDDEN:
+            return None
+        gone = observed.checkpoint(row.checkpoint) is None
+        return observed.checkpoint(known.id) if gone else None
 
     async def _facts_of_saved(self, row: SessionRow, placement: Placement) -> Observed:
         """What agent and store say of a session that is suspended in the journal.

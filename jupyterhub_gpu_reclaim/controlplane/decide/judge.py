@@ -18,7 +18,11 @@ from jupyterhub_gpu_reclaim.policy.rules import Subject
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
+    from jupyterhub_gpu_reclaim.common.models import (
+        Decision,
+        KernelSample,
+        SessionKey,
+    )
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, HubFacts
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -117,6 +121,32 @@ class Judge:
             decisions = list(self._naps(snapshot, now))
         self._sessions.judged_nap(row.key, decisions[0] if decisions else None)
         return bool(decisions) and decisions[0].reclaim
+
+    def idle_kernels(self, row: SessionRow) -> list[KernelSample]:
+        """Ask the policy which kernels are to nap while their session is at work.
+
+        Each is judged by what it does itself, and by whatever forbids a nap of the
+        session. Those that have nothing on a GPU, as while they nap, are left out.
+        """
+        runtime = self._sessions.runtime(row.key)
+        if self._naps is None or row.phase is not Phase.RUNNING or not runtime.kernels:
+            return []
+        now = self._sessions.clock.now()
+        snapshot = snapshot_of(self._sessions, row)
+        after = self._naps.after(snapshot.terms)
+        snapshot = self._of_nap(snapshot, row, after)
+        idle = []
+        for kernel in runtime.kernels.on_gpu:
+            # Whatever has woken it need not have been use: else it would nap at once.
+            asleep = runtime.kernels.without_gpu_at(kernel.id)
+            alone = msgspec.structs.replace(
+                snapshot,
+                usage=runtime.kernels.usage(kernel.id, now, after),
+                since=max(row.since, asleep or 0.0),
+            )
+            if self._naps(alone, now)[0].reclaim:
+                idle.append(kernel)
+        return idle
 
     def resumes_lazily(self, row: SessionRow) -> bool:
         """Ask the policy; returns whether the session may come back napping."""

@@ -80,7 +80,7 @@ class RoomMaker:
         snapshots = self._snapshots({card for want in wants for card in want.lacking})
         choice = choose_for_room(snapshots, wants, now, self._judge.for_room)
         for key, runtime in sessions.runtimes.items():
-            if not runtime.nap_begins:
+            if runtime.moving_out is None:
                 runtime.makes_room_for = choice.chosen.get(key)
         self._count(choice.unserved, {row.key for row, _ in waiting}, now)
         for key in choice.chosen:
@@ -165,8 +165,8 @@ class RoomMaker:
         for key, runtime in sessions.runtimes.items():
             row = sessions.row(key)
             nap = runtime.nap_of(row.incarnation)
-            if runtime.nap_begins:
-                gpus = runtime.cards(row.incarnation)
+            if runtime.moving_out is not None:
+                gpus = runtime.moving_out
             elif nap is not None and 0 <= now - row.since < SETTLE:
                 gpus = nap.gpus
             else:

@@ -18,7 +18,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Event, Phase
+from jupyterhub_gpu_reclaim.common.models import Event, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
@@ -30,9 +30,15 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from jupyterhub_gpu_reclaim.common.models import Decision, Failure, Step, Tree
+    from jupyterhub_gpu_reclaim.common.models import (
+        Decision,
+        Failure,
+        KernelSample,
+        Step,
+        Tree,
+    )
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -75,23 +81,35 @@ class Napper:
         #: called when a session has begun to nap
         self.naps: Callable[[], None] = lambda: None
 
-    async def nap(self, row: SessionRow, by: str, why: Decision | None = None) -> None:
+    async def nap(
+        self,
+        row: SessionRow,
+        by: str,
+        why: Decision | None = None,
+        kernels: Sequence[KernelSample] = (),
+    ) -> None:
         """Move a session's GPU memory out; it is NAPPING then, or runs as before.
 
         Args:
             row: the session.
             by: who wants it.
             why: the policy's reason, for the audit; None if a person wants it.
+            kernels: those that are to nap, while it runs on with the others; none: all
+                of it.
 
         Raises:
             Unreachable: the agent was lost on the way; the nap may go on there.
         """
         runtime = self._sessions.runtime(row.key)
-        runtime.nap_begins = True
+        runtime.moving_out = runtime.cards(row.incarnation)
+        if kernels:
+            runtime.moving_out = [gpu for each in kernels for gpu in each.gpus or ()]
+        programs = [each.program for each in kernels if each.program is not None]
+        order = self._agent.nap(row.incarnation, programs)
         try:
-            end = await self._carried_out(row, "nap", self._agent.nap(row.incarnation))
+            end = await self._carried_out(row, "nap", order)
         finally:
-            runtime.nap_begins = False
+            runtime.moving_out = None
             runtime.makes_room_for = None
         now = self._sessions.row(row.key)
         if not _same(row, now):
@@ -103,6 +121,8 @@ class Napper:
             trouble = runtime.nap_trouble_of(row.incarnation)
             # Whether this one lasts longer is seen at its end.
             runtime.nap_trouble = trouble if trouble and trouble.is_short else None
+            if runtime.kernels is not None:
+                runtime.kernels.note_asleep(kernels, self._sessions.clock.now())
             self._note(now, SessionEvent.NAPS, end.tree, by, why)
 
     async def make_room(self, row: SessionRow, why: Decision) -> None:
@@ -185,8 +205,10 @@ class Napper:
         obeyed = row.intent in {Intent.NAP, Intent.WAKE} and by != SERVICE
         order: dict[str, Any] = _NO_ORDER if obeyed else {}
         moved = f"{size(tree.nap.bytes)} of GPU memory." if tree.nap else ""
-        if (row.phase, event) in _BESIDE:
-            line = self._sessions.audit_line(row.key, by, event.name.lower(), moved)
+        runs_on = event is SessionEvent.NAPS and tree.state is TreeState.RUNNING
+        if runs_on or (row.phase, event) in _BESIDE:
+            told = f"{why.message} {moved}" if why is not None else moved
+            line = self._sessions.audit_line(row.key, by, event.name.lower(), told)
             self._sessions.update(row.key, line, **order)
             return
         # A failure is that of a suspend, which is still due.

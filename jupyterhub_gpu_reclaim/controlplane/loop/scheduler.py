@@ -227,6 +227,7 @@ class ControlLoops:
         if kind is ActionKind.READY:
             reclaim = self._judge.reclaims(row)
             reclaim = self._judge.naps(row) or reclaim
+            reclaim = reclaim or bool(self._judge.idle_kernels(row))
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
             return reclaim or wished or row.stop_asked is not None
         return kind is not ActionKind.NOTHING or row.intent is not Intent.NONE

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import NapTrouble
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import GpuHistory
     from jupyterhub_gpu_reclaim.controlplane.sessions.streams import OperationEvents
+    from jupyterhub_gpu_reclaim.sampling.kernel_windows import KernelWindows
     from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
@@ -33,7 +34,8 @@ class Runtime:
 
     #: the recent samples of :attr:`sampled`, and their newest sum
     window: Window | None = None
-    sampled: str = ""  #: incarnation whose samples are in the window
+    kernels: KernelWindows | None = None  #: the same of each of its kernels
+    sampled: str = ""  #: incarnation whose samples are in the windows
     usage: Usage | None = None
     history: GpuHistory | None = None  #: of the last hour, for people
 
@@ -67,7 +69,8 @@ class Runtime:
     #: since when a wake waits for memory of its card, and what napped then, in bytes
     wake_waits: tuple[float, int] | None = None
     passed_over: float | None = None  #: until when it is not selected (monotonic)
-    nap_begins: bool = False  #: its memory is being moved out, by our order
+    #: what of its GPUs' memory is being moved out, by our order
+    moving_out: list[GpuSample] | None = None
     waking_until: float | None = None  #: when its memory is expected to be back
     nap_trouble: NapTrouble | None = None  #: how its last nap or wake failed
 

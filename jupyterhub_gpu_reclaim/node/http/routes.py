@@ -12,7 +12,7 @@ import hmac
 import logging
 import re
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from tornado.iostream import StreamClosedError
@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
@@ -79,7 +79,9 @@ class Node(Protocol):
     async def thaw(self, incarnation: str) -> Tree:
         """Thaw a captured tree; its checkpoint is discarded."""
 
-    async def nap(self, incarnation: str) -> AsyncIterator[Event]:
+    async def nap(
+        self, incarnation: str, programs: Collection[int] = ()
+    ) -> AsyncIterator[Event]:
         """Move its GPU memory out, or attach to the nap that begins."""
 
     async def wake(self, incarnation: str) -> AsyncIterator[Event]:
@@ -237,6 +239,15 @@ class RestoreOrder(Value, frozen=True, kw_only=True):
     image: str = ""
 
 
+class NapOrder(Value, frozen=True, kw_only=True):
+    """Body of ``nap``."""
+
+    #: of all that the server has started, those that are to nap; empty: everything
+    programs: list[Annotated[int, msgspec.Meta(gt=0)]] = msgspec.field(
+        default_factory=list
+    )
+
+
 class ReleaseOrder(Value, frozen=True, kw_only=True):
     """Body of ``release``."""
 
@@ -355,7 +366,8 @@ class PostOrder(SessionHandler):
                     )
                 )
             case "nap":
-                await self.stream(await self.node.nap(incarnation))
+                order = self.body(NapOrder)
+                await self.stream(await self.node.nap(incarnation, order.programs))
             case "wake":
                 await self.stream(await self.node.wake(incarnation))
             case "thaw":

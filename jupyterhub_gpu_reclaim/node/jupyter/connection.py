@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MAX_FILE_BYTES = 64 * 1024
+#: For one of many, where a user who keeps us waiting must not hold up the others.
+_LOOK_SECONDS = 0.2
 
 
 class ConnectionFile(Value, frozen=True, kw_only=True):
@@ -36,7 +38,9 @@ class ConnectionFile(Value, frozen=True, kw_only=True):
     curve_publickey: str | None = None  #: its messages are not in plain
 
 
-def _path_in(pid: int, kernel: str | None = None) -> bytes | None:
+def _path_in(
+    pid: int, kernel: str | None = None, seconds: float = procfs.SECONDS
+) -> bytes | None:
     """The path of a connection file that a process was started with.
 
     Raises:
@@ -44,11 +48,21 @@ def _path_in(pid: int, kernel: str | None = None) -> bytes | None:
     """
     name = rb"[^/\0]+" if kernel is None else re.escape(os.fsencode(kernel))
     pattern = re.compile(rb"(?:^|=)(/[^\0]*/kernel-" + name + rb"\.json)$")
-    for word in procfs.words(pid, "cmdline"):
+    for word in procfs.words(pid, "cmdline", seconds=seconds):
         match = pattern.search(word)
         if match is not None:
             return match[1]
     return None
+
+
+def kernel_of(pid: int) -> str | None:
+    """The id of the kernel that a process was started as; None: it is none.
+
+    Raises:
+        OSError: it has ended, or keeps its reader waiting (``TimeoutError``).
+    """
+    path = _path_in(pid, seconds=_LOOK_SECONDS)
+    return None if path is None else os.fsdecode(path)[:-5].rpartition("/kernel-")[2]
 
 
 def may_be_kernel(pid: int) -> bool:

@@ -7,27 +7,40 @@ address, so that it is read from the program only once.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.node.jupyter.connection import kernel_of
 from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
+from jupyterhub_gpu_reclaim.sampling.sampler import (
+    KernelPrograms,
+    Sampler,
+    SampleTarget,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import Sample, Tree
-    from jupyterhub_gpu_reclaim.linux.processes import Process
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
 
 #: Its server runs.
 _RUNS = {TreeState.RUNNING, TreeState.NAPPING}
 _LIVE = _RUNS | {TreeState.CAPTURING, TreeState.CAPTURED}
+#: Pid and start time of a program.
 _Name = tuple[int, int]
+
+
+class _Seen(NamedTuple):
+    """What is remembered of the programs that were seen this time."""
+
+    addresses: dict[_Name, ServerAddress]
+    kernels: dict[_Name, str | None]
 
 
 class TreeSampler:
@@ -36,8 +49,10 @@ class TreeSampler:
     def __init__(self, placements: Placements, sampler: Sampler) -> None:
         self._placements = placements
         self._sampler = sampler
-        #: By pid and start time of the program; replaced whole, so threads do no harm.
+        #: Of each server; replaced whole, so threads do no harm. So are the others.
         self._addresses: dict[_Name, ServerAddress] = {}
+        #: What each program below a server was started as: a kernel's id, or nothing.
+        self._kernels: dict[_Name, str | None] = {}
 
     async def samples(self, known: list[Tree]) -> list[Sample]:
         """One sample of every session that has programs in it."""
@@ -45,21 +60,21 @@ class TreeSampler:
         return await self._sampler.sample_all(watched)
 
     def _watched(self, known: list[Tree]) -> list[SampleTarget]:
-        addresses: dict[_Name, ServerAddress] = {}
+        seen = _Seen({}, {})
         children = processes.families()
         found = [
             watched
             for tree in known
             if tree.state in _LIVE
-            and (watched := self._watch(tree, addresses, children)) is not None
+            and (watched := self._watch(tree, seen, children)) is not None
         ]
-        self._addresses = addresses
+        self._addresses, self._kernels = seen
         return found
 
     def _watch(
         self,
         tree: Tree,
-        addresses: dict[_Name, ServerAddress],
+        seen: _Seen,
         children: Mapping[int, Sequence[int]],
     ) -> SampleTarget | None:
         try:
@@ -74,7 +89,7 @@ class TreeSampler:
         # A program that has not yet become the server does not know its address.
         address = self._addresses.get(name) or address_of(server.pid, snapshot.init)
         if address is not None:
-            addresses[name] = address
+            seen.addresses[name] = address
         return SampleTarget(
             incarnation=tree.incarnation,
             key=tree.key,
@@ -84,7 +99,32 @@ class TreeSampler:
             pids=[process.pid for process in snapshot.processes],
             address=address,
             stopped=tree.state not in _RUNS,
+            kernels=self._find_kernels(snapshot, server, seen),
         )
+
+    def _find_kernels(
+        self, snapshot: Snapshot, server: Process, seen: _Seen
+    ) -> dict[str, KernelPrograms]:
+        """Each kernel that the server has started, with all below it."""
+        of = trees.groups(snapshot)
+        found: dict[str, KernelPrograms] = {}
+        silent = False
+        for program in (p for p in snapshot.processes if p.ppid == server.pid):
+            name = (program.pid, program.start_time)
+            try:
+                known = name in self._kernels
+                if not known and silent:
+                    continue  # this user's programs keep us waiting
+                seen.kernels[name] = kernel = (
+                    self._kernels[name] if known else kernel_of(program.pid)
+                )
+            except OSError as error:
+                silent = isinstance(error, TimeoutError)
+                continue
+            if kernel is not None:
+                pids = [pid for pid, group in of.items() if group == program.ns_pid]
+                found[kernel] = KernelPrograms(program.ns_pid, pids)
+        return found
 
 
 def address_of(server_pid: int, init: Process) -> ServerAddress | None:

@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
@@ -88,6 +88,26 @@ def without(snapshot: Snapshot, some: Iterable[Process]) -> Snapshot:
     known = {(process.pid, process.start_time) for process in some}
     others = (p for p in snapshot.processes if (p.pid, p.start_time) not in known)
     return processes.Snapshot(snapshot.init, tuple(others))
+
+
+def groups(tree: Snapshot, apart: Collection[Process] = ()) -> dict[int, int]:
+    """The group of each process: what the server has started, with all below it.
+
+    Args:
+        tree: the session's.
+        apart: if the server is among them, what it has started belongs to it.
+
+    Returns:
+        By host pid, the pid in the session of what leads its group.
+    """
+    by_pid = {process.pid: process for process in tree.processes}
+    tops = {tree.root, tree.server} - set(apart)
+    found: dict[int, int] = {}
+    for process in tree.processes:  # parents before children
+        above = by_pid.get(process.ppid)
+        leads = above is None or above in tops
+        found[process.pid] = process.ns_pid if leads else found[process.ppid]
+    return found
 
 
 def tree_of(

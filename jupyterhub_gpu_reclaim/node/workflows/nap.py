@@ -17,7 +17,7 @@ import dataclasses
 import signal
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey, held_by
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.models import Event, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Collection
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.models import Shortage
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -75,16 +74,30 @@ class _Look(NamedTuple):
     survey: Survey
     gpus: Gpus
     left: list[Process]  #: hold a GPU, but nothing on it; or nap already
+    partly: bool  #: others use a GPU, and are to go on
     programs: list[Process]  #: that are going to be stopped
     unread: Unread  #: of those
 
 
 class Nap:
-    """The begin of one nap."""
+    """The begin of one nap.
+
+    Args:
+        tools: what all workflows share.
+        session: whose nap.
+        operation: in which this is done.
+        groups: those that are to nap, by the pids of what leads them; none: all of the
+            session.
+    """
 
     def __init__(
-        self, tools: WorkflowTools, session: Session, operation: Operation
+        self,
+        tools: WorkflowTools,
+        session: Session,
+        operation: Operation,
+        groups: Collection[int] = (),
     ) -> None:
+        self._groups = frozenset(groups)
         self._tools = tools
         self._session = session
         self._operation = operation
@@ -133,7 +146,7 @@ class Nap:
             record = record.nap_at(NapStage.WAKING, standing=standing)
         else:
             record = record.nap_at(
-                NapStage.ASLEEP, standing=standing, moving=[], partly=False
+                NapStage.ASLEEP, standing=standing, moving=[], partly=look.partly
             )
         yield record
         yield Event(tree=trees.tree_of(self._session, record, None))
@@ -148,7 +161,7 @@ class Nap:
     def _look(self) -> _Look | None:
         """Refuse what cannot nap; the last moment at which nothing has been touched.
 
-        None where it naps already, and nothing else uses a GPU.
+        None where what is to nap does so already, and nothing else of it uses a GPU.
         """
         tools, session = self._tools, self._session
         whole = trees.inspect(session)
@@ -157,10 +170,10 @@ class Nap:
         survey = tools.accelerator.survey(trees.without(whole, asleep))
         # A server that shows the use of a GPU is one of them, and must run on.
         spared = tools.accelerator.without_memory(survey)
-        left = [*spared, *asleep]
-        snapshot = trees.without(whole, left)
-        users = (user for user in survey.users if user.process not in spared)
-        survey = dataclasses.replace(survey, users=tuple(users))
+        users = [user for user in survey.users if user.process not in spared]
+        survey = self._concerned(dataclasses.replace(survey, users=tuple(users)), whole)
+        left, partly = [*spared, *asleep], len(survey.users) < len(users)
+        snapshot = self._those(whole, left)
         refuse_fatal(list(tools.accelerator.findings(survey, snapshot)), Refused)
         for process in survey.others:
             device = held_by(process.pid)
@@ -173,7 +186,8 @@ class Nap:
             )
         gpus = tools.accelerator.describe(survey)
         if gpus is None:
-            if record is not None and record.naps:
+            nap = record.nap if record is not None and record.naps else None
+            if nap is not None and self._groups <= {p.group for p in nap.programs}:
                 return None
             raise Refused(Reason.GPU_UNUSED)
         to_stop = tools.accelerator.to_stop(survey, whole)
@@ -185,7 +199,27 @@ class Nap:
             raise Refused(Reason.NAP_CROWDED, limit=limit) from None
         there = [one for one in all_inputs if one.process in programs]
         self._promise(gpus, whole)
-        return _Look(whole, survey, gpus, left, programs, Unread(there))
+        return _Look(whole, survey, gpus, left, partly, programs, Unread(there))
+
+    def _concerned(self, survey: Survey, tree: Snapshot) -> Survey:
+        """The part of it that is about the groups that are to nap."""
+        if not self._groups:
+            return survey
+        of = trees.groups(tree)
+        return Survey(
+            users=tuple(u for u in survey.users if of[u.process.pid] in self._groups),
+            stale=tuple(s for s in survey.stale if of[s.process.pid] in self._groups),
+            stopped=tuple(p for p in survey.stopped if of[p.pid] in self._groups),
+            others=tuple(p for p in survey.others if of[p.pid] in self._groups),
+        )
+
+    def _those(self, tree: Snapshot, left: Collection[Process]) -> Snapshot:
+        """The groups that are to nap, without those that are left as they are."""
+        if not self._groups:
+            return trees.without(tree, left)
+        of = trees.groups(tree)
+        others = [each for each in tree.processes if of[each.pid] not in self._groups]
+        return trees.without(tree, [*others, *left])
 
     def _promise(self, gpus: Gpus, snapshot: Snapshot) -> None:
         """Keep the memory that its GPUs' is moved into, until it is there.
@@ -248,7 +282,7 @@ class Nap:
 
         def empty() -> None:
             self._tools.accelerator.empty(
-                lambda: trees.without(trees.inspect(self._session), look.left),
+                lambda: self._those(trees.inspect(self._session), look.left),
                 look.survey,
                 nap.memory_limit,
                 self._cancel,
@@ -441,16 +475,9 @@ def _raised(limit: LimitRecord, gpus: Gpus) -> LimitRecord:
 
 def _stopped(programs: Collection[Process], tree: Snapshot) -> list[StoppedProgram]:
     """Those programs, each with the pid of what the server has started as its group."""
-    by_pid = {process.pid: process for process in tree.processes}
-    tops = {tree.root, tree.server} - set(programs)
-
-    def group(process: Process) -> int:
-        while (above := by_pid.get(process.ppid)) is not None and above not in tops:
-            process = above
-        return process.ns_pid
-
+    groups = trees.groups(tree, programs)
     return [
-        StoppedProgram(pid=one.ns_pid, start=one.start_time, group=group(one))
+        StoppedProgram(pid=one.ns_pid, start=one.start_time, group=groups[one.pid])
         for one in programs
     ]
 

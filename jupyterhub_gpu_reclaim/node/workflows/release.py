@@ -78,10 +78,11 @@ class Releases:
 
         def work() -> None:
             record = self._committed_record(session, checkpoint)
-            self._refuse_if_it_went_on(session, record)
-            self._note_release(record)
             if shares_network(session.init_pid):
                 self.reserve_ports(checkpoint)
+            # Looked at last: the store may be slow, and its user may wake it meanwhile.
+            self._refuse_if_it_went_on(session, record)
+            self._note_release(record)
             self._end(session)
             self.records.delete(session.incarnation)
 

@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Container
+    from collections.abc import AsyncIterator, Collection, Container
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
@@ -170,9 +170,12 @@ class AgentClient:
         body = {"checkpoint": checkpoint, "lazy": lazy, **facts}
         return self._stream(_session(incarnation, "restore", pod), body)
 
-    def nap(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:
+    def nap(
+        self, incarnation: str, programs: Collection[int] = (), *, pod: str = ""
+    ) -> AsyncIterator[Event]:
         """Move its GPU memory out, or attach to that nap; the last event is the end."""
-        return self._stream(_session(incarnation, "nap", pod), {})
+        body = {"programs": sorted(programs)} if programs else {}
+        return self._stream(_session(incarnation, "nap", pod), body)
 
     def wake(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:
         """Move it back, or attach to that wake; the last event is the end."""

@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.agents import named, silent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Collection, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
@@ -228,11 +228,13 @@ class AgentRouter:
             async for event in events:
                 yield event
 
-    async def nap(self, incarnation: str) -> AsyncIterator[Event]:
+    async def nap(
+        self, incarnation: str, programs: Collection[int] = ()
+    ) -> AsyncIterator[Event]:
         """Move its GPU memory out; its pod keeps its GPU."""
         pod, client = await self._seat(incarnation)
         with named(pod.node):
-            async for event in client.nap(incarnation, pod=pod.uid):
+            async for event in client.nap(incarnation, programs, pod=pod.uid):
                 yield event
 
     async def wake(self, incarnation: str) -> AsyncIterator[Event]:

@@ -1,0 +1,83 @@
+"""The recent samples of each kernel of one session, as if it were a session of its own.
+
+A kernel that nobody uses may nap while the others of its session are at work. What
+counts as its use and its work is what does of a session, but of its own programs alone.
+Pure, as :mod:`jupyterhub_gpu_reclaim.sampling.window` is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from jupyterhub_gpu_reclaim.common.models import KernelSample, Sample, Usage
+    from jupyterhub_gpu_reclaim.sampling.window import Window
+
+
+class KernelWindows:
+    """One window for each kernel whose programs are known.
+
+    Args:
+        window: makes one.
+    """
+
+    def __init__(self, window: Callable[[], Window]) -> None:
+        self._window = window
+        self._windows: dict[str, Window] = {}
+        self._asleep: dict[str, float] = {}
+        self.on_gpu: list[KernelSample] = []  #: those that have memory of a GPU now
+
+    def add(self, sample: Sample) -> None:
+        """Take a sample of the session; kernels that are gone are forgotten.
+
+        One that says nothing of kernels changes nothing; each window sees the gap.
+        """
+        if sample.kernels is None:
+            return
+        known = [kernel for kernel in sample.kernels if kernel.program is not None]
+        there = {kernel.id for kernel in known}
+        self.on_gpu = [kernel for kernel in known if kernel.gpus]
+        self._windows = {k: w for k, w in self._windows.items() if k in there}
+        self._asleep = {k: at for k, at in self._asleep.items() if k in there}
+        for kernel in known:
+            window = self._windows.setdefault(kernel.id, self._window())
+            window.add(_alone(sample, kernel))
+            if not kernel.gpus:
+                self._asleep[kernel.id] = sample.at
+
+    def note_asleep(self, kernels: Iterable[KernelSample], at: float) -> None:
+        """Note that their memory was moved out since the newest sample."""
+        asleep = {kernel.id for kernel in kernels}
+        self._asleep |= dict.fromkeys(asleep, at)
+        self.on_gpu = [each for each in self.on_gpu if each.id not in asleep]
+
+    def usage(self, kernel: str, now: float, span: float) -> Usage | None:
+        """What :meth:`Window.usage` says of that kernel; None: its programs are unknown."""
+        window = self._windows.get(kernel)
+        return window.usage(now, span) if window is not None else None
+
+    def without_gpu_at(self, kernel: str) -> float | None:
+        """When it was last seen to have nothing on a GPU, as while it naps."""
+        return self._asleep.get(kernel)
+
+
+def _alone(sample: Sample, kernel: KernelSample) -> Sample:
+    """That kernel's part of a sample; what is not known by kernels is left out."""
+    return msgspec.structs.replace(
+        sample,
+        incarnation=f"{sample.incarnation}/{kernel.id}/{kernel.program}",
+        kernels=[kernel],
+        connections=kernel.connections,
+        terminals=[],
+        cpu_work=kernel.cpu_work,
+        gpus=kernel.gpus,
+        written=None,
+        received=None,
+        last_typed=None,
+        last_saved=None,
+        started=None,
+    )
