@@ -56,7 +56,7 @@ class KernelWindows:
         self.on_gpu = [each for each in self.on_gpu if each.id not in asleep]
 
     def usage(self, kernel: str, now: float, span: float) -> Usage | None:
-        """What :meth:`Window.usage` says of that kernel; None: its programs are unknown."""
+        """What :meth:`Window.usage` says of it; None: its programs are not known."""
         window = self._windows.get(kernel)
         return window.usage(now, span) if window is not None else None
 

@@ -44,7 +44,7 @@ MAX_NOTEBOOKS = 32
 
 
 class KernelPrograms(NamedTuple):
-    """A kernel's own program, by its pid in the session, and all of it, by host pids."""
+    """A kernel's own program, by its pid in the session; all of it, by host pids."""
 
     program: int
     pids: list[int]

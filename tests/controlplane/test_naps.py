@@ -478,7 +478,7 @@ async def test_no_nap_without_a_fresh_sample(world):
     assert place.state is TreeState.RUNNING
 
 
-def two_kernels(gpus=(GpuSample(uuid="ab", memory=2),)):
+def two_kernels(*, on_gpu=True):
     """A kernel at work, and one that nobody uses."""
     return [
         KernelSample(
@@ -488,7 +488,7 @@ def two_kernels(gpus=(GpuSample(uuid="ab", memory=2),)):
             last_activity=time.time(),
             program=program,
             cpu_work=0.0,
-            gpus=list(gpus),
+            gpus=[GpuSample(uuid="ab", memory=2)] if on_gpu else [],
         )
         for name, state, program in (("train", "busy", 7), ("plots", "idle", 8))
     ]
@@ -534,10 +534,9 @@ async def test_idle_kernel_naps_while_its_session_is_at_work(world):
 
 
 async def test_kernel_that_was_just_woken_naps_after_the_same_time_again(world):
-    _, controller, policy = await at_work(world)
+    *_, policy = await at_work(world)
     policy.verdict = NOT_NOW
-    asleep = two_kernels(gpus=())
-    world.node.kernels = asleep
+    world.node.kernels = two_kernels(on_gpu=False)
     seen = time.time()
     await sampled_again(world)
     world.node.kernels = two_kernels()

@@ -20,6 +20,8 @@ from tests.support.agent import wait_for
 FAKE = Path(__file__).parent / "fake_cuda"
 #: Stands for the kernel's driver.
 CONTROL = "control.so"
+#: Folder of what tells how much of the card each program has.
+MEASURING = "measuring"
 
 
 def library(tmp_path_factory):
@@ -28,7 +30,12 @@ def library(tmp_path_factory):
     if compiler is None:
         pytest.skip("needs a C compiler for the false driver")
     folder = tmp_path_factory.mktemp("cuda")
-    for source, name in (("cuda.c", "libcuda.so.1"), ("control.c", CONTROL)):
+    for source, name in (
+        ("cuda.c", "libcuda.so.1"),
+        ("control.c", CONTROL),
+        ("nvml.c", f"{MEASURING}/libnvidia-ml.so.1"),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
         built = ("-shared", "-fPIC", "-Wall", "-Werror", "-o", folder / name)
         subprocess.run([compiler, *built, FAKE / source], check=True)
     return folder
@@ -65,12 +72,20 @@ def device():
 
 
 @contextlib.contextmanager
-def card_for_sessions(tmp_path_factory):
-    """A false card for the agent that is started inside; as a kernel is told of it."""
+def card_for_sessions(tmp_path_factory, *, measured=False):
+    """A false card for the agent that is started inside; as a kernel is told of it.
+
+    Args:
+        measured: whether the agent is told how much of it each program has.
+    """
     folder = tmp_path_factory.mktemp("card")
     made = library(tmp_path_factory)
     with pytest.MonkeyPatch.context() as monkeypatch, device_file() as path:
         state = driver(made, folder, monkeypatch)
+        if measured:
+            counting(state, made, monkeypatch)
+            monkeypatch.setenv("FAKE_CUDA_DEVICE", str(path))
+            monkeypatch.setenv("LD_LIBRARY_PATH", f"{made}:{made / MEASURING}")
         path.chmod(0o666)
         # Sessions are other users.
         for one in (folder.parent, folder, state):

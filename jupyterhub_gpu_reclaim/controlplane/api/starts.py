@@ -215,7 +215,9 @@ class StartPlanner:
                 else failure_of(Reason.SAVED_OLDER, when=moment(hubs.created))
             )
             # What was said before the question is no answer to it.
-            self._sessions.update(key, failure=failure, intent=Intent.NONE, intent_by="")
+            self._sessions.update(
+                key, failure=failure, intent=Intent.NONE, intent_by=""
+            )
             return StartPlan(action="refuse", failure=failure)
         except ReclaimError as error:
             self._sessions.update(key, failure=codec.failure_of(error))

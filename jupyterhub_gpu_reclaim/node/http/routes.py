@@ -366,8 +366,8 @@ class PostOrder(SessionHandler):
                     )
                 )
             case "nap":
-                order = self.body(NapOrder)
-                await self.stream(await self.node.nap(incarnation, order.programs))
+                nap = self.body(NapOrder)
+                await self.stream(await self.node.nap(incarnation, nap.programs))
             case "wake":
                 await self.stream(await self.node.wake(incarnation))
             case "thaw":
