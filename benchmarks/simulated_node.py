@@ -45,7 +45,7 @@ from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom, Waker
 from jupyterhub_gpu_reclaim.testing.memory_agent import MemoryAgent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
@@ -135,8 +135,10 @@ class SimulatedAgent(MemoryAgent[Place]):
         async for event in self.begin_restore(incarnation, checkpoint, lazy=lazy):
             yield event
 
-    async def nap(self, incarnation: str) -> AsyncIterator[Event]:
-        async for event in self.begin_nap(incarnation):
+    async def nap(
+        self, incarnation: str, programs: Collection[int] = ()
+    ) -> AsyncIterator[Event]:
+        async for event in self.begin_nap(incarnation, programs):
             yield event
 
     async def wake(self, incarnation: str) -> AsyncIterator[Event]:

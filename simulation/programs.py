@@ -58,7 +58,7 @@ from simulation.doubles.store import RepositoryInMemory
 from simulation.loop import MONDAY, Killed, LoopClock, Program
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Collection, Iterator
 
     from jupyterhub_gpu_reclaim.common.models import Event
     from simulation.doubles.kernel import Kernel
@@ -355,9 +355,11 @@ class AgentOverWire:
             "restore", incarnation, checkpoint, silence=60.0, lazy=lazy
         )
 
-    def nap(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
+    def nap(
+        self, incarnation: str, programs: Collection[int] = (), **more: Any
+    ) -> AsyncIterator[Event]:
         del more
-        return self._wire.stream("nap", incarnation, silence=60.0)
+        return self._wire.stream("nap", incarnation, programs, silence=60.0)
 
     def wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
         del more

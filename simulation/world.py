@@ -58,7 +58,7 @@ from simulation.programs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree
     from jupyterhub_gpu_reclaim.node.local_node import LocalNode
@@ -600,11 +600,14 @@ class NodeApi:
             self._world.begins_to_capture(incarnation)
         return await self._node.capture(incarnation, checkpoint, generation, **more)
 
-    async def nap(self, incarnation: str, **more: Any) -> Any:
+    async def nap(
+        self, incarnation: str, programs: Collection[int] = (), **more: Any
+    ) -> Any:
         """A nap: one that has failed has left the session running."""
         self._world.steps += 1
         self._world.rooms.ordered(incarnation)
-        return self._checked(incarnation, await self._node.nap(incarnation, **more))
+        events = await self._node.nap(incarnation, programs, **more)
+        return self._checked(incarnation, events)
 
     async def _checked(self, incarnation: str, events: Any) -> AsyncIterator[Any]:
         async for event in events:

@@ -136,6 +136,7 @@ class Napper:
         """
         line = self._sessions.audit_line(row.key, SERVICE, MAKES_ROOM, why.message)
         self._sessions.update(row.key, msgspec.structs.replace(line, code=why.code))
+        self._sessions.runtime(row.key).made_room_at = line.at
         await self.nap(row, SERVICE, why)
 
     async def wake(self, row: SessionRow, by: str) -> float:

@@ -248,10 +248,14 @@ class Sessions:
         """When that session was last put to nap for another one.
 
         From the audit, where it was written before it was done: it also holds after a
-        crash.
+        crash. It is read there once.
         """
-        lines = self.journal.audit(key, MADE_ROOM_LINES)
-        return next((line.at for line in lines if line.what == MAKES_ROOM), None)
+        runtime = self.runtime(key)
+        if runtime.made_room_at is None:
+            lines = self.journal.audit(key, MADE_ROOM_LINES)
+            ats = (line.at for line in lines if line.what == MAKES_ROOM)
+            runtime.made_room_at = next(ats, 0.0)
+        return runtime.made_room_at or None
 
     def expect_awake(self, key: SessionKey, at: float | None) -> None:
         """Note when the memory of its GPU is expected to be back; None: not known."""

@@ -68,6 +68,7 @@ class Runtime:
     makes_room_for: SessionKey | None = None
     #: since when a wake waits for memory of its card, and what napped then, in bytes
     wake_waits: tuple[float, int] | None = None
+    made_room_at: float | None = None  #: when it last napped for one; 0: never
     passed_over: float | None = None  #: until when it is not selected (monotonic)
     #: what of its GPUs' memory is being moved out, by our order
     moving_out: list[GpuSample] | None = None
