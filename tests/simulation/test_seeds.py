@@ -21,7 +21,7 @@ FOUND = (
     *(31004037, 31025250, 32000120, 32021481, 41000459, 44000115, 44000852),
     *(66000095, 67000194, 104000681, 106000308, 106000715, 107000338, 109000068),
     *(301001200, 607000393, 702000978, 845001206, 847001354, 851001447, 921000371),
-    925001150,
+    *(925001150, 1110000494, 1110000615),
     # Two wishes, the first refused last; work between a stop and its end; a message for
     # a kernel that is stopped without a nap; two agents of one machine: the simulator's
     # own faults.
@@ -29,6 +29,8 @@ FOUND = (
     1795456028959,
     1848806109096,
     900000130,
+    # A tree that its user wakes when its agent can only end it.
+    3132769609057,
     # Room that came free in the last second of a run.
     1100000376,
     # An agent beside its watchdog; one that is suspended as it is written to; a clock
