@@ -87,6 +87,9 @@ class KernelSample(Value, frozen=True, kw_only=True):
     execution_state: str  #: idle, busy, starting, …; or "unknown"
     last_activity: float
     connections: int = 0
+    #: since when its cell waits for an answer (``input()``, a debugger's prompt); None:
+    #: it does not, or its server has no extension of ours to tell
+    prompt_since: float | None = None
 
 
 class TerminalSample(Value, frozen=True, kw_only=True):
@@ -140,8 +143,10 @@ class Usage(Value, frozen=True, kw_only=True):
     sample_age: float  #: age of the newest sample
     last_active: float | None
     last_active_what: str = ""
-    busy_kernel: str | None = None
+    busy_kernel: str | None = None  #: one that runs a cell and waits for nobody
     unknown_kernel: str | None = None
+    prompt_kernel: str | None = None  #: whose cell was the last to ask for an answer
+    prompt_since: float | None = None  #: and when that was
     cpu_percent: float | None = None  #: of one core, over the window
     gpu_percent: float | None = None  #: of its busiest card, over the window
     #: bytes a second that it wrote, and that its server was sent, over the window

@@ -44,6 +44,14 @@ class Reason(Enum):
         "A kernel that has just been started or restarted is unknown for seconds.",
         True,
     )
+    PROMPT_OPEN = (
+        "prompt_open",
+        (
+            "A cell of kernel {name} has been waiting for an answer for {age} (idle after"
+            " {limit})."
+        ),
+        "Answer it, or interrupt the kernel.",
+    )
     RECENTLY_ACTIVE = (
         "recently_active",
         "Last used {age} ago ({what}); idle after {idle_after}.",

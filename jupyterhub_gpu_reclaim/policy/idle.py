@@ -75,6 +75,20 @@ class IdlePolicy(Configurable):
         """,
     ).tag(config=True)
 
+    prompt_idle_after = Seconds(
+        3600.0,
+        allow_none=True,
+        help="""Seconds after which a cell that waits for an answer is no work any more.
+
+        A cell in ``input()`` or at a debugger's prompt is busy for its server until
+        somebody answers. Counted from the question, or from the session's return; the
+        session comes back at the same prompt. Shorter gives GPUs back sooner; longer
+        whoever thinks about an answer a resume. 0: such a cell is no work, and the
+        question counts as use like any other. None: it is busy for ever, as it is where
+        our server extension is not installed in the session. Example: 7200.
+        """,
+    ).tag(config=True)
+
     connected_is_active = Bool(
         default_value=False,
         help="""Whether an open browser tab alone keeps a session awake.
@@ -124,7 +138,7 @@ class IdlePolicy(Configurable):
         usage = snapshot.usage
         if usage is None or self._is_missing(usage, now):
             return [deny(Reason.SAMPLES_MISSING)]
-        busy = list(self._busy(usage))
+        busy = list(self._busy(usage, now))
         return busy + _too_soon(usage, now, idle_after, rule)
 
     def _is_missing(self, usage: Usage, now: float) -> bool:
@@ -139,11 +153,13 @@ class IdlePolicy(Configurable):
         age = usage.sample_age + max(0.0, now - usage.at)
         return not usage.complete or None in needed or age > self.max_sample_age
 
-    def _busy(self, usage: Usage) -> Iterator[Decision]:
+    def _busy(self, usage: Usage, now: float) -> Iterator[Decision]:
         if usage.busy_kernel is not None:
             yield deny(Reason.KERNEL_BUSY, name=usage.busy_kernel)
         if usage.unknown_kernel is not None:
             yield deny(Reason.KERNEL_UNKNOWN, name=usage.unknown_kernel)
+        if usage.prompt_kernel is not None and usage.prompt_since is not None:
+            yield from self._waits(usage.prompt_kernel, now - usage.prompt_since, now)
         limit, percent = self.busy_cpu_percent, usage.cpu_percent
         if limit is not None and percent is not None and percent > limit:
             yield deny(Reason.CPU_BUSY, percent=percent, limit=limit)
@@ -157,6 +173,17 @@ class IdlePolicy(Configurable):
             )
         if self.connected_is_active and usage.connections:
             yield deny(Reason.CONNECTED, count=usage.connections)
+
+    def _waits(self, name: str, age: float, now: float) -> Iterator[Decision]:
+        """Why a cell that waits for an answer is work still, if it is."""
+        limit = self.prompt_idle_after
+        if limit is None:
+            yield deny(Reason.KERNEL_BUSY, name=name)
+        elif age < limit:
+            ages, limits = duration(max(0.0, age)), duration(limit)
+            yield deny(
+                Reason.PROMPT_OPEN, now - age + limit, name=name, age=ages, limit=limits
+            )
 
 
 def idle_for(snapshot: SessionSnapshot, now: float) -> float:

@@ -48,6 +48,8 @@ class Kernel(Value, frozen=True, kw_only=True):
     execution_state: str = "unknown"
     last_activity: datetime
     connections: int = 0
+    #: since when its cell waits for an answer; told by our server extension alone
+    gpu_reclaim_prompt_since: datetime | None = None
 
 
 class Terminal(Value, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER, NoCards, samples_of
 from jupyterhub_gpu_reclaim.sampling.received import ReceivedBytes
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from tornado.httpclient import AsyncHTTPClient
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
@@ -306,9 +308,14 @@ def _kernels(answers: _Answers) -> list[KernelSample] | None:
             execution_state=kernel.execution_state,
             last_activity=jupyter_api.timestamp(kernel.last_activity),
             connections=kernel.connections,
+            prompt_since=_moment(kernel.gpu_reclaim_prompt_since),
         )
         for kernel in answers.kernels
     ]
+
+
+def _moment(told: datetime | None) -> float | None:
+    return None if told is None else jupyter_api.timestamp(told)
 
 
 def _terminals(answers: _Answers) -> list[TerminalSample] | None:

@@ -139,15 +139,17 @@ class Window:
         cpu = None if newest.cpu_work is None else self._cpu.rate(over)
         gpu = None if _gpu_share(newest) is None else self._gpu.rate(over)
         percent, gpu_percent = _in_percent(cpu), _in_percent(gpu)
-        kernels = newest.kernels
+        kernels, prompt = newest.kernels, _prompt(newest)
         return Usage(
             at=now,
             watched=self._watched() if age <= self._gap else 0.0,
             sample_age=age,
             last_active=self._active[0] if self._active else None,
             last_active_what=self._active[1] if self._active else "",
-            busy_kernel=_first(kernels, {"busy"}),
+            busy_kernel=_busy_kernel(newest),
             unknown_kernel=_unknown_kernel(newest),
+            prompt_kernel=prompt[1] if prompt else None,
+            prompt_since=prompt[0] if prompt else None,
             cpu_percent=percent,
             gpu_percent=gpu_percent,
             data_rate=self._data_rate(newest, over),
@@ -230,7 +232,10 @@ def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, 
     if sample.started is not None:
         yield min(sample.started, sample.at), "session started"
     for kernel in sample.kernels or []:
-        yield min(kernel.last_activity, sample.at), f"kernel {kernel.name}"
+        # A cell that waits is not used by what pages ask its kernel meanwhile.
+        used = _asked(kernel, sample)
+        used = kernel.last_activity if used is None else used
+        yield min(used, sample.at), f"kernel {kernel.name}"
     for terminal in sample.terminals or []:
         if terminal.last_input is not None:
             yield min(terminal.last_input, sample.at), f"terminal {terminal.name}"
@@ -282,8 +287,32 @@ def _is_whole(sample: Sample) -> bool:
     )
 
 
-def _first(kernels: list[KernelSample] | None, states: set[str]) -> str | None:
-    return next((k.name for k in kernels or [] if k.execution_state in states), None)
+def _busy_kernel(sample: Sample) -> str | None:
+    """A kernel that runs a cell which does not wait for its user."""
+    return next(
+        (
+            kernel.name
+            for kernel in sample.kernels or []
+            if kernel.execution_state == "busy" and _asked(kernel, sample) is None
+        ),
+        None,
+    )
+
+
+def _prompt(sample: Sample) -> tuple[float, str] | None:
+    """When a cell asked for the answer that it waits for, and its kernel; the last."""
+    asked = ((_asked(kernel, sample), kernel.name) for kernel in sample.kernels or [])
+    return max(((at, name) for at, name in asked if at is not None), default=None)
+
+
+def _asked(kernel: KernelSample, sample: Sample) -> float | None:
+    """When its cell asked for an answer; None: it waits for none.
+
+    A question that was open in a suspend is asked anew by the return.
+    """
+    if kernel.execution_state != "busy" or kernel.prompt_since is None:
+        return None
+    return min(max(kernel.prompt_since, sample.started or 0.0), sample.at)
 
 
 def _unknown_kernel(sample: Sample) -> str | None:

@@ -48,6 +48,19 @@ def test_one_reason_against_idleness_is_told(snapshot, now, usage, reason, words
     assert "(name)" not in verdict.message
 
 
+def test_cell_that_waits_for_an_answer_is_work_for_a_time_of_its_own(snapshot, now):
+    usage = {"prompt_kernel": "a.ipynb", "prompt_since": now - 1200}
+    verdict = first(snapshot(usage), now)
+    assert (verdict.code, verdict.at) == ("prompt_open", now + 2400)
+    assert verdict.message == (
+        "A cell of kernel a.ipynb has been waiting for an answer for 20 min (idle after"
+        " 1 h)."
+    )
+    assert first(snapshot(usage), now, prompt_idle_after=1200).reclaim
+    for_ever = first(snapshot(usage), now, prompt_idle_after=None)
+    assert (for_ever.code, for_ever.at) == ("kernel_busy", None)
+
+
 def test_no_usage_at_all_is_missing(snapshot, now):
     bare = SessionSnapshot(key=SessionKey("ada"), phase=Phase.RUNNING)
     assert first(bare, now).code == "samples_missing"

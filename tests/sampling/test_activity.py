@@ -9,6 +9,7 @@ import socket
 import tempfile
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import ClassVar
 
@@ -362,6 +363,55 @@ def test_question_of_a_page_is_no_use_of_its_kernel(jupyter, installed):
         asked = says("usage_request", "control")
         assert (asked == used) is installed
         assert says("execute_request", "shell") > asked
+
+
+ASK = {"store_history": False, "allow_stdin": True, "silent": False}
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_cell_that_waits_for_an_answer_is_told_until_it_has_one(jupyter, installed):
+    server = jupyter(f"--ServerApp.jpserver_extensions={EXTENSION}={installed}")
+    kernel = server.start_kernel()
+
+    def asked() -> float | None:
+        (taken,) = sample(watched(server))
+        assert taken.kernels[0].execution_state == "busy"
+        return taken.kernels[0].prompt_since
+
+    with server.channel(kernel, "page") as page:
+
+        def send(kind: str, channel: str, **content) -> None:
+            header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": "page"}
+            empty = {"parent_header": {}, "metadata": {}, "buffers": []}
+            message = {"content": content, "channel": channel, "header": header}
+            page.send(json.dumps(empty | message))
+
+        def hears(kind: str) -> dict:
+            while (heard := json.loads(page.recv(30)))["msg_type"] != kind:
+                pass
+            return heard["content"]
+
+        begun = time.time()
+        work = "input('name'); import time; time.sleep(3); input('age')"
+        send("execute_request", "shell", code=work, **ASK)
+        assert hears("input_request")["prompt"] == "name"
+        if not installed:
+            assert asked() is None
+            return
+        assert begun - 1 < asked() < time.time() + 1
+        send("input_reply", "stdin", value="ada")
+        wait_for(lambda: asked() is None)  # it works again
+    # The page has gone meanwhile; the next question is kept for it.
+    second = wait_for(asked)
+    with server.channel(kernel, "page") as page:
+        assert hears("input_request")["prompt"] == "age"
+        assert asked() == second
+        server.client.post(f"api/kernels/{kernel}/interrupt")
+        wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
+        work = "import time; time.sleep(60)"
+        send("execute_request", "shell", code=work, **ASK)
+        wait_for(lambda: server.kernels()[0]["execution_state"] == "busy")
+        assert asked() is None
 
 
 def looks(server, between, count: int = 2) -> list[Sample]:

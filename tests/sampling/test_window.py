@@ -207,6 +207,33 @@ def test_kernel_that_nobody_has_ever_used_is_idle_after_a_while():
     assert unknown(UNUSED_SECONDS, "restarting")
 
 
+def asking(name: str, since: float | None, state: str = "busy") -> KernelSample:
+    """A kernel whose cell asked then, and whom a page has asked something just now."""
+    return KernelSample(
+        id=name,
+        name=name,
+        execution_state=state,
+        last_activity=START + 99,
+        prompt_since=None if since is None else START + since,
+    )
+
+
+def test_cell_that_waits_for_an_answer_is_neither_busy_nor_used():
+    usage = usage_of(*regular(100, kernels=[asking("a", 20), asking("b", 50)]))
+    assert usage.busy_kernel is None
+    assert (usage.prompt_kernel, usage.prompt_since) == ("b", START + 50)
+    assert (usage.last_active, usage.last_active_what) == (START + 50, "kernel b")
+    answered = usage_of(*regular(100, kernels=[asking("a", None), asking("b", 50)]))
+    assert answered.busy_kernel == "a"
+    ended = usage_of(*regular(100, kernels=[asking("a", 20, "idle")]))
+    assert ended.prompt_kernel is None
+
+
+def test_question_that_was_open_in_a_suspend_is_asked_by_the_return():
+    usage = usage_of(*regular(100, kernels=[asking("a", 20)], started=START + 60))
+    assert usage.prompt_since == START + 60
+
+
 def test_keys_in_a_terminal_of_another_program_are_activity():
     usage = usage_of(*regular(100), sample(110, last_typed=START + 107))
     assert usage.last_active == START + 107
