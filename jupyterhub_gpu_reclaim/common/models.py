@@ -123,6 +123,8 @@ class Sample(Value, frozen=True, kw_only=True):
     cpu_work: float | None = None
     written: int | None = None  #: bytes written so far by all of them
     received: int | None = None  #: bytes that its server was sent while it was sampled
+    #: other machines that its programs are connected to, or from: addresses and ports
+    outside: list[str] | None = None
     kernels: list[KernelSample] | None = None
     terminals: list[TerminalSample] | None = None
     #: time of the last input to a terminal that is not the server's own
@@ -149,11 +151,15 @@ class Usage(Value, frozen=True, kw_only=True):
     prompt_since: float | None = None  #: and when that was
     cpu_percent: float | None = None  #: of one core, over the window
     gpu_percent: float | None = None  #: of its busiest card, over the window
+    #: the same between two samples: the most of the window
+    gpu_peak_percent: float | None = None
     #: bytes a second that it wrote, and that its server was sent, over the window
     data_rate: float | None = None
     gpu_memory: int | None = None
     memory: int | None = None
     connections: int | None = None
+    #: other machines that its programs are connected to, or from: addresses and ports
+    outside: list[str] | None = None
     kernels: int | None = None
     terminals: int | None = None
     complete: bool = False  #: every field that a policy needs was there

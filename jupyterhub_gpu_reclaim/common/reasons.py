@@ -63,7 +63,13 @@ class Reason(Enum):
             " counts as work)."
         ),
     )
-    GPU_BUSY = ("gpu_busy", "Its GPU is {percent:.0f} % busy.")
+    GPU_BUSY = (
+        "gpu_busy",
+        (
+            "Its GPU was {percent:.0f} % busy in the last {idle_after} at times (more than"
+            " {limit:.0f} % counts as work)."
+        ),
+    )
     DATA_MOVES = (
         "data_moves",
         (
@@ -124,6 +130,14 @@ class Reason(Enum):
         "The last attempt failed ({why}); the next one is in {wait}.",
         "",
         True,
+    )
+    CONNECTED_OUTSIDE = (
+        "connected_outside",
+        (
+            "Its programs are connected to {others}; last used {age} ago, idle after"
+            " {limit} while they are."
+        ),
+        "A suspend would end these connections.",
     )
     CONNECTED = ("connected", "Open browser connections: {count}.")
     IDLE_OFF = ("idle_off", "Idle sessions are not suspended by themselves here{rule}.")

@@ -75,6 +75,11 @@ class Endpoint(NamedTuple):
     address: Address
     port: int
 
+    def __str__(self) -> str:
+        """As people write it."""
+        v6 = isinstance(self.address, IPv6Address)
+        return f"[{self.address}]:{self.port}" if v6 else f"{self.address}:{self.port}"
+
 
 class InetSocket(NamedTuple):
     """One TCP or UDP socket, as the kernel lists it."""
@@ -88,6 +93,16 @@ class InetSocket(NamedTuple):
     key: bytes = b""  #: the kernel's own name for it, to destroy it by
     unsent: int = 0  #: bytes that the other side has not acknowledged
     unread: int = 0  #: bytes that its program has not read; a listener's open requests
+
+
+class TcpConnection(NamedTuple):
+    """An established TCP connection."""
+
+    local: Endpoint
+    remote: Endpoint
+    inode: int
+    key: bytes  #: the kernel's own name for it, which is never used again
+    received: int  #: bytes that have come so far
 
 
 def address_of(packed: bytes) -> Address:
@@ -197,18 +212,10 @@ def unix_sockets(pid: int) -> list[UnixSocket]:
     return found
 
 
-def received_bytes(pid: int, port: int) -> dict[bytes, int]:
-    """Bytes that have come so far on each established connection to a TCP port.
-
-    Args:
-        pid: in whose network namespace; 0 for our own.
-        port: the port of who was called.
-
-    Returns:
-        By the kernel's own name of the connection, which is never used again.
-    """
-    found = {}
-    with _in_namespace_of(pid or os.getpid(), _SOCK_DIAG) as netlink:
+def connections(pid: int) -> list[TcpConnection]:
+    """Every established TCP connection in the network namespace of ``pid``."""
+    found = []
+    with _in_namespace_of(pid, _SOCK_DIAG) as netlink:
         for sequence, family in enumerate((socket.AF_INET, socket.AF_INET6), 1):
             states = 1 << TcpState.ESTABLISHED
             body = (family, socket.IPPROTO_TCP, _WITH_INFO, 0, states, bytes(48))
@@ -222,12 +229,15 @@ def received_bytes(pid: int, port: int) -> dict[bytes, int]:
             for kind, payload in answers:
                 if kind != _BY_FAMILY or len(payload) < _MESSAGE.size:
                     continue
-                key = _MESSAGE.unpack_from(payload)[4]
-                if _SOCKID.unpack_from(key)[0] != port:
-                    continue
+                one = _socket_of(payload, socket.IPPROTO_TCP)
                 info = dict(_attributes(payload[_MESSAGE.size :])).get(_INFO, b"")
                 if len(info) >= _RECEIVED.size:
-                    found[key] = _RECEIVED.unpack_from(info)[0]
+                    received = _RECEIVED.unpack_from(info)[0]
+                    found.append(
+                        TcpConnection(
+                            one.local, one.remote, one.inode, one.key, received
+                        )
+                    )
     return found
 
 

@@ -20,8 +20,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     TerminalSample,
 )
 from jupyterhub_gpu_reclaim.sampling import jupyter_api, process_tree
+from jupyterhub_gpu_reclaim.sampling.connections import Connections, Traffic
 from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER, NoCards, samples_of
-from jupyterhub_gpu_reclaim.sampling.received import ReceivedBytes
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -68,7 +68,7 @@ class _Answers:
     notebooks: list[jupyter_api.NotebookSession] | None = None
     saved: float | None = None
     gpus: list[GpuSample] | None = None
-    received: int | None = None
+    traffic: Traffic | None = None
 
 
 class Sampler:
@@ -90,7 +90,7 @@ class Sampler:
         self._known: dict[
             jupyter_api.ServerAddress, dict[str, jupyter_api.TaggedAnswer]
         ] = {}
-        self._received = ReceivedBytes()
+        self._connections = Connections()
         #: Looks at processes that have not ended yet, by incarnation.
         self._looks: dict[str, asyncio.Future[process_tree.TreeUsage]] = {}
 
@@ -102,7 +102,7 @@ class Sampler:
         """One sample of each, all at once: a slow one delays none of the others."""
         addresses = {one.address for one in watched if one.address is not None}
         self._known = {one: self._known.get(one, {}) for one in addresses}
-        self._received.keep([one.incarnation for one in watched])
+        self._connections.keep([one.incarnation for one in watched])
         cards = await self._look_at_cards()
         return await asyncio.gather(*(self._sample(one, cards) for one in watched))
 
@@ -125,18 +125,25 @@ class Sampler:
             problems.append("the address of its server is not known")
         else:
             answers = await self._ask_server(watched.address, problems)
-            received = await self._look_at_network(watched.incarnation, watched.address)
-            answers = replace(answers, received=received)
+            traffic = await self._look_at_network(watched, watched.address.port)
+            answers = replace(answers, traffic=traffic)
         answers = replace(answers, usage=await measured, gpus=gpus)
         return _sum_up(watched, answers, self._clock.now(), problems)
 
     async def _look_at_network(
-        self, incarnation: str, address: jupyter_api.ServerAddress
-    ) -> int | None:
-        """What its server has received so far; None where that is not known."""
+        self, watched: SampleTarget, port: int
+    ) -> Traffic | None:
+        """What its connections tell; None where that is not known."""
+        programs = [pid for pid in watched.pids if pid != watched.root_pid]
         try:
             return await asyncio.wait_for(
-                asyncio.to_thread(self._received.look, incarnation, address),
+                asyncio.to_thread(
+                    self._connections.look,
+                    watched.incarnation,
+                    watched.init_pid,
+                    port,
+                    programs,
+                ),
                 self._seconds,
             )
         except (OSError, ReclaimError):
@@ -269,7 +276,7 @@ def _sum_up(
     watched: SampleTarget, answers: _Answers, at: float, problems: list[str]
 ) -> Sample:
     """Everything that is known, as one value."""
-    usage, status = answers.usage, answers.status
+    usage, status, traffic = answers.usage, answers.status, answers.traffic
     return Sample(
         incarnation=watched.incarnation,
         key=watched.key,
@@ -280,7 +287,8 @@ def _sum_up(
         cpu_server=usage.cpu_server if usage else None,
         cpu_work=usage.cpu_work if usage else None,
         written=usage.written if usage else None,
-        received=answers.received,
+        received=traffic.received if traffic else None,
+        outside=traffic.outside if traffic else None,
         started=usage.started if usage else None,
         kernels=_kernels(answers),
         terminals=_terminals(answers),

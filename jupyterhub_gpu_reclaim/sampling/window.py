@@ -8,6 +8,7 @@ own ``last_activity``, which the polling of an open tab keeps young.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import Usage
@@ -78,6 +79,12 @@ class _Meter:
         )
         return max(_rate(whole, last), _rate(recent, last))
 
+    def peak(self, span: float) -> float | None:
+        """Work a second between two readings: the most of that span."""
+        since = self._readings[-1].at - span if self._readings else 0.0
+        pairs = pairwise(self._readings)
+        return max((_rate(a, b) for a, b in pairs if b.at > since), default=None)
+
     def _before(self, seconds: float) -> _Reading:
         """The newest reading that is so much older than the last, or the oldest."""
         last, history = self._readings[-1], self._readings
@@ -138,6 +145,7 @@ class Window:
         over = self._span if span is None else span
         cpu = None if newest.cpu_work is None else self._cpu.rate(over)
         gpu = None if _gpu_share(newest) is None else self._gpu.rate(over)
+        peak = None if _gpu_share(newest) is None else self._gpu.peak(over)
         percent, gpu_percent = _in_percent(cpu), _in_percent(gpu)
         kernels, prompt = newest.kernels, _prompt(newest)
         return Usage(
@@ -152,10 +160,12 @@ class Window:
             prompt_since=prompt[0] if prompt else None,
             cpu_percent=percent,
             gpu_percent=gpu_percent,
+            gpu_peak_percent=_in_percent(peak),
             data_rate=self._data_rate(newest, over),
             gpu_memory=_gpu_memory(newest),
             memory=newest.memory,
             connections=newest.connections,
+            outside=newest.outside,
             kernels=None if kernels is None else len(kernels),
             terminals=None if newest.terminals is None else len(newest.terminals),
             complete=_is_whole(newest)

@@ -26,7 +26,7 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"busy_kernel": "a.ipynb"}, Reason.KERNEL_BUSY, "a.ipynb"),
         ({"unknown_kernel": "b.ipynb"}, Reason.KERNEL_UNKNOWN, "b.ipynb"),
         ({"cpu_percent": 55.4}, Reason.CPU_BUSY, "55 %"),
-        ({"gpu_percent": 71.2}, Reason.GPU_BUSY, "71 %"),
+        ({"gpu_peak_percent": 71.2}, Reason.GPU_BUSY, "71 %"),
         ({"data_rate": 1.2e6}, Reason.DATA_MOVES, "1.2 MB a second"),
         ({"last_active": 1_700_000_000.0 - 720}, Reason.RECENTLY_ACTIVE, "12 min"),
         ({"watched": 300.0}, Reason.WINDOW_TOO_SHORT, "5 min"),
@@ -107,6 +107,24 @@ def test_connected_counts_only_if_the_admin_says_so(snapshot, now):
     assert unknown.code == "samples_missing"
 
 
+def test_connection_to_another_machine_holds_a_session_for_a_time_of_its_own(
+    snapshot, now
+):
+    usage = {"outside": ["10.1.2.3:5432"]}
+    verdict = first(snapshot(usage), now)
+    assert (verdict.code, verdict.at) == ("connected_outside", now + 1800)
+    assert verdict.message == (
+        "Its programs are connected to 10.1.2.3:5432; last used 30 min ago, idle after"
+        " 1 h while they are."
+    )
+    two = first(snapshot({"outside": ["10.1.2.3:5432", "10.1.2.4:22"]}), now)
+    assert "10.1.2.3:5432 and 1 more;" in two.message
+    for limit in (1800, 0):
+        assert first(snapshot(usage), now, connections_after=limit).reclaim
+    for nothing in ([], None):
+        assert first(snapshot({"outside": nothing}), now).reclaim
+
+
 def test_idle_after_of_zero_never_suspends(snapshot, now):
     assert first(snapshot(), now, idle_after=0).code == "idle_off"
 
@@ -118,7 +136,7 @@ def test_busy_cpu_percent_of_none_does_not_look_at_the_processor(snapshot, now):
 
 def test_busy_gpu_percent_of_none_does_not_look_at_the_cards(snapshot, now):
     for percent in (None, 80.0):
-        usage = {"gpu_percent": percent}
+        usage = {"gpu_percent": percent, "gpu_peak_percent": percent}
         assert first(snapshot(usage), now, busy_gpu_percent=None).reclaim
 
 

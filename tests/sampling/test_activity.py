@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
 from tests.support.agent import Jupyter, Place, wait_for
+from tests.support.other_machine import ADDRESS, OUR_ADDRESS, PORT, other_machine
 
 
 @pytest.fixture(scope="module", name="server")
@@ -442,6 +443,25 @@ def test_upload_is_seen_while_it_arrives(server):
         assert second.received - first.received >= 1 << 19
         assert third.received - first.received >= 3 << 19
         assert third.written - first.written < 1 << 19  # it is in memory still
+
+
+def test_connection_to_another_machine_is_told_and_one_to_its_own_is_not(server):
+    kernel = server.kernels()[0]["id"]
+    with other_machine(), socket.create_server(("", 0)) as own:
+        port = own.getsockname()[1]
+        # A program outside of the session does not count, nor does the server.
+        with socket.create_connection((ADDRESS, PORT), timeout=20):
+            assert sample(watched(server))[0].outside == []
+            code = f"""
+import socket
+ends = [socket.create_connection((a, p), timeout=20) for a, p in {
+                [(ADDRESS, PORT), ("127.0.0.1", port), (OUR_ADDRESS, port)]
+            }]"""
+            server.run(kernel, code)
+            (taken,) = sample(watched(server))
+            assert taken.outside == [f"{ADDRESS}:{PORT}"]
+        server.run(kernel, "[end.close() for end in ends]")
+        assert sample(watched(server))[0].outside == []
 
 
 def test_what_programs_write_is_counted_and_an_idle_session_writes_little(server):

@@ -348,6 +348,25 @@ def test_gpu_percent_is_the_mean_over_the_window_of_its_busiest_card():
     assert usage.complete
 
 
+def test_gpu_that_works_for_a_second_a_minute_is_seen():
+    usage = usage_of(
+        *(
+            sample(at, gpus=[gpu(10.0 if at % 60 == 0 else 0.0)])
+            for at in range(0, 901, 10)
+        )
+    )
+    assert usage.gpu_percent == pytest.approx(10 / 6, rel=0.1)
+    assert usage.gpu_peak_percent == pytest.approx(10.0)
+
+
+def test_gpu_peak_before_the_span_is_forgotten():
+    samples = [
+        sample(at, gpus=[gpu(90.0 if at == 50 else 0.0)]) for at in range(0, 961, 10)
+    ]
+    assert usage_of(*samples[:-6]).gpu_peak_percent == pytest.approx(90.0)
+    assert usage_of(*samples).gpu_peak_percent == 0.0
+
+
 def test_gpu_that_has_just_begun_to_work_counts_by_its_last_minute():
     samples = regular(840, gpus=[gpu(0.0)])
     samples += [sample(at, gpus=[gpu(90.0)]) for at in range(850, 910, 10)]
