@@ -122,7 +122,11 @@ class Sample(Value, frozen=True, kw_only=True):
     cpu_server: float | None = None
     cpu_work: float | None = None
     written: int | None = None  #: bytes written so far by all of them
-    received: int | None = None  #: bytes that its server was sent while it was sampled
+    #: bytes that its server was sent and has sent, and that its programs exchanged with
+    #: other machines, while it was sampled
+    moved: int | None = None
+    #: bytes that pages behind the server have sent to its programs, likewise
+    paged: int | None = None
     #: other machines that its programs are connected to, or from: addresses and ports
     outside: list[str] | None = None
     kernels: list[KernelSample] | None = None
@@ -130,7 +134,8 @@ class Sample(Value, frozen=True, kw_only=True):
     #: time of the last input to a terminal that is not the server's own
     last_typed: float | None = None
     connections: int | None = None
-    last_saved: float | None = None  #: newest save of a notebook that is open
+    #: newest save of a notebook that is open, or change of a file through its server
+    last_saved: float | None = None
     started: float | None = None  #: when the tree was started or restored
     gpus: list[GpuSample] | None = []  #: empty: none used, or none there
     problem: str = ""  #: why something is not known, for the log and the page
@@ -153,8 +158,10 @@ class Usage(Value, frozen=True, kw_only=True):
     gpu_percent: float | None = None  #: of its busiest card, over the window
     #: the same between two samples: the most of the window
     gpu_peak_percent: float | None = None
-    #: bytes a second that it wrote, and that its server was sent, over the window
+    #: bytes a second that it wrote, and that moved on its connections, over the window
     data_rate: float | None = None
+    #: bytes a second that pages behind the server sent to programs: the most of it
+    page_peak_rate: float | None = None
     gpu_memory: int | None = None
     memory: int | None = None
     connections: int | None = None

@@ -73,8 +73,15 @@ class Reason(Enum):
     DATA_MOVES = (
         "data_moves",
         (
-            "Its programs write, or its server is sent, {rate} a second (more than"
+            "Its programs write, or its connections carry, {rate} a second (more than"
             " {limit} counts as work)."
+        ),
+    )
+    PAGE_USED = (
+        "page_used",
+        (
+            "A page of one of its programs sent {rate} a second in the last {idle_after}"
+            " at times (more than {limit} counts as use)."
         ),
     )
     SAMPLES_MISSING = (

@@ -41,8 +41,8 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SHOW_NAME, _SHOW_PEER, _SHOW_WAITING = 1, 4, 8
 _UNIX_NAME, _UNIX_PEER, _UNIX_WAITING, _UNIX_SHUTDOWN = 0, 2, 3, 6
 
-#: The extension with ``struct tcp_info``, its attribute, and in it the count of bytes.
-_WITH_INFO, _INFO, _RECEIVED = 1 << 1, 2, struct.Struct("=128xQ")
+#: The extension with ``struct tcp_info``, its attribute, and in it the counts of bytes.
+_WITH_INFO, _INFO, _CARRIED = 1 << 1, 2, struct.Struct("=120xQQ")
 
 _HEADER = struct.Struct("=IHHII")
 _REQUEST_V2 = struct.Struct("=BBBBI48s")
@@ -102,6 +102,7 @@ class TcpConnection(NamedTuple):
     remote: Endpoint
     inode: int
     key: bytes  #: the kernel's own name for it, which is never used again
+    sent: int  #: bytes that the other end has acknowledged so far
     received: int  #: bytes that have come so far
 
 
@@ -231,13 +232,10 @@ def connections(pid: int) -> list[TcpConnection]:
                     continue
                 one = _socket_of(payload, socket.IPPROTO_TCP)
                 info = dict(_attributes(payload[_MESSAGE.size :])).get(_INFO, b"")
-                if len(info) >= _RECEIVED.size:
-                    received = _RECEIVED.unpack_from(info)[0]
-                    found.append(
-                        TcpConnection(
-                            one.local, one.remote, one.inode, one.key, received
-                        )
-                    )
+                if len(info) >= _CARRIED.size:
+                    carried = _CARRIED.unpack_from(info)
+                    ends = (one.local, one.remote, one.inode, one.key)
+                    found.append(TcpConnection(*ends, *carried))
     return found
 
 

@@ -69,10 +69,26 @@ class IdlePolicy(Configurable):
 
         An upload, a download to a file, rsync and a copy use little of a processor, and
         a suspend would cut them off. What all of a session's programs write counts, to
-        files, pipes and terminals, and what its server is sent; each as the larger of
-        the mean since ``idle_after`` and the mean of the last minute. Lower keeps slow
-        uploads alive; higher lets a session be suspended in spite of programs that keep
-        a log. None: it is not looked at. Example: 5000.
+        files, pipes and terminals, and beside that what their connections to other
+        machines carry, what its server is sent, and what that sends by itself; each as
+        the larger of the mean since ``idle_after`` and the mean of the last minute.
+        Lower keeps slow uploads alive; higher lets a session be suspended in spite of
+        programs that keep a log. None: it is not looked at. Example: 5000.
+        """,
+    ).tag(config=True)
+
+    page_data_rate = ByteRate(
+        200.0,
+        allow_none=True,
+        help="""Bytes a second from a page to its program that count as use.
+
+        Of programs behind the Jupyter server (jupyter-server-proxy: VS Code, RStudio,
+        Streamlit), whose pages the session's server does not know. Measured over 10 s;
+        the most since ``idle_after`` counts. An idle page sends tens of bytes a second
+        to show that it lives, and somebody who types some hundreds or more. Lower sees
+        single clicks; higher lets pages be forgotten that ask for news all the time (a
+        dashboard). What goes through a UNIX socket is not seen. None: it is not looked
+        at. Example: 1000.
         """,
     ).tag(config=True)
 
@@ -205,6 +221,14 @@ class IdlePolicy(Configurable):
         if limit is not None and rate is not None and rate > limit:
             yield deny(
                 Reason.DATA_MOVES, rate=size(round(rate)), limit=size(round(limit))
+            )
+        limit, rate = self.page_data_rate, usage.page_peak_rate
+        if limit is not None and rate is not None and rate > limit:
+            yield deny(
+                Reason.PAGE_USED,
+                rate=size(round(rate)),
+                limit=size(round(limit)),
+                idle_after=duration(idle_after),
             )
         if self.connected_is_active and usage.connections:
             yield deny(Reason.CONNECTED, count=usage.connections)

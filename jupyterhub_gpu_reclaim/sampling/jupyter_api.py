@@ -82,6 +82,8 @@ class Status(Value, frozen=True, kw_only=True):
     """``GET api/status``."""
 
     connections: int = 0
+    #: when a file was last changed through it; told by our server extension alone
+    gpu_reclaim_file_changed: datetime | None = None
 
 
 class Version(Value, frozen=True, kw_only=True):

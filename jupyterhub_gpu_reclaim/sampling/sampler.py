@@ -55,6 +55,8 @@ class SampleTarget:
     address: jupyter_api.ServerAddress | None
     stopped: bool = False
     pod: str = ""
+    #: those of the pids that are Jupyter kernels
+    kernels: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +136,9 @@ class Sampler:
         self, watched: SampleTarget, port: int
     ) -> Traffic | None:
         """What its connections tell; None where that is not known."""
-        programs = [pid for pid in watched.pids if pid != watched.root_pid]
         try:
             return await asyncio.wait_for(
-                asyncio.to_thread(
-                    self._connections.look,
-                    watched.incarnation,
-                    watched.init_pid,
-                    port,
-                    programs,
-                ),
+                asyncio.to_thread(self._connections.look, watched, port),
                 self._seconds,
             )
         except (OSError, ReclaimError):
@@ -287,17 +282,25 @@ def _sum_up(
         cpu_server=usage.cpu_server if usage else None,
         cpu_work=usage.cpu_work if usage else None,
         written=usage.written if usage else None,
-        received=traffic.received if traffic else None,
+        moved=traffic.moved if traffic else None,
+        paged=traffic.paged if traffic else None,
         outside=traffic.outside if traffic else None,
         started=usage.started if usage else None,
         kernels=_kernels(answers),
         terminals=_terminals(answers),
         last_typed=usage.typed_elsewhere if usage else None,
         connections=status.connections if status else None,
-        last_saved=answers.saved,
+        last_saved=_last_saved(answers),
         gpus=answers.gpus,
         problem="; ".join(problems),
     )
+
+
+def _last_saved(answers: _Answers) -> float | None:
+    """When a file was last changed through its server, as far as known."""
+    told = answers.status.gpu_reclaim_file_changed if answers.status else None
+    known = [at for at in (answers.saved, _moment(told)) if at is not None]
+    return max(known, default=None)
 
 
 def _kernels(answers: _Answers) -> list[KernelSample] | None:

@@ -28,6 +28,7 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"cpu_percent": 55.4}, Reason.CPU_BUSY, "55 %"),
         ({"gpu_peak_percent": 71.2}, Reason.GPU_BUSY, "71 %"),
         ({"data_rate": 1.2e6}, Reason.DATA_MOVES, "1.2 MB a second"),
+        ({"page_peak_rate": 300.0}, Reason.PAGE_USED, "300 B a second"),
         ({"last_active": 1_700_000_000.0 - 720}, Reason.RECENTLY_ACTIVE, "12 min"),
         ({"watched": 300.0}, Reason.WINDOW_TOO_SHORT, "5 min"),
         ({"complete": False}, Reason.SAMPLES_MISSING, "counts as in use"),
@@ -148,6 +149,12 @@ def test_session_that_holds_gpu_memory_and_computes_nothing_is_idle(snapshot, no
 def test_busy_data_rate_of_none_does_not_look_at_what_is_written(snapshot, now):
     usage = {"data_rate": 1e9}
     assert first(snapshot(usage), now, busy_data_rate=None).reclaim
+
+
+def test_page_data_rate_of_none_does_not_look_at_pages_of_programs(snapshot, now):
+    usage = {"page_peak_rate": 1e6}
+    assert first(snapshot(usage), now, page_data_rate=None).reclaim
+    assert first(snapshot({"page_peak_rate": 200.0}), now).reclaim
 
 
 def test_older_agent_that_does_not_tell_what_is_written_bars_nothing(snapshot, now):

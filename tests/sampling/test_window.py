@@ -128,7 +128,7 @@ def test_last_active_is_the_newest_of_all_signs():
     assert usage_of(*regular(100, active=50)).last_active_what == "kernel train.ipynb"
     assert usage_of(*regular(100, typed=70)).last_active_what == "terminal 1"
     saved = usage_of(*regular(100, last_saved=START + 80))
-    assert (saved.last_active, saved.last_active_what) == (START + 80, "notebook saved")
+    assert (saved.last_active, saved.last_active_what) == (START + 80, "file saved")
     started = usage_of(*regular(100, kernels=[], terminals=[]))
     assert started.last_active == START - 500
     assert started.last_active_what == "session started"
@@ -241,13 +241,13 @@ def test_keys_in_a_terminal_of_another_program_are_activity():
 
 
 def test_data_rate_is_that_of_what_moves_most():
-    def usage(written: float | None, received: float | None):
+    def usage(written: float | None, moved: float | None):
         return usage_of(
             *(
                 sample(
                     at,
                     written=None if written is None else int(at * written),
-                    received=None if received is None else int(at * received),
+                    moved=None if moved is None else int(at * moved),
                 )
                 for at in range(0, 101, 10)
             )
@@ -256,6 +256,24 @@ def test_data_rate_is_that_of_what_moves_most():
     assert usage(500, 2000).data_rate == 2000
     assert usage(500, None).data_rate == 500
     assert usage(None, None).data_rate is None
+
+
+def test_page_rate_is_the_most_of_ten_seconds_in_the_span():
+    def peak(*paged: tuple[int, int], step: int, until: int) -> float:
+        """The peak where so many bytes came at those times."""
+        return usage_of(
+            *(
+                sample(at, paged=sum(size for when, size in paged if when <= at))
+                for at in range(0, until + 1, step)
+            )
+        ).page_peak_rate
+
+    assert peak((55, 4000), step=10, until=900) == 400
+    assert peak((55, 4000), step=10, until=960) == 0
+    # However often it is sampled.
+    assert peak((55, 2000), (58, 2000), step=1, until=100) == 400
+    assert peak((55, 4000), step=20, until=100) == 200
+    assert usage_of(*regular(50)).page_peak_rate is None
 
 
 def test_cpu_percent_is_the_mean_over_the_span():

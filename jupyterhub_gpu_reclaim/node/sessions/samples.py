@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.node.jupyter.connection import may_be_kernel
 from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
@@ -38,6 +39,8 @@ class TreeSampler:
         self._sampler = sampler
         #: By pid and start time of the program; replaced whole, so threads do no harm.
         self._addresses: dict[_Name, ServerAddress] = {}
+        #: Whether a process is a Jupyter kernel, likewise.
+        self._kernels: dict[_Name, bool] = {}
 
     async def samples(self, known: list[Tree]) -> list[Sample]:
         """One sample of every session that has programs in it."""
@@ -47,19 +50,21 @@ class TreeSampler:
     def _watched(self, known: list[Tree]) -> list[SampleTarget]:
         addresses: dict[_Name, ServerAddress] = {}
         children = processes.families()
+        seen: dict[_Name, bool] = {}
         found = [
             watched
             for tree in known
             if tree.state in _LIVE
-            and (watched := self._watch(tree, addresses, children)) is not None
+            and (watched := self._watch(tree, addresses, seen, children)) is not None
         ]
-        self._addresses = addresses
+        self._addresses, self._kernels = addresses, seen
         return found
 
     def _watch(
         self,
         tree: Tree,
         addresses: dict[_Name, ServerAddress],
+        seen: dict[_Name, bool],
         children: Mapping[int, Sequence[int]],
     ) -> SampleTarget | None:
         try:
@@ -75,6 +80,10 @@ class TreeSampler:
         address = self._addresses.get(name) or address_of(server.pid, snapshot.init)
         if address is not None:
             addresses[name] = address
+        for process in snapshot.processes:
+            one = (process.pid, process.start_time)
+            known = self._kernels.get(one)
+            seen[one] = may_be_kernel(process.pid) if known is None else known
         return SampleTarget(
             incarnation=tree.incarnation,
             key=tree.key,
@@ -82,6 +91,11 @@ class TreeSampler:
             init_pid=snapshot.init.pid,
             root_pid=server.pid,
             pids=[process.pid for process in snapshot.processes],
+            kernels=frozenset(
+                process.pid
+                for process in snapshot.processes
+                if seen[process.pid, process.start_time]
+            ),
             address=address,
             stopped=tree.state not in _RUNS,
         )
