@@ -243,23 +243,39 @@ class Kernel:
         self.ws = None
         self._open.close()
 
-    def send(self, code: str) -> str:
-        """Send a cell; returns the message's id."""
-        message = uuid.uuid4().hex
-        header = {
-            "msg_id": message,
-            "username": self.server.user.name,
-            "session": self.session,
-            "msg_type": "execute_request",
-            "version": "5.3",
-        }
+    def send(self, code: str, *, asks: bool = False) -> str:
+        """Send a cell, which may ask for input; returns the message's id."""
         content = {
             "code": code,
             "silent": False,
             "store_history": True,
             "user_expressions": {},
-            "allow_stdin": False,
+            "allow_stdin": asks,
             "stop_on_error": True,
+        }
+        return self._send("shell", "execute_request", content)
+
+    def answer(self, value: str) -> None:
+        """Send what somebody has typed at a cell's question."""
+        self._send("stdin", "input_reply", {"value": value})
+
+    def wait_for_question(self, *, seconds: float = 60) -> str:
+        """Read until a cell asks for input; returns its prompt."""
+        assert self.ws is not None
+        until = time.monotonic() + seconds
+        while True:
+            got = json.loads(self.ws.recv(timeout=max(0.0, until - time.monotonic())))
+            if got["header"]["msg_type"] == "input_request":
+                return str(got["content"]["prompt"])
+
+    def _send(self, channel: str, kind: str, content: dict[str, Any]) -> str:
+        message = uuid.uuid4().hex
+        header = {
+            "msg_id": message,
+            "username": self.server.user.name,
+            "session": self.session,
+            "msg_type": kind,
+            "version": "5.3",
         }
         assert self.ws is not None
         self.ws.send(
@@ -269,7 +285,7 @@ class Kernel:
                     "parent_header": {},
                     "metadata": {},
                     "content": content,
-                    "channel": "shell",
+                    "channel": channel,
                     "buffers": [],
                 }
             )

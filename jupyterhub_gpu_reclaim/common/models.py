@@ -98,6 +98,9 @@ class KernelSample(Value, frozen=True, kw_only=True):
     execution_state: str  #: idle, busy, starting, …; or "unknown"
     last_activity: float
     connections: int = 0
+    #: since when its cell waits for an answer (``input()``, a debugger's prompt); None:
+    #: it does not, or its server has no extension of ours to tell
+    prompt_since: float | None = None
     #: its program's pid in the session; None: not known, and nor is what follows
     program: int | None = None
     cpu_work: float | None = None  #: CPU seconds consumed so far by all of it
@@ -123,13 +126,20 @@ class Sample(Value, frozen=True, kw_only=True):
     cpu_server: float | None = None
     cpu_work: float | None = None
     written: int | None = None  #: bytes written so far by all of them
-    received: int | None = None  #: bytes that its server was sent while it was sampled
+    #: bytes that its server was sent and has sent, and that its programs exchanged with
+    #: other machines, while it was sampled
+    moved: int | None = None
+    #: bytes that pages behind the server have sent to its programs, likewise
+    paged: int | None = None
+    #: other machines that its programs are connected to, or from: addresses and ports
+    outside: list[str] | None = None
     kernels: list[KernelSample] | None = None
     terminals: list[TerminalSample] | None = None
     #: time of the last input to a terminal that is not the server's own
     last_typed: float | None = None
     connections: int | None = None
-    last_saved: float | None = None  #: newest save of a notebook that is open
+    #: newest save of a notebook that is open, or change of a file through its server
+    last_saved: float | None = None
     started: float | None = None  #: when the tree was started or restored
     gpus: list[GpuSample] | None = []  #: empty: none used, or none there
     problem: str = ""  #: why something is not known, for the log and the page
@@ -144,15 +154,23 @@ class Usage(Value, frozen=True, kw_only=True):
     sample_age: float  #: age of the newest sample
     last_active: float | None
     last_active_what: str = ""
-    busy_kernel: str | None = None
+    busy_kernel: str | None = None  #: one that runs a cell and waits for nobody
     unknown_kernel: str | None = None
+    prompt_kernel: str | None = None  #: whose cell was the last to ask for an answer
+    prompt_since: float | None = None  #: and when that was
     cpu_percent: float | None = None  #: of one core, over the window
     gpu_percent: float | None = None  #: of its busiest card, over the window
-    #: bytes a second that it wrote, and that its server was sent, over the window
+    #: the same between two samples: the most of the window
+    gpu_peak_percent: float | None = None
+    #: bytes a second that it wrote, and that moved on its connections, over the window
     data_rate: float | None = None
+    #: bytes a second that pages behind the server sent to programs: the most of it
+    page_peak_rate: float | None = None
     gpu_memory: int | None = None
     memory: int | None = None
     connections: int | None = None
+    #: other machines that its programs are connected to, or from: addresses and ports
+    outside: list[str] | None = None
     kernels: int | None = None
     terminals: int | None = None
     complete: bool = False  #: every field that a policy needs was there

@@ -44,6 +44,14 @@ class Reason(Enum):
         "A kernel that has just been started or restarted is unknown for seconds.",
         True,
     )
+    PROMPT_OPEN = (
+        "prompt_open",
+        (
+            "A cell of kernel {name} has been waiting for an answer for {age} (idle after"
+            " {limit})."
+        ),
+        "Answer it, or interrupt the kernel.",
+    )
     RECENTLY_ACTIVE = (
         "recently_active",
         "Last used {age} ago ({what}); idle after {idle_after}.",
@@ -55,12 +63,25 @@ class Reason(Enum):
             " counts as work)."
         ),
     )
-    GPU_BUSY = ("gpu_busy", "Its GPU is {percent:.0f} % busy.")
+    GPU_BUSY = (
+        "gpu_busy",
+        (
+            "Its GPU was {percent:.0f} % busy in the last {idle_after} at times (more than"
+            " {limit:.0f} % counts as work)."
+        ),
+    )
     DATA_MOVES = (
         "data_moves",
         (
-            "Its programs write, or its server is sent, {rate} a second (more than"
+            "Its programs write, or its connections carry, {rate} a second (more than"
             " {limit} counts as work)."
+        ),
+    )
+    PAGE_USED = (
+        "page_used",
+        (
+            "A page of one of its programs sent {rate} a second in the last {idle_after}"
+            " at times (more than {limit} counts as use)."
         ),
     )
     SAMPLES_MISSING = (
@@ -116,6 +137,14 @@ class Reason(Enum):
         "The last attempt failed ({why}); the next one is in {wait}.",
         "",
         True,
+    )
+    CONNECTED_OUTSIDE = (
+        "connected_outside",
+        (
+            "Its programs are connected to {others}; last used {age} ago, idle after"
+            " {limit} while they are."
+        ),
+        "A suspend would end these connections.",
     )
     CONNECTED = ("connected", "Open browser connections: {count}.")
     IDLE_OFF = ("idle_off", "Idle sessions are not suspended by themselves here{rule}.")

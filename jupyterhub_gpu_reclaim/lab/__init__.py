@@ -1,8 +1,10 @@
 """JupyterLab and Notebook extension, and the server extension beside it.
 
 ``server_extension`` runs in the session's own Jupyter server: it gives an open tab its
-token, and installs ``kernel_keeper``. ``labextension`` is the JavaScript of the tab;
-``server_config`` switches the server extension on.
+token, and installs ``kernel_keeper``, ``quiet_messages``,
+``prompts`` and ``file_changes``.
+``labextension`` is the JavaScript of the tab; ``server_config`` switches the server
+extension on.
 
 The token is good for this session alone, and is given only to those who may use the
 server. A page that does not know yet which kernels run cannot replace a notebook's

@@ -3,7 +3,8 @@
 Jupyter Server loads it where the package is installed in the session's environment
 (``etc/jupyter/jupyter_server_config.d``). It has one call, open to everyone who may use
 that server and sends its XSRF token. Next: ``common/auth/tab_tokens.py``,
-``lab/kernel_keeper.py`` and ``lab/quiet_messages.py``.
+``lab/kernel_keeper.py``, ``lab/quiet_messages.py``, ``lab/prompts.py`` and
+``lab/file_changes.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from jupyter_server.utils import url_path_join
 from tornado.web import authenticated
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
-from jupyterhub_gpu_reclaim.lab import kernel_keeper, quiet_messages
+from jupyterhub_gpu_reclaim.lab import (
+    file_changes,
+    kernel_keeper,
+    prompts,
+    quiet_messages,
+)
 
 
 class PassHandler(APIHandler):  # type: ignore[misc,unused-ignore]
@@ -44,3 +50,5 @@ def _load_jupyter_server_extension(server: Any) -> None:
     server.web_app.add_handlers(".*$", [(path, PassHandler)])
     kernel_keeper.install(server.session_manager)
     quiet_messages.install(server.kernel_manager)
+    prompts.install(server.kernel_manager)
+    file_changes.install(server)

@@ -41,8 +41,8 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SHOW_NAME, _SHOW_PEER, _SHOW_WAITING = 1, 4, 8
 _UNIX_NAME, _UNIX_PEER, _UNIX_WAITING, _UNIX_SHUTDOWN = 0, 2, 3, 6
 
-#: The extension with ``struct tcp_info``, its attribute, and in it the count of bytes.
-_WITH_INFO, _INFO, _RECEIVED = 1 << 1, 2, struct.Struct("=128xQ")
+#: The extension with ``struct tcp_info``, its attribute, and in it the counts of bytes.
+_WITH_INFO, _INFO, _CARRIED = 1 << 1, 2, struct.Struct("=120xQQ")
 
 _HEADER = struct.Struct("=IHHII")
 _REQUEST_V2 = struct.Struct("=BBBBI48s")
@@ -75,6 +75,11 @@ class Endpoint(NamedTuple):
     address: Address
     port: int
 
+    def __str__(self) -> str:
+        """As people write it."""
+        v6 = isinstance(self.address, IPv6Address)
+        return f"[{self.address}]:{self.port}" if v6 else f"{self.address}:{self.port}"
+
 
 class InetSocket(NamedTuple):
     """One TCP or UDP socket, as the kernel lists it."""
@@ -88,6 +93,17 @@ class InetSocket(NamedTuple):
     key: bytes = b""  #: the kernel's own name for it, to destroy it by
     unsent: int = 0  #: bytes that the other side has not acknowledged
     unread: int = 0  #: bytes that its program has not read; a listener's open requests
+
+
+class TcpConnection(NamedTuple):
+    """An established TCP connection."""
+
+    local: Endpoint
+    remote: Endpoint
+    inode: int
+    key: bytes  #: the kernel's own name for it, which is never used again
+    sent: int  #: bytes that the other end has acknowledged so far
+    received: int  #: bytes that have come so far
 
 
 def address_of(packed: bytes) -> Address:
@@ -197,18 +213,10 @@ def unix_sockets(pid: int) -> list[UnixSocket]:
     return found
 
 
-def received_bytes(pid: int, port: int) -> dict[bytes, int]:
-    """Bytes that have come so far on each established connection to a TCP port.
-
-    Args:
-        pid: in whose network namespace; 0 for our own.
-        port: the port of who was called.
-
-    Returns:
-        By the kernel's own name of the connection, which is never used again.
-    """
-    found = {}
-    with _in_namespace_of(pid or os.getpid(), _SOCK_DIAG) as netlink:
+def connections(pid: int) -> list[TcpConnection]:
+    """Every established TCP connection in the network namespace of ``pid``."""
+    found = []
+    with _in_namespace_of(pid, _SOCK_DIAG) as netlink:
         for sequence, family in enumerate((socket.AF_INET, socket.AF_INET6), 1):
             states = 1 << TcpState.ESTABLISHED
             body = (family, socket.IPPROTO_TCP, _WITH_INFO, 0, states, bytes(48))
@@ -222,12 +230,12 @@ def received_bytes(pid: int, port: int) -> dict[bytes, int]:
             for kind, payload in answers:
                 if kind != _BY_FAMILY or len(payload) < _MESSAGE.size:
                     continue
-                key = _MESSAGE.unpack_from(payload)[4]
-                if _SOCKID.unpack_from(key)[0] != port:
-                    continue
+                one = _socket_of(payload, socket.IPPROTO_TCP)
                 info = dict(_attributes(payload[_MESSAGE.size :])).get(_INFO, b"")
-                if len(info) >= _RECEIVED.size:
-                    found[key] = _RECEIVED.unpack_from(info)[0]
+                if len(info) >= _CARRIED.size:
+                    carried = _CARRIED.unpack_from(info)
+                    ends = (one.local, one.remote, one.inode, one.key)
+                    found.append(TcpConnection(*ends, *carried))
     return found
 
 

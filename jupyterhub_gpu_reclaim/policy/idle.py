@@ -54,10 +54,11 @@ class IdlePolicy(Configurable):
         allow_none=True,
         help="""Percent of one GPU that counts as work.
 
-        Measured as the time in which a program of the session ran on its busiest GPU:
-        the larger of the mean since ``idle_after`` and the mean of the last minute.
-        A session that holds GPU memory and computes nothing is idle. 0: any use that
-        can be measured counts as work. None: GPUs are not looked at. Example: 1.
+        Measured as the time in which a program of the session ran on its busiest GPU,
+        between two samples; the most since ``idle_after`` counts, so that a second of
+        work a minute is seen (samples come every ``ReclaimService.sample_interval``,
+        10 s). A session that holds GPU memory and computes nothing is idle. 0: any use
+        that can be measured counts as work. None: GPUs are not looked at. Example: 1.
         """,
     ).tag(config=True)
 
@@ -68,10 +69,54 @@ class IdlePolicy(Configurable):
 
         An upload, a download to a file, rsync and a copy use little of a processor, and
         a suspend would cut them off. What all of a session's programs write counts, to
-        files, pipes and terminals, and what its server is sent; each as the larger of
-        the mean since ``idle_after`` and the mean of the last minute. Lower keeps slow
-        uploads alive; higher lets a session be suspended in spite of programs that keep
-        a log. None: it is not looked at. Example: 5000.
+        files, pipes and terminals, and beside that what their connections to other
+        machines carry, what its server is sent, and what that sends by itself; each as
+        the larger of the mean since ``idle_after`` and the mean of the last minute.
+        Lower keeps slow uploads alive; higher lets a session be suspended in spite of
+        programs that keep a log. None: it is not looked at. Example: 5000.
+        """,
+    ).tag(config=True)
+
+    page_data_rate = ByteRate(
+        200.0,
+        allow_none=True,
+        help="""Bytes a second from a page to its program that count as use.
+
+        Of programs behind the Jupyter server (jupyter-server-proxy: VS Code, RStudio,
+        Streamlit), whose pages the session's server does not know. Measured over 10 s;
+        the most since ``idle_after`` counts. An idle page sends tens of bytes a second
+        to show that it lives, and somebody who types some hundreds or more. Lower sees
+        single clicks; higher lets pages be forgotten that ask for news all the time (a
+        dashboard). What goes through a UNIX socket is not seen. None: it is not looked
+        at. Example: 1000.
+        """,
+    ).tag(config=True)
+
+    prompt_idle_after = Seconds(
+        3600.0,
+        allow_none=True,
+        help="""Seconds after which a cell that waits for an answer is no work any more.
+
+        A cell in ``input()`` or at a debugger's prompt is busy for its server until
+        somebody answers. Counted from the question, or from the session's return; the
+        session comes back at the same prompt. Shorter gives GPUs back sooner; longer
+        whoever thinks about an answer a resume. 0: such a cell is no work, and the
+        question counts as use like any other. None: it is busy for ever, as it is where
+        our server extension is not installed in the session. Example: 7200.
+        """,
+    ).tag(config=True)
+
+    connections_after = Seconds(
+        3600.0,
+        help="""Seconds of idleness while a program is connected to another machine.
+
+        In place of ``idle_after``, if that is shorter: a suspend ends the connections
+        of the session's programs (a database, a cluster's workers, a login by ssh), and
+        not all programs connect again. Established TCP connections of all programs but
+        the server count, if they lead to or come from another machine, whether data
+        moves on them or not. Naps end none, and do not look at them. Longer spares more
+        of them; shorter gives GPUs back sooner. 0: they are not looked at. Example:
+        7200.
         """,
     ).tag(config=True)
 
@@ -104,6 +149,7 @@ class IdlePolicy(Configurable):
         if limit == 0:
             return [deny(Reason.IDLE_OFF, rule=rule)]
         against = self.against(snapshot, now, limit, rule)
+        against += self.connected(snapshot, now)
         if against:
             return against
         idle = duration(idle_for(snapshot, now))
@@ -124,8 +170,26 @@ class IdlePolicy(Configurable):
         usage = snapshot.usage
         if usage is None or self._is_missing(usage, now):
             return [deny(Reason.SAMPLES_MISSING)]
-        busy = list(self._busy(usage))
+        busy = list(self._busy(usage, now, idle_after))
         return busy + _too_soon(usage, now, idle_after, rule)
+
+    def connected(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
+        """Why connections to other machines hold it back, if they do."""
+        usage, limit = snapshot.usage, self.connections_after
+        idle = idle_for(snapshot, now)
+        if usage is None or not usage.outside or idle >= limit:
+            return []
+        others, *more = usage.outside
+        others += f" and {len(more)} more" if more else ""
+        return [
+            deny(
+                Reason.CONNECTED_OUTSIDE,
+                now - idle + limit,
+                others=others,
+                age=duration(idle),
+                limit=duration(limit),
+            )
+        ]
 
     def _is_missing(self, usage: Usage, now: float) -> bool:
         """Whether a fact that the decision needs is unknown, or too old."""
@@ -139,24 +203,46 @@ class IdlePolicy(Configurable):
         age = usage.sample_age + max(0.0, now - usage.at)
         return not usage.complete or None in needed or age > self.max_sample_age
 
-    def _busy(self, usage: Usage) -> Iterator[Decision]:
+    def _busy(self, usage: Usage, now: float, idle_after: float) -> Iterator[Decision]:
         if usage.busy_kernel is not None:
             yield deny(Reason.KERNEL_BUSY, name=usage.busy_kernel)
         if usage.unknown_kernel is not None:
             yield deny(Reason.KERNEL_UNKNOWN, name=usage.unknown_kernel)
+        if usage.prompt_kernel is not None and usage.prompt_since is not None:
+            yield from self._waits(usage.prompt_kernel, now - usage.prompt_since, now)
         limit, percent = self.busy_cpu_percent, usage.cpu_percent
         if limit is not None and percent is not None and percent > limit:
             yield deny(Reason.CPU_BUSY, percent=percent, limit=limit)
-        limit, percent = self.busy_gpu_percent, usage.gpu_percent
+        limit, percent = self.busy_gpu_percent, usage.gpu_peak_percent
         if limit is not None and percent is not None and percent > limit:
-            yield deny(Reason.GPU_BUSY, percent=percent)
+            within = duration(idle_after)
+            yield deny(Reason.GPU_BUSY, percent=percent, limit=limit, idle_after=within)
         limit, rate = self.busy_data_rate, usage.data_rate
         if limit is not None and rate is not None and rate > limit:
             yield deny(
                 Reason.DATA_MOVES, rate=size(round(rate)), limit=size(round(limit))
             )
+        limit, rate = self.page_data_rate, usage.page_peak_rate
+        if limit is not None and rate is not None and rate > limit:
+            yield deny(
+                Reason.PAGE_USED,
+                rate=size(round(rate)),
+                limit=size(round(limit)),
+                idle_after=duration(idle_after),
+            )
         if self.connected_is_active and usage.connections:
             yield deny(Reason.CONNECTED, count=usage.connections)
+
+    def _waits(self, name: str, age: float, now: float) -> Iterator[Decision]:
+        """Why a cell that waits for an answer is work still, if it is."""
+        limit = self.prompt_idle_after
+        if limit is None:
+            yield deny(Reason.KERNEL_BUSY, name=name)
+        elif age < limit:
+            ages, limits = duration(max(0.0, age)), duration(limit)
+            yield deny(
+                Reason.PROMPT_OPEN, now - age + limit, name=name, age=ages, limit=limits
+            )
 
 
 def idle_for(snapshot: SessionSnapshot, now: float) -> float:

@@ -70,6 +70,7 @@ class PressurePolicy(Configurable):
         if not limit or not snapshot.wanted:
             return [deny(Reason.NOBODY_WAITS)]
         against = self._idle.against(snapshot, now, limit)
+        against += self._idle.connected(snapshot, now)
         if against:
             return against
         idle = duration(idle_for(snapshot, now))

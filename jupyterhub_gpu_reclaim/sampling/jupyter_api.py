@@ -48,6 +48,8 @@ class Kernel(Value, frozen=True, kw_only=True):
     execution_state: str = "unknown"
     last_activity: datetime
     connections: int = 0
+    #: since when its cell waits for an answer; told by our server extension alone
+    gpu_reclaim_prompt_since: datetime | None = None
 
 
 class Terminal(Value, frozen=True, kw_only=True):
@@ -80,6 +82,8 @@ class Status(Value, frozen=True, kw_only=True):
     """``GET api/status``."""
 
     connections: int = 0
+    #: when a file was last changed through it; told by our server extension alone
+    gpu_reclaim_file_changed: datetime | None = None
 
 
 class Version(Value, frozen=True, kw_only=True):

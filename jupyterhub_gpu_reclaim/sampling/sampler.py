@@ -20,11 +20,12 @@ from jupyterhub_gpu_reclaim.common.models import (
     TerminalSample,
 )
 from jupyterhub_gpu_reclaim.sampling import jupyter_api, process_tree
+from jupyterhub_gpu_reclaim.sampling.connections import Connections, Traffic
 from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER, NoCards, samples_of
-from jupyterhub_gpu_reclaim.sampling.received import ReceivedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from tornado.httpclient import AsyncHTTPClient
 
@@ -44,7 +45,10 @@ MAX_NOTEBOOKS = 32
 
 
 class KernelPrograms(NamedTuple):
-    """A kernel's own program, by its pid in the session; all of it, by host pids."""
+    """A kernel's own program, by its pid in the session; all of it, by host pids.
+
+    Its own program is the first of those.
+    """
 
     program: int
     pids: list[int]
@@ -79,7 +83,7 @@ class _Answers:
     gpus: list[GpuSample] | None = None
     #: by kernel's id, likewise
     kernel_gpus: dict[str, list[GpuSample] | None] = field(default_factory=dict)
-    received: int | None = None
+    traffic: Traffic | None = None
 
 
 class Sampler:
@@ -101,7 +105,7 @@ class Sampler:
         self._known: dict[
             jupyter_api.ServerAddress, dict[str, jupyter_api.TaggedAnswer]
         ] = {}
-        self._received = ReceivedBytes()
+        self._connections = Connections()
         #: Looks at processes that have not ended yet, by incarnation.
         self._looks: dict[str, asyncio.Future[process_tree.TreeUsage]] = {}
 
@@ -113,7 +117,7 @@ class Sampler:
         """One sample of each, all at once: a slow one delays none of the others."""
         addresses = {one.address for one in watched if one.address is not None}
         self._known = {one: self._known.get(one, {}) for one in addresses}
-        self._received.keep([one.incarnation for one in watched])
+        self._connections.keep([one.incarnation for one in watched])
         cards = await self._look_at_cards()
         return await asyncio.gather(*(self._sample(one, cards) for one in watched))
 
@@ -136,8 +140,8 @@ class Sampler:
             problems.append("the address of its server is not known")
         else:
             answers = await self._ask_server(watched.address, problems)
-            received = await self._look_at_network(watched.incarnation, watched.address)
-            answers = replace(answers, received=received)
+            traffic = await self._look_at_network(watched, watched.address.port)
+            answers = replace(answers, traffic=traffic)
         by_kernel = {
             kernel: samples_of(cards, programs.pids)
             for kernel, programs in watched.kernels.items()
@@ -148,12 +152,12 @@ class Sampler:
         return _sum_up(watched, answers, self._clock.now(), problems)
 
     async def _look_at_network(
-        self, incarnation: str, address: jupyter_api.ServerAddress
-    ) -> int | None:
-        """What its server has received so far; None where that is not known."""
+        self, watched: SampleTarget, port: int
+    ) -> Traffic | None:
+        """What its connections tell; None where that is not known."""
         try:
             return await asyncio.wait_for(
-                asyncio.to_thread(self._received.look, incarnation, address),
+                asyncio.to_thread(self._connections.look, watched, port),
                 self._seconds,
             )
         except (OSError, ReclaimError):
@@ -286,7 +290,7 @@ def _sum_up(
     watched: SampleTarget, answers: _Answers, at: float, problems: list[str]
 ) -> Sample:
     """Everything that is known, as one value."""
-    usage, status = answers.usage, answers.status
+    usage, status, traffic = answers.usage, answers.status, answers.traffic
     return Sample(
         incarnation=watched.incarnation,
         key=watched.key,
@@ -297,16 +301,25 @@ def _sum_up(
         cpu_server=usage.cpu_server if usage else None,
         cpu_work=usage.cpu_work if usage else None,
         written=usage.written if usage else None,
-        received=answers.received,
+        moved=traffic.moved if traffic else None,
+        paged=traffic.paged if traffic else None,
+        outside=traffic.outside if traffic else None,
         started=usage.started if usage else None,
         kernels=_kernels(watched, answers),
         terminals=_terminals(answers),
         last_typed=usage.typed_elsewhere if usage else None,
         connections=status.connections if status else None,
-        last_saved=answers.saved,
+        last_saved=_last_saved(answers),
         gpus=answers.gpus,
         problem="; ".join(problems),
     )
+
+
+def _last_saved(answers: _Answers) -> float | None:
+    """When a file was last changed through its server, as far as known."""
+    told = answers.status.gpu_reclaim_file_changed if answers.status else None
+    known = [at for at in (answers.saved, _moment(told)) if at is not None]
+    return max(known, default=None)
 
 
 def _kernels(watched: SampleTarget, answers: _Answers) -> list[KernelSample] | None:
@@ -333,10 +346,15 @@ def _kernels(watched: SampleTarget, answers: _Answers) -> list[KernelSample] | N
                 else None
             ),
             gpus=answers.kernel_gpus.get(kernel.id),
+            prompt_since=_moment(kernel.gpu_reclaim_prompt_since),
         )
         for kernel in answers.kernels
         for programs in [watched.kernels.get(kernel.id)]
     ]
+
+
+def _moment(told: datetime | None) -> float | None:
+    return None if told is None else jupyter_api.timestamp(told)
 
 
 def _terminals(answers: _Answers) -> list[TerminalSample] | None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 GAP_INTERVALS = 3
 #: Work of that last stretch counts by itself, however idle the window was before it.
 RECENT_SECONDS = 60.0
+#: What lasts for less than that is as good as spread over it.
+PEAK_SECONDS = 10.0
 #: A kernel that has never said a word, and that nobody is connected to, is idle then.
 UNUSED_SECONDS = 600.0
 #: Rounding of the kernel's counters; less is not a counter that went backwards.
@@ -78,6 +80,29 @@ class _Meter:
         )
         return max(_rate(whole, last), _rate(recent, last))
 
+    def peak(self, span: float) -> float | None:
+        """Work a second in any stretch of :data:`PEAK_SECONDS`: the most of that span.
+
+        Where readings are further apart, between two of them.
+        """
+        if len(self._readings) < 2:
+            return None
+        if self._readings[-1].work == self._readings[0].work:
+            return 0.0  # as in most sessions at most times
+        most, begin = 0.0, 0
+        since = self._readings[-1].at - span
+        for number, last in enumerate(self._readings[1:], 1):
+            while (
+                begin + 1 < number
+                and self._readings[begin + 1].at <= last.at - PEAK_SECONDS
+            ):
+                begin += 1
+            first = self._readings[begin]
+            seconds = max(PEAK_SECONDS, last.at - first.at)
+            if last.at > since:
+                most = max(most, (last.work - first.work) / seconds)
+        return most
+
     def _before(self, seconds: float) -> _Reading:
         """The newest reading that is so much older than the last, or the oldest."""
         last, history = self._readings[-1], self._readings
@@ -92,10 +117,14 @@ class Window:
         span: seconds that the processor's use is averaged over; at least as long as
             a session must be idle before it is suspended.
         interval: seconds between two samples, as they are meant to come.
+        unused: seconds after which a kernel that has never said a word is idle.
     """
 
-    def __init__(self, *, span: float, interval: float) -> None:
+    def __init__(
+        self, *, span: float, interval: float, unused: float = UNUSED_SECONDS
+    ) -> None:
         self._span = span
+        self._unused = unused
         self._gap = GAP_INTERVALS * interval
         self._newest: Sample | None = None
         self._watched_since: float | None = None
@@ -103,7 +132,8 @@ class Window:
         self._cpu = _Meter(span, self._gap)
         self._gpu = _Meter(span, self._gap)
         self._written = _Meter(span, self._gap)
-        self._received = _Meter(span, self._gap)
+        self._moved = _Meter(span, self._gap)
+        self._paged = _Meter(span, self._gap)
         self._active: tuple[float, str] | None = None
 
     def add(self, sample: Sample) -> None:
@@ -138,22 +168,28 @@ class Window:
         over = self._span if span is None else span
         cpu = None if newest.cpu_work is None else self._cpu.rate(over)
         gpu = None if _gpu_share(newest) is None else self._gpu.rate(over)
+        peak = None if _gpu_share(newest) is None else self._gpu.peak(over)
         percent, gpu_percent = _in_percent(cpu), _in_percent(gpu)
-        kernels = newest.kernels
+        kernels, prompt = newest.kernels, _prompt(newest)
         return Usage(
             at=now,
             watched=self._watched() if age <= self._gap else 0.0,
             sample_age=age,
             last_active=self._active[0] if self._active else None,
             last_active_what=self._active[1] if self._active else "",
-            busy_kernel=_first(kernels, {"busy"}),
-            unknown_kernel=_unknown_kernel(newest),
+            busy_kernel=_busy_kernel(newest),
+            unknown_kernel=_unknown_kernel(newest, self._unused),
+            prompt_kernel=prompt[1] if prompt else None,
+            prompt_since=prompt[0] if prompt else None,
             cpu_percent=percent,
             gpu_percent=gpu_percent,
+            gpu_peak_percent=_in_percent(peak),
             data_rate=self._data_rate(newest, over),
+            page_peak_rate=None if newest.paged is None else self._paged.peak(over),
             gpu_memory=_gpu_memory(newest),
             memory=newest.memory,
             connections=newest.connections,
+            outside=newest.outside,
             kernels=None if kernels is None else len(kernels),
             terminals=None if newest.terminals is None else len(newest.terminals),
             complete=_is_whole(newest)
@@ -162,10 +198,10 @@ class Window:
         )
 
     def _data_rate(self, newest: Sample, over: float) -> float | None:
-        """Bytes a second; an upload is received first, and written at its end."""
+        """Bytes a second; an upload moves first, and is written at its end."""
         written = None if newest.written is None else self._written.rate(over)
-        received = None if newest.received is None else self._received.rate(over)
-        known = [rate for rate in (written, received) if rate is not None]
+        moved = None if newest.moved is None else self._moved.rate(over)
+        known = [rate for rate in (written, moved) if rate is not None]
         return max(known, default=None)
 
     def _forget(self) -> None:
@@ -175,7 +211,8 @@ class Window:
         self._cpu.clear()
         self._gpu.clear()
         self._written.clear()
-        self._received.clear()
+        self._moved.clear()
+        self._paged.clear()
         self._active = None
 
     def _see_activity(self, sample: Sample) -> None:
@@ -202,8 +239,10 @@ class Window:
             self._cpu.add(sample.at, sample.cpu_work)
         if sample.written is not None:
             self._written.add(sample.at, float(sample.written))
-        if sample.received is not None:
-            self._received.add(sample.at, float(sample.received))
+        if sample.moved is not None:
+            self._moved.add(sample.at, float(sample.moved))
+        if sample.paged is not None:
+            self._paged.add(sample.at, float(sample.paged))
         share = _gpu_share(sample)
         if share is not None:
             self._gpu.add_share(sample.at, share)
@@ -230,14 +269,17 @@ def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, 
     if sample.started is not None:
         yield min(sample.started, sample.at), "session started"
     for kernel in sample.kernels or []:
-        yield min(kernel.last_activity, sample.at), f"kernel {kernel.name}"
+        # A cell that waits is not used by what pages ask its kernel meanwhile.
+        used = _asked(kernel, sample)
+        used = kernel.last_activity if used is None else used
+        yield min(used, sample.at), f"kernel {kernel.name}"
     for terminal in sample.terminals or []:
         if terminal.last_input is not None:
             yield min(terminal.last_input, sample.at), f"terminal {terminal.name}"
     if sample.last_typed is not None:
         yield min(sample.last_typed, sample.at), "terminal of a program"
     if sample.last_saved is not None and sample.last_saved <= sample.at:
-        yield sample.last_saved, "notebook saved"
+        yield sample.last_saved, "file saved"
     if before is not None and before.at < sample.at:
         yield from _changes(sample, before)
 
@@ -282,21 +324,48 @@ def _is_whole(sample: Sample) -> bool:
     )
 
 
-def _first(kernels: list[KernelSample] | None, states: set[str]) -> str | None:
-    return next((k.name for k in kernels or [] if k.execution_state in states), None)
+def _busy_kernel(sample: Sample) -> str | None:
+    """A kernel that runs a cell which does not wait for its user."""
+    return next(
+        (
+            kernel.name
+            for kernel in sample.kernels or []
+            if kernel.execution_state == "busy" and _asked(kernel, sample) is None
+        ),
+        None,
+    )
 
 
-def _unknown_kernel(sample: Sample) -> str | None:
+def _prompt(sample: Sample) -> tuple[float, str] | None:
+    """When a cell asked for the answer that it waits for, and its kernel; the last."""
+    asked = ((_asked(kernel, sample), kernel.name) for kernel in sample.kernels or [])
+    return max(((at, name) for at, name in asked if at is not None), default=None)
+
+
+def _asked(kernel: KernelSample, sample: Sample) -> float | None:
+    """When its cell asked for an answer; None: it waits for none.
+
+    A question that was open in a suspend is asked anew by the return.
+    """
+    if kernel.execution_state != "busy" or kernel.prompt_since is None:
+        return None
+    return min(max(kernel.prompt_since, sample.started or 0.0), sample.at)
+
+
+def _unknown_kernel(sample: Sample, unused: float) -> str | None:
     """A kernel that may be working, for all that its server knows.
 
     A server learns that a kernel is idle from its first message. One that was started
     by a call, and that no page has ever opened, is "starting" for ever; one that has
     died and is not started again is "dead" for ever.
     """
-    return next((k.name for k in sample.kernels or [] if _unknown(k, sample.at)), None)
+    for kernel in sample.kernels or []:
+        if _unknown(kernel, sample.at, unused):
+            return kernel.name
+    return None
 
 
-def _unknown(kernel: KernelSample, at: float) -> bool:
+def _unknown(kernel: KernelSample, at: float, unused: float) -> bool:
     if kernel.execution_state in {"starting", "dead"} and not kernel.connections:
-        return at - kernel.last_activity < UNUSED_SECONDS
+        return at - kernel.last_activity < unused
     return kernel.execution_state not in {"busy", "idle"}

@@ -26,8 +26,9 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"busy_kernel": "a.ipynb"}, Reason.KERNEL_BUSY, "a.ipynb"),
         ({"unknown_kernel": "b.ipynb"}, Reason.KERNEL_UNKNOWN, "b.ipynb"),
         ({"cpu_percent": 55.4}, Reason.CPU_BUSY, "55 %"),
-        ({"gpu_percent": 71.2}, Reason.GPU_BUSY, "71 %"),
+        ({"gpu_peak_percent": 71.2}, Reason.GPU_BUSY, "71 %"),
         ({"data_rate": 1.2e6}, Reason.DATA_MOVES, "1.2 MB a second"),
+        ({"page_peak_rate": 300.0}, Reason.PAGE_USED, "300 B a second"),
         ({"last_active": 1_700_000_000.0 - 720}, Reason.RECENTLY_ACTIVE, "12 min"),
         ({"watched": 300.0}, Reason.WINDOW_TOO_SHORT, "5 min"),
         ({"complete": False}, Reason.SAMPLES_MISSING, "counts as in use"),
@@ -46,6 +47,19 @@ def test_one_reason_against_idleness_is_told(snapshot, now, usage, reason, words
     assert verdict.code == reason.value
     assert words in verdict.message
     assert "(name)" not in verdict.message
+
+
+def test_cell_that_waits_for_an_answer_is_work_for_a_time_of_its_own(snapshot, now):
+    usage = {"prompt_kernel": "a.ipynb", "prompt_since": now - 1200}
+    verdict = first(snapshot(usage), now)
+    assert (verdict.code, verdict.at) == ("prompt_open", now + 2400)
+    assert verdict.message == (
+        "A cell of kernel a.ipynb has been waiting for an answer for 20 min (idle after"
+        " 1 h)."
+    )
+    assert first(snapshot(usage), now, prompt_idle_after=1200).reclaim
+    for_ever = first(snapshot(usage), now, prompt_idle_after=None)
+    assert (for_ever.code, for_ever.at) == ("kernel_busy", None)
 
 
 def test_no_usage_at_all_is_missing(snapshot, now):
@@ -94,6 +108,24 @@ def test_connected_counts_only_if_the_admin_says_so(snapshot, now):
     assert unknown.code == "samples_missing"
 
 
+def test_connection_to_another_machine_holds_a_session_for_a_time_of_its_own(
+    snapshot, now
+):
+    usage = {"outside": ["10.1.2.3:5432"]}
+    verdict = first(snapshot(usage), now)
+    assert (verdict.code, verdict.at) == ("connected_outside", now + 1800)
+    assert verdict.message == (
+        "Its programs are connected to 10.1.2.3:5432; last used 30 min ago, idle after"
+        " 1 h while they are."
+    )
+    two = first(snapshot({"outside": ["10.1.2.3:5432", "10.1.2.4:22"]}), now)
+    assert "10.1.2.3:5432 and 1 more;" in two.message
+    for limit in (1800, 0):
+        assert first(snapshot(usage), now, connections_after=limit).reclaim
+    for nothing in ([], None):
+        assert first(snapshot({"outside": nothing}), now).reclaim
+
+
 def test_idle_after_of_zero_never_suspends(snapshot, now):
     assert first(snapshot(), now, idle_after=0).code == "idle_off"
 
@@ -105,7 +137,7 @@ def test_busy_cpu_percent_of_none_does_not_look_at_the_processor(snapshot, now):
 
 def test_busy_gpu_percent_of_none_does_not_look_at_the_cards(snapshot, now):
     for percent in (None, 80.0):
-        usage = {"gpu_percent": percent}
+        usage = {"gpu_percent": percent, "gpu_peak_percent": percent}
         assert first(snapshot(usage), now, busy_gpu_percent=None).reclaim
 
 
@@ -117,6 +149,12 @@ def test_session_that_holds_gpu_memory_and_computes_nothing_is_idle(snapshot, no
 def test_busy_data_rate_of_none_does_not_look_at_what_is_written(snapshot, now):
     usage = {"data_rate": 1e9}
     assert first(snapshot(usage), now, busy_data_rate=None).reclaim
+
+
+def test_page_data_rate_of_none_does_not_look_at_pages_of_programs(snapshot, now):
+    usage = {"page_peak_rate": 1e6}
+    assert first(snapshot(usage), now, page_data_rate=None).reclaim
+    assert first(snapshot({"page_peak_rate": 200.0}), now).reclaim
 
 
 def test_older_agent_that_does_not_tell_what_is_written_bars_nothing(snapshot, now):

@@ -43,6 +43,8 @@ def test_idle_session_naps_long_before_it_is_suspended(snapshot, now):
     (verdict,) = decider()(idle, now)
     assert (verdict.reclaim, verdict.code, verdict.at) == (True, "nap_idle", now)
     assert verdict.message == "Idle for 3 min 20 s (naps after 3 min)."
+    connected = snapshot({"last_active": now - 200, "outside": ["10.1.2.3:5432"]})
+    assert decider()(connected, now)[0].reclaim  # a nap ends no connection
     assert not Decider(Guards(), [IdlePolicy()])(idle, now)[0].reclaim
 
 
@@ -53,7 +55,7 @@ def test_idle_session_naps_long_before_it_is_suspended(snapshot, now):
         ({"last_active": 1_700_000_000.0 - 100}, Reason.RECENTLY_ACTIVE),
         ({"busy_kernel": "train.ipynb"}, Reason.KERNEL_BUSY),
         ({"cpu_percent": 80.0}, Reason.CPU_BUSY),
-        ({"gpu_percent": 80.0}, Reason.GPU_BUSY),
+        ({"gpu_peak_percent": 80.0}, Reason.GPU_BUSY),
         ({"complete": False}, Reason.SAMPLES_MISSING),
         ({"watched": 100.0}, Reason.WINDOW_TOO_SHORT),
     ],

@@ -98,7 +98,8 @@ def test_several_cards_are_covered_by_several_sessions():
     [
         session("ada", idle=200),
         session("ada", usage={"busy_kernel": "train.ipynb"}),
-        session("ada", usage={"gpu_percent": 40.0}),
+        session("ada", usage={"gpu_peak_percent": 40.0}),
+        session("ada", usage={"outside": ["10.1.2.3:5432"]}),
         session("ada", usage={"cpu_percent": 99.0}),
         session("ada", usage={"complete": False}),
         session("ada", usage={"sample_age": 500.0}),

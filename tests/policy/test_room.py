@@ -102,7 +102,7 @@ def test_what_holds_a_session_keeps_it_from_napping_for_others(
     [
         {"last_active": 1_700_000_000.0 - 59},
         {"busy_kernel": "a.ipynb"},
-        {"gpu_percent": 80.0},
+        {"gpu_peak_percent": 80.0},
         {"complete": False},
         {"gpu_memory": 0},
     ],

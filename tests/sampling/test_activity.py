@@ -6,9 +6,12 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,9 +23,15 @@ from websockets.sync.client import connect
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
+from jupyterhub_gpu_reclaim.node.jupyter.connection import may_be_kernel
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
+from tests.support import bridge
 from tests.support.agent import Jupyter, Place, wait_for
+from tests.support.other_machine import ADDRESS, OUR_ADDRESS, PORT, other_machine
+
+EXTENSION = "jupyterhub_gpu_reclaim.lab.server_extension"
+EXTENSIONS = (EXTENSION, bridge.NAME)
 
 
 @pytest.fixture(scope="module", name="server")
@@ -38,7 +47,8 @@ def server_fixture():
 
     with tempfile.TemporaryDirectory(prefix="gra-", dir="/tmp") as name:
         folder = Path(name)
-        server = Jupyter(folder, places)
+        switches = (f"--ServerApp.jpserver_extensions={n}=True" for n in EXTENSIONS)
+        server = Jupyter(folder, places, *switches)
         server.start_kernel("train.ipynb")
         yield server
         server.client.close()
@@ -55,6 +65,9 @@ def watched(server, port: int | None = None, **changes) -> SampleTarget:
         "root_pid": tree.server.pid,
         "pids": [process.pid for process in tree.processes],
         "address": ServerAddress(port or server.port, server.PREFIX, server.TOKEN),
+        "kernels": frozenset(
+            one.pid for one in tree.processes if may_be_kernel(one.pid)
+        ),
     }
     return SampleTarget(**values | changes)
 
@@ -332,9 +345,6 @@ def test_keys_in_a_terminal_that_is_not_the_servers_own_are_seen(server):
     wait_for(lambda: sample(watched(server))[0].last_typed is None)
 
 
-EXTENSION = "jupyterhub_gpu_reclaim.lab.server_extension"
-
-
 @pytest.mark.parametrize("installed", [True, False])
 def test_question_of_a_page_is_no_use_of_its_kernel(jupyter, installed):
     server = jupyter(
@@ -364,6 +374,55 @@ def test_question_of_a_page_is_no_use_of_its_kernel(jupyter, installed):
         assert says("execute_request", "shell") > asked
 
 
+ASK = {"store_history": False, "allow_stdin": True, "silent": False}
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_cell_that_waits_for_an_answer_is_told_until_it_has_one(jupyter, installed):
+    server = jupyter(f"--ServerApp.jpserver_extensions={EXTENSION}={installed}")
+    kernel = server.start_kernel()
+
+    def asked() -> float | None:
+        (taken,) = sample(watched(server))
+        assert taken.kernels[0].execution_state == "busy"
+        return taken.kernels[0].prompt_since
+
+    with server.channel(kernel, "page") as page:
+
+        def send(kind: str, channel: str, **content) -> None:
+            header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": "page"}
+            empty = {"parent_header": {}, "metadata": {}, "buffers": []}
+            message = {"content": content, "channel": channel, "header": header}
+            page.send(json.dumps(empty | message))
+
+        def hears(kind: str) -> dict:
+            while (heard := json.loads(page.recv(30)))["msg_type"] != kind:
+                pass
+            return heard["content"]
+
+        begun = time.time()
+        work = "input('name'); import time; time.sleep(3); input('age')"
+        send("execute_request", "shell", code=work, **ASK)
+        assert hears("input_request")["prompt"] == "name"
+        if not installed:
+            assert asked() is None
+            return
+        assert begun - 1 < asked() < time.time() + 1
+        send("input_reply", "stdin", value="ada")
+        wait_for(lambda: asked() is None)  # it works again
+    # The page has gone meanwhile; the next question is kept for it.
+    second = wait_for(asked)
+    with server.channel(kernel, "page") as page:
+        assert hears("input_request")["prompt"] == "age"
+        assert asked() == second
+        server.client.post(f"api/kernels/{kernel}/interrupt")
+        wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
+        work = "import time; time.sleep(60)"
+        send("execute_request", "shell", code=work, **ASK)
+        wait_for(lambda: server.kernels()[0]["execution_state"] == "busy")
+        assert asked() is None
+
+
 def looks(server, between, count: int = 2) -> list[Sample]:
     """Samples by one sampler, with something done before each but the first."""
 
@@ -389,9 +448,113 @@ def test_upload_is_seen_while_it_arrives(server):
         upload.sendall(head.encode())
         piece = b" " * (1 << 20)
         first, second, third = looks(server, lambda: upload.sendall(piece), count=3)
-        assert second.received - first.received >= 1 << 19
-        assert third.received - first.received >= 3 << 19
+        assert second.moved - first.moved >= 1 << 19
+        assert third.moved - first.moved >= 3 << 19
         assert third.written - first.written < 1 << 19  # it is in memory still
+
+
+def test_connection_to_another_machine_is_told_and_one_to_its_own_is_not(server):
+    kernel = server.kernels()[0]["id"]
+    with other_machine(), socket.create_server(("", 0)) as own:
+        port = own.getsockname()[1]
+        # A program outside of the session does not count, nor does the server.
+        with socket.create_connection((ADDRESS, PORT), timeout=20):
+            assert sample(watched(server))[0].outside == []
+            code = f"""
+import socket
+ends = [socket.create_connection((a, p), timeout=20) for a, p in {
+                [(ADDRESS, PORT), ("127.0.0.1", port), (OUR_ADDRESS, port)]
+            }]"""
+            server.run(kernel, code)
+            (taken,) = sample(watched(server))
+            assert taken.outside == [f"{ADDRESS}:{PORT}"]
+        server.run(kernel, "[end.close() for end in ends]")
+        assert sample(watched(server))[0].outside == []
+
+
+BEHIND = """
+import socket, subprocess, sys
+code = "import socket; s = socket.socket(fileno=0); c, _ = s.accept()\\n"
+listener = socket.create_server(("127.0.0.1", 0))
+program = subprocess.Popen(
+    [sys.executable, "-c", code + "while c.recv(9999): pass"], stdin=listener
+)
+print(listener.getsockname()[1])
+"""
+
+
+def test_what_a_page_sends_to_a_program_behind_the_server_is_counted(server):
+    kernel = server.kernels()[0]["id"]
+    port = int(server.run(kernel, BEHIND))
+
+    def type_in() -> None:
+        answer = server.client.post(f"bridge/{port}", content=bytes(5000))
+        assert answer.status_code == 204
+
+    first, second = looks(server, type_in)
+    assert second.paged - first.paged == 5000
+    # What the kernel is sent is not a page's.
+    first, second = looks(server, lambda: server.run(kernel, "1 + 1"))
+    assert second.paged == first.paged
+    server.run(kernel, "program.kill(); program.wait()")
+
+
+def test_download_by_the_browser_is_counted_and_a_page_of_a_program_is_not(server):
+    (server.home / "large.bin").write_bytes(bytes(3 << 20))
+    path = "files/large.bin"
+    first, second = looks(server, lambda: server.client.get(path).read())
+    assert second.moved - first.moved >= 3 << 20
+    # The kernel's outputs come from the kernel: the server only passes them on.
+    kernel = server.kernels()[0]["id"]
+    first, second = looks(server, lambda: server.run(kernel, "print('x' * (3 << 20))"))
+    assert second.moved - first.moved < 1 << 20
+
+
+def test_connection_from_another_machine_is_told(server):
+    kernel = server.kernels()[0]["id"]
+    listen = "import socket; listener = socket.create_server(('', 0))\n"
+    port = server.run(kernel, listen + "print(listener.getsockname()[1])").strip()
+    call = f"import socket; s = socket.create_connection(('{OUR_ADDRESS}', {port}))"
+    with other_machine() as machine:
+        there = ("nsenter", f"--net=/proc/{machine.pid}/ns/net")
+        code = f"{call}; print(s.getsockname()[1], flush=True); input()"
+        command = [*there, sys.executable, "-c", code]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as caller:
+            number = caller.stdout.readline().strip()
+            server.run(kernel, "end, _ = listener.accept()")
+            (taken,) = sample(watched(server))
+            assert taken.outside == [f"{ADDRESS}:{number}"]
+            caller.kill()
+    server.run(kernel, "end.close(); listener.close()")
+
+
+def test_data_to_another_machine_is_counted(server):
+    kernel = server.kernels()[0]["id"]
+    code = f"""
+import socket
+end = socket.create_connection(({ADDRESS!r}, {PORT}), timeout=20)
+"""
+    with other_machine():
+        server.run(kernel, code)
+        send = "end.sendall(bytes(50_000)); end.recv(50_000, socket.MSG_WAITALL)[0]"
+        first, second = looks(server, lambda: server.run(kernel, send))
+        assert 100_000 <= second.moved - first.moved < 200_000
+        server.run(kernel, "end.close()")
+
+
+def test_file_that_somebody_changes_is_use_and_one_that_is_opened_is_not(server):
+    body = {"type": "file", "format": "text", "content": "Hello"}
+    begun = time.time()
+    server.client.put("api/contents/a.md", json=body)
+    (saved,) = sample(watched(server))
+    assert begun - 1 < saved.last_saved < time.time() + 1
+    server.client.get("api/contents/a.md")
+    server.client.get("api/contents")
+    assert sample(watched(server))[0].last_saved == saved.last_saved
+    server.client.patch("api/contents/a.md", json={"path": "b.md"})
+    assert sample(watched(server))[0].last_saved > saved.last_saved
 
 
 def test_what_programs_write_is_counted_and_an_idle_session_writes_little(server):
@@ -401,4 +564,4 @@ def test_what_programs_write_is_counted_and_an_idle_session_writes_little(server
     assert second.written - first.written >= 3 << 20
     first, second = looks(server, lambda: time.sleep(3))
     assert second.written - first.written < 3 * 20_000
-    assert second.received - first.received < 3 * 20_000
+    assert second.moved - first.moved < 3 * 20_000

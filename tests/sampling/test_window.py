@@ -128,7 +128,7 @@ def test_last_active_is_the_newest_of_all_signs():
     assert usage_of(*regular(100, active=50)).last_active_what == "kernel train.ipynb"
     assert usage_of(*regular(100, typed=70)).last_active_what == "terminal 1"
     saved = usage_of(*regular(100, last_saved=START + 80))
-    assert (saved.last_active, saved.last_active_what) == (START + 80, "notebook saved")
+    assert (saved.last_active, saved.last_active_what) == (START + 80, "file saved")
     started = usage_of(*regular(100, kernels=[], terminals=[]))
     assert started.last_active == START - 500
     assert started.last_active_what == "session started"
@@ -207,6 +207,33 @@ def test_kernel_that_nobody_has_ever_used_is_idle_after_a_while():
     assert unknown(UNUSED_SECONDS, "restarting")
 
 
+def asking(name: str, since: float | None, state: str = "busy") -> KernelSample:
+    """A kernel whose cell asked then, and whom a page has asked something just now."""
+    return KernelSample(
+        id=name,
+        name=name,
+        execution_state=state,
+        last_activity=START + 99,
+        prompt_since=None if since is None else START + since,
+    )
+
+
+def test_cell_that_waits_for_an_answer_is_neither_busy_nor_used():
+    usage = usage_of(*regular(100, kernels=[asking("a", 20), asking("b", 50)]))
+    assert usage.busy_kernel is None
+    assert (usage.prompt_kernel, usage.prompt_since) == ("b", START + 50)
+    assert (usage.last_active, usage.last_active_what) == (START + 50, "kernel b")
+    answered = usage_of(*regular(100, kernels=[asking("a", None), asking("b", 50)]))
+    assert answered.busy_kernel == "a"
+    ended = usage_of(*regular(100, kernels=[asking("a", 20, "idle")]))
+    assert ended.prompt_kernel is None
+
+
+def test_question_that_was_open_in_a_suspend_is_asked_by_the_return():
+    usage = usage_of(*regular(100, kernels=[asking("a", 20)], started=START + 60))
+    assert usage.prompt_since == START + 60
+
+
 def test_keys_in_a_terminal_of_another_program_are_activity():
     usage = usage_of(*regular(100), sample(110, last_typed=START + 107))
     assert usage.last_active == START + 107
@@ -214,13 +241,13 @@ def test_keys_in_a_terminal_of_another_program_are_activity():
 
 
 def test_data_rate_is_that_of_what_moves_most():
-    def usage(written: float | None, received: float | None):
+    def usage(written: float | None, moved: float | None):
         return usage_of(
             *(
                 sample(
                     at,
                     written=None if written is None else int(at * written),
-                    received=None if received is None else int(at * received),
+                    moved=None if moved is None else int(at * moved),
                 )
                 for at in range(0, 101, 10)
             )
@@ -229,6 +256,24 @@ def test_data_rate_is_that_of_what_moves_most():
     assert usage(500, 2000).data_rate == 2000
     assert usage(500, None).data_rate == 500
     assert usage(None, None).data_rate is None
+
+
+def test_page_rate_is_the_most_of_ten_seconds_in_the_span():
+    def peak(*paged: tuple[int, int], step: int, until: int) -> float:
+        """The peak where so many bytes came at those times."""
+        return usage_of(
+            *(
+                sample(at, paged=sum(size for when, size in paged if when <= at))
+                for at in range(0, until + 1, step)
+            )
+        ).page_peak_rate
+
+    assert peak((55, 4000), step=10, until=900) == 400
+    assert peak((55, 4000), step=10, until=960) == 0
+    # However often it is sampled.
+    assert peak((55, 2000), (58, 2000), step=1, until=100) == 400
+    assert peak((55, 4000), step=20, until=100) == 200
+    assert usage_of(*regular(50)).page_peak_rate is None
 
 
 def test_cpu_percent_is_the_mean_over_the_span():
@@ -319,6 +364,25 @@ def test_gpu_percent_is_the_mean_over_the_window_of_its_busiest_card():
     assert usage.gpu_percent == pytest.approx(60.0)
     assert usage.gpu_memory == 2 * 2**30
     assert usage.complete
+
+
+def test_gpu_that_works_for_a_second_a_minute_is_seen():
+    usage = usage_of(
+        *(
+            sample(at, gpus=[gpu(10.0 if at % 60 == 0 else 0.0)])
+            for at in range(0, 901, 10)
+        )
+    )
+    assert usage.gpu_percent == pytest.approx(10 / 6, rel=0.1)
+    assert usage.gpu_peak_percent == pytest.approx(10.0)
+
+
+def test_gpu_peak_before_the_span_is_forgotten():
+    samples = [
+        sample(at, gpus=[gpu(90.0 if at == 50 else 0.0)]) for at in range(0, 961, 10)
+    ]
+    assert usage_of(*samples[:-6]).gpu_peak_percent == pytest.approx(90.0)
+    assert usage_of(*samples).gpu_peak_percent == 0.0
 
 
 def test_gpu_that_has_just_begun_to_work_counts_by_its_last_minute():

@@ -27,6 +27,7 @@ _BUSY = frozenset(
     for reason in (
         Reason.KERNEL_BUSY,
         Reason.KERNEL_UNKNOWN,
+        Reason.PROMPT_OPEN,
         Reason.CPU_BUSY,
         Reason.GPU_BUSY,
         Reason.SAMPLES_MISSING,

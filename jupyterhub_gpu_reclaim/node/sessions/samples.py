@@ -40,7 +40,7 @@ class _Seen(NamedTuple):
     """What is remembered of the programs that were seen this time."""
 
     addresses: dict[_Name, ServerAddress]
-    kernels: dict[_Name, str | None]
+    kernels: dict[_Name, str]
 
 
 class TreeSampler:
@@ -51,8 +51,8 @@ class TreeSampler:
         self._sampler = sampler
         #: Of each server; replaced whole, so threads do no harm. So are the others.
         self._addresses: dict[_Name, ServerAddress] = {}
-        #: What each program below a server was started as: a kernel's id, or nothing.
-        self._kernels: dict[_Name, str | None] = {}
+        #: Ids of programs that are kernels.
+        self._kernels: dict[_Name, str] = {}
 
     async def samples(self, known: list[Tree]) -> list[Sample]:
         """One sample of every session that has programs in it."""
@@ -111,17 +111,15 @@ class TreeSampler:
         silent = False
         for program in (p for p in snapshot.processes if p.ppid == server.pid):
             name = (program.pid, program.start_time)
-            try:
-                known = name in self._kernels
-                if not known and silent:
-                    continue  # this user's programs keep us waiting
-                seen.kernels[name] = kernel = (
-                    self._kernels[name] if known else kernel_of(program.pid)
-                )
-            except OSError as error:
-                silent = isinstance(error, TimeoutError)
-                continue
+            kernel = self._kernels.get(name)
+            if kernel is None and not silent:
+                try:
+                    kernel = kernel_of(program.pid)
+                except OSError as error:
+                    # This user's programs keep us waiting: no more of them are asked.
+                    silent = isinstance(error, TimeoutError)
             if kernel is not None:
+                seen.kernels[name] = kernel
                 pids = [pid for pid, group in of.items() if group == program.ns_pid]
                 found[kernel] = KernelPrograms(program.ns_pid, pids)
         return found
