@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import axe
+from tests.support.agent import wait_for
 
 from .conftest import (
     ON_REQUEST_ONLY,
@@ -122,8 +123,58 @@ def test_reload_of_a_suspended_tab_brings_the_session_back(
     notebook.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
     admin.wait(new_name, phase="running")
     # of a session whose service does not answer, nothing is said
-    assert notebook.locator(".gpu-reclaim-item").is_hidden()
+    assert notebook.locator(".gpu-reclaim-corner").is_hidden()
     assert output_of(notebook, 1) == "it is 42"
+
+
+def test_suspended_tab_says_so_holds_saves_and_asks_before_a_cell_runs_by_keyboard(
+    stack: Stack, admin: Admin, new_name: str, notebook: Page
+) -> None:
+    file = stack.folder / "homes" / new_name / "mine.ipynb"
+    edit_cell(notebook, 1, "print('saved later:', x + 1)")
+    admin.suspend(new_name)
+    notebook.keyboard.press("Control+s")  # the page does not know of it yet
+    dialog_of(notebook).wait_for()
+    notebook.wait_for_timeout(500)
+    assert notebook.locator(".jp-Dialog").count() == 0
+    notebook.keyboard.press("Escape")
+    notice_of(notebook, "suspended").get_by_role("button", name="Close").press("Enter")
+    corner = notebook.get_by_role("region", name="State of this session")
+    assert corner.get_by_role("button").all_inner_texts() == ["Suspended", "Resume"]
+    assert axe.problems(notebook, within=".gpu-reclaim-corner") == []
+
+    cell = notebook.locator(".jp-Notebook .jp-CodeCell").nth(1)
+    cell.locator(".cm-content").focus()
+    notebook.keyboard.press("Control+s")
+    notice_of(notebook, "Not saved yet").wait_for()
+    shoot(notebook, "tab-save-held")
+    notebook.keyboard.press("Control+Enter")
+    resume = dialog_of(notebook).get_by_role("button", name="Resume and run")
+    resume.wait_for()
+    assert is_focused(resume)
+    shoot(notebook, "tab-cell-asks")
+    notebook.keyboard.press("Shift+Tab")  # over "Not now"
+    notebook.keyboard.press("Shift+Tab")
+    notebook.keyboard.press("Space")
+    choice = dialog_of(notebook).get_by_role("checkbox", name="without asking")
+    assert is_focused(choice)
+    assert choice.is_checked()
+    notebook.keyboard.press("Escape")
+    dialog_of(notebook).wait_for(state="hidden")
+    assert cell.locator(".jp-InputPrompt").inner_text() == "[ ]:"
+    assert "saved later" not in file.read_text()
+    assert admin.session(new_name)["phase"] == "suspended"
+
+    cell.locator(".cm-content").focus()
+    notebook.keyboard.press("Control+Enter")  # asked once, and not again
+    output = cell.locator(".jp-OutputArea-output")
+    output.wait_for()
+    assert output.inner_text().strip() == "saved later: 42"
+    wait_for(lambda: "saved later" in file.read_text())
+
+
+def is_focused(element: Locator) -> bool:
+    return bool(element.evaluate("it => it === document.activeElement"))
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def test_tab_asks_at_once_and_often_when_a_person_may_have_woken_the_session():
         const parts = {{
           notice: {{ tells: () => false, hide() {{}} }},
           service: {{ now: () => {NOW} }},
-          watch: {{ hold() {{}} }},
+          watch: {{ hold() {{}}, addEventListener() {{}} }},
         }};
         const updates = new Updates(parts, {{ tell() {{}}, panel: {{}} }});
         const told = [];

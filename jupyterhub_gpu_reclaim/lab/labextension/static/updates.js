@@ -33,11 +33,8 @@ export class Updates {
       document.addEventListener(what, () => this.act(), { capture: true, passive: true });
     }
     item.panel.changed = () => this.rest.nudge();
-    watch.began = () => {
-      item.tell(null); // from now on the watch tells
-      this.warn(null);
-    };
-    watch.ended = () => this.rest.nudge();
+    watch.addEventListener("away", () => this.warn(null));
+    watch.addEventListener("returned", () => this.rest.nudge());
   }
 
   async run() {

@@ -3,7 +3,7 @@
  * Opened by item.js. It only asks: what may be done is decided by the service, and its
  * sentence is shown where it refuses.
  */
-import { button, element } from "./elements.js";
+import { button, element, terms } from "./elements.js";
 import { clockTime, inFull } from "./words.js";
 
 const HOUR = 3600;
@@ -83,11 +83,7 @@ export class Panel {
   tell(view, opening = false) {
     this.view = view;
     if (view && (opening || this.node.open)) {
-      const lines = inFull(view, this.service.now()).flatMap(([name, value]) => [
-        element("dt", {}, name),
-        element("dd", {}, value),
-      ]);
-      this.facts.replaceChildren(...lines);
+      this.facts.replaceChildren(...terms(inFull(view, this.service.now())));
     }
   }
 

@@ -142,6 +142,31 @@ export function inFull(view, now) {
   return lines;
 }
 
+/** What is known of a suspended session, as [name, value] lines. */
+export function absentInFull(view, now) {
+  const { why, resume_seconds: seconds } = view.facts || {};
+  const current = (view.kept || []).find((one) => one.keeping === "current");
+  const lines = [];
+  if (why) {
+    lines.push(["Why", why]);
+  }
+  lines.push(["Since", `${clockTime(view.since)} (${duration(now - view.since)} ago)`]);
+  if (current?.logical_bytes) {
+    lines.push(["Size", size(current.logical_bytes)]);
+  }
+  if (seconds) {
+    lines.push(["To resume", `about ${roughly(seconds)}`]);
+  }
+  const until = current?.expires;
+  lines.push(["Kept until", until ? clockTime(until) : "you resume or delete it"]);
+  return lines;
+}
+
+/** Seconds as one says them before something has begun: "5 s", "2 min". */
+export function roughly(seconds) {
+  return seconds < 60 ? `${Math.max(1, Math.round(seconds))} s` : duration(seconds);
+}
+
 /** What is said before a session is suspended. */
 export function warning(view, now) {
   const left = view.suspends_at == null ? 0 : view.suspends_at - now;
