@@ -1,4 +1,4 @@
-"""What a suspended session's user is told: the cause from the audit, a guess of a time."""
+"""What the user of a suspended session is told: why, and a guess of a time."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 DONE = {
     "suspend": "The session is being suspended.",
     "resume": "The session is coming back.",
-    "nap": "Its GPU memory is moved out; the session runs on.",
+    "nap": "Its GPU memory is moved out; the session keeps running.",
     "wake": "Its GPU memory is moved back.",
     "keep": "Noted.",
     "pin": "Noted.",

@@ -15,7 +15,7 @@ const SOON_MS = 2000;
 const ACTED_MS = 60000;
 const LONGEST_MS = 600000; // between two questions to a service that is away
 const TOPIC = "warning";
-const NONE_LEFT = " Your time to keep sessions is used up for now; use it to keep it.";
+const NONE_LEFT = "Your time to keep sessions is used up for now. ";
 const WARNING = "Your session is going to be suspended";
 
 export class Updates {
@@ -99,10 +99,10 @@ export class Updates {
     const [seconds] = keepChoices(longest);
     const label = seconds && keepLabel(seconds, this.service.now());
     if (this.warned) {
-      this.notice.show(WARNING, "warning", {
+      this.notice.show(seconds ? WARNING : NONE_LEFT + WARNING, "warning", {
         topic: TOPIC,
         action: seconds ? { label, act: () => this.keep(seconds) } : null,
-        ticking: () => `in ${countdown(left())}.${seconds ? "" : NONE_LEFT}`,
+        ticking: () => `in ${countdown(left())}.`,
       });
     }
   }
@@ -115,7 +115,7 @@ export class Updates {
       const action = until ? { label: "Undo", act: () => this.keep(0) } : null;
       this.notice.show(said, "success", { action, forMs: 10000 });
     } else {
-      const why = answer?.value.message || "Nobody answers. Try again.";
+      const why = answer?.value.message || "The service does not answer. Try again.";
       this.notice.show(why, "warning", { topic: TOPIC });
     }
     this.rest.nudge();

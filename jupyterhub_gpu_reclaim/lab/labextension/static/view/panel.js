@@ -117,7 +117,7 @@ export class Panel {
 
   say(answer, words) {
     if (answer === null) {
-      this.said.textContent = "That did not work: nobody answers. Try again later.";
+      this.said.textContent = "The service does not answer. Try again later.";
     } else {
       this.said.textContent = answer.ok ? words(answer.value) : answer.value.message;
     }

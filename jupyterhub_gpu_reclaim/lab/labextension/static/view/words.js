@@ -166,7 +166,7 @@ export function inFull(view, now) {
     lines.push(["Kept until", clockTime(view.kept_until)]);
   } else if (due > now) {
     const name = view.phase === "warned" ? "Suspends at" : "Suspends after";
-    lines.push([name, `${clockTime(due)}, if nothing is done`]);
+    lines.push([name, `${clockTime(due)}, unless you use it`]);
   }
   return lines;
 }
