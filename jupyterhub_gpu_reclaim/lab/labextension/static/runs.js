@@ -17,7 +17,7 @@ export class Runs {
     const { execute } = CodeCell;
     CodeCell.execute = async function (cell, context, ...rest) {
       if (!(await runs.mayRun(context))) {
-        cell.setPrompt("");
+        cell.setPrompt(String(cell.model.executionCount ?? ""));
         throw new Error("Canceled: the session is suspended"); // JupyterLab's own word
       }
       return execute.call(this, cell, context, ...rest);

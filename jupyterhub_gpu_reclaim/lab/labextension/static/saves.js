@@ -6,7 +6,7 @@
  *
  * It wraps Context of JupyterLab's document registry.
  */
-const HELD = "Not saved yet: your file is saved as soon as your session is back.";
+const HELD = "Not saved yet: your file is saved when the session returns.";
 const AWAY = [424, 502, 503, 504]; // what the Hub and the proxy answer meanwhile
 
 export class Saves {
