@@ -358,6 +358,17 @@ class Placement(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
 
 
+class Suspension(Value, frozen=True, kw_only=True):
+    """What its user may want to know of a suspended session, before it comes back."""
+
+    at: float = 0.0  #: since when it is suspended
+    why: str = ""  #: a sentence; empty: not recorded
+    bytes: int = 0  #: what it held
+    until: float | None = None  #: when it is deleted; None: not by itself
+    #: how long a resume is likely to take; 0: nothing like it was resumed lately
+    resume_seconds: float = 0.0
+
+
 class StartPlan(Value, frozen=True, kw_only=True):
     """The service's answer to "how do I start this session?"."""
 
@@ -369,6 +380,7 @@ class StartPlan(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
     #: an administrator has ordered that a login which the Hub does not know be valid
     renew_login: bool = False
+    suspension: Suspension | None = None  #: of what is restored
 
 
 class StopPlan(Value, frozen=True, kw_only=True):
@@ -376,6 +388,7 @@ class StopPlan(Value, frozen=True, kw_only=True):
 
     action: str  #: stop (really) or release (it is captured)
     checkpoint: str = ""
+    suspension: Suspension | None = None  #: of what is released
 
 
 class Waiting(Value, frozen=True, kw_only=True):
@@ -429,6 +442,7 @@ class SessionFacts(Value, frozen=True, kw_only=True):
     node: str = ""
     gpus_held: int = 0  #: when its last suspend began
     resumed: Resumed | msgspec.UnsetType = msgspec.UNSET
+    suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  #: while it is suspended
     #: how many wait for a GPU, where it was selected to go for one of them
     wanted: int | msgspec.UnsetType = msgspec.UNSET
     place: int | msgspec.UnsetType = msgspec.UNSET  #: in the GPU queue
@@ -440,6 +454,7 @@ class SessionFacts(Value, frozen=True, kw_only=True):
     #: whether and why (not) it naps by itself; not while it naps
     nap_verdict: Decision | msgspec.UnsetType = msgspec.UNSET
     nap_failure: Failure | msgspec.UnsetType = msgspec.UNSET  #: of its last nap or wake
+    wake_failed: bool | msgspec.UnsetType = msgspec.UNSET  #: it was a wake's
 
 
 class AuditLine(Value, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.models import Decision, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.common.text import duration, moment
 from jupyterhub_gpu_reclaim.common.traits import Seconds
 from jupyterhub_gpu_reclaim.policy.decide import deny
 
@@ -145,7 +145,7 @@ class Guards(Configurable):
         until = snapshot.kept_until
         if until is not None and until > now:
             by = snapshot.kept_by or "its user"
-            yield deny(Reason.KEPT, until, until=self._moment(until, now), by=by)
+            yield deny(Reason.KEPT, until, until=moment(until), by=by)
 
     def _failures(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
         until = snapshot.backoff_until
@@ -160,11 +160,13 @@ class Guards(Configurable):
             period = parse_period(text)
             end = period.end_after(now, _zone(self.time_zone))
             if end is not None:
+                here = datetime.fromtimestamp(now, UTC).astimezone()
+                zone = self.time_zone or here.tzname()
                 yield deny(
                     Reason.QUIET_HOURS,
                     end,
                     start=f"{period.start:%H:%M}",
-                    end=f"{period.end:%H:%M}{terms.rule('quiet_hours')}",
+                    end=f"{period.end:%H:%M} {zone}{terms.rule('quiet_hours')}",
                 )
 
     def _ages(self, snapshot: SessionSnapshot, now: float) -> Iterator[Decision]:
@@ -187,13 +189,6 @@ class Guards(Configurable):
                 limit=duration(cool_down),
                 rule=terms.rule("cool_down"),
             )
-
-    def _moment(self, at: float, now: float) -> str:
-        """A time as people say it: with its date only when that is another."""
-        zone = _zone(self.time_zone)
-        then = datetime.fromtimestamp(at, zone)
-        today = datetime.fromtimestamp(now, zone).date()
-        return f"{then:%H:%M}" if then.date() == today else f"{then:%Y-%m-%d %H:%M}"
 
 
 def _zone(name: str) -> tzinfo | None:

@@ -71,7 +71,8 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     warning = front.locator("#gpu-reclaim-notice", has_text="is going to be suspended")
     warning.wait_for()
     shoot(front, "tab-warning")
-    warning.get_by_role("button", name="Keep running").click()
+    warning.get_by_text(re.compile(r"^in \d+ s\.$")).wait_for()
+    warning.get_by_role("button", name=re.compile("Keep 1 h, until")).click()
     front.get_by_text("Kept running until").wait_for()
     assert admin.session(new_name)["kept_until"]
     item = front.get_by_role("button", name=re.compile("kept until", re.IGNORECASE))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import axe
+from tests.support.agent import wait_for
 
 from .conftest import (
     ON_REQUEST_ONLY,
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from demo.admin import Admin
     from tests.support.stack import Stack
 
+#: Whether somebody looks at a tab.
+HIDDEN = "Object.defineProperty(document, 'hidden', {get: () => !window.shown})"
+SOMEBODY_LOOKS = (
+    "window.shown = true; document.dispatchEvent(new Event('visibilitychange'))"
+)
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -69,10 +75,16 @@ def test_suspend_now_keeps_what_is_not_saved_and_resumes_in_place(
 ) -> None:
     edit_cell(notebook, 1, "print('only on this page:', x + 1)")
     notebook.get_by_role("button", name="Session in use").click()
-    notebook.get_by_role("button", name="Keep 4 h").click()
-    notebook.get_by_text("A session can be kept for 2 h at most.").wait_for()
-    shoot(notebook, "tab-panel-refused")
+    keep = notebook.get_by_role("button", name=re.compile("Keep 1 h, until"))
+    keep.wait_for()
+    assert notebook.get_by_role("button", name=re.compile("Keep 4 h")).count() == 0
+    keep.click()
+    notebook.get_by_text(re.compile(r"^Kept until .*\.$")).wait_for()
+    shoot(notebook, "tab-panel-kept")
     assert axe.problems(notebook, within="#gpu-reclaim-panel") == []
+    notebook.get_by_role("button", name="Keep no longer").click()
+    notebook.get_by_text("It is kept no longer.").wait_for()
+    assert not admin.session(new_name)["kept_until"]
     notebook.get_by_role("button", name="Suspend now").click()
     admin.wait(new_name, phase="suspended")
     dialog_of(notebook).wait_for()
@@ -122,8 +134,58 @@ def test_reload_of_a_suspended_tab_brings_the_session_back(
     notebook.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
     admin.wait(new_name, phase="running")
     # of a session whose service does not answer, nothing is said
-    assert notebook.locator(".gpu-reclaim-item").is_hidden()
+    assert notebook.locator(".gpu-reclaim-corner").is_hidden()
     assert output_of(notebook, 1) == "it is 42"
+
+
+def test_suspended_tab_says_so_holds_saves_and_asks_before_a_cell_runs_by_keyboard(
+    stack: Stack, admin: Admin, new_name: str, notebook: Page
+) -> None:
+    file = stack.folder / "homes" / new_name / "mine.ipynb"
+    edit_cell(notebook, 1, "print('saved later:', x + 1)")
+    admin.suspend(new_name)
+    notebook.keyboard.press("Control+s")  # the page does not know of it yet
+    dialog_of(notebook).wait_for()
+    notebook.wait_for_timeout(500)
+    assert notebook.locator(".jp-Dialog").count() == 0
+    notebook.keyboard.press("Escape")
+    notice_of(notebook, "suspended").get_by_role("button", name="Close").press("Enter")
+    corner = notebook.get_by_role("region", name="State of this session")
+    assert corner.get_by_role("button").all_inner_texts() == ["Suspended", "Resume"]
+    assert axe.problems(notebook, within=".gpu-reclaim-corner") == []
+
+    cell = notebook.locator(".jp-Notebook .jp-CodeCell").nth(1)
+    cell.locator(".cm-content").focus()
+    notebook.keyboard.press("Control+s")
+    notice_of(notebook, "Not saved yet").wait_for()
+    shoot(notebook, "tab-save-held")
+    notebook.keyboard.press("Control+Enter")
+    resume = dialog_of(notebook).get_by_role("button", name="Resume and run")
+    resume.wait_for()
+    assert is_focused(resume)
+    shoot(notebook, "tab-cell-asks")
+    notebook.keyboard.press("Shift+Tab")  # over "Not now"
+    notebook.keyboard.press("Shift+Tab")
+    notebook.keyboard.press("Space")
+    choice = dialog_of(notebook).get_by_role("checkbox", name="without asking")
+    assert is_focused(choice)
+    assert choice.is_checked()
+    notebook.keyboard.press("Escape")
+    dialog_of(notebook).wait_for(state="hidden")
+    assert cell.locator(".jp-InputPrompt").inner_text() == "[ ]:"
+    assert "saved later" not in file.read_text()
+    assert admin.session(new_name)["phase"] == "suspended"
+
+    cell.locator(".cm-content").focus()
+    notebook.keyboard.press("Control+Enter")  # asked once, and not again
+    output = cell.locator(".jp-OutputArea-output")
+    output.wait_for()
+    assert output.inner_text().strip() == "saved later: 42"
+    wait_for(lambda: "saved later" in file.read_text())
+
+
+def is_focused(element: Locator) -> bool:
+    return bool(element.evaluate("it => it === document.activeElement"))
 
 
 @pytest.fixture
@@ -150,11 +212,41 @@ def test_tab_names_the_reason_when_the_session_does_not_come_back(
     shoot(notebook, "tab-refused-dark")
     assert axe.problems(notebook, within="#gpu-reclaim-overlay") == []
 
-    # the choices are on the Hub's page; the tab finds out by itself
+    # the choices are on the Hub's page, which tries again; the tab finds out by itself
     path.write_text("1,2\n")
     with notebook.context.expect_page() as opened:
         refusal.get_by_role("button", name="What now?").click()
-    opened.value.get_by_role("link", name="Try again").click()
+    opened.value.get_by_text("This page tries again").wait_for()
     notice_of(notebook, "Your session is back.").wait_for(state="attached")
     edit_cell(notebook, 1, "print(f.read())")
     assert output_of(notebook, 1) == "1,2"
+
+
+def test_tab_of_an_hour_ago_says_so_through_a_restart_of_the_hub(
+    stack: Stack, admin: Admin, new_name: str, notebook: Page
+) -> None:
+    notebook.evaluate(HIDDEN)
+    admin.suspend(new_name)
+    notebook.clock.install()
+    notebook.clock.fast_forward("01:05:00")
+    assert dialog_of(notebook).is_hidden()  # nobody looks
+    notebook.evaluate(SOMEBODY_LOOKS)
+    dialog_of(notebook).wait_for()
+    dialog_of(notebook).get_by_text("Suspended by admin.").wait_for()
+    dialog_of(notebook).get_by_text("you resume or delete it").wait_for()
+    shoot(notebook, "tab-hour-old")
+
+    notebook.keyboard.press("Escape")
+    stack.end("hub", signal.SIGKILL)
+    corner = notebook.get_by_role("region", name="State of this session")
+    notebook.clock.run_for(11_000)
+    notice_of(notebook, "Your server does not answer").wait_for()
+    corner.get_by_text("No connection").wait_for()
+    stack.start_hub()
+    while not corner.get_by_text("Suspended").is_visible():
+        notebook.clock.run_for(5000)
+        notebook.wait_for_timeout(200)
+    notebook.clock.resume()
+    corner.get_by_role("button", name="Resume").press("Enter")
+    notice_of(notebook, "Your session is back.").wait_for(state="attached")
+    assert output_of(notebook, 1) == "it is 42"

@@ -101,6 +101,28 @@ def test_failed_resume_says_why_and_waits_for_the_person(service, suspended, tab
     comes_to_lab(tab)
 
 
+def test_failed_resume_is_tried_again_by_itself_and_spares_the_user_our_words(
+    service, suspended, tab
+):
+    words = "The store of checkpoints cannot be used now: connection refused."
+    store = {"code": "store_unreachable", "message": words, "retryable": True}
+    service.fail_restore = store
+    tab.goto(f"/user/{suspended.name}/lab")
+    tab.get_by_text("You have done nothing wrong.").wait_for(timeout=60_000)
+    assert not tab.get_by_text(words).is_visible()
+    tab.get_by_text("Details for your administrator").click()
+    tab.get_by_text(words).wait_for()
+    shoot_both(tab, "refusal-by-itself")
+    tab.emulate_media(color_scheme="dark")
+    assert problems(tab) == []
+    again = tab.get_by_role("link", name="Try again")
+    fresh = tab.get_by_role("link", name="Start fresh")
+    assert "btn" in again.get_attribute("class")
+    assert not fresh.get_attribute("class")
+    service.fail_restore = None
+    comes_to_lab(tab)  # nobody presses anything
+
+
 def test_restore_is_told_on_a_phone_and_to_a_screen_reader(service, suspended, tab):
     tab.set_viewport_size({"width": 375, "height": 700})
     service.hold_restore.clear()

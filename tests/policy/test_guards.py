@@ -54,14 +54,16 @@ def test_session_that_waits_for_its_gpu_is_in_use_whatever_its_samples_say(
 
 def test_kept_session_is_a_veto_until_then(snapshot, now):
     verdict = only(snapshot(kept_until=now + 3600, kept_by="ada"), now)
-    assert verdict.message == "Kept until 23:13 at the request of ada."
+    assert verdict.message == "Kept until 2023-11-14 23:13 UTC at the request of ada."
     assert verdict.at == now + 3600
     assert denials(snapshot(kept_until=now - 1, kept_by="ada"), now) == []
 
 
 def test_kept_till_another_day_shows_the_day(snapshot, now):
     verdict = only(snapshot(kept_until=now + 7200), now)
-    assert verdict.message == "Kept until 2023-11-15 00:13 at the request of its user."
+    assert (
+        verdict.message == "Kept until 2023-11-15 00:13 UTC at the request of its user."
+    )
 
 
 def test_opted_out_session_is_a_veto(snapshot, now):

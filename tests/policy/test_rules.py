@@ -171,7 +171,7 @@ def test_verdicts_say_which_rule_decided(snapshot, now):
     assert first(never=False)[0]
     assert first(quiet_hours=["22:00-23:00"]) == (
         False,
-        f"No session is suspended between 22:00 and 23:00 {rule}.",
+        f"No session is suspended between 22:00 and 23:00 UTC {rule}.",
     )
     assert first(min_age=9000.0)[1] == (
         f"Started 2 h ago; sessions are left alone for 2 h 30 min {rule}."

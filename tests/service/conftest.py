@@ -185,6 +185,10 @@ class SessionsInMemory:
         self.calls.append(("keep", key, seconds, by))
         return self.session(key)
 
+    def longest_keep(self, key: SessionKey, *, manages: bool = False) -> float:
+        self.session(key)
+        return LONGEST_KEEP if manages else 2 * 3600.0
+
     async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
         self.calls.append(("end_second", key, incarnation, by))
 

@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     SessionView,
     Step,
+    Suspension,
 )
 from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead, card
 
@@ -66,13 +67,33 @@ def test_card_of_a_nap_says_what_it_moved_and_offers_managers_to_end_it():
         button.action for button in made(Phase.NAPPING, facts=nap, manages=True).main
     ] == ["suspend", "wake"]
     failure = Failure(code="gpu_memory", message="No room.")
-    late = msgspec.structs.replace(nap, nap_failure=failure)
-    assert made(Phase.NAPPING, facts=late).nap == "GPU memory: not awake yet. No room."
+    late = msgspec.structs.replace(nap, nap_failure=failure, wake_failed=True)
+    assert made(Phase.NAPPING, facts=late).nap == "GPU memory: not back yet. No room."
     assert made(Phase.RUNNING, facts=SessionFacts(nap_failure=failure)).nap == (
-        "GPU memory: no nap. No room."
+        "GPU memory: not moved out. No room."
+    )
+    partly = msgspec.structs.replace(nap, nap_failure=failure)
+    assert made(Phase.NAPPING, facts=partly).nap == (
+        "GPU memory: not all of it moved out. No room."
     )
     awake = made(Phase.RUNNING, gpus=[gpu], manages=True)
     assert [button.action for button in awake.main] == ["suspend", "nap"]
+
+
+def test_suspended_card_says_why_how_large_and_how_long_it_takes():
+    known = Suspension(
+        why="Idle for 15 min.", bytes=41 * 10**9, resume_seconds=22.0, until=NOW
+    )
+    one = made(Phase.SUSPENDED, checkpoint="c1", facts=SessionFacts(suspension=known))
+    assert one.suspended == "Idle for 15 min. 41 GB, about 20 s to resume."
+    assert one.until.iso == "2023-11-14T22:13:20+00:00"
+    assert made(Phase.SUSPENDED, checkpoint="c1").suspended == ""
+
+
+def test_card_offers_no_keep_that_would_be_refused():
+    view = SessionView(key=ADA, phase=Phase.RUNNING, since=NOW)
+    one = card(view, now=NOW, user_prefix="/", longest_keep=2 * 3600.0)
+    assert [button.sends for button in one.more] == [("seconds", "3600")]
 
 
 def test_card_says_why_a_session_does_not_nap_where_naps_are_on():

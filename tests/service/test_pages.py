@@ -59,7 +59,7 @@ async def test_page_of_a_manager_leads_to_all_sessions(service):
 
 async def test_page_without_a_session_says_what_to_do(browser):
     page = (await browser.get()).body.decode()
-    assert "You have no session." in page
+    assert "You have no sessions." in page
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+
+from jupyterhub_gpu_reclaim.common import text
 
 STATIC = (
     Path(__file__).parents[2]
@@ -68,7 +71,7 @@ def test_line_in_the_corner_says_what_is_known_and_no_more(words):
         "GPU 0 B": view(gpus=[second]),
         "Idle 5 min · suspends in 10 min": view(usage=idle, verdict={"at": NOW + 600}),
         "Idle 5 min": view(usage=idle, verdict={"at": None}),
-        "Suspends in less than a minute": view(phase="warned", suspends_at=NOW + 20),
+        "Suspends in 20 s": view(phase="warned", suspends_at=NOW + 20),
         "Session is being suspended": view(phase="suspending"),
     }
     told = words(*[("inOneLine", one, NOW) for one in cases.values()])
@@ -127,7 +130,7 @@ def test_tab_asks_at_once_and_often_when_a_person_may_have_woken_the_session():
         const parts = {{
           notice: {{ tells: () => false, hide() {{}} }},
           service: {{ now: () => {NOW} }},
-          watch: {{ hold() {{}} }},
+          watch: {{ hold() {{}}, addEventListener() {{}} }},
         }};
         const updates = new Updates(parts, {{ tell() {{}}, panel: {{}} }});
         const told = [];
@@ -160,14 +163,53 @@ def test_unknown_use_is_never_called_idle(words):
     assert lines == [[], None]
 
 
-def test_warning_names_the_time_that_is_left(words):
-    told = words(
-        ("warning", view(phase="warned", suspends_at=NOW + 120), NOW),
-        ("warning", view(phase="warned", suspends_at=NOW + 9), NOW),
-        ("warning", view(phase="warned"), NOW),
+def test_warning_counts_the_seconds_that_are_left(words):
+    told = words(*[("countdown", seconds) for seconds in (120, 48.4, 0.2, -3)])
+    assert told == ["2 min", "48 s", "0 s", "0 s"]
+
+
+def test_only_what_the_limits_of_a_keep_allow_is_offered(words):
+    day, hour = 86400, 3600
+    offered = words(*[("keepChoices", one) for one in (day, 2 * hour, 1900, 200, 0)])
+    assert offered == [[hour, 4 * hour], [hour], [1860], [], []]
+
+
+def test_suspended_session_is_told_with_all_that_is_known_and_no_more(words):
+    known = {
+        "at": NOW - 3900,
+        "why": "Idle for 15 min.",
+        "bytes": 41_000_000_000,
+        "resume_seconds": 22.4,
+        "until": None,
+    }
+    full, bare = words(
+        ("absentInFull", view(facts={"suspension": known}), NOW),
+        ("absentInFull", view(phase="suspended", since=NOW - 60), NOW),
     )
-    soon = "Your session is going to be suspended in a minute."
-    assert told == ["Your session is going to be suspended in 2 min.", soon, soon]
+    since = full.pop(1)
+    assert since[0] == "Since"
+    assert since[1].endswith("(1 h 5 min ago)")
+    assert full == [
+        ["Why", "Idle for 15 min."],
+        ["Size", "41 GB"],
+        ["To resume", "about 20 s"],
+        ["Kept until", "you resume or delete it"],
+    ]
+    assert [name for name, _ in bare] == ["Since", "Kept until"]
+
+
+def test_guesses_are_those_of_the_package(words):
+    guesses = [0.2, 3.4, 22.4, 57.4, 58, 95, 600, 5400]
+    assert words(*[("about", one) for one in guesses]) == [*map(text.about, guesses)]
+
+
+def test_times_in_sentences_are_the_readers_own(words):
+    """The program that asks runs in UTC or not: its own clock says which."""
+    kept = "Kept until 2001-02-03 04:05 UTC at the request of ada."
+    at = datetime(2001, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+    said, own = words(("inLocalTime", kept), ("clockTime", at))
+    assert said == f"Kept until {own} at the request of ada."
+    assert "UTC" not in said
 
 
 def test_progress_grows_with_steps_and_bytes_and_never_says_done(words):

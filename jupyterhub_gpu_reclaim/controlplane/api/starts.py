@@ -238,6 +238,7 @@ class StartPlanner:
             checkpoint=row.checkpoint,
             generation=row.generation,
             identity=identity,
+            suspension=self._sessions.suspension(row),
         )
 
     def _take_the_hubs(
@@ -347,6 +348,7 @@ class StartPlanner:
             checkpoint=row.checkpoint,
             generation=row.generation,
             identity=await self._agent.identity(row.checkpoint),
+            suspension=self._sessions.suspension(row),
         )
 
     async def _with_trees(

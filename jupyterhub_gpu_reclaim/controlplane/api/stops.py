@@ -108,8 +108,16 @@ class StopPlanner:
             await self._look_for_loss(row)
             row = self._sessions.row(key)
         if row.phase in SAVED or row.phase is Phase.RESUMING:
-            return StopPlan(action="release", checkpoint=row.checkpoint)
+            return self._release(key)
         return StopPlan(action="stop")
+
+    def _release(self, key: SessionKey) -> StopPlan:
+        """It is captured: what the Hub is to remember of it."""
+        row = self._sessions.row(key)
+        suspension = self._sessions.suspension(row)
+        return StopPlan(
+            action="release", checkpoint=row.checkpoint, suspension=suspension
+        )
 
     async def _let_it_finish(self, key: SessionKey) -> None:
         """Whether a restarted Hub stops a server only because it found it frozen.

@@ -248,6 +248,18 @@ class UserApi:
         self._queue.add(key)
         return self._sessions.view(key)
 
+    def longest_keep(self, key: SessionKey, *, manages: bool = False) -> float:
+        """Seconds for which ``keep`` would leave a session alone now, at most.
+
+        Raises:
+            NotFound: no such session.
+        """
+        self._known(key)
+        if manages:
+            return LONGEST_KEEP
+        left = self._keeps.left(key, self._sessions.clock.now())
+        return min(self._settings.keep_limit, LONGEST_KEEP, left)
+
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
         """Exclude this session from all policies, or include it again.
 

@@ -66,6 +66,11 @@ class NapTrouble:
     until: float | None  #: no nap by policy before; None: it was a wake
 
     @property
+    def is_wake(self) -> bool:
+        """Whether a wake has failed, and not a nap."""
+        return self.until is None
+
+    @property
     def is_short(self) -> bool:
         """Whether nothing has failed, but a nap was over too soon."""
         return bool(self.failure.code == Reason.NAP_SHORT.value)

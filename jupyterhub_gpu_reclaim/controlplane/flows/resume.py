@@ -163,6 +163,12 @@ class Resumer:
         )
         superseded += expiry.settled(self._sessions, row.key, self._settings.set_aside)
         now = self._sessions.clock.now()
+        operation = self._sessions.operation(row.key)
+        if operation is not None and operation.kind == "resume":
+            suspension = self._sessions.suspension(row)
+            seconds = sum(step.seconds for step in operation.steps())
+            if suspension is not None:
+                self._sessions.resume_times.add(row.key, suspension.bytes, seconds)
         return self._sessions.apply(
             row.key,
             SessionEvent.RESTORED,

@@ -64,6 +64,12 @@ class KeepQuota:
             statements.append(table.insert().values(**new, until=now + seconds))
         return statements
 
+    def left(self, key: SessionKey, now: float) -> float:
+        """Seconds for which a session can be kept from now on, as far as this goes."""
+        if not self._per_day:
+            return LONGEST_KEEP
+        return max(0.0, self._per_day - used(self._had(key, now), now))
+
     def _had(self, key: SessionKey, now: float) -> list[KeepSpan]:
         """What the user has used, if this session's former keep ended now."""
         table = schema.keeps

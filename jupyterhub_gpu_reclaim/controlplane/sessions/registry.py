@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     SessionPolicy,
     SessionView,
+    Suspension,
     Tree,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -35,7 +36,11 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
     SessionRow,
 )
-from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota, views
+from jupyterhub_gpu_reclaim.controlplane.sessions import (
+    keep_quota,
+    suspensions,
+    views,
+)
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
     Broadcast,
@@ -84,6 +89,7 @@ class Sessions:
         self.owners: Owners | None = None
         #: what rules set for a session; None: there are no rules
         self.policies: Callable[[SessionKey], SessionPolicy] | None = None
+        self.resume_times = suspensions.ResumeTimes()
         self._views: Broadcast[SessionView] = Broadcast()
         self._changed = ChangeSignal()
 
@@ -163,6 +169,8 @@ class Sessions:
         )
         if row.phase is not Phase.WARNED:
             self.runtime(key).suspends_at = None
+        if row.phase is Phase.SUSPENDING:
+            self.runtime(key).cause = None
         if row.waiting_since is None:
             self.runtime(key).waiting = None
         self.touch(key)
@@ -335,7 +343,28 @@ class Sessions:
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
         """A row with its checkpoints, as pages show it."""
-        return views.view_of(row, kept, self.runtime(row.key), self.policy_of(row))
+        return views.view_of(
+            row,
+            kept,
+            self.runtime(row.key),
+            self.policy_of(row),
+            self._suspension(row, kept),
+        )
+
+    def suspension(self, row: SessionRow) -> Suspension | None:
+        """What its user may want to know of a suspended session; None: it is none."""
+        return self._suspension(row, self.journal.checkpoints(row.key))
+
+    def _suspension(
+        self, row: SessionRow, kept: list[CheckpointRow]
+    ) -> Suspension | None:
+        if row.phase not in {*phases.SAVED, Phase.RESUMING}:
+            return None
+        runtime = self.runtime(row.key)
+        if runtime.cause is None:
+            lines = self.journal.audit(row.key, suspensions.CAUSE_LINES)
+            runtime.cause = suspensions.cause(lines)
+        return suspensions.suspension_of(row, kept, runtime.cause, self.resume_times)
 
     def policy_of(self, row: SessionRow) -> SessionPolicy | None:
         """What rules set for a session that runs; None: there are no rules."""

@@ -62,6 +62,7 @@ class Runtime:
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore
+    cause: str | None = None  #: why it is suspended, as the audit says; None: not read
     napping: Tree | None = None  #: its tree, while programs of it nap
     napping_seen: float = 0.0  #: when its agent said so (monotonic)
     #: session that wakes and for which this one was selected to nap
@@ -113,3 +114,8 @@ class Runtime:
         """The same for people: that a nap was over soon is no failure."""
         trouble = self.nap_trouble_of(incarnation)
         return None if trouble is None or trouble.is_short else trouble.failure
+
+    def wake_failed(self, incarnation: str) -> bool:
+        """Whether that was the failure of a wake."""
+        trouble = self.nap_trouble_of(incarnation)
+        return trouble is not None and trouble.is_wake

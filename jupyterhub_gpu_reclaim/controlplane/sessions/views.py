@@ -19,7 +19,11 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Keeping
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionPolicy
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        SessionPolicy,
+        Suspension,
+    )
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
     from jupyterhub_gpu_reclaim.controlplane.sessions.streams import OperationEvents
@@ -30,6 +34,7 @@ def view_of(
     kept: list[CheckpointRow],
     runtime: Runtime,
     policy: SessionPolicy | None,
+    suspension: Suspension | None = None,
 ) -> SessionView:
     """One view.
 
@@ -38,6 +43,7 @@ def view_of(
         kept: the session's checkpoints, oldest generation first.
         runtime: what this program remembers.
         policy: what rules set for it; None: there are no rules, or it does not run.
+        suspension: what its user may want to know; None: it is not suspended.
     """
     ended = row.phase in {Phase.SUSPENDED, Phase.STOPPED}
     operation = runtime.operation
@@ -60,7 +66,7 @@ def view_of(
             c.info for c in kept if c.keeping is Keeping.ASIDE and c.info is not None
         ],
         kept=kept_states(kept),
-        facts=_facts(row, runtime, policy),
+        facts=_facts(row, runtime, policy, suspension),
     )
 
 
@@ -88,7 +94,10 @@ def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:
 
 
 def _facts(
-    row: SessionRow, runtime: Runtime, policy: SessionPolicy | None
+    row: SessionRow,
+    runtime: Runtime,
+    policy: SessionPolicy | None,
+    suspension: Suspension | None,
 ) -> SessionFacts:
     waiting, awake = runtime.waiting, row.phase is Phase.RUNNING
     return SessionFacts(
@@ -102,6 +111,7 @@ def _facts(
         node=row.node,
         gpus_held=row.gpus,
         resumed=_resumed(row, runtime.operation),
+        suspension=UNSET if suspension is None else suspension,
         wanted=runtime.wanted or UNSET,
         place=UNSET if waiting is None else waiting.place,
         waiting_since=UNSET if waiting is None else waiting.since,
@@ -110,6 +120,7 @@ def _facts(
         waking_until=runtime.waking_until or UNSET,
         nap_verdict=(awake and runtime.nap_decision) or UNSET,
         nap_failure=runtime.nap_failure_of(row.incarnation) or UNSET,
+        wake_failed=runtime.wake_failed(row.incarnation) or UNSET,
     )
 
 

@@ -140,6 +140,7 @@ class SessionLifecycle:
         known = self.pointer.checkpoint
         if (checkpoint := changes.get("checkpoint", known)) != known:
             changes["suspended_at"] = self._clock.now() if checkpoint else 0.0
+            changes.setdefault("suspension", None)
         self._write(msgspec.structs.replace(self.pointer, **changes))
 
     def _forget(self) -> None:
@@ -219,7 +220,12 @@ class SessionLifecycle:
             return await self._start_cold(start, minted, reporter)
         if plan.action == "restore":
             self._become(undo=Undo.PLAN)
-            self._point(phase=PointerPhase.SUSPENDED, checkpoint=plan.checkpoint)
+            self._point(
+                phase=PointerPhase.SUSPENDED,
+                checkpoint=plan.checkpoint,
+                suspension=plan.suspension or self.pointer.suspension,
+            )
+            reporter.report("Looking for a place for it …")
             return await self._restore(plan, start, minted, reporter)
         if plan.action == "adopt":
             return await self._adopt(plan, minted)
@@ -509,6 +515,7 @@ class SessionLifecycle:
             self._point(
                 phase=PointerPhase.SUSPENDED,
                 checkpoint=plan.checkpoint,
+                suspension=plan.suspension,
                 location=Location(),
             )
         elif plan.action == "keep":
@@ -529,7 +536,7 @@ class SessionLifecycle:
                 return
             plan = await self._plan_stop()
             if plan.action == "release":
-                await self._release(plan.checkpoint)
+                await self._release(plan)
             elif plan.action == "keep" or self.state.checked:
                 # Nobody asked for this stop: a restarted Hub got no answer in time.
                 self._warn("its programs are kept")
@@ -605,9 +612,13 @@ class SessionLifecycle:
             return ""
         return plan.checkpoint if plan.action == "release" else None
 
-    async def _release(self, checkpoint: str) -> None:
+    async def _release(self, plan: StopPlan) -> None:
         """It is captured: write the pointer first (T6), then end its programs."""
-        self._point(phase=PointerPhase.RELEASING, checkpoint=checkpoint)
+        self._point(
+            phase=PointerPhase.RELEASING,
+            checkpoint=plan.checkpoint,
+            suspension=plan.suspension,
+        )
         try:
             await self._service().release(self._placement())
         except ReclaimError as error:

@@ -42,6 +42,8 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import KEY, Pointer, PointerPhase
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.common.models import Suspension
+
 patches.apply()
 
 _CLOCK = SystemClock()
@@ -280,6 +282,16 @@ class ReclaimMixin(SessionPlacement):
             return ""
         past = _CLOCK.now() - at
         return "just now" if past < 5 else f"{text.duration(past)} ago"
+
+    @property
+    def reclaim_suspension(self) -> Suspension | None:
+        """What the service has told of the checkpoint that it is suspended in."""
+        return self.reclaim_pointer.suspension
+
+    @property
+    def reclaim_text(self) -> Any:
+        """How templates say sizes and times: ``common/text.py``."""
+        return text
 
     @property
     def reclaim_story(self) -> dict[str, Any]:

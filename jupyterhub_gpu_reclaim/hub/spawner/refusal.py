@@ -26,6 +26,44 @@ if TYPE_CHECKING:
 STATUS = 409
 #: Reasons for which a person has to choose what is to come back.
 ASKS = frozenset({Reason.SAVED_FOUND.value, Reason.SAVED_OLDER.value})
+#: Reasons that an administrator understands and mends, and no user. The page has them
+#: behind "details".
+OPERATORS_OWN = frozenset(
+    {
+        Reason.AGENT_UNREACHABLE,
+        Reason.CAPABILITY_MISSING,
+        Reason.CHECKPOINT_DAMAGED,
+        Reason.CLUSTER_FORBIDS,
+        Reason.CLUSTER_UNREACHABLE,
+        Reason.CRIU_MISSING,
+        Reason.CRIU_TOO_OLD,
+        Reason.CRIU_UNUSABLE,
+        Reason.GPU_DRIVER_SILENT,
+        Reason.INTERNAL,
+        Reason.JOURNAL_HELD,
+        Reason.JOURNAL_NEWER,
+        Reason.KEY_MISSING,
+        Reason.LAUNCH_FAILED,
+        Reason.NODE_SILENT,
+        Reason.NO_AGENT,
+        Reason.POD_CHANGED,
+        Reason.POD_ENDED,
+        Reason.RESTORE_FAILED,
+        Reason.SAVED_UNKNOWN,
+        Reason.SERVICE_BROKEN,
+        Reason.SERVICE_UNREACHABLE,
+        Reason.SETTING_INVALID,
+        Reason.STATE_FULL,
+        Reason.STATE_UNUSABLE,
+        Reason.STORE_DENIED,
+        Reason.STORE_FAILED,
+        Reason.STORE_UNREACHABLE,
+        Reason.TIMED_OUT,
+        Reason.USER_MISSING,
+    }
+)
+_PASSING = "A part of the Hub does not work at the moment. You have done nothing wrong."
+_LASTING = "Your administrator needs to look at this. You have done nothing wrong."
 _Base: Any = SpawnException or web.HTTPError
 
 
@@ -46,7 +84,8 @@ class StartRefused(_Base):
         message = error.message
         if error.reason.hint:
             message = f"{message} {error.reason.hint}"
-        page = _page(message, error.reason.value, spawn_url, fresh_url, kept_days)
+        words, details = _words(error)
+        page = words + _choices(error, spawn_url, fresh_url, kept_days) + details
         if SpawnException is None:
             super().__init__(STATUS, message)
         else:
@@ -63,26 +102,43 @@ class StartRefused(_Base):
         self.jupyterhub_html_message = page
 
 
-def _page(
-    message: str, code: str, spawn_url: str, fresh_url: str, kept_days: float
+def _words(error: ReclaimError) -> tuple[str, str]:
+    """What the user is told, and the rest for whom they ask."""
+    code = escape(error.reason.value)
+    message, hint = escape(error.message), escape(error.reason.hint)
+    details = f"<code>{code}</code>"
+    if error.reason in OPERATORS_OWN:
+        details += f": {message} {hint}"
+        message, hint = (_PASSING if error.retryable else _LASTING), ""
+    words = (
+        f'<span class="gpu-reclaim-reason" data-code="{code}">{message}</span>'
+        f"{f' {hint}' if hint else ''}</p><p>"
+    )
+    return words, (
+        '</p><details class="gpu-reclaim-details"><summary>Details for your'
+        f" administrator</summary><p>{details}</p></details><p>"
+    )
+
+
+def _choices(
+    error: ReclaimError, spawn_url: str, fresh_url: str, kept_days: float
 ) -> str:
-    days = text.count(kept_days, "day")
-    fresh = (
-        f' <a class="btn btn-lg btn-secondary" id="gpu-reclaim-fresh"'
-        f' href="{escape(fresh_url)}">Start fresh (your suspended session is kept'
-        f" {days})</a>"
-    )
-    again = (
-        f'<a class="btn btn-lg btn-primary" id="gpu-reclaim-again"'
-        f' href="{escape(spawn_url)}">Try again</a>'
-    )
-    if code in ASKS and fresh_url:  # trying again is no answer
-        again = (
+    """One button for what is most likely wanted, and a link for the other."""
+    if error.reason.value in ASKS and fresh_url:  # trying again is no answer
+        return (
             f'<a class="btn btn-lg btn-primary" id="gpu-reclaim-choose"'
             f' href="{escape(fresh_url)}">Choose what comes back</a>'
         )
-        fresh_url = ""
+    # by itself, while somebody looks at the page (gpu_reclaim_refused_script.html)
+    by_itself = ' data-by-itself="yes"' if error.retryable else ""
+    again = (
+        f'<a class="btn btn-lg btn-primary" id="gpu-reclaim-again"{by_itself}'
+        f' href="{escape(spawn_url)}">Try again</a>'
+    )
+    if not fresh_url:
+        return again
+    days = text.count(kept_days, "day")
     return (
-        f'<span class="gpu-reclaim-reason" data-code="{escape(code)}">'
-        f"{escape(message)}</span></p><p>{again}{fresh if fresh_url else ''}"
+        f'{again}</p><p><a id="gpu-reclaim-fresh" href="{escape(fresh_url)}">'
+        f"Start fresh (your suspended session is kept {days})</a>"
     )

@@ -13,6 +13,9 @@ from typing import Any
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import decoders
+from jupyterhub_gpu_reclaim.common.models import (
+    Suspension,  # noqa: TC001 - msgspec reads it
+)
 
 #: Under this name the pointer stands in ``Spawner.get_state()``.
 KEY = "gpu_reclaim"
@@ -54,6 +57,8 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     location: Location = msgspec.field(default=Location(), name="place")
     #: When ``checkpoint`` became known; only for the home page.
     suspended_at: float = msgspec.field(default=0.0, name="saved_at")
+    #: What the service said of ``checkpoint``; only for the pages.
+    suspension: Suspension | None = None
     #: Salted hashes of API tokens that we deleted with their sessions. Such a session
     #: may be kept, and brought back by its user: then its token is valid again. A token
     #: that a person has revoked is not among them.

@@ -44,6 +44,12 @@ class Keep(Value, frozen=True, kw_only=True):
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_KEEP)]
 
 
+class KeepLimit(Value, frozen=True, kw_only=True):
+    """How long a session can be kept."""
+
+    longest: float  #: seconds from now on; 0: not at all
+
+
 class OptOut(Value, frozen=True, kw_only=True):
     """Whether a session is never suspended by policy; the button still does it."""
 
@@ -205,6 +211,17 @@ class KeepSession(PersonRoute):
 
     path: ClassVar = "api/sessions/{user}/{server}/keep"
     for_tabs: ClassVar = True
+
+    @operation(
+        "How long the session can be left alone, from now on, if you ask for it",
+        answer=KeepLimit,
+        errors=(404,),
+    )
+    async def get(self, user: str, server: str) -> None:
+        """Answer with what is left of the limits."""
+        key, manages = self.key(user, server), self.person.manages
+        longest = self.context.control.users.longest_keep(key, manages=manages)
+        self.answer(KeepLimit(longest=longest))
 
     @operation(
         "Leave the session alone for a while, whatever it does",

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.web.svg import spark
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class SessionCard:
     second: str  #: programs beside it that the reader may end; empty: none
     last: str
     back: str
+    suspended: str  #: why it is suspended, how large it is, how long a resume takes
+    until: Moment | None  #: when a suspended session is deleted; None: not by itself
     steps: list[ProgressLine]
     main: list[Button]
     more: list[Button]
@@ -132,6 +135,7 @@ def card(
     user_prefix: str,
     line: Line | None = None,
     manages: bool = False,
+    longest_keep: float = LONGEST_KEEP,
 ) -> SessionCard:
     """The card of one session.
 
@@ -141,6 +145,7 @@ def card(
         user_prefix: URL under which the Hub serves ``user/<name>/``.
         line: its last hour.
         manages: whether the reader may do what only managers may.
+        longest_keep: seconds for which the reader may keep it now.
     """
     state, tone = _STATES[view.phase]
     user, server = quote(view.key.user, safe=""), quote(view.key.server, safe="")
@@ -171,10 +176,12 @@ def card(
         failure_hint=view.failure.hint if view.failure else "",
         second=view.failure.incarnation if view.failure and manages else "",
         last=saved_words(view.last_suspend, now) if view.last_suspend else "",
+        suspended=_suspended(view),
+        until=_until(view),
         back=_back(view, now),
         steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
         main=_main(view, manages=manages),
-        more=_more(view, manages=manages),
+        more=_more(view, longest_keep, manages=manages),
         can_start_fresh=has_saved,
         deletes=view.checkpoint if has_saved else "",
         saved=[AsideCheckpoint(one.id, saved_words(one, now)) for one in view.saved],
@@ -266,7 +273,10 @@ def _nap(view: SessionView) -> str:
     if not view.phase.live:
         return ""
     if view.facts.nap_failure:
-        what = "not awake yet" if view.facts.nap else "no nap"
+        if view.facts.wake_failed:
+            what = "not back yet"
+        else:
+            what = "not all of it moved out" if view.facts.nap else "not moved out"
         return f"GPU memory: {what}. {view.facts.nap_failure.message}"
     verdict = view.facts.nap_verdict
     if not verdict or verdict.code == Reason.NAP_OFF.value:
@@ -284,6 +294,24 @@ def _kept(view: SessionView, now: float) -> Moment | None:
     if until is None or until <= now:
         return None
     return Moment(words.duration(until - now), _iso(until))
+
+
+def _suspended(view: SessionView) -> str:
+    """Why, how large, how long: "You suspended it. 1.2 GB, about 4 s to resume."."""
+    known = view.facts.suspension
+    if not known or view.phase is not Phase.SUSPENDED:
+        return ""
+    size = words.size(known.bytes) if known.bytes else ""
+    takes = f"{words.about(known.resume_seconds)} to resume"
+    parts = ", ".join(filter(None, [size, takes if known.resume_seconds else ""]))
+    return " ".join(filter(None, [known.why, f"{parts}." if parts else ""]))
+
+
+def _until(view: SessionView) -> Moment | None:
+    known = view.facts.suspension
+    if not known or known.until is None or view.phase is not Phase.SUSPENDED:
+        return None
+    return Moment(words.moment(known.until), _iso(known.until))
 
 
 def _place(view: SessionView) -> str:
@@ -332,11 +360,12 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
     return []
 
 
-def _more(view: SessionView, *, manages: bool) -> list[Button]:
-    """Further buttons."""
+def _more(view: SessionView, longest_keep: float, *, manages: bool) -> list[Button]:
+    """Further buttons: only what the limits of a keep allow now."""
     if not view.phase.live:
         return []
-    hours = (1, 4, 24) if manages else (1, 4)
+    wanted = (1, 4, 24) if manages else (1, 4)
+    hours = [many for many in wanted if many * 3600 <= longest_keep + 1]
     buttons = [
         Button(
             "keep",

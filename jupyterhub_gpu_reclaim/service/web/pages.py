@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 DONE = {
     "suspend": "The session is being suspended.",
     "resume": "The session is coming back.",
-    "nap": "Its GPU memory is moved out; the session runs on.",
+    "nap": "Its GPU memory is moved out; the session keeps running.",
     "wake": "Its GPU memory is moved back.",
     "keep": "Noted.",
     "pin": "Noted.",
@@ -137,13 +137,15 @@ class Page(PersonRoute, HtmlErrors):
         """Sessions as the templates print them."""
         control, now = self.context.control, self.context.clock.now()
         lines = {line.key: line for line in control.lines({v.key for v in views})}
+        manages = self.person.manages
         return [
             card(
                 view,
                 now=now,
                 user_prefix=self.user_prefix,
                 line=lines.get(view.key),
-                manages=self.person.manages,
+                manages=manages,
+                longest_keep=control.users.longest_keep(view.key, manages=manages),
             )
             for view in views
         ]

@@ -16,7 +16,7 @@ const ATTACH_MS = 10000; // for the page to connect to a kernel that the server 
 const PATIENCE_MS = 1000; // for which nobody needs to be told why a cell waits
 const TOPIC = "attach";
 const WAITING =
-  "Connecting to the kernel of this notebook. Your cell runs as soon as it is there.";
+  "Connecting to the kernel of this notebook. Your cell runs as soon as it is connected.";
 const PASSING = [424, 429, 500, 502, 503, 504]; // of a server that is on its way
 
 /** Attaches the contexts of one page to the kernels that run for their paths. */

@@ -7,6 +7,8 @@
 import { Attach } from "./attach.js";
 import { Item } from "./view/item.js";
 import { Notice } from "./view/notice.js";
+import { Runs } from "./runs.js";
+import { Saves } from "./saves.js";
 import { Service } from "./service.js";
 import { Updates } from "./updates.js";
 import { Watch } from "./watch.js";
@@ -17,6 +19,9 @@ const NAME = "jupyterhub-gpu-reclaim";
 export async function makePlugins(load) {
   const application = await load("@jupyterlab/application");
   const { Dialog, SessionContext } = await load("@jupyterlab/apputils");
+  const { CodeCell } = await load("@jupyterlab/cells");
+  const { IDocumentManager } = await load("@jupyterlab/docmanager");
+  const { Context } = await load("@jupyterlab/docregistry");
   const { IStatusBar } = await load("@jupyterlab/statusbar");
   const { ServerConnection } = await load("@jupyterlab/services");
   const { Widget } = await load("@lumino/widgets");
@@ -40,6 +45,7 @@ export async function makePlugins(load) {
       const parts = { ...here, Dialog, ServerConnection };
       here.watch = new Watch(app, paths.urls, info, parts);
       new Attach({ ...here, ServerConnection }).install(SessionContext);
+      new Runs(here).install(CodeCell);
       // JupyterLab asks the service that is provided here, Notebook asks nobody
       app.serviceManager.connectionFailure.connect(() => void here.watch.lost());
       return () => here.watch.lost();
@@ -50,13 +56,15 @@ export async function makePlugins(load) {
     id: `${NAME}:state`,
     description: "Shows the session's GPU and when it is suspended; warns before that.",
     requires: [IConnectionLost],
-    optional: [IStatusBar],
+    optional: [IStatusBar, IDocumentManager],
     autoStart: true,
-    activate(app, lost, statusBar) {
+    activate(app, lost, statusBar, documents) {
       if (!here.watch) {
         return;
       }
+      new Saves({ app, watch: here.watch, documents }).install(Context);
       const item = new Item(here.service, statusBar, Widget);
+      here.watch.absence.item = item;
       const updates = new Updates(here, item);
       void app.restored.then(() => updates.run());
     },

@@ -1,6 +1,6 @@
-/* The service's API for this tab's session, asked with a pass (passes.py).
+/* The service's API for this tab's session, asked with a pass (lab/server_extension.py).
  *
- * Used by updates.js, panel.js and watch.js. Never throws: where the service is away, or
+ * Never throws: where the service is away, or
  * this visitor may not ask it, the answer is null, and whoever asked says nothing.
  */
 const PATIENCE_MS = 10000;
@@ -32,7 +32,13 @@ export class Service {
     return (await this.value("GET", "/why")) || [];
   }
 
-  /** Leaves the session alone for so long: {ok, value: its view or the refusal}. */
+  /** Seconds for which the session can be kept now; null where nobody tells. */
+  async longestKeep() {
+    const limit = await this.value("GET", "/keep");
+    return limit && limit.longest;
+  }
+
+  /** Leaves the session alone for so long, 0 takes that back: {ok, value: its view or the refusal}. */
   keep(seconds) {
     return this.ask("POST", "/keep", { seconds });
   }

@@ -8,14 +8,15 @@
  * the service is asked at once, and often for a minute.
  */
 import { Rest } from "./rest.js";
-import { clockTime, dueAt, waking, warning } from "./view/words.js";
+import { clockTime, countdown, dueAt, keepChoices, keepLabel, waking } from "./view/words.js";
 
 const CALM_MS = 30000;
 const SOON_MS = 2000;
 const ACTED_MS = 60000;
 const LONGEST_MS = 600000; // between two questions to a service that is away
 const TOPIC = "warning";
-const KEEP_SECONDS = 3600;
+const NONE_LEFT = "Your time to keep sessions is used up for now. ";
+const WARNING = "Your session is going to be suspended";
 
 export class Updates {
   constructor({ notice, service, watch }, item) {
@@ -24,7 +25,7 @@ export class Updates {
     this.watch = watch;
     this.item = item;
     this.rest = new Rest();
-    this.warned = ""; // what the person has been told last
+    this.warned = false; // was the person told that it is going to be suspended
     this.patience = CALM_MS;
     this.napping = false;
     this.acted = 0; // when the person last did something in the page
@@ -33,11 +34,8 @@ export class Updates {
       document.addEventListener(what, () => this.act(), { capture: true, passive: true });
     }
     item.panel.changed = () => this.rest.nudge();
-    watch.began = () => {
-      item.tell(null); // from now on the watch tells
-      this.warn(null);
-    };
-    watch.ended = () => this.rest.nudge();
+    watch.addEventListener("away", () => this.warn(null));
+    watch.addEventListener("returned", () => this.rest.nudge());
   }
 
   async run() {
@@ -84,25 +82,40 @@ export class Updates {
     return left > 0 ? Math.min(Math.max(left, SOON_MS), CALM_MS) : CALM_MS;
   }
 
+  /** Warns once of each suspend to come; who has closed the warning is left alone. */
   warn(view) {
-    const words = view?.phase === "warned" ? warning(view, this.service.now()) : "";
-    const closed = this.warned && !this.notice.tells(TOPIC);
-    if (words && words !== this.warned && !closed) {
-      const action = { label: "Keep running", act: () => this.keep() };
-      this.notice.show(words, "warning", { topic: TOPIC, action });
-    } else if (!words && this.warned) {
+    const warned = view?.phase === "warned";
+    if (warned && !this.warned) {
+      void this.offer(view);
+    } else if (!warned && this.warned) {
       this.notice.hide(TOPIC); // it is used again, or it is being suspended
     }
-    this.warned = words;
+    this.warned = warned;
   }
 
-  async keep() {
-    const answer = await this.service.keep(KEEP_SECONDS);
+  async offer(view) {
+    const left = () => (view.suspends_at ?? 0) - this.service.now();
+    const longest = (await this.service.longestKeep()) ?? Infinity;
+    const [seconds] = keepChoices(longest);
+    const label = seconds && keepLabel(seconds, this.service.now());
+    if (this.warned) {
+      this.notice.show(seconds ? WARNING : NONE_LEFT + WARNING, "warning", {
+        topic: TOPIC,
+        action: seconds ? { label, act: () => this.keep(seconds) } : null,
+        ticking: () => `in ${countdown(left())}.`,
+      });
+    }
+  }
+
+  async keep(seconds) {
+    const answer = await this.service.keep(seconds);
     if (answer?.ok) {
-      const until = clockTime(answer.value.kept_until);
-      this.notice.show(`Kept running until ${until}.`, "success", { forMs: 6000 });
+      const until = answer.value.kept_until;
+      const said = until ? `Kept running until ${clockTime(until)}.` : "Kept no longer.";
+      const action = until ? { label: "Undo", act: () => this.keep(0) } : null;
+      this.notice.show(said, "success", { action, forMs: 10000 });
     } else {
-      const why = answer?.value.message || "Nobody answers. Try again.";
+      const why = answer?.value.message || "The service does not answer. Try again.";
       this.notice.show(why, "warning", { topic: TOPIC });
     }
     this.rest.nudge();

@@ -15,3 +15,11 @@ export function button(label, names, act) {
   node.addEventListener("click", () => void act());
   return node;
 }
+
+/** [name, value] lines as the terms of a list. */
+export function terms(lines) {
+  return lines.flatMap(([name, value]) => [
+    element("dt", {}, name),
+    element("dd", {}, value),
+  ]);
+}

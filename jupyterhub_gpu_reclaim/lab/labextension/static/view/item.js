@@ -1,11 +1,14 @@
-/* The session's state in the corner of the page; a click opens the panel.
+/* The session's state in the corner of the page; a click says more.
  *
- * Fed by updates.js. In JupyterLab it is an item of the status bar; a page without one
- * (Notebook) gets it at its lower edge.
+ * Fed by updates.js while the session runs, and by absence.js while it is away; then it
+ * has a button to resume it. In JupyterLab it is an item of the status bar; a page without
+ * one (Notebook), or whose bar is hidden, gets it at its lower edge.
  */
 import { element } from "./elements.js";
 import { Panel } from "./panel.js";
 import { inOneLine } from "./words.js";
+
+const KNOWN = ["running", "napping", "warned", "suspending", "releasing"];
 
 export class Item {
   constructor(service, statusBar, Widget) {
@@ -17,36 +20,64 @@ export class Item {
       "aria-haspopup": "dialog",
       "aria-expanded": "false",
     });
+    this.action = element("button", { type: "button", class: "gpu-reclaim-item" });
     this.panel = new Panel(service, this.node);
-    this.node.addEventListener("click", () => this.panel.toggle());
-    const frame = element("div", { class: "gpu-reclaim-corner", role: "region" });
-    frame.setAttribute("aria-label", "State of this session");
-    frame.append(this.node);
+    this.open = () => this.panel.toggle();
+    this.act = () => {};
+    this.node.addEventListener("click", () => this.open());
+    this.action.addEventListener("click", () => this.act());
+    this.frame = element("div", { class: "gpu-reclaim-corner", role: "region" });
+    this.frame.setAttribute("aria-label", "State of this session");
+    this.frame.append(this.node, this.action);
     if (statusBar) {
-      const item = new Widget({ node: frame });
+      this.widget = new Widget({ node: element("div") });
+      this.widget.node.append(this.frame);
       statusBar.registerStatusItem("jupyterhub-gpu-reclaim:state", {
-        item,
+        item: this.widget,
         align: "right",
         rank: 900,
       });
-    } else {
-      frame.classList.add("gpu-reclaim-afloat");
-      document.body.append(frame);
     }
+    this.place();
     this.tell(null);
+  }
+
+  /** Into the status bar, where that is shown. */
+  place() {
+    const bar = this.widget?.isVisible ? this.widget.node : null;
+    this.frame.classList.toggle("gpu-reclaim-afloat", !bar);
+    const parent = bar || document.body;
+    if (this.frame.parentNode !== parent) {
+      parent.append(this.frame);
+    }
   }
 
   /** Shows what is known; nothing of a session that nobody knows about. */
   tell(view) {
-    const known = view && ["running", "napping", "warned", "suspending", "releasing"];
-    const shown = Boolean(known?.includes(view.phase));
-    this.node.hidden = !shown;
+    const shown = Boolean(view && KNOWN.includes(view.phase));
+    this.open = () => this.panel.toggle();
+    this.frame.hidden = !shown;
+    this.action.hidden = true;
     if (!shown) {
       this.panel.close();
       return;
     }
+    this.place();
     this.node.classList.toggle("gpu-reclaim-soon", view.phase === "warned");
     this.node.textContent = inOneLine(view, this.service.now());
     this.panel.tell(view);
+  }
+
+  /** Shows that the session is away, as long as it is; `open` says more. */
+  tellAbsence({ corner, action }, open) {
+    this.panel.close();
+    this.place();
+    this.open = open;
+    this.frame.hidden = false;
+    this.node.classList.add("gpu-reclaim-soon");
+    this.node.textContent = corner;
+    this.action.hidden = !action;
+    this.action.textContent = action?.label ?? "";
+    this.act = action?.act ?? (() => {});
   }
 }

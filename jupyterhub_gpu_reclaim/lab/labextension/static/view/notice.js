@@ -9,18 +9,27 @@ export class Notice {
     this.node = element("div", { id: "gpu-reclaim-notice", role: "status" });
     this.node.hidden = true;
     document.body.append(this.node);
-    this.timer = 0;
+    this.timer = this.clock = 0;
     this.topic = "";
   }
 
   /** Shows one message in place of the last one; `action` is {label, act}.
    *
-   * The topic says what it is about, for `hide`.
+   * The topic says what it is about, for `hide`. `ticking` gives the end of the message,
+   * which changes each second; a screen reader does not read each of them.
    */
-  show(message, kind, { topic = "", action = null, forMs = 0 } = {}) {
+  show(message, kind, { topic = "", action = null, forMs = 0, ticking = null } = {}) {
     clearTimeout(this.timer);
+    clearInterval(this.clock);
     this.topic = topic;
     const text = element("span", {}, message);
+    if (ticking) {
+      const end = element("span", { "aria-live": "off" }, ticking());
+      text.append(" ", end);
+      this.clock = setInterval(() => {
+        end.textContent = ticking();
+      }, 1000);
+    }
     const close = button("×", "gpu-reclaim-close", () => this.hide());
     close.setAttribute("aria-label", "Close");
     const main = action ? [button(action.label, "gpu-reclaim-main", action.act)] : [];
@@ -40,6 +49,7 @@ export class Notice {
   /** Hides it; with a topic, only while it is about that. */
   hide(topic = this.topic) {
     if (topic === this.topic) {
+      clearInterval(this.clock);
       this.node.hidden = true;
     }
   }

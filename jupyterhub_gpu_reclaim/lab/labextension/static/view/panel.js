@@ -3,10 +3,8 @@
  * Opened by item.js. It only asks: what may be done is decided by the service, and its
  * sentence is shown where it refuses.
  */
-import { button, element } from "./elements.js";
-import { clockTime, inFull } from "./words.js";
-
-const HOUR = 3600;
+import { button, element, terms } from "./elements.js";
+import { clockTime, inFull, inLocalTime, keepChoices, keepLabel } from "./words.js";
 
 export class Panel {
   constructor(service, opener) {
@@ -14,21 +12,22 @@ export class Panel {
     this.opener = opener;
     this.view = null;
     this.changed = () => {}; // set by who wants to look again at once
-    const title = element("h2", { id: "gpu-reclaim-panel-title" }, "This session");
+    const name = { id: "gpu-reclaim-panel-title", tabindex: "-1" };
+    this.title = element("h2", name, "This session");
     this.facts = element("dl");
     this.reasons = element("ul", { "aria-label": "Why" });
     this.said = element("p", { role: "status", class: "gpu-reclaim-said" });
-    const buttons = element("div", { class: "gpu-reclaim-buttons" });
-    buttons.append(
-      button("Keep 1 h", "gpu-reclaim-plain", () => this.keep(HOUR)),
-      button("Keep 4 h", "gpu-reclaim-plain", () => this.keep(4 * HOUR)),
+    this.buttons = element("div", { class: "gpu-reclaim-buttons" });
+    this.choices = element("div", { class: "gpu-reclaim-buttons" });
+    this.buttons.append(
+      this.choices,
       button("Suspend now", "gpu-reclaim-plain", () => this.suspend())
     );
     this.node = element("dialog", {
       id: "gpu-reclaim-panel",
-      "aria-labelledby": title.id,
+      "aria-labelledby": name.id,
     });
-    this.node.append(title, this.facts, this.reasons, buttons, this.said);
+    this.node.append(this.title, this.facts, this.reasons, this.buttons, this.said);
     this.node.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("pointerdown", (event) => {
       if (!this.node.contains(event.target) && !opener.contains(event.target)) {
@@ -49,16 +48,31 @@ export class Panel {
   async open() {
     this.said.textContent = "";
     this.reasons.replaceChildren();
+    this.choices.replaceChildren();
     this.tell(this.view, true);
     const place = this.opener.getBoundingClientRect();
     this.node.style.right = `${Math.max(8, window.innerWidth - place.right)}px`;
     this.node.style.bottom = `${window.innerHeight - place.top + 6}px`;
     this.node.show();
     this.opener.setAttribute("aria-expanded", "true");
-    this.node.querySelector("button").focus();
+    this.title.focus(); // no button: who presses Enter twice means none of them
+    void this.offer();
     const reasons = await this.service.reasons();
-    const lines = reasons.map((reason) => element("li", {}, reason.message));
+    const lines = reasons.map(({ message }) => element("li", {}, inLocalTime(message)));
     this.reasons.replaceChildren(...lines);
+  }
+
+  /** The choices that the limits of a keep allow, each with its end. */
+  async offer() {
+    const now = this.service.now();
+    const longest = (await this.service.longestKeep()) ?? 0;
+    const choices = keepChoices(longest).map((seconds) =>
+      button(keepLabel(seconds, now), "gpu-reclaim-plain", () => this.keep(seconds))
+    );
+    if (this.view?.kept_until > now) {
+      choices.push(button("Keep no longer", "gpu-reclaim-plain", () => this.keep(0)));
+    }
+    this.choices.replaceChildren(...choices);
   }
 
   close() {
@@ -83,17 +97,18 @@ export class Panel {
   tell(view, opening = false) {
     this.view = view;
     if (view && (opening || this.node.open)) {
-      const lines = inFull(view, this.service.now()).flatMap(([name, value]) => [
-        element("dt", {}, name),
-        element("dd", {}, value),
-      ]);
-      this.facts.replaceChildren(...lines);
+      this.facts.replaceChildren(...terms(inFull(view, this.service.now())));
     }
   }
 
   async keep(seconds) {
     const answer = await this.service.keep(seconds);
-    this.say(answer, ({ kept_until: until }) => `Kept until ${clockTime(until)}.`);
+    this.view = answer?.ok ? answer.value : this.view;
+    await this.offer();
+    (this.choices.querySelector("button") || this.title).focus();
+    this.say(answer, ({ kept_until: until }) =>
+      until ? `Kept until ${clockTime(until)}.` : "It is kept no longer."
+    );
   }
 
   async suspend() {
@@ -102,7 +117,7 @@ export class Panel {
 
   say(answer, words) {
     if (answer === null) {
-      this.said.textContent = "That did not work: nobody answers. Try again later.";
+      this.said.textContent = "The service does not answer. Try again later.";
     } else {
       this.said.textContent = answer.ok ? words(answer.value) : answer.value.message;
     }

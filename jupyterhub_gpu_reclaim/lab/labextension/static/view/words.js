@@ -28,9 +28,38 @@ export function duration(seconds) {
 /** A moment as a time of day, with the day where it is not today. */
 export function clockTime(at) {
   const when = new Date(1000 * at);
-  const today = when.toDateString() === new Date().toDateString();
-  const day = today ? {} : { weekday: "short" };
-  return when.toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit" });
+  if (when.toDateString() === new Date().toDateString()) {
+    return when.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+  }
+  return Math.abs(when - Date.now()) < 6 * 86400000
+    ? when.toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit" })
+    : when.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+}
+
+/** A sentence of the service's, with its times in the reader's zone. */
+export function inLocalTime(sentence) {
+  // common/text.py writes so
+  return sentence.replace(/(\d{4}-\d\d-\d\d) (\d\d:\d\d) UTC/g, (_, day, time) =>
+    clockTime(Date.parse(`${day}T${time}Z`) / 1000)
+  );
+}
+
+/** Seconds for which a session may be offered to be kept, of those allowed now. */
+export function keepChoices(longest) {
+  const whole = [1, 4].map((hours) => 3600 * hours);
+  const allowed = whole.filter((seconds) => seconds <= longest + 1);
+  const minutes = Math.floor(longest / 60);
+  return allowed.length || minutes < 5 ? allowed : [60 * minutes];
+}
+
+/** What a choice means: "Keep 1 h, until 14:10". */
+export function keepLabel(seconds, now) {
+  return `Keep ${duration(seconds)}, until ${clockTime(now + seconds)}`;
+}
+
+/** Seconds that are left of a warning: "48 s", "2 min". */
+export function countdown(seconds) {
+  return seconds < 100 ? `${Math.max(0, Math.round(seconds))} s` : duration(seconds);
 }
 
 /** When a session that runs is going to be suspended, as far as that is known. */
@@ -106,7 +135,7 @@ export function inOneLine(view, now) {
   if (kept) {
     parts.push(`kept until ${clockTime(view.kept_until)}`);
   } else if (due > now && (idle !== null || view.phase === "warned")) {
-    parts.push(`suspends in ${duration(due - now)}`);
+    parts.push(`suspends in ${countdown(due - now)}`);
   }
   const line = parts.join(" · ") || "Session in use";
   return line[0].toUpperCase() + line.slice(1);
@@ -137,17 +166,37 @@ export function inFull(view, now) {
     lines.push(["Kept until", clockTime(view.kept_until)]);
   } else if (due > now) {
     const name = view.phase === "warned" ? "Suspends at" : "Suspends after";
-    lines.push([name, `${clockTime(due)}, if nothing is done`]);
+    lines.push([name, `${clockTime(due)}, unless you use it`]);
   }
   return lines;
 }
 
-/** What is said before a session is suspended. */
-export function warning(view, now) {
-  const left = view.suspends_at == null ? 0 : view.suspends_at - now;
-  return left < 90
-    ? "Your session is going to be suspended in a minute."
-    : `Your session is going to be suspended in ${duration(left)}.`;
+/** What is known of a suspended session, as [name, value] lines. */
+export function absentInFull(view, now) {
+  const { at = view.since, why, bytes, until, resume_seconds: takes } =
+    view.facts?.suspension || {};
+  const lines = [["Since", `${clockTime(at)} (${duration(now - at)} ago)`]];
+  if (why) {
+    lines.unshift(["Why", inLocalTime(why)]);
+  }
+  if (bytes) {
+    lines.push(["Size", size(bytes)]);
+  }
+  if (takes) {
+    lines.push(["To resume", about(takes)]);
+  }
+  lines.push(["Kept until", until ? clockTime(until) : "you resume or delete it"]);
+  return lines;
+}
+
+/** A guess of a duration, no finer than it is good, as in common/text.py. */
+export function about(seconds) {
+  if (seconds < 10) {
+    return `about ${Math.max(1, Math.round(seconds))} s`;
+  }
+  return seconds < 57.5
+    ? `about ${5 * Math.round(seconds / 5)} s`
+    : `about ${duration(seconds)}`;
 }
 
 /** How far a return is, of 100: no one knows how many steps are to come. */

@@ -1,0 +1,99 @@
+"""What a suspended session's user is told: why, how large, how long until it is back.
+
+The time is a guess from resumes of about the same size that this program has seen, its
+own first of all. Where there was none, nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES, of_user
+from jupyterhub_gpu_reclaim.common.models import Suspension
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+        AuditRow,
+        CheckpointRow,
+        SessionRow,
+    )
+
+#: What the audit calls the beginning of a suspend.
+SUSPEND = "suspend"
+#: So many of a session's newest lines are searched for that.
+CAUSE_LINES = 100
+#: Resumes that are remembered.
+MOST_RESUMES = 64
+#: Times by which sizes may differ that take about the same time a byte.
+ALIKE = 4.0
+
+
+class ResumeTime(NamedTuple):
+    """What one resume took."""
+
+    key: SessionKey
+    bytes: int
+    seconds: float
+
+
+class ResumeTimes:
+    """The newest resumes, for a guess of what the next one takes."""
+
+    def __init__(self) -> None:
+        self._seen: deque[ResumeTime] = deque(maxlen=MOST_RESUMES)
+
+    def add(self, key: SessionKey, size: int, seconds: float) -> None:
+        """Note one that went well."""
+        if size and seconds > 0:
+            self._seen.append(ResumeTime(key, size, seconds))
+
+    def expected(self, key: SessionKey, size: int) -> float:
+        """Seconds that a resume of that size is likely to take; 0: not known."""
+        alike = [
+            one
+            for one in reversed(self._seen)
+            if size and 1 / ALIKE <= one.bytes / size <= ALIKE
+        ]
+        own = [one for one in alike if one.key == key]
+        found = next(iter(own or alike), None)
+        return 0.0 if found is None else found.seconds * size / found.bytes
+
+
+def cause(lines: Iterable[AuditRow]) -> str:
+    """Why it was suspended, in a sentence, from its audit, the newest line first."""
+    line = next((line for line in lines if line.what == SUSPEND), None)
+    if line is None:
+        return ""
+    if line.message:
+        return line.message
+    if line.who == OURSELVES:
+        return ""
+    if line.who == of_user(line.key.user):
+        return "You suspended it."
+    return f"Suspended by {line.who}."
+
+
+def suspension_of(
+    row: SessionRow, kept: Iterable[CheckpointRow], why: str, times: ResumeTimes
+) -> Suspension:
+    """One session's.
+
+    Args:
+        row: what the journal says.
+        kept: the session's checkpoints.
+        why: see :func:`cause`.
+        times: the newest resumes.
+    """
+    mine = next((each for each in kept if each.id == row.checkpoint), None)
+    size = mine.info.logical_bytes if mine is not None and mine.info else 0
+    return Suspension(
+        at=mine.info.created if mine is not None and mine.info else row.since,
+        why=why,
+        bytes=size,
+        until=mine.expires if mine is not None else None,
+        resume_seconds=times.expected(row.key, size),
+    )

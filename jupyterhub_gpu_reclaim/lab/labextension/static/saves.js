@@ -1,0 +1,76 @@
+/* Documents that are saved while the session is away: held, and saved once it is back.
+ *
+ * Installed by plugins.js. JupyterLab would show "File Save Error … Restart the server"
+ * beside our own dialog. A save that is held does not count as done, so that nothing is
+ * closed as if it were; what it holds is still on the page.
+ *
+ * It wraps Context of JupyterLab's document registry.
+ */
+const HELD = "Not saved yet: your file is saved when the session returns.";
+const AWAY = [424, 502, 503, 504]; // what the Hub and the proxy answer meanwhile
+
+export class Saves {
+  /** `documents` is JupyterLab's document manager, which knows of autosave. */
+  constructor({ app, watch, documents }) {
+    this.app = app;
+    this.watch = watch;
+    this.documents = documents;
+    this.held = new Set();
+    this.saving = new WeakSet();
+    watch.addEventListener("returned", () => void this.release());
+  }
+
+  install({ prototype }) {
+    const saves = this;
+    const { save, _handleError } = prototype;
+
+    prototype.save = async function (...rest) {
+      if (saves.watch.away) {
+        throw saves.hold(this);
+      }
+      saves.saving.add(this);
+      try {
+        return await save.apply(this, rest);
+      } catch (error) {
+        throw saves.held.has(this) ? saves.hold(this) : error;
+      } finally {
+        saves.saving.delete(this);
+      }
+    };
+
+    // how a save says that it has failed, before it does
+    prototype._handleError = async function (error, title) {
+      if (saves.saving.has(this) && AWAY.includes(error?.response?.status)) {
+        saves.held.add(this);
+        void saves.watch.lost();
+        return undefined;
+      }
+      return _handleError.call(this, error, title);
+    };
+  }
+
+  /** Holds a document; JupyterLab's error of a save that a person has called off. */
+  hold(context) {
+    this.held.add(context);
+    this.watch.absence.note(HELD);
+    const error = new Error("Cancel");
+    error.name = "ModalCancelError"; // no caller tells a person about that one
+    return error;
+  }
+
+  /** Saves what was held, and what JupyterLab would have saved by itself meanwhile. */
+  async release() {
+    if (this.documents?.autosave) {
+      for (const { context } of this.app.shell.widgets("main")) {
+        if (context?.model?.dirty && context.canSave !== false) {
+          this.held.add(context);
+        }
+      }
+    }
+    const held = [...this.held].filter((context) => !context.isDisposed);
+    this.held.clear();
+    for (const context of held) {
+      await context.save().catch((error) => console.warn(`not saved: ${error.message}`));
+    }
+  }
+}

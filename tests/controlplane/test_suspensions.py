@@ -1,0 +1,44 @@
+"""What the user of a suspended session is told: why, and a guess of a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.suspensions import ResumeTimes, cause
+
+ADA, BOB = SessionKey("ada"), SessionKey("bob")
+GB = 10**9
+
+
+def line(what: str, who: str = OURSELVES, message: str = "") -> AuditRow:
+    return AuditRow(at=1.0, key=ADA, who=who, what=what, message=message)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([], ""),
+        ([line("released"), line("suspend", message="Idle for 1 h.")], "Idle for 1 h."),
+        ([line("suspend", who="ada")], "You suspended it."),
+        ([line("suspend", who="root")], "Suspended by root."),
+        ([line("suspend"), line("suspend", who="ada")], ""),
+    ],
+)
+def test_cause_is_the_newest_suspends(lines, why):
+    assert cause(lines) == why
+
+
+def test_time_of_a_resume_is_guessed_from_those_of_its_size_its_own_first():
+    times = ResumeTimes()
+    assert times.expected(ADA, GB) == 0
+    times.add(ADA, GB, 2.0)
+    times.add(BOB, 2 * GB, 10.0)
+    assert times.expected(ADA, 2 * GB) == 4.0
+    assert times.expected(SessionKey("eve"), GB) == 5.0
+    assert times.expected(ADA, 100 * GB) == 0  # nothing like it was seen
+    assert times.expected(ADA, 0) == 0
+    times.add(ADA, 0, 1.0)  # its size is not known
+    assert times.expected(ADA, GB) == 2.0
