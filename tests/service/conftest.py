@@ -153,6 +153,8 @@ class SessionsInMemory:
 
     async def suspend(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("suspend", key, by))
+        if self.session(key).phase is Phase.SUSPENDED:
+            return self.session(key)
         return self._phase(key, Phase.RUNNING, Phase.SUSPENDING, "be suspended")
 
     async def resume(

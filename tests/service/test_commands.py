@@ -64,11 +64,13 @@ async def test_sessions_can_be_chosen_by_what_they_are(command, control):
     control.put("ada", usage=unused(30))
     control.put("bob", usage=unused(9000))
     control.put("bob", "saved", phase=Phase.SUSPENDED)
-    control.put("eve")
+    control.put("eve", facts={"node": "gpu-3"})
     for line, names in {
         ("--idle-for=1h",): ["bob"],
         ("--state=suspended",): ["bob"],
         ("--user=ada", "--user=eve"): ["ada", "eve"],
+        ("--node=gpu-3",): ["eve"],
+        ("--node=gpu-3", "--node=gpu-4", "--state=running"): ["eve"],
         ("ada", "bob/saved"): ["ada", "bob"],
     }.items():
         _, found = await command.json("sessions", *line)
@@ -128,8 +130,16 @@ async def test_suspend_that_fails_says_why_with_its_code(command, control):
     assert err == "Error: ada/: It did not work. (capture_failed)\n  Look.\n"
 
 
+async def test_suspend_of_what_is_suspended_is_a_success(command, control):
+    last = checkpoint(ADA)
+    control.put("ada", phase=Phase.SUSPENDED, last_suspend=last)
+    code, out, err = await command("suspend", "ada")
+    assert (code, err) == (0, "")
+    assert re.search(r"ada/ +done ", out)
+
+
 async def test_what_is_refused_for_one_is_done_for_the_others(command, control):
-    control.put("ada", phase=Phase.SUSPENDED)
+    control.put("ada", phase=Phase.RESUMING)
     control.put("bob", "train")
     goes_on(control, "suspend", {"phase": Phase.SUSPENDED})
     code, results = await command.json("suspend", "ada", "bob/train")

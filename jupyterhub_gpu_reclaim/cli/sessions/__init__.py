@@ -189,6 +189,11 @@ def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
     group = parser.add_argument_group("which sessions, instead of naming them")
     group.add_argument("--user", action="append", help="of this user; may be repeated")
     group.add_argument(
+        "--node",
+        action="append",
+        help="on this node, as `sessions` lists it; may be repeated",
+    )
+    group.add_argument(
         "--state",
         action="append",
         choices=[phase.value for phase in Phase],
