@@ -311,6 +311,7 @@ class ReclaimService(Application, Options):
             prefix=environment.prefix,
             hub_prefix=environment.hub_prefix,
             created=hub.created,
+            groups=hub.groups_of_all,
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,

@@ -30,12 +30,12 @@ class Damage(NamedTuple):
     file: str
     object: str
     why: str
-    code: str = Reason.CHECKPOINT_DAMAGED.value
+    code: str = str(Reason.CHECKPOINT_DAMAGED.value)
 
     @property
     def locked(self) -> bool:
         """Whether only its master key is missing, which says nothing of its bytes."""
-        return self.code == Reason.KEY_MISSING.value
+        return self.code == str(Reason.KEY_MISSING.value)
 
 
 @dataclass

@@ -37,6 +37,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.report import Report, Share
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
@@ -99,6 +100,19 @@ class SessionsInMemory:
         now = Point(at=1_700_000_000.0)
         self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
         self.store_known: list[StoreUse] = []
+        self.groups_known = {"ada": ["physics"]}
+        share = Share(name="<b>ada</b>", gpu_hours=1.5, suspensions=3)
+        self.report_known = Report(
+            month="2026-11",
+            begin=1_793_491_200.0,
+            end=1_796_083_200.0,
+            gpu_hours=1.5,
+            suspensions=3,
+            users=[share],
+            groups=[msgspec.structs.replace(share, name="")],
+            nodes=[msgspec.structs.replace(share, name="")],
+            gpus=[msgspec.structs.replace(share, name="H200")],
+        )
 
     def put(self, user: str, server: str = "", **changes: Any) -> SessionView:
         key = SessionKey(user, server)
@@ -127,6 +141,13 @@ class SessionsInMemory:
     async def created(self, user: str) -> float:
         """When the Hub has made that user; 0 where a test says nothing."""
         return self.users_since.get(user, 0.0)
+
+    async def groups(self) -> dict[str, list[str]]:
+        return self.groups_known
+
+    def report(self, month: str, groups: dict[str, list[str]]) -> Report:
+        self.calls.append(("report", month, groups))
+        return msgspec.structs.replace(self.report_known, month=month)
 
     def why(self, key: SessionKey) -> list[Decision]:
         self.session(key)
@@ -378,6 +399,7 @@ async def service(tmp_path):
         prefix=PREFIX,
         hub_prefix="/hub/",
         created=control.created,
+        groups=control.groups,
         limits=Limits(heartbeat=0.1, stalled=5.0),
         streams=Streams(per_person=2, total=3),
     )

@@ -35,7 +35,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
     SessionRow,
 )
-from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota, views
+from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota, reclaimed, views
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
     Broadcast,
@@ -135,8 +135,8 @@ class Sessions:
         row = msgspec.structs.replace(
             row, phase=phase, since=now if moved else before.since
         )
-        over = {k: v for k, v in phases.ended(before, row).items() if k not in changes}
-        row = msgspec.structs.replace(row, **over)
+        void = {k: v for k, v in phases.ended(before, row).items() if k not in changes}
+        row = msgspec.structs.replace(row, **void)
         reason = why or failure
         audit = AuditRow(
             at=now,
@@ -151,7 +151,8 @@ class Sessions:
         unused = (
             keep_quota.end(key, now) if before.kept_until and not row.kept_until else []
         )
-        self.journal.save(row, audit, checkpoints, more, unused)
+        over = reclaimed.ended(before, now, self.seats_per_gpu, row.phase)
+        self.journal.save(row, audit, checkpoints, more, [*unused, *over])
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
             key,
@@ -220,6 +221,16 @@ class Sessions:
         """
         self.take_up_deletions()
         return self.deletions.living(key, observed) if self.deletions else observed
+
+    def note_node(self, key: SessionKey, tree: Tree | None) -> None:
+        """Note where its programs are, as far as that is known.
+
+        It is kept when the session has ended: what has reclaimed its GPU was there.
+        """
+        row = self.row(key)
+        known = tree is not None and tree.incarnation == row.incarnation and tree.node
+        if tree is not None and known and tree.node != row.node:
+            self.update(key, node=tree.node)
 
     # --- naps
     def note_nap(

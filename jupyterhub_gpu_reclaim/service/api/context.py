@@ -80,6 +80,8 @@ class Context:
     hub_prefix: str  #: of the Hub's own pages, with slashes at both ends
     #: When the Hub has made a user: older things are a former user's of that name.
     created: Callable[[str], Awaitable[float]]
+    #: The groups of every user whom the Hub knows, for reports.
+    groups: Callable[[], Awaitable[dict[str, list[str]]]]
     hub_host: str = ""  #: where the Hub has another host (subdomains)
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what

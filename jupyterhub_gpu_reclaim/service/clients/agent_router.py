@@ -134,12 +134,13 @@ class AgentRouter:
                     state=TreeState.UNKNOWN,
                     init_pid=0,
                     pod=pod.uid,
+                    node=node,
                 )
                 for pod in pods
             ]
         self._agents.heard(node)
         return [
-            msgspec.structs.replace(tree, key=pod.key, ending=pod.ending)
+            msgspec.structs.replace(tree, key=pod.key, ending=pod.ending, node=node)
             for tree in told
             if (pod := ours.get((tree.incarnation, tree.pod))) is not None
         ]
@@ -149,7 +150,7 @@ class AgentRouter:
         pod, client = await self._seat(incarnation)
         with named(pod.node):
             tree = await client.tree(incarnation, pod=pod.uid)
-        return msgspec.structs.replace(tree, key=pod.key)
+        return msgspec.structs.replace(tree, key=pod.key, node=pod.node)
 
     async def samples(self, key: SessionKey | None = None) -> list[Sample]:
         """A sample of every session, except those on a silent node.
