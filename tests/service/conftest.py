@@ -50,6 +50,7 @@ from tests.support.commands import Command
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 
@@ -100,6 +101,8 @@ class SessionsInMemory:
         now = Point(at=1_700_000_000.0)
         self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
         self.store_known: list[StoreUse] = []
+        self.nodes_known: list[NodeHealth] = []
+        self.silent_known: list[str] = []
         self.groups_known = {"ada": ["physics"]}
         share = Share(name="<b>ada</b>", gpu_hours=1.5, suspensions=3)
         self.report_known = Report(
@@ -141,6 +144,9 @@ class SessionsInMemory:
     async def created(self, user: str) -> float:
         """When the Hub has made that user; 0 where a test says nothing."""
         return self.users_since.get(user, 0.0)
+
+    def silent_parts(self) -> list[str]:
+        return self.silent_known
 
     async def groups(self) -> dict[str, list[str]]:
         return self.groups_known
@@ -400,6 +406,7 @@ async def service(tmp_path):
         hub_prefix="/hub/",
         created=control.created,
         groups=control.groups,
+        nodes=lambda: control.nodes_known,
         limits=Limits(heartbeat=0.1, stalled=5.0),
         streams=Streams(per_person=2, total=3),
     )

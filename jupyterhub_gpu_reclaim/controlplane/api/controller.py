@@ -122,7 +122,7 @@ class Controller:
         line = GpuQueue(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
         napper = Napper(sessions, agent, settings)
-        observer = Observer(sessions, agent, hub)
+        self._observer = observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
         judge = Judge(sessions, decide, naps, is_lazy)
         resumer.is_lazy = judge.resumes_lazily
@@ -215,6 +215,18 @@ class Controller:
     def store_use(self) -> list[StoreUse]:
         """What each user's checkpoints take in the store, the largest first."""
         return self._tally.store_use()
+
+    def silent_parts(self) -> list[str]:
+        """Which of agent, store and Hub did not answer the last time, by name."""
+        return self._observer.silent_parts()
+
+    def note_silent(self, nodes: Mapping[str, float]) -> None:
+        """Let what is under way on a silent node say so.
+
+        Args:
+            nodes: by name, since when they are (seconds since the epoch).
+        """
+        self._sessions.note_silent(nodes)
 
     def report(self, month: str, groups: Mapping[str, Iterable[str]]) -> Report:
         """The GPU time that was reclaimed in a month; see ``sessions.reclaimed``."""

@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     SessionPolicy,
     SessionView,
+    Step,
     Tree,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -44,7 +45,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
@@ -61,6 +62,8 @@ MAKES_ROOM = "makes room"
 #: So many of its newest lines are searched for that; more are not written in the time
 #: in which it counts.
 MADE_ROOM_LINES = 100
+#: The step of an operation whose agent does not answer.
+SILENT_STEP = "silent_agent"
 #: The actor in the audit when no person asked.
 SERVICE = OURSELVES
 
@@ -304,6 +307,33 @@ class Sessions:
         if operation is None or operation.ended or operation.kind != kind:
             operation = self.begin(key, kind)
         operation.add(event)
+        self.touch(key)
+
+    def note_silent(self, nodes: Mapping[str, float]) -> None:
+        """Let operations on silent nodes say since when they wait for an answer.
+
+        A step like any other, so whoever follows the operation sees it. Its end is the
+        next word of the agent.
+        """
+        for key, runtime in self.runtimes.items():
+            operation = runtime.operation
+            if operation is None or operation.ended:
+                continue
+            node = self.row(key).node
+            where = node or "this machine"
+            told = any(step.step == SILENT_STEP for step in operation.waits())
+            if node in nodes and not told:
+                title = f"Waiting for the agent of {where}, which does not answer"
+                self._note_step(key, operation, title, "going")
+            elif node not in nodes and told:
+                title = f"The agent of {where} answers again"
+                self._note_step(key, operation, title, "done")
+
+    def _note_step(
+        self, key: SessionKey, operation: OperationEvents, title: str, state: str
+    ) -> None:
+        step = Step(step=SILENT_STEP, title=title, state=state)
+        operation.add(Event(step=step))
         self.touch(key)
 
     def judged(self, key: SessionKey, decisions: list[Decision]) -> None:
