@@ -17,7 +17,6 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
-from jupyterhub_gpu_reclaim.service.clients.agents import silent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -88,16 +87,18 @@ class NodeWatch:
             async with asyncio.timeout(ANSWER_SECONDS):
                 status = await self._agents.status(node)
         except TimeoutError:
-            return self._silent(node, asked, silent(node or "this machine"))
+            why = f"No answer within {ANSWER_SECONDS:g} s."
+            return self._silent(node, asked, why)
         except ReclaimError as error:
-            return self._silent(node, asked, error)
+            # for administrators, whom the log's words help more than a user's sentence
+            return self._silent(node, asked, error.detail or error.message)
         return NodeHealth(node=node, status=status)
 
-    def _silent(self, node: str, asked: float, error: ReclaimError) -> NodeHealth:
+    def _silent(self, node: str, asked: float, why: str) -> NodeHealth:
         before = self._known.get(node, NodeHealth(node=node))
         since = before.silent_since
         return msgspec.structs.replace(
-            before, silent_since=asked if since is None else since, why=error.message
+            before, silent_since=asked if since is None else since, why=why
         )
 
 
