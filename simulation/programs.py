@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
@@ -31,6 +32,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
     Waiting,
 )
+from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
@@ -304,6 +306,7 @@ def agent_node(
         ),
         outcomes=Outcomes(placements=placements, records=records, store=repository),
         look=list,
+        describe=lambda: NodeStatus(host=machine.name, version=__version__),
     )
 
 

@@ -26,7 +26,7 @@ def verified(
         file: is replaced.
         read: bytes that were read and are whole.
         seconds: that it took.
-        damaged: checkpoints with damage.
+        damaged: checkpoints with damage, or whose master key is missing.
         now: seconds since the epoch.
 
     Raises:
@@ -38,7 +38,10 @@ def verified(
             "verify_timestamp_seconds": ("When the store was last verified.", now),
             "verify_duration_seconds": ("Time that it took.", seconds),
             "verify_bytes": ("Bytes that were read and are whole.", read),
-            "verify_damaged_checkpoints": ("Checkpoints with damage in them.", damaged),
+            "verify_damaged_checkpoints": (
+                "Checkpoints with damage in them, or whose master key is missing.",
+                damaged,
+            ),
         },
     )
 

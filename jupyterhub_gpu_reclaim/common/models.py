@@ -312,6 +312,7 @@ class Tree(Value, frozen=True, kw_only=True):
     failure: Failure | None = None  #: how the last operation ended, if it failed
     pod: str = ""  #: uid of the pod that it was found in; empty outside of Kubernetes
     container: str = ""  #: id of the container there
+    node: str = ""  #: name of its node, as the API server says; empty: this machine
     #: whether that pod is being deleted, by whomever: it cannot be taken back
     ending: bool = False
     nap: Nap | None = None  #: its nap, if it has one and its agent tells of it

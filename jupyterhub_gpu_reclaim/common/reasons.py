@@ -703,7 +703,7 @@ class Reason(Enum):
     )
     KEY_MISSING = (
         "key_missing",
-        "The checkpoint is encrypted with the master key {key}, which is not here.",
+        "The checkpoint is encrypted with the master key {key}, which is not here{why}.",
         "Ask the administrator to put that key back.",
         True,
     )
@@ -904,6 +904,11 @@ class Reason(Enum):
         "unauthenticated",
         "Log in first; where you have, reload the page.",
         "Programs send 'Authorization: token <token of the Hub>'.",
+    )
+    TOKEN_UNKNOWN = (
+        "token_unknown",
+        "The Hub does not know this token: it has expired, was revoked, or is of another Hub.",
+        "Make a new one on the Hub's Token page.",
     )
     TOO_MANY_STREAMS = (
         "too_many_streams",

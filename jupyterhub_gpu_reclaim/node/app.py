@@ -240,6 +240,7 @@ class AgentApp(AgentSettings):
             ),
             outcomes=Outcomes(placements=placements, records=records, store=store),
             look=partial(readiness.node_findings, criu, accelerator),
+            describe=partial(readiness.description, criu, accelerator, store, state),
         )
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Finding, Sample
+    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.sessions.placements import (
         Placements,
@@ -70,6 +71,8 @@ class LocalNode:
     outcomes: Outcomes
     #: Looks for what keeps this node from working; it blocks.
     look: Callable[[], list[Finding]]
+    #: Tells versions and room on disks; it blocks.
+    describe: Callable[[], NodeStatus]
     _gone: dict[str, Tree] = field(default_factory=dict)
     _looking: asyncio.Task[list[Finding]] | None = None
 
@@ -88,6 +91,15 @@ class LocalNode:
                 in_thread(self.look, step="check", limit=self.tools.limits.check)
             )
         return await asyncio.shield(self._looking)
+
+    async def status(self) -> NodeStatus:
+        """How this node is, for people."""
+        described, findings, cards = await asyncio.gather(
+            in_thread(self.describe, step="check", limit=self.tools.limits.check),
+            self.ready(),
+            self.sampler.cards(),
+        )
+        return msgspec.structs.replace(described, findings=findings, cards=cards)
 
     async def trees(self) -> list[Tree]:
         """Every incarnation with an init or a record here."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -33,6 +34,8 @@ _NO_GPU: Final = (
 )
 #: The driver's word that it is loaded; seen from every container, too.
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
+#: In "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release …".
+_VERSION: Final = re.compile(r"\s(\d+\.\d+(?:\.\d+)*)\s")
 _NO_INSTANCE: Final = 0xFFFFFFFF
 
 
@@ -76,6 +79,15 @@ class Nvml:
             return cards
         finally:
             self._looking.release()
+
+    def driver_version(self) -> str:
+        """The version of the driver, as it tells; empty where there is none."""
+        try:
+            found = self._driver.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        version = _VERSION.search(found.partition("\n")[0])
+        return version[1] if version else ""
 
     def close(self) -> None:
         """Close the library."""

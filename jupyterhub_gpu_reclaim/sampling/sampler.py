@@ -40,6 +40,8 @@ T = TypeVar("T")
 ANSWER_SECONDS = 5.0
 #: A card's use is a mean over at least so long, however soon it is asked again.
 CARD_SECONDS = 5.0
+#: How old a look at the cards may be that is shown to people, in seconds.
+FRESH_CARDS_SECONDS = 30.0
 #: Notebooks asked for their last save, per sample; more are rare and cost the server.
 MAX_NOTEBOOKS = 32
 
@@ -99,6 +101,7 @@ class Sampler:
         self._clock = clock
         self._cards = cards or NoCards()
         self._looked_at_cards = clock.now()
+        self._last_cards: list[CardUse] | None = None
         self._client: AsyncHTTPClient = jupyter_api.make_client()
         self._seconds = answer_seconds
         #: What each server has answered; of those that were sampled last.
@@ -163,6 +166,16 @@ class Sampler:
         except (OSError, ReclaimError):
             return None
 
+    async def cards(self) -> list[CardUse] | None:
+        """All cards, as of some seconds ago; None where they do not answer.
+
+        One look at a time is possible, so this does not look while samples do.
+        """
+        age = self._clock.now() - self._looked_at_cards
+        if self._last_cards is None or age > FRESH_CARDS_SECONDS:
+            return await self._look_at_cards()
+        return self._last_cards
+
     async def _look_at_cards(self) -> list[CardUse] | None:
         """All cards, once for all sessions; None where they do not answer in time."""
         now = self._clock.now()
@@ -171,8 +184,8 @@ class Sampler:
         done, _ = await asyncio.wait({look}, timeout=self._seconds)
         if not done:
             return None
-        self._looked_at_cards = now
-        return look.result()
+        self._looked_at_cards, self._last_cards = now, look.result()
+        return self._last_cards
 
     async def _measure(
         self, watched: SampleTarget, problems: list[str]

@@ -45,6 +45,7 @@ from jupyterhub_gpu_reclaim.service import metrics
 from jupyterhub_gpu_reclaim.service.api.context import Context
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
+from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch, watching
 from jupyterhub_gpu_reclaim.service.notices.courier import telling
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 from jupyterhub_gpu_reclaim.service.process import lifeline, standby
@@ -198,9 +199,9 @@ class ReclaimService(Application, Options):
                 ca_file=environment.hub_ca,
                 own=environment.own,
             )
-            async with self._controller(hub, journal) as (controller, events):
+            async with self._controller(hub, journal) as (controller, events, nodes):
                 stage.application = self._application(
-                    environment, state, controller, events, hub
+                    environment, state, controller, events, hub=hub, nodes=nodes
                 )
                 if not await _first(told, controller.start()):
                     return
@@ -220,7 +221,7 @@ class ReclaimService(Application, Options):
     @contextlib.asynccontextmanager
     async def _controller(
         self, hub: HubClient, journal: Journal
-    ) -> AsyncIterator[tuple[Controller, EventLog | None]]:
+    ) -> AsyncIterator[tuple[Controller, EventLog | None, NodeWatch]]:
         """Everything behind the routes; ended in order if that is quick."""
         folder = Path(self.state_dir)
         agent, let_go = await placement.agent_of(self, self._agent_token_file())
@@ -249,13 +250,15 @@ class ReclaimService(Application, Options):
             settings=self.settings(),
             folder=folder,
         )
+        nodes = NodeWatch(agent, SystemClock(), controller.note_silent)
         try:
             async with (
                 feeding(journal, self.event_log, SystemClock()) as events,
                 telling(journal, notices, SystemClock()),
+                watching(nodes),
             ):
                 try:
-                    yield controller, events
+                    yield controller, events, nodes
                 finally:
                     await _within(FAREWELL, controller.stop())
         finally:
@@ -298,7 +301,9 @@ class ReclaimService(Application, Options):
         state: lifeline.StateFolder,
         controller: Controller,
         events: EventLog | None,
+        *,
         hub: HubClient,
+        nodes: NodeWatch,
     ) -> web.Application:
         """The routes, with everything behind them."""
         HubOAuth.instance(parent=self)
@@ -311,6 +316,8 @@ class ReclaimService(Application, Options):
             prefix=environment.prefix,
             hub_prefix=environment.hub_prefix,
             created=hub.created,
+            groups=hub.groups_of_all,
+            nodes=nodes.now,
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,

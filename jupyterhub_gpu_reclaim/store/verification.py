@@ -30,6 +30,12 @@ class Damage(NamedTuple):
     file: str
     object: str
     why: str
+    code: str = str(Reason.CHECKPOINT_DAMAGED.value)
+
+    @property
+    def locked(self) -> bool:
+        """Whether only its master key is missing, which says nothing of its bytes."""
+        return self.code == str(Reason.KEY_MISSING.value)
 
 
 @dataclass
@@ -79,6 +85,7 @@ class Verification:
             if error.reason not in _DAMAGE:
                 raise
             name = layout.manifest(checkpoint)
-            return [Damage(checkpoint, "", name, error.message)]
+            code = error.reason.value
+            return [Damage(checkpoint, "", name, error.message, code)]
         self.bytes += reader.verified_bytes
         return [Damage(checkpoint, *each) for each in problems]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.models import (
@@ -30,6 +31,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     TreeState,
 )
+from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -210,6 +212,10 @@ class MemoryAgent(Generic[S]):
         self.places.pop(incarnation, None)
 
     # --- looking
+
+    async def status(self) -> NodeStatus:
+        """A machine without cards."""
+        return NodeStatus(host="memory", version=__version__, cards=[])
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation that has not ended, whatever the key."""

@@ -9,15 +9,16 @@ from jupyterhub_gpu_reclaim.common.models import StartPlan
 from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
 
 if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.hub.spawner.progress import ProgressReporter
     from simulation.mutants.patch import Patch
 
 _plan_start = SessionLifecycle._plan_start
 _become = SessionLifecycle._become
 
 
-async def _cold_then(self: SessionLifecycle) -> StartPlan:
+async def _cold_then(self: SessionLifecycle, reporter: ProgressReporter) -> StartPlan:
     try:
-        return await _plan_start(self)
+        return await _plan_start(self, reporter)
     except Unreachable:
         return StartPlan(action="cold")
 

@@ -79,7 +79,7 @@ def test_wrong_passphrase_is_a_sentence_and_nothing_is_stored(
     passphrase.write_text("something else\n")
     code, _, err = put_in(run, file, other, f"--passphrase-file={passphrase}")
     assert code == 1
-    assert err.startswith("Error: ")
+    assert err == "Error: The passphrase is another one, or the file was changed.\n"
     assert not list(other.root.rglob("packs/*/*"))
 
 

@@ -12,6 +12,7 @@ import pytest
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
+from jupyterhub_gpu_reclaim.store.format.keys import make_key_file
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 
 
@@ -110,6 +111,31 @@ def test_verify_with_another_key_says_which_is_missing(run, tmp_path):
     code, out, _ = run("verify", key_file=other)
     assert code == 1
     assert "first" in out
+    assert out.endswith("0 verified, 0 damaged, 3 without their master key\n")
+
+
+def test_wrong_key_of_the_right_name_is_not_called_damage(run, run_json, tmp_path):
+    other = tmp_path / "other.key"
+    make_key_file(other, "first")
+    code, out, _ = run("verify", key_file=other)
+    assert code == 1
+    assert "another key has its name" in out
+    assert out.endswith("0 verified, 0 damaged, 3 without their master key\n")
+    _, found = run_json("verify", key_file=other)
+    assert {each["code"] for each in found["damage"]} == {"key_missing"}
+    for line in (["show", "ada-1"], ["rekey"], ["ls"]):
+        assert "damaged" not in "".join(map(str, run(*line, key_file=other)[1:]))
+
+
+def test_places_are_taken_from_the_folder_that_one_stands_in(run, store, monkeypatch):
+    monkeypatch.chdir(store.root.parent)
+    for at in ("store", "./store", "file://store"):
+        code, out, err = run("ls", at=at, key_file="master.key")
+        assert (code, err) == (0, "")
+        assert "ada-1" in out
+    code, _, err = run("ls", at="nowhere")
+    assert code == 1
+    assert f"There is no store at {store.root.parent}/nowhere." in err
 
 
 def test_sweep_removes_what_a_dead_writer_has_left(run, run_json, store):
@@ -207,7 +233,7 @@ def test_rm_of_nothing_is_a_sentence(run):
     [
         ("{tmp}/nowhere", "There is no store at"),
         ("{tmp}", "is a folder of something else"),
-        ("relative", "whole path or begins with"),
+        ("relative", "There is no store at"),
         ("ftp://x/y", "begins with one of"),
         ("s3://key:secret@x/y", "login is not part"),
     ],

@@ -64,8 +64,6 @@ async def test_session_that_nobody_knows_is_not_found(world):
 
 async def test_calls_in_the_wrong_phase_are_refused_with_a_sentence(world):
     controller = await _suspended(world)
-    with pytest.raises(Refused, match="suspended cannot be suspended"):
-        await controller.users.suspend(KEY, "ada")
     await world.hub.start(KEY)
     await world.until(lambda: world.phase(controller) == "running")
     for call in (
@@ -79,6 +77,17 @@ async def test_calls_in_the_wrong_phase_are_refused_with_a_sentence(world):
             KEY, "ada", controller.users.session(KEY).checkpoint
         )
     assert world.node.saved
+
+
+async def test_suspend_of_what_is_suspended_is_done_already(world):
+    controller = await _suspended(world)
+    before = controller.users.session(KEY)
+    told = len(controller.users.audit(KEY))
+    assert await controller.users.suspend(KEY, "ada") == before
+    assert len(controller.users.audit(KEY)) == told
+    await controller.users.resume(KEY, "ada")
+    with pytest.raises(Refused, match="cannot be suspended"):
+        await controller.users.suspend(KEY, "ada")
 
 
 async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):

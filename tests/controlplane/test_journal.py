@@ -143,7 +143,7 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
     with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
@@ -156,6 +156,7 @@ def test_journal_of_older_release_is_read(version, tmp_path):
         {},
         {},
         {"bring_back": "ckpt-0", "dismissed": "ckpt-9"},
+        {},
         {},
     ]
     added = {name: x for one in since[:version] for name, x in one.items()}
@@ -177,6 +178,8 @@ def test_journal_of_older_release_is_read(version, tmp_path):
     assert [one["since"] for one in owners] == [1.0] * (version >= 5)
     orders = journal.read(schema.deletions.select())
     assert [one["spared"] for one in orders] == ['["i8"]'] * (version >= 5)
+    suspensions = journal.read(schema.reclaimed.select())
+    assert [one["gpus"] for one in suspensions] == [0.5] * (version >= 8)
     journal.close()
 
 

@@ -53,12 +53,16 @@ async def two(cluster, service):
 
 
 async def test_trees_are_asked_of_every_node_and_bear_the_keys_of_their_pods(
-    service, two
+    cluster, service, two
 ):
     trees = await service.fleet.trees()
     assert {(t.key, t.incarnation, t.state) for t in trees} == {
         (ADA, I1, TreeState.RUNNING),
         (BOB, I2, TreeState.RUNNING),
+    }
+    assert {t.key: t.node for t in trees} == {
+        ADA: cluster.pod("jupyter-ada")["spec"]["nodeName"],
+        BOB: cluster.pod("jupyter-bob--lab")["spec"]["nodeName"],
     }
     assert {s.key for s in await service.fleet.samples()} == {ADA, BOB}
     assert (await service.fleet.tree(I2)).key == BOB

@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Shortage,
     TreeState,
 )
+from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
@@ -689,6 +690,7 @@ async def test_suspend_calls_off_a_wake_that_waits_for_room(
             store=releases.store,
         ),
         look=list,
+        describe=lambda: NodeStatus(host="here", version="1"),
     )
     assert (await node.tree(counter.incarnation)).shortage.place == 1
 

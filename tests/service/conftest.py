@@ -37,6 +37,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.report import Report, Share
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
@@ -49,6 +50,7 @@ from tests.support.commands import Command
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 
@@ -99,6 +101,21 @@ class SessionsInMemory:
         now = Point(at=1_700_000_000.0)
         self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
         self.store_known: list[StoreUse] = []
+        self.nodes_known: list[NodeHealth] = []
+        self.silent_known: list[str] = []
+        self.groups_known = {"ada": ["physics"]}
+        share = Share(name="<b>ada</b>", gpu_hours=1.5, suspensions=3)
+        self.report_known = Report(
+            month="2026-11",
+            begin=1_793_491_200.0,
+            end=1_796_083_200.0,
+            gpu_hours=1.5,
+            suspensions=3,
+            users=[share],
+            groups=[msgspec.structs.replace(share, name="")],
+            nodes=[msgspec.structs.replace(share, name="")],
+            gpus=[msgspec.structs.replace(share, name="H200")],
+        )
 
     def put(self, user: str, server: str = "", **changes: Any) -> SessionView:
         key = SessionKey(user, server)
@@ -128,6 +145,16 @@ class SessionsInMemory:
         """When the Hub has made that user; 0 where a test says nothing."""
         return self.users_since.get(user, 0.0)
 
+    def silent_parts(self) -> list[str]:
+        return self.silent_known
+
+    async def groups(self) -> dict[str, list[str]]:
+        return self.groups_known
+
+    def report(self, month: str, groups: dict[str, list[str]]) -> Report:
+        self.calls.append(("report", month, groups))
+        return msgspec.structs.replace(self.report_known, month=month)
+
     def why(self, key: SessionKey) -> list[Decision]:
         self.session(key)
         return [
@@ -153,6 +180,8 @@ class SessionsInMemory:
 
     async def suspend(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("suspend", key, by))
+        if self.session(key).phase is Phase.SUSPENDED:
+            return self.session(key)
         return self._phase(key, Phase.RUNNING, Phase.SUSPENDING, "be suspended")
 
     async def resume(
@@ -380,6 +409,8 @@ async def service(tmp_path):
         prefix=PREFIX,
         hub_prefix="/hub/",
         created=control.created,
+        groups=control.groups,
+        nodes=lambda: control.nodes_known,
         limits=Limits(heartbeat=0.1, stalled=5.0),
         streams=Streams(per_person=2, total=3),
     )

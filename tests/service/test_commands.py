@@ -64,11 +64,13 @@ async def test_sessions_can_be_chosen_by_what_they_are(command, control):
     control.put("ada", usage=unused(30))
     control.put("bob", usage=unused(9000))
     control.put("bob", "saved", phase=Phase.SUSPENDED)
-    control.put("eve")
+    control.put("eve", facts={"node": "gpu-3"})
     for line, names in {
         ("--idle-for=1h",): ["bob"],
         ("--state=suspended",): ["bob"],
         ("--user=ada", "--user=eve"): ["ada", "eve"],
+        ("--node=gpu-3",): ["eve"],
+        ("--node=gpu-3", "--node=gpu-4", "--state=running"): ["eve"],
         ("ada", "bob/saved"): ["ada", "bob"],
     }.items():
         _, found = await command.json("sessions", *line)
@@ -128,8 +130,16 @@ async def test_suspend_that_fails_says_why_with_its_code(command, control):
     assert err == "Error: ada/: It did not work. (capture_failed)\n  Look.\n"
 
 
+async def test_suspend_of_what_is_suspended_is_a_success(command, control):
+    last = checkpoint(ADA)
+    control.put("ada", phase=Phase.SUSPENDED, last_suspend=last)
+    code, out, err = await command("suspend", "ada")
+    assert (code, err) == (0, "")
+    assert re.search(r"ada/ +done ", out)
+
+
 async def test_what_is_refused_for_one_is_done_for_the_others(command, control):
-    control.put("ada", phase=Phase.SUSPENDED)
+    control.put("ada", phase=Phase.RESUMING)
     control.put("bob", "train")
     goes_on(control, "suspend", {"phase": Phase.SUSPENDED})
     code, results = await command.json("suspend", "ada", "bob/train")
@@ -297,3 +307,31 @@ async def test_wake_is_waited_for_until_it_is_awake(command, control):
     code, results = await command.json("wake", "--state=napping", "--yes")
     assert (code, results[0]["how"]) == (0, "done")
     assert command.names("wake") == [ADA]
+
+
+# --- report --------------------------------------------------------------------------
+async def test_report_of_a_month_is_a_table_csv_or_json(command, control):
+    code, out, err = await command("report", "--month=2026-11")
+    assert (code, err) == (0, "")
+    assert re.search(r"^<b>ada</b> +1\.5 +3$", out, re.MULTILINE)
+    assert out.endswith("2026-11: 1.5 GPU-hours reclaimed by 3 suspensions\n")
+    assert control.calls == [("report", "2026-11", {"ada": ["physics"]})]
+    _, out, _ = await command("report", "--by=group")
+    assert re.search(r"^no group +1\.5 +3$", out, re.MULTILINE)
+    assert control.calls[-1][1] == time.strftime("%Y-%m", time.gmtime())
+    _, out, _ = await command("report", "--csv", "--month=2026-11")
+    assert out.splitlines()[0] == "month,by,name,gpu_hours,suspensions"
+    assert "2026-11,gpu,H200,1.500,3" in out.splitlines()
+    _, found = await command.json("report")
+    assert found["users"][0]["gpu_hours"] == 1.5
+
+
+async def test_report_of_no_month_is_a_sentence_and_users_get_none(
+    command, control, monkeypatch
+):
+    code, _, err = await command("report", "--month=soon")
+    assert (code, err) == (1, "Error: 'soon' is no month such as 2026-11.\n")
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "token-ada")
+    code, _, err = await command("report")
+    assert code == 1
+    assert "(forbidden)" in err

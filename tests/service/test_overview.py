@@ -54,7 +54,7 @@ async def test_lines_of_too_many_names_are_a_bad_request(service, failure):
     assert "at most 500" in failure(response).message
 
 
-@pytest.mark.parametrize("path", ["api/totals", "api/store"])
+@pytest.mark.parametrize("path", ["api/totals", "api/store", "api/report"])
 async def test_what_tells_of_everybody_is_for_managers(service, failure, path):
     refused = await service.call(path)
     assert refused.code == 403
@@ -227,3 +227,21 @@ async def test_events_of_one_user_without_the_state_at_the_start(service):
     assert "present" not in text
     assert '"user":"bob"' in text
     assert '"user":"ada"' not in text
+
+
+async def test_report_is_a_page_and_a_file_for_managers(service, root):
+    assert (await service.call("report")).code == 403
+    page = await root.get("report?month=2026-11")
+    html = page.body.decode()
+    assert "GPU-hours reclaimed in 2026-11" in html
+    assert "&lt;b&gt;ada&lt;/b&gt;" in html
+    assert "<b>ada" not in html
+    assert "this machine" in html
+    assert "report?month=2026-10" in html
+    assert "allow-downloads" in page.headers["Content-Security-Policy"]
+    file = await root.get("report.csv?month=2026-11")
+    assert "attachment" in file.headers["Content-Disposition"]
+    assert file.body.decode().splitlines()[1].startswith("2026-11,user,<b>ada</b>,")
+    assert json.loads((await root.get("report.json")).body)["gpu_hours"] == 1.5
+    assert (await root.get("report?month=2026-13")).code == 400
+    assert (await service.call("report.csv")).code == 403

@@ -177,11 +177,16 @@ async def test_service_named_like_a_user_does_not_own_their_sessions(service):
     assert views(response) == []
 
 
-@pytest.mark.parametrize("token", ["", "wrong", "token-nobody"])
-async def test_call_without_a_valid_token_is_unauthenticated(service, failure, token):
+@pytest.mark.parametrize(
+    ("token", "code"),
+    [("", "unauthenticated"), ("wrong", "token_unknown"), ("a" * 40, "token_unknown")],
+)
+async def test_call_without_a_valid_token_says_what_is_wrong(
+    service, failure, token, code
+):
     response = await service.call("api/sessions", token)
     assert response.code == 401
-    assert failure(response).code == "unauthenticated"
+    assert failure(response).code == code
     assert "WWW-Authenticate" in response.headers
 
 
@@ -222,7 +227,7 @@ async def test_suspend_of_a_running_session_is_begun_in_the_users_name(service):
 
 
 async def test_suspend_in_the_wrong_phase_is_refused_with_its_reason(service, failure):
-    service.control.put("ada", phase=Phase.SUSPENDED)
+    service.control.put("ada", phase=Phase.RESUMING)
     response = await service.call("api/sessions/ada/-/suspend", method="POST")
     assert response.code == 409
     assert failure(response).code == "wrong_phase"
@@ -422,6 +427,6 @@ async def test_who_was_refused_a_change_is_told_to_the_event_log(service, failur
     assert [(one.by, one.status, one.code) for one in told] == [
         ("ada", 404, "unknown_session"),
         ("bob", 409, "wrong_phase"),
-        ("", 401, "unauthenticated"),
+        ("", 401, "token_unknown"),
     ]
     assert told[0].path.endswith("/bob/-/suspend")

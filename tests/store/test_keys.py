@@ -41,11 +41,12 @@ def test_missing_key_is_named_and_not_damaged():
 
 
 @pytest.mark.parametrize(("ring", "id_"), [({"a": TWO}, "c1"), ({"a": ONE}, "c2")])
-def test_wrong_key_of_that_name_or_other_checkpoint_is_damaged(ring, id_):
+def test_wrong_key_of_that_name_is_missing_and_not_damage(ring, id_):
     wrapped = KeyRing({"a": ONE}).wrap(b"data", "c1")
     with pytest.raises(StoreError) as caught:
         KeyRing(ring).unwrap(*wrapped, id_)
-    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
+    assert caught.value.reason is Reason.KEY_MISSING
+    assert "another key has its name" in caught.value.message
 
 
 def test_file_is_made_closed_once_and_read(tmp_path):

@@ -84,8 +84,8 @@ def test_manifest_of_newer_format_says_so():
     assert "format 9 is not known" in refused(DATA[:7] + b"\x09" + DATA[8:])
 
 
-def test_manifest_under_another_name_is_damaged():
-    refused(DATA, checkpoint="c2")
+def test_manifest_under_another_name_does_not_open():
+    refused(DATA, Reason.KEY_MISSING, checkpoint="c2")
 
 
 def test_manifest_with_the_body_of_another_is_damaged():

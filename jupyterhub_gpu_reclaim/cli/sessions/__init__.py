@@ -1,9 +1,9 @@
-"""``jupyterhub-gpu-reclaim sessions | why | suspend | resume | keep``: steer a Hub.
+"""``jupyterhub-gpu-reclaim sessions | why | suspend | report …``: steer a Hub.
 
 Only the arguments are here; each action's imports are made when it runs, so that the
 program starts quickly. ``connection`` finds the service and a token, ``selection``
-picks the sessions, ``listing``, ``actions`` and ``saved_states`` ask and report, and
-``progress`` waits.
+picks the sessions, ``listing``, ``actions``, ``saved_states`` and ``report`` ask and
+print, and ``progress`` waits.
 
 Everything goes through the service's API: nothing is done on this machine itself, and
 the token says which sessions may be seen. A failure for one session does not affect the
@@ -123,6 +123,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         add("journal", "saved_states", "compare the service's journal with the store")
     )
 
+    _report(
+        add("report", "report", "say what was reclaimed in a month, for whoever pays")
+    )
+
     keep = add("keep", "actions", "leave sessions alone for a while")
     _which(keep)
     _confirming(keep)
@@ -189,6 +193,11 @@ def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
     group = parser.add_argument_group("which sessions, instead of naming them")
     group.add_argument("--user", action="append", help="of this user; may be repeated")
     group.add_argument(
+        "--node",
+        action="append",
+        help="on this node, as `sessions` lists it; may be repeated",
+    )
+    group.add_argument(
         "--state",
         action="append",
         choices=[phase.value for phase in Phase],
@@ -226,6 +235,28 @@ def _journal(parser: argparse.ArgumentParser) -> None:
         " store, and asks a session's user where the Hub does not remember the same;"
         " rebuild answers in their place that the newest checkpoint is to come back."
         f" It deletes nothing and starts nothing. {parser.epilog}"
+    )
+
+
+def _report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--month",
+        metavar="YYYY-MM",
+        default="",
+        help="which, in UTC (default: this month, up to now)",
+    )
+    parser.add_argument(
+        "--by",
+        choices=["user", "group", "node", "gpu"],
+        default="user",
+        help="whose shares the table has (default: %(default)s); JSON and CSV have all",
+    )
+    parser.add_argument("--csv", action="store_true", help="print CSV, no table")
+    parser.epilog = (
+        "For administrators. GPU-hours that suspended sessions have left to others: a"
+        " session counts with the GPUs that it held, or its share of one. A user of two"
+        " groups counts in both. Naps are not in it, since they free memory of a GPU"
+        f" and no GPU. {parser.epilog}"
     )
 
 

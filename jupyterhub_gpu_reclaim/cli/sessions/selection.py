@@ -74,6 +74,8 @@ def chosen(
 def _fits(args: argparse.Namespace, view: SessionView, now: float) -> bool:
     if args.user and view.key.user not in args.user:
         return False
+    if args.node and view.facts.node not in args.node:
+        return False
     if args.state and view.phase.value not in args.state:
         return False
     seconds = getattr(args, "idle_for", None)
@@ -109,6 +111,7 @@ def selects(args: argparse.Namespace) -> bool:
     """Whether sessions are chosen by what they are, not by name alone."""
     return bool(
         args.user
+        or args.node
         or args.state
         or getattr(args, "all_idle", False)
         or getattr(args, "idle_for", None) is not None

@@ -116,7 +116,7 @@ def _which_store(parser: argparse.ArgumentParser) -> None:
         help=f"the agent's configuration file (default: {CONFIG_FILE}, if it is there)",
     )
     group.add_argument(
-        "--store", metavar="URL", help="a folder or s3://, gs://, az:// instead"
+        "--store", metavar="PLACE", help="a folder or s3://, gs://, az:// instead"
     )
     group.add_argument(
         "--option",

@@ -34,7 +34,8 @@ def drill(args: argparse.Namespace) -> int:
         refuse("A drill makes namespaces and runs CRIU: run it as root.")
     store = open_store(args)
     checkpoint = args.id or _newest(store)
-    criu = binary.locate(Path(args.criu_dir or settings_of(args).criu_dir))
+    folder = Path(args.criu_dir or settings_of(args).criu_dir).absolute()
+    criu = binary.locate(folder)
     begun = time.monotonic()
     try:
         with progress(f"bringing {checkpoint} back"):

@@ -55,9 +55,11 @@ def verify(args: argparse.Namespace) -> int:
     for name in dropped:
         say(f"the copy of {name} on this machine was damaged and is dropped")
     if found:
-        print_table(("CHECKPOINT", "FILE", "OBJECT", "WHY"), found)
+        print_table(("CHECKPOINT", "FILE", "OBJECT", "WHY", "CODE"), found)
     part = f" in part {args.subset}" if args.subset.of > 1 else ""
-    say(f"{len(ids)} verified{part}, {len(bad_ids)} damaged")
+    locked = {each.checkpoint for each in found if each.locked}
+    told = f"{len(ids) - len(locked)} verified{part}, {len(bad_ids - locked)} damaged"
+    say(f"{told}, {len(locked)} without their master key" if locked else told)
     return 1 if found else 0
 
 

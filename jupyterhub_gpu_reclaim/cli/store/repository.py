@@ -79,7 +79,7 @@ def _read_settings(args: argparse.Namespace) -> AgentApp:
     if args.store:
         if args.config:
             refuse("Give --store or --config, not both.")
-        settings.store_url = args.store
+        settings.store_url = _whole(args.store)
         settings.store_options = dict(_option(each) for each in args.option)
         settings.store_options_file = args.options_file
     else:
@@ -104,6 +104,12 @@ def _set_keys(settings: AgentApp, args: argparse.Namespace) -> None:
     if any(given.values()):
         for name, value in given.items():
             setattr(settings, name, value)
+
+
+def _whole(place: str) -> str:
+    """A folder's whole path, where it is a folder; any other address as it is."""
+    path = place.removeprefix("file://")
+    return place if "://" in path else str(Path(path).absolute())
 
 
 def _option(text: str) -> tuple[str, str]:

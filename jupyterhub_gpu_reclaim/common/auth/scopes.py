@@ -61,7 +61,8 @@ SERVICE_SCOPES: tuple[Scope, ...] = (
     ),
     Scope(
         "read:users:groups",
-        "To tell which of the administrator's rules (`Rules.rules`) hold for a user.",
+        "To tell which of the administrator's rules (`Rules.rules`) hold for a user,"
+        " and to sum the report of a month up by group.",
         "Where a rule names a group, no session could be suspended by itself.",
     ),
     Scope(

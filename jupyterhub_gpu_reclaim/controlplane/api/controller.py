@@ -33,12 +33,13 @@ from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import ControlLoops
 from jupyterhub_gpu_reclaim.controlplane.loop.wakes import WakeFollower
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
+from jupyterhub_gpu_reclaim.controlplane.sessions import reclaimed
 from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import TotalsLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         StopPlan,
         Waiting,
     )
+    from jupyterhub_gpu_reclaim.common.report import Report
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide, DecideNap
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Choose
     from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
@@ -120,7 +122,7 @@ class Controller:
         line = GpuQueue(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
         napper = Napper(sessions, agent, settings)
-        observer = Observer(sessions, agent, hub)
+        self._observer = observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
         judge = Judge(sessions, decide, naps, is_lazy)
         resumer.is_lazy = judge.resumes_lazily
@@ -213,6 +215,22 @@ class Controller:
     def store_use(self) -> list[StoreUse]:
         """What each user's checkpoints take in the store, the largest first."""
         return self._tally.store_use()
+
+    def silent_parts(self) -> list[str]:
+        """Which of agent, store and Hub did not answer the last time, by name."""
+        return self._observer.silent_parts()
+
+    def note_silent(self, nodes: Mapping[str, float]) -> None:
+        """Let what is under way on a silent node say so.
+
+        Args:
+            nodes: by name, since when they are (seconds since the epoch).
+        """
+        self._sessions.note_silent(nodes)
+
+    def report(self, month: str, groups: Mapping[str, Iterable[str]]) -> Report:
+        """The GPU time that was reclaimed in a month; see ``sessions.reclaimed``."""
+        return reclaimed.of_month(self._sessions, month, groups)
 
     async def compare(self) -> list[Compared]:
         """Compare the journal with the store and the Hub; see ``Rebuild``."""

@@ -137,16 +137,17 @@ class UserApi:
     async def suspend(self, key: SessionKey, by: str) -> SessionView:
         """Suspend a running session as soon as possible; the policy is not asked.
 
-        A suspend that is already under way is no error.
+        One that is suspended, or about to be, is no error.
 
         Raises:
             NotFound: no such session.
-            Refused: ``wrong_phase``: it does not run.
+            Refused: ``wrong_phase``: it is coming back, or does not run.
         """
         row = self._known(key)
+        gone = {Phase.SUSPENDING, Phase.RELEASING, Phase.SUSPENDED}
         if row.phase in LIVE:
             self._wish(row, Intent.SUSPEND, by)
-        elif row.phase not in {Phase.SUSPENDING, Phase.RELEASING}:
+        elif row.phase not in gone or row.intent is Intent.RESUME:
             raise _wrong(row, SessionEvent.SUSPEND)
         return self._sessions.view(key)
 

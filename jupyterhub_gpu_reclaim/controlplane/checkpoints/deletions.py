@@ -26,7 +26,7 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
-from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota
+from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota, reclaimed
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
@@ -175,7 +175,12 @@ class Deletions:
                 for each in expiry.kept(sessions, r.id, Keeping.TO_DELETE, seconds=0)
             ],
             accounting.leaving(row, now, sessions.seats_per_gpu),
-            [*_written(order), *keep_quota.end(key, now), *also],
+            [
+                *_written(order),
+                *keep_quota.end(key, now),
+                *reclaimed.ended(row, now, sessions.seats_per_gpu),
+                *also,
+            ],
         )
         self._all()[key] = order
         sessions.forget(key)

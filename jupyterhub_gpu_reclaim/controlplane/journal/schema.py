@@ -187,6 +187,21 @@ deletions = Table(
     Index("deletions_by_session", "user", "server"),
 )
 
+#: GPU time that a suspension has left to others: one row for each that has ended.
+reclaimed = Table(
+    "reclaimed",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("user", Text, nullable=False),
+    Column("server", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("gpu_name", Text, nullable=False),
+    Column("gpus", Float, nullable=False),  # its share, where several share one
+    Column("begun", Float, nullable=False),
+    Column("ended", Float, nullable=False),
+    Index("reclaimed_by_end", "ended"),
+)
+
 audit_by_user = Index("audit_by_user", audit.c.user, audit.c.id)
 
 
@@ -239,6 +254,11 @@ def _naps(connection: Connection) -> None:
     del connection
 
 
+def _reclaimed(connection: Connection) -> None:
+    """Version 8: reclaimed GPU time by suspension, for the report of a month."""
+    reclaimed.create(connection, checkfirst=True)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -247,6 +267,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _deletion,
     _bring_back,
     _naps,
+    _reclaimed,
 )
 
 

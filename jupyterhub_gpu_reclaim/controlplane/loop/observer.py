@@ -89,6 +89,10 @@ class Observer:
         )
         return ObservedState(trees, saved, servers, asked)
 
+    def silent_parts(self) -> list[str]:
+        """What did not answer the last time, by name."""
+        return sorted(self._silent)
+
     @staticmethod
     def refuse_silence(state: ObservedState) -> None:
         """Raise unless everything answered, for callers that need the whole state.

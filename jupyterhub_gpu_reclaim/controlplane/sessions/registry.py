@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     SessionPolicy,
     SessionView,
+    Step,
     Suspension,
     Tree,
 )
@@ -38,6 +39,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions import (
     keep_quota,
+    reclaimed,
     suspensions,
     views,
 )
@@ -49,7 +51,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
@@ -66,6 +68,8 @@ MAKES_ROOM = "makes room"
 #: So many of its newest lines are searched for that; more are not written in the time
 #: in which it counts.
 MADE_ROOM_LINES = 100
+#: The step of an operation whose agent does not answer.
+SILENT_STEP = "silent_agent"
 #: The actor in the audit when no person asked.
 SERVICE = OURSELVES
 
@@ -141,8 +145,8 @@ class Sessions:
         row = msgspec.structs.replace(
             row, phase=phase, since=now if moved else before.since
         )
-        over = {k: v for k, v in phases.ended(before, row).items() if k not in changes}
-        row = msgspec.structs.replace(row, **over)
+        void = {k: v for k, v in phases.ended(before, row).items() if k not in changes}
+        row = msgspec.structs.replace(row, **void)
         reason = why or failure
         audit = AuditRow(
             at=now,
@@ -157,7 +161,8 @@ class Sessions:
         unused = (
             keep_quota.end(key, now) if before.kept_until and not row.kept_until else []
         )
-        self.journal.save(row, audit, checkpoints, more, unused)
+        over = reclaimed.ended(before, now, self.seats_per_gpu, row.phase)
+        self.journal.save(row, audit, checkpoints, more, [*unused, *over])
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
             key,
@@ -228,6 +233,16 @@ class Sessions:
         """
         self.take_up_deletions()
         return self.deletions.living(key, observed) if self.deletions else observed
+
+    def note_node(self, key: SessionKey, tree: Tree | None) -> None:
+        """Note where its programs are, as far as that is known.
+
+        It is kept when the session has ended: what has reclaimed its GPU was there.
+        """
+        row = self.row(key)
+        known = tree is not None and tree.incarnation == row.incarnation and tree.node
+        if tree is not None and known and tree.node != row.node:
+            self.update(key, node=tree.node)
 
     # --- naps
     def note_nap(
@@ -305,6 +320,33 @@ class Sessions:
         if operation is None or operation.ended or operation.kind != kind:
             operation = self.begin(key, kind)
         operation.add(event)
+        self.touch(key)
+
+    def note_silent(self, nodes: Mapping[str, float]) -> None:
+        """Let operations on silent nodes say since when they wait for an answer.
+
+        A step like any other, so whoever follows the operation sees it. Its end is the
+        next word of the agent.
+        """
+        for key, runtime in self.runtimes.items():
+            operation = runtime.operation
+            if operation is None or operation.ended:
+                continue
+            node = self.row(key).node
+            where = node or "this machine"
+            told = any(step.step == SILENT_STEP for step in operation.waits())
+            if node in nodes and not told:
+                title = f"Waiting for the agent of {where}, which does not answer"
+                self._note_step(key, operation, title, "going")
+            elif node not in nodes and told:
+                title = f"The agent of {where} answers again"
+                self._note_step(key, operation, title, "done")
+
+    def _note_step(
+        self, key: SessionKey, operation: OperationEvents, title: str, state: str
+    ) -> None:
+        step = Step(step=SILENT_STEP, title=title, state=state)
+        operation.add(Event(step=step))
         self.touch(key)
 
     def judged(self, key: SessionKey, decisions: list[Decision]) -> None:

@@ -102,6 +102,10 @@ class OperationEvents:
                 latest[event.step.step] = event.step
         return list(latest.values())
 
+    def waits(self) -> list[Step]:
+        """The steps that are under way."""
+        return [step for step in self.steps() if step.state in {"begun", "going"}]
+
     async def read(self, after: int) -> AsyncIterator[Event]:
         """Events from number ``after`` on, until the end, which every reader gets."""
         at = min(max(after, 0), len(self._events))

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 #: Seconds for cleaning up after a start that failed or was cancelled: for an answer of
 #: the service, and for the end of what was placed.
 CLEANUP_SECONDS = 30.0
+#: A plan that takes longer, in seconds, is told to whoever waits, with these words.
+SLOW_PLAN_SECONDS = 8.0
+SLOW_PLAN = "The agent of the session's machine does not answer; waiting for it …"
 #: Seconds between two attempts to follow a restore.
 RECONNECT_SECONDS = 0.5
 #: Deleted logins of one server that may become valid again, each for one session.
@@ -215,7 +218,7 @@ class SessionLifecycle:
         if not await self._cleaned_up():
             # What is being ended must not be taken for the session.
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
-        plan = await self._plan_start()
+        plan = await self._plan_start(reporter)
         if plan.action == "cold":
             return await self._start_cold(start, minted, reporter)
         if plan.action == "restore":
@@ -233,10 +236,13 @@ class SessionLifecycle:
             raise Refused(Reason.INTERNAL, detail=f"plan {plan.action!r}")
         raise codec.error_of(plan.failure, RestoreFailed)
 
-    async def _plan_start(self) -> StartPlan:
+    async def _plan_start(self, reporter: ProgressReporter) -> StartPlan:
         """The service's plan; without an answer only what cannot lose anything."""
         former = self._spawner.reclaim_launch.incarnation
         self._launch(incarnation=uuid.uuid4().hex)
+        loop = asyncio.get_running_loop()
+        # Only an agent's silence takes that long, and it is waited for some time.
+        slow = loop.call_later(SLOW_PLAN_SECONDS, reporter.report, SLOW_PLAN)
         try:
             return await self._service().plan_start(self._placement())
         except Unreachable as error:
@@ -247,6 +253,8 @@ class SessionLifecycle:
             if not self.pointer.suspended:
                 raise Unreachable(Reason.SAVED_UNKNOWN, detail=error.detail) from None
             raise
+        finally:
+            slow.cancel()
 
     async def _start_cold(
         self, start: Start, minted: str, reporter: ProgressReporter

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Sample,
         Tree,
     )
+    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 
 T = TypeVar("T")
 
@@ -50,6 +51,9 @@ class Node(Protocol):
 
     async def ready(self) -> list[Finding]:
         """What keeps this node from saving sessions; empty when nothing does."""
+
+    async def status(self) -> NodeStatus:
+        """How this node is, for people."""
 
     async def trees(self) -> list[Tree]:
         """Every incarnation with an init or a record here."""
@@ -292,6 +296,14 @@ class GetHello(Handler):
         self.answer(Hello(run=self.run))
 
 
+class GetStatus(Handler):
+    """``GET /v1/status``."""
+
+    async def get(self) -> None:
+        """Answer with how this node is."""
+        self.answer(await self.node.status())
+
+
 class ListTrees(Handler):
     """``GET /v1/sessions``."""
 
@@ -436,6 +448,7 @@ def make_application(node: Node, token: str) -> Application:
         ("/healthz", GetHealth),
         ("/readyz", GetReadiness),
         ("/v1/hello", GetHello),
+        ("/v1/status", GetStatus),
         ("/v1/sessions", ListTrees),
         (f"/v1/sessions/{name}", GetSession),
         (f"/v1/sessions/{name}/next-wake", GetNextWake),

@@ -105,6 +105,10 @@ class Accelerator:
         """The source of their use."""
         return self._nvml
 
+    def driver_version(self) -> str:
+        """The version of the cards' driver; empty where there is none."""
+        return self._nvml.driver_version()
+
     def node_findings(self) -> Iterator[Finding]:
         """What an administrator should know of this machine's GPUs; nothing is fatal.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import TreeState
+from jupyterhub_gpu_reclaim.common.node_status import CardStatus
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.jupyter.connection import kernel_of
 from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
@@ -58,6 +59,23 @@ class TreeSampler:
         """One sample of every session that has programs in it."""
         watched = await asyncio.to_thread(self._watched, known)
         return await self._sampler.sample_all(watched)
+
+    async def cards(self) -> list[CardStatus] | None:
+        """The cards of this machine, as of some seconds ago; None: no answer."""
+        cards = await self._sampler.cards()
+        if cards is None:
+            return None
+        return [
+            CardStatus(
+                uuid=card.uuid,
+                name=card.name,
+                total=card.total,
+                free=card.free,
+                busy_percent=card.busy_percent,
+                divided=card.divided,
+            )
+            for card in cards
+        ]
 
     def _watched(self, known: list[Tree]) -> list[SampleTarget]:
         seen = _Seen({}, {})

@@ -8,11 +8,16 @@ theirs as root. What is in use is not counted, as it changes all the time.
 
 from __future__ import annotations
 
+import shutil
+import socket
 import threading
 from typing import TYPE_CHECKING, Final
 
+from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
+from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, procfs
 
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+    from jupyterhub_gpu_reclaim.store.repository import Repository
 
 #: CRIU's self-test takes about a second; a good answer holds for so many seconds.
 _GOOD_SECONDS = 300.0
@@ -37,6 +43,7 @@ class CheckedCriu:
         self._clock = clock
         self._lock = threading.Lock()
         self._found: list[Finding] = []
+        self._version = ""
         self._until = float("-inf")
 
     def criu(self) -> criu.Criu:
@@ -55,12 +62,18 @@ class CheckedCriu:
         """
         return ".".join(str(number) for number in self.criu().version())
 
+    def known_version(self) -> str:
+        """The version as of the last look at it; empty: there was none that works."""
+        self.findings()
+        return self._version
+
     def findings(self) -> list[Finding]:
         """What keeps this machine from saving sessions; remembered for a while."""
         with self._lock:
             if self._clock.monotonic() >= self._until:
                 self._found = criu.check(self._folder)
                 fatal = any(finding.fatal for finding in self._found)
+                self._version = "" if fatal else self.version()
                 good = _BAD_SECONDS if fatal else _GOOD_SECONDS
                 self._until = self._clock.monotonic() + good
             return list(self._found)
@@ -80,6 +93,24 @@ def inotify_findings(limit: Path = INOTIFY_LIMIT) -> Iterator[Finding]:
         return
     if number < ENOUGH_INSTANCES:
         yield finding(Reason.FEW_WATCHES, fatal=False, limit=number)
+
+
+def description(
+    criu: CheckedCriu, accelerator: Accelerator, store: Repository, state: Path
+) -> NodeStatus:
+    """Versions, and the room on its disks; what it cannot tell is left out."""
+    try:
+        store_free = store.free_bytes()
+    except StoreError:
+        store_free = None
+    return NodeStatus(
+        host=socket.gethostname(),
+        version=__version__,
+        criu=criu.known_version(),
+        driver=accelerator.driver_version(),
+        state_free=shutil.disk_usage(state).free,
+        store_free=store_free,
+    )
 
 
 def node_findings(criu: CheckedCriu, accelerator: Accelerator) -> list[Finding]:

@@ -88,7 +88,8 @@ class StoreChecks:
         self._damaged[part.number] = {each.checkpoint for each in done.damage}
         damaged = set().union(*self._damaged.values()).intersection(ids)
         for each in done.damage:
-            _log.error("- %s is damaged: %s", each.checkpoint, each.why)
+            state = "cannot be opened" if each.locked else "is damaged"
+            _log.error("- %s %s: %s", each.checkpoint, state, each.why)
         seconds = self._clock.monotonic() - begun
         _log.info("- verified part %s of the store: %s", part, size(done.bytes))
         if self._metrics:

@@ -328,7 +328,10 @@ class PersonRoute(HubOAuthenticated, Route):
             return await self._of_tab(tab)
         model = await self._model()
         if not model:
-            raise Unauthenticated(Reason.UNAUTHENTICATED)
+            sent = self.hub_auth.get_token(self, in_cookie=False)
+            raise Unauthenticated(
+                Reason.TOKEN_UNKNOWN if sent else Reason.UNAUTHENTICATED
+            )
         if allowed_only:
             try:
                 model = self.check_hub_user(model)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
     from jupyterhub_gpu_reclaim.service.events.log import Refusal
 
@@ -80,6 +81,9 @@ class Context:
     hub_prefix: str  #: of the Hub's own pages, with slashes at both ends
     #: When the Hub has made a user: older things are a former user's of that name.
     created: Callable[[str], Awaitable[float]]
+    #: The groups of every user whom the Hub knows, for reports.
+    groups: Callable[[], Awaitable[dict[str, list[str]]]]
+    nodes: Callable[[], list[NodeHealth]]  #: how every node is
     hub_host: str = ""  #: where the Hub has another host (subdomains)
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what

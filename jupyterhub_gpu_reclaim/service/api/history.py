@@ -1,8 +1,8 @@
-"""Sessions over time and all together: last hour, totals, store, history, GPU queue.
+"""Sessions over time and all together: last hour, totals, months, history, GPU queue.
 
-Totals and use of the store cover all users and are for managers; all else is limited to
-the sessions that the caller may see. Of other people's sessions the queue only says
-since when they wait and for how many GPUs.
+Totals, reports and use of the store cover all users and are for managers; all else is
+limited to the sessions that the caller may see. Of other people's sessions the queue
+only says since when they wait and for how many GPUs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.report import MONTH, Report, bounds, month_at
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import KEPT, StoreUse, Totals
@@ -31,6 +32,7 @@ from jupyterhub_gpu_reclaim.service.api.people import NAMED, named_sessions
 _AT_ONCE = 500
 MOST_HOURS = KEPT // 3600
 
+_Month = Annotated[str, msgspec.Meta(pattern=f"^{MONTH}$")]
 _Hours = Annotated[int, msgspec.Meta(ge=1, le=MOST_HOURS)]
 
 
@@ -85,6 +87,37 @@ class StoreOfAll(ManagerRoute):
     async def get(self) -> None:
         """List it."""
         self.answer(self.context.control.store_use())
+
+
+class MonthlyReport(ManagerRoute):
+    """GPU time that was reclaimed in a month."""
+
+    path: ClassVar = "api/report"
+
+    @operation(
+        "GPU-hours that suspended sessions have left to others in a month, by user,"
+        " group, node and GPU; for managers",
+        answer=Report,
+        query=(
+            Query("month", _Month, "Such as `2026-11`; this month by itself. UTC."),
+        ),
+    )
+    async def get(self) -> None:
+        """Answer with it."""
+        self.answer(await report_of(self))
+
+
+async def report_of(route: Route) -> Report:
+    """The report of the month that the query names.
+
+    Raises:
+        BadRequest: it is no month.
+        Unreachable: the Hub does not tell the groups.
+    """
+    context = route.context
+    month = route.get_query_argument("month", month_at(context.clock.now()))
+    bounds(month)
+    return context.control.report(month, await context.groups())
 
 
 def hours_of(route: Route) -> int:
@@ -165,6 +198,7 @@ ROUTES: tuple[type[Route], ...] = (
     Lines,
     TotalsOfAll,
     StoreOfAll,
+    MonthlyReport,
     Queue,
     UserHistory,
 )

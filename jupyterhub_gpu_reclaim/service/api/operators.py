@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import Compared, Value
+from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.api.base import (
     Forbidden,
@@ -90,6 +91,21 @@ class Document(Route):
         self.answer(self.settings["openapi"])
 
 
+class ListNodes(ManagerRoute):
+    """Every node, as its agent tells."""
+
+    path: ClassVar = "api/nodes"
+
+    @operation(
+        "How every node is: its agent, CRIU, cards, disks and the store's free room;"
+        " for administrators",
+        answer=list[NodeHealth],
+    )
+    async def get(self) -> None:
+        """List them, by name."""
+        self.answer(self.context.nodes())
+
+
 class CompareJournal(ManagerRoute):
     """Journal, store and Hub compared."""
 
@@ -135,6 +151,7 @@ ROUTES: tuple[type[Route], ...] = (
     Readyz,
     Metrics,
     Document,
+    ListNodes,
     SecondTree,
     CompareJournal,
 )

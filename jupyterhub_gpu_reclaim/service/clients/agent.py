@@ -12,7 +12,12 @@ from urllib.parse import quote
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import (
+    BadRequest,
+    NotFound,
+    ReclaimError,
+    Unreachable,
+)
 from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.http.proven_client import Vouched
 from jupyterhub_gpu_reclaim.common.models import (
@@ -24,6 +29,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     Value,
 )
+from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -103,6 +109,18 @@ class AgentClient:
         # 503 is the same answer, for probes that look at the status alone.
         answer = await self._ask("GET", "/readyz", limit=self._quick, good={200, 503})
         return _understood(answer.body, _Ready, "/readyz").findings
+
+    def nodes(self) -> list[str]:
+        """The one machine, which has no name here."""
+        return [""]
+
+    async def status(self, node: str = "") -> NodeStatus:
+        """How the node is; an older agent tells its readiness alone."""
+        del node
+        try:
+            return await self._get("/v1/status", NodeStatus)
+        except NotFound:
+            return NodeStatus(host="", version="", findings=await self.ready())
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record, at least those of ``key``."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Sample,
         Waiting,
     )
+    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
     from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
     from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
@@ -105,6 +106,19 @@ class AgentRouter:
             await self._gpu_use.close()
 
     # --- looking
+    def nodes(self) -> list[str]:
+        """The nodes with an agent, and those with a session, by name."""
+        try:
+            used = {pod.node for pod in self._sessions.now() if pod.node}
+        except ReclaimError:
+            used = set()
+        return sorted(used | self._agents.nodes())
+
+    async def status(self, node: str) -> NodeStatus:
+        """How that node is."""
+        with named(node):
+            return await self._agents.on(node).status()
+
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """See ``controlplane.model.interfaces.Agent``."""
         pods = self._sessions.now() if key is None else await self._sessions.of(key)
@@ -134,12 +148,13 @@ class AgentRouter:
                     state=TreeState.UNKNOWN,
                     init_pid=0,
                     pod=pod.uid,
+                    node=node,
                 )
                 for pod in pods
             ]
         self._agents.heard(node)
         return [
-            msgspec.structs.replace(tree, key=pod.key, ending=pod.ending)
+            msgspec.structs.replace(tree, key=pod.key, ending=pod.ending, node=node)
             for tree in told
             if (pod := ours.get((tree.incarnation, tree.pod))) is not None
         ]
@@ -149,7 +164,7 @@ class AgentRouter:
         pod, client = await self._seat(incarnation)
         with named(pod.node):
             tree = await client.tree(incarnation, pod=pod.uid)
-        return msgspec.structs.replace(tree, key=pod.key)
+        return msgspec.structs.replace(tree, key=pod.key, node=pod.node)
 
     async def samples(self, key: SessionKey | None = None) -> list[Sample]:
         """A sample of every session, except those on a silent node.

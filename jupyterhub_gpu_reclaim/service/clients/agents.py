@@ -12,7 +12,7 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -60,6 +60,13 @@ class Agents:
         if ip is None:
             raise silent(node)
         return self._at(ip)
+
+    def nodes(self) -> set[str]:
+        """Where an agent is, or is meant to be; empty where that is not known."""
+        try:
+            return {pod.node for pod in self._pods.now() if pod.node}
+        except ReclaimError:
+            return set()
 
     def silent(self, node: str, error: Exception) -> None:
         """Note that a node did not answer; logged once per silence."""

@@ -103,20 +103,26 @@ class HubClient:
         """
         found: dict[SessionKey, HubState] = {}
         users: dict[str, _User] = {}
+        for user in await self._all_users("state=active&"):
+            users[user.name] = user
+            for name, server in _servers(user, "/users").items():
+                found[SessionKey(user.name, name)] = _state(server)
+        self._users = users
+        return {key: it for key, it in found.items() if it is not HubState.STOPPED}
+
+    async def _all_users(self, query: str) -> list[_User]:
+        """All users that fit, page by page."""
+        found: list[_User] = []
         offset: int | None = 0
         while offset is not None:
-            path = f"/users?state=active&offset={offset}&limit={PAGE}"
+            path = f"/users?{query}offset={offset}&limit={PAGE}"
             page = _understood(
                 await self._get(path, accept=_PAGINATION), _UsersPage, path
             )
-            for user in page.items:
-                users[user.name] = user
-                for name, server in _servers(user, path).items():
-                    found[SessionKey(user.name, name)] = _state(server)
+            found += page.items
             following = page.pagination.next
             offset = following.offset if following is not None else None
-        self._users = users
-        return {key: it for key, it in found.items() if it is not HubState.STOPPED}
+        return found
 
     async def server(self, key: SessionKey) -> HubState:
         """One server (``read:servers``); an unknown one is stopped.
@@ -137,6 +143,15 @@ class HubClient:
         """Their groups (``read:users:groups``) in the last answer; None: not known."""
         known = self._users.get(user)
         return None if known is None else known.groups
+
+    async def groups_of_all(self) -> dict[str, list[str]]:
+        """The groups of every user (``list:users``, ``read:users:groups``).
+
+        Raises:
+            Unreachable: no answer, or not one for us.
+        """
+        found = await self._all_users("")
+        return {user.name: user.groups or [] for user in found}
 
     def options(self, key: SessionKey) -> dict[str, list[str]] | None:
         """What a server was started with, as texts; None: not known."""

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.service.settings.options import Options
 
     LetGo = Callable[[], Awaitable[None]]
 
 
-async def agent_of(options: Options, token: Path) -> tuple[Agent, LetGo]:
+async def agent_of(
+    options: Options, token: Path
+) -> tuple[AgentClient | AgentRouter, LetGo]:
     """The agent, and what closes the connections to it.
 
     Raises:
@@ -50,7 +51,7 @@ async def agent_of(options: Options, token: Path) -> tuple[Agent, LetGo]:
 
 async def _fleet(
     options: Options, token: Path, source: DcgmSource
-) -> tuple[Agent, LetGo]:
+) -> tuple[AgentRouter, LetGo]:
     try:
         from jupyterhub_gpu_reclaim.service.clients import kubernetes  # noqa: PLC0415 large
     except ImportError as error:

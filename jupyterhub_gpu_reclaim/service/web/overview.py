@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.service.api.base import Forbidden, PersonRoute
+from jupyterhub_gpu_reclaim.service.api.base import PersonRoute
 from jupyterhub_gpu_reclaim.service.web.cards import state_of
-from jupyterhub_gpu_reclaim.service.web.pages import Page
+from jupyterhub_gpu_reclaim.service.web.manager import ManagerPage
 from jupyterhub_gpu_reclaim.service.web.svg import plot
 from jupyterhub_gpu_reclaim.service.web.table import SORTS, Wanted, table
 
@@ -51,23 +51,8 @@ class Waiter:
     waits: str  #: how long; empty where it is not known
 
 
-class ManagerPage(Page):
-    """A page about all users' sessions."""
-
-    async def prepare(self) -> None:
-        """Let managers in."""
-        await super().prepare()
-        if not self._finished:  # it is, where it leads to the login
-            self.check_manages()
-
-    def check_manages(self) -> None:
-        """Reject other people.
-
-        Raises:
-            Forbidden: it is for managers.
-        """
-        if not self.person.manages:
-            raise Forbidden(Reason.FORBIDDEN)
+class SessionsPage(ManagerPage):
+    """What the whole page and its parts print."""
 
     def table(self, views: Sequence[SessionView]) -> dict[str, Any]:
         """What the table's template prints."""
@@ -124,7 +109,7 @@ class ManagerPage(Page):
         }
 
 
-class Overview(ManagerPage):
+class Overview(SessionsPage):
     """The whole page."""
 
     async def get(self) -> None:
@@ -138,7 +123,7 @@ class Overview(ManagerPage):
         )
 
 
-class Part(ManagerPage):
+class Part(SessionsPage):
     """The table or the totals alone, for the script that keeps the page up to date."""
 
     is_page: ClassVar = False

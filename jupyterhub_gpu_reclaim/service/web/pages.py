@@ -30,6 +30,7 @@ from jupyterhub_gpu_reclaim.service.api.base import (
 from jupyterhub_gpu_reclaim.service.api.history import story_since
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
 from jupyterhub_gpu_reclaim.service.web.cards import SessionCard, ago, card
+from jupyterhub_gpu_reclaim.service.web.health import strip
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,9 +96,14 @@ class HtmlErrors(Route):
             prefix=context.prefix,
             hub=context.hub_host + context.hub_prefix,
             person=getattr(self, "person", None),
+            health=self.health(),
             **values,
         )
         self.finish(text)
+
+    def health(self) -> dict[str, Any] | None:
+        """What the strip of the managers' pages prints; None: there is none."""
+        return None
 
     @property
     def for_script(self) -> bool:
@@ -149,6 +155,15 @@ class Page(PersonRoute, HtmlErrors):
             )
             for view in views
         ]
+
+    def health(self) -> dict[str, Any] | None:
+        """Every part of ours, for managers."""
+        if not getattr(self, "person", None) or not self.person.manages:
+            return None
+        context = self.context
+        silent = context.control.silent_parts()
+        parts = strip(context.nodes(), silent, context.clock.now())
+        return {"parts": parts, "xsrf": self.xsrf()}
 
     def start_url(self, key: SessionKey) -> str:
         """The Hub's page that starts a server."""

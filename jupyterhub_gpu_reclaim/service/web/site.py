@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.service.api import ROUTES, openapi
 from jupyterhub_gpu_reclaim.service.api.base import NothingHere
 from jupyterhub_gpu_reclaim.service.api.openapi import pattern
 from jupyterhub_gpu_reclaim.service.api.visits import PageLogins
-from jupyterhub_gpu_reclaim.service.web import forms, overview, pages
+from jupyterhub_gpu_reclaim.service.web import forms, nodes, overview, pages, report
 
 if TYPE_CHECKING:
     from tornado.web import RequestHandler
@@ -45,6 +45,8 @@ def application(context: Context, *, cookie_secret: bytes) -> Application:
             *pages.rules(context.prefix),
             *forms.rules(context.prefix),
             *overview.rules(context.prefix),
+            *nodes.rules(context.prefix),
+            *report.rules(context.prefix),
             (r".*", pages.NoPage),
         ],
         context=context,

@@ -57,7 +57,7 @@ class Wrapper(Protocol):
         """What was wrapped for that checkpoint under the key of that name.
 
         Raises:
-            StoreError: ``KEY_MISSING``; ``CHECKPOINT_DAMAGED``, it was not; or it
+            StoreError: ``KEY_MISSING``, also where another key has that name; or it
                 cannot be done now.
         """
 
@@ -93,14 +93,14 @@ class KeyRing:
         """Unwrap under the key of that name."""
         key = self._keys.get(name)
         if key is None:
-            raise StoreError(Reason.KEY_MISSING, key=name)
+            raise StoreError(Reason.KEY_MISSING, key=name, why="")
         try:
             return crypto.unwrap(key, wrapped, _bound(checkpoint))
         except crypto.Forged:
-            raise StoreError(
-                Reason.CHECKPOINT_DAMAGED,
-                why=f"its key was not wrapped for it by the master key {name}",
-            ) from None
+            # A wrong key is by far the more likely: a flipped bit would have to be in
+            # these few bytes. Both open nothing, and neither may delete anything.
+            why = ": another key has its name, or the checkpoint was changed"
+            raise StoreError(Reason.KEY_MISSING, key=name, why=why) from None
 
 
 class KeyService:
@@ -303,12 +303,17 @@ class Passphrase:
 
     def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
         """Unwrap what this passphrase has wrapped."""
-        return self._ring(name).unwrap(name, wrapped, checkpoint)
+        ring = self._ring(name)
+        try:
+            return ring.unwrap(name, wrapped, checkpoint)
+        except StoreError as error:
+            what = "The passphrase is another one, or the file was changed."
+            raise BadRequest(Reason.INVALID, what=what) from error
 
     def _ring(self, name: str) -> KeyRing:
         found = _SCRYPT_NAME.fullmatch(name)
         if found is None:
-            raise StoreError(Reason.KEY_MISSING, key=name)
+            raise StoreError(Reason.KEY_MISSING, key=name, why="")
         salt = bytes.fromhex(found[1])
         return KeyRing({name: hashlib.scrypt(self._words, salt=salt, **_COST)})
 

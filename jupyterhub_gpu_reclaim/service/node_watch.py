@@ -1,0 +1,122 @@
+"""Watches the nodes: how each is, and since when its agent is silent.
+
+Every agent is asked every few seconds, none waits for another, and one that does not
+answer in that time is silent. It is for people: the page of nodes, the strip on the
+managers' pages, and the steps of what is under way on a silent node. Nothing is decided
+by it (law 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two rounds, and for an answer: a silence is known within their sum.
+EVERY_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+
+
+class Nodes(Protocol):
+    """The agents, by node."""
+
+    def nodes(self) -> list[str]:
+        """The nodes' names; an empty one is the Hub's own machine."""
+
+    async def status(self, node: str) -> NodeStatus:
+        """How that node is."""
+
+
+class NodeWatch:
+    """Asks the agents, and remembers.
+
+    Args:
+        agents: to ask.
+        clock: time and waiting.
+        told: called after each round with the silent nodes and since when they are.
+    """
+
+    def __init__(
+        self, agents: Nodes, clock: Clock, told: Callable[[Mapping[str, float]], None]
+    ) -> None:
+        self._agents = agents
+        self._clock = clock
+        self._told = told
+        self._known: dict[str, NodeHealth] = {}
+
+    def now(self) -> list[NodeHealth]:
+        """Every node, by name."""
+        return [self._known[node] for node in sorted(self._known)]
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        while True:
+            await self.ask()
+            await self._clock.sleep(EVERY_SECONDS)
+
+    async def ask(self) -> None:
+        """One round."""
+        nodes = self._agents.nodes()
+        found = await asyncio.gather(*map(self._one, nodes))
+        self._known = {each.node: each for each in found}
+        self._told(
+            {
+                each.node: each.silent_since
+                for each in found
+                if each.silent_since is not None
+            }
+        )
+
+    async def _one(self, node: str) -> NodeHealth:
+        asked = self._clock.now()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                status = await self._agents.status(node)
+        except TimeoutError:
+            why = f"No answer within {ANSWER_SECONDS:g} s."
+            return self._silent(node, asked, why)
+        except ReclaimError as error:
+            # for administrators, whom the log's words help more than a user's sentence
+            return self._silent(node, asked, error.detail or error.message)
+        return NodeHealth(node=node, status=status)
+
+    def _silent(self, node: str, asked: float, why: str) -> NodeHealth:
+        before = self._known.get(node, NodeHealth(node=node))
+        since = before.silent_since
+        return msgspec.structs.replace(
+            before, silent_since=asked if since is None else since, why=why
+        )
+
+
+@contextlib.asynccontextmanager
+async def watching(watch: NodeWatch) -> AsyncIterator[None]:
+    """Watch while the block lasts; a fault in it ends nothing else."""
+
+    async def run() -> None:
+        while True:
+            try:
+                await watch.run()
+            except Exception:  # noqa: BLE001 the watch goes on, whatever it was
+                _log.exception("the watch of the nodes failed; it goes on")
+                await asyncio.sleep(EVERY_SECONDS)
+
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,87 @@
+"""The strip at the top of the managers' pages: agents, Hub, store and service.
+
+Pure. One word where all is well, and a sentence where something is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.common import text as words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
+
+#: What the control plane calls a part, if it does not answer.
+_HUB, _STORE = "Hub", "agent's store"
+#: Free room in the store from which on it is worth a warning, in bytes.
+LITTLE_ROOM = 20 * 10**9
+
+
+@dataclass(frozen=True)
+class PartHealth:
+    """One part of the strip."""
+
+    name: str
+    words: str
+    tone: str  #: good, warn or bad
+    page: str = ""  #: of the service, which tells more
+
+
+def strip(
+    nodes: Sequence[NodeHealth], silent: Sequence[str], now: float
+) -> list[PartHealth]:
+    """The parts, in the order of the page.
+
+    Args:
+        nodes: every node.
+        silent: which of agent, store and Hub did not answer the last time.
+        now: seconds since the epoch.
+    """
+    hub = ("no answer", "bad") if _HUB in silent else ("answers", "good")
+    return [
+        PartHealth("Agents", *_agents(nodes, now), "nodes"),
+        PartHealth("Hub", *hub),
+        PartHealth("Store", *_store(nodes, silent), "store"),
+        PartHealth("Service", __version__, "good"),
+    ]
+
+
+def called(node: str) -> str:
+    """A node's name for people."""
+    return node or "this machine"
+
+
+def _agents(nodes: Sequence[NodeHealth], now: float) -> tuple[str, str]:
+    silent = [node for node in nodes if node.silent_since is not None]
+    if silent:
+        first = max(silent, key=lambda node: now - (node.silent_since or now))
+        since = words.duration(now - (first.silent_since or now))
+        more = f", and {len(silent) - 1} more" if len(silent) > 1 else ""
+        return f"{called(first.node)} has been silent for {since}{more}", "bad"
+    unfit = [node for node in nodes if not node.ready]
+    if unfit:
+        more = f", and {len(unfit) - 1} more" if len(unfit) > 1 else ""
+        return f"{called(unfit[0].node)} cannot suspend sessions{more}", "warn"
+    if not nodes:
+        return "none seen yet", "warn"
+    return f"{len(nodes)} ready", "good"
+
+
+def _store(nodes: Sequence[NodeHealth], silent: Sequence[str]) -> tuple[str, str]:
+    if _STORE in silent:
+        return "no answer", "bad"
+    free = store_free(nodes)
+    if free is None:
+        return "answers", "good"
+    return f"{words.size(free)} free", "good" if free >= LITTLE_ROOM else "warn"
+
+
+def store_free(nodes: Sequence[NodeHealth]) -> int | None:
+    """Room in the store, as the node tells that has the least; None: no bound known."""
+    told = [node.status.store_free for node in nodes if node.status is not None]
+    return min((free for free in told if free is not None), default=None)

@@ -1,0 +1,93 @@
+"""The report of a month as a page to print, and as a CSV or JSON file."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.report import as_csv, month_at, neighbours
+from jupyterhub_gpu_reclaim.common.text import moment
+from jupyterhub_gpu_reclaim.service.api.history import report_of
+from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX
+from jupyterhub_gpu_reclaim.service.web.manager import ManagerPage
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.report import Report, Share
+
+#: Share → its title on the page, and what an empty name means.
+_TITLES = (
+    ("users", "User", ""),
+    ("groups", "Group", "no group"),
+    ("nodes", "Node", "this machine"),
+    ("gpus", "GPU", "not known"),
+)
+
+
+class ReportPage(ManagerPage):
+    """The page."""
+
+    def set_default_headers(self) -> None:
+        """As in the base; its links may save a file."""
+        super().set_default_headers()
+        policy = self._headers["Content-Security-Policy"]
+        allowed = policy.replace(SANDBOX, f"{SANDBOX} allow-downloads")
+        self.set_header("Content-Security-Policy", allowed)
+
+    async def get(self) -> None:
+        """Show it."""
+        report = await report_of(self)
+        now = self.context.clock.now()
+        before, after = neighbours(report.month)
+        self.page(
+            "report.html",
+            report=report,
+            made=moment(now),
+            before=before,
+            after=after if after <= month_at(now) else "",
+            tables=[
+                (title, _rows(getattr(report, name), empty))
+                for name, title, empty in _TITLES
+            ],
+        )
+
+
+class ReportFile(ManagerPage):
+    """The same as a file."""
+
+    _KINDS: ClassVar = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
+
+    async def get(self, kind: str) -> None:
+        """Send it."""
+        report = await report_of(self)
+        self.set_header("Content-Type", self._KINDS[kind])
+        name = f"gpu-hours-{report.month}.{kind}"
+        self.set_header("Content-Disposition", f'attachment; filename="{name}"')
+        self.finish(_written(report, kind))
+
+
+def _written(report: Report, kind: str) -> bytes:
+    return as_csv(report).encode() if kind == "csv" else codec.encode(report)
+
+
+def _rows(shares: list[Share], empty: str) -> list[tuple[str, str, int, float]]:
+    """Name, hours, suspensions, and percent of the largest."""
+    most = max((share.gpu_hours for share in shares), default=0.0) or 1.0
+    return [
+        (
+            share.name or empty,
+            f"{share.gpu_hours:,.1f}",
+            share.suspensions,
+            round(100 * share.gpu_hours / most, 1),
+        )
+        for share in shares
+    ]
+
+
+def rules(prefix: str) -> list[tuple[Any, ...]]:
+    """The tornado rules of these pages under a URL prefix."""
+    base = re.escape(prefix)
+    return [
+        (rf"{base}report", ReportPage),
+        (rf"{base}report\.(csv|json)", ReportFile),
+    ]

@@ -1,0 +1,188 @@
+"""The nodes' health: who is silent and since when, the strip, and the page of nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.models import Event, GpuSample, Nap, Usage
+from jupyterhub_gpu_reclaim.common.node_status import (
+    CardStatus,
+    NodeHealth,
+    NodeStatus,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from jupyterhub_gpu_reclaim.service import node_watch
+from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch
+from jupyterhub_gpu_reclaim.service.web import health
+from jupyterhub_gpu_reclaim.service.web.nodes import card_bar
+from tests.controlplane.conftest import KEY
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.forms import Browser
+
+GB = 10**9
+UP = NodeStatus(host="vm", version="1.0", criu="4.2", cards=[], store_free=900 * GB)
+NOW = 1_700_000_000.0
+
+
+class Machines:
+    """Agents that answer, refuse or hang, as a test says."""
+
+    def __init__(self) -> None:
+        self.gone: set[str] = set()
+        self.hung: set[str] = set()
+
+    def nodes(self) -> list[str]:
+        return ["b", "a"]
+
+    async def status(self, node: str) -> NodeStatus:
+        if node in self.hung:
+            await asyncio.Event().wait()
+        if node in self.gone:
+            raise Unreachable(Reason.NODE_SILENT, node=node, detail="cut off")
+        return UP
+
+
+async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypatch):
+    monkeypatch.setattr(node_watch, "ANSWER_SECONDS", 0.05)
+    machines, clock, told = Machines(), ManualClock(NOW), []
+    watch = NodeWatch(machines, clock, told.append)
+    await watch.ask()
+    assert [(one.node, one.ready) for one in watch.now()] == [("a", True), ("b", True)]
+    machines.gone, machines.hung = {"a"}, {"b"}
+    clock.advance(5)
+    for _ in range(2):
+        await watch.ask()
+        clock.advance(5)
+    a, b = watch.now()
+    assert (a.silent_since, b.silent_since) == (NOW + 5, NOW + 5)
+    assert (a.status, b.ready) == (UP, False)  # what was known is shown on
+    assert (a.why, b.why) == ("cut off", "No answer within 0.05 s.")
+    assert told[-1] == {"a": NOW + 5, "b": NOW + 5}
+    machines.gone = machines.hung = set()
+    await watch.ask()
+    assert told[-1] == {}
+    assert all(one.ready for one in watch.now())
+
+
+@pytest.fixture
+def sessions(tmp_path):
+    journal = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    yield Sessions(journal, ManualClock(NOW))
+    journal.close()
+
+
+def test_operation_on_a_silent_node_says_so_until_it_answers(sessions):
+    sessions.journal.save(SessionRow(key=KEY, since=1.0, node="gpu-1"))
+    operation = sessions.begin(KEY, "resume")
+    for nodes in ({"gpu-2": NOW}, {"gpu-1": NOW}, {"gpu-1": NOW}):
+        sessions.note_silent(nodes)
+    (step,) = operation.steps()
+    assert step.title == "Waiting for the agent of gpu-1, which does not answer"
+    assert step.state == "going"
+    sessions.note_silent({})
+    (step,) = operation.steps()
+    assert (step.title, step.state) == ("The agent of gpu-1 answers again", "done")
+    operation.add(Event())
+    sessions.note_silent({"gpu-1": NOW})
+    assert operation.steps() == [step]
+
+
+def parts(nodes, silent=()) -> dict[str, tuple[str, str]]:
+    found = health.strip(nodes, silent, NOW)
+    return {part.name: (part.words, part.tone) for part in found}
+
+
+def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
+    up = NodeHealth(node="a", status=UP)
+    assert parts([up, up])["Agents"] == ("2 ready", "good")
+    assert parts([up])["Store"] == ("900 GB free", "good")
+    lost = NodeHealth(node="b", status=UP, silent_since=NOW - 12)
+    last = NodeHealth(node="", silent_since=NOW - 90)
+    assert parts([up, lost])["Agents"] == ("b has been silent for 12 s", "bad")
+    told = "this machine has been silent for 1 min 30 s, and 1 more"
+    assert parts([last, lost])["Agents"] == (told, "bad")
+    no_criu = msgspec.structs.replace(UP, findings=[finding(Reason.CRIU_MISSING)])
+    unfit = NodeHealth(node="c", status=no_criu)
+    assert parts([up, unfit])["Agents"] == ("c cannot suspend sessions", "warn")
+    assert parts([], ["Hub", "agent's store"]) == {
+        "Agents": ("none seen yet", "warn"),
+        "Hub": ("no answer", "bad"),
+        "Store": ("no answer", "bad"),
+        "Service": parts([])["Service"],
+    }
+
+
+def test_bar_of_a_card_has_who_holds_what_and_the_rest(control):
+    def holding(user, memory, percent, **more):
+        usage = Usage(
+            at=NOW,
+            watched=60,
+            sample_age=1,
+            last_active=NOW - 7200,
+            gpu_percent=percent,
+        )
+        return control.put(
+            user, gpus=[GpuSample(uuid="aa", memory=memory)], usage=usage, **more
+        )
+
+    views = [holding("ada", 20 * GB, 0.0), holding("bob", 30 * GB, 90.0)]
+    out = Nap(begun=NOW, gpus=[GpuSample(uuid="aa", memory=5 * GB)])
+    views.append(control.put("cy", facts={"nap": out}))
+    views.append(control.put("di", gpus=[GpuSample(uuid="other", memory=GB)]))
+    card = CardStatus(
+        uuid="aa", name="H200", total=100 * GB, free=45 * GB, busy_percent=7.0
+    )
+    bar = card_bar(card, views, NOW, "/p/")
+    assert bar.about == "55 GB of 100 GB used, 7 % busy"
+    assert [(one.user, one.tone, one.at, one.width) for one in bar.holders] == [
+        ("bob", "in-use", 0.0, 30.0),
+        ("ada", "idle", 30.0, 20.0),
+        ("cy", "napping", 50.0, 0.0),
+        ("", "others", 50.0, 5.0),
+    ]
+    assert bar.holders[1].about == "20 GB, not used for 2 h"
+    assert bar.holders[0].url == "/p/sessions/bob/-"
+    unknown = card_bar(CardStatus(uuid="aa"), views, NOW)
+    assert (unknown.about, len(unknown.holders)) == ("not known", 3)
+
+
+async def test_nodes_and_strip_are_for_managers_and_escaped(service):
+    evil = "<b>node</b>"
+    note = finding(Reason.FEW_WATCHES, fatal=False, limit=128)
+    status = msgspec.structs.replace(UP, host=evil, findings=[note])
+    service.control.nodes_known = [NodeHealth(node=evil, status=status)]
+    service.control.put(evil, facts={"node": evil})
+    root = Browser(service, "token-root")
+    for path in ("nodes", "all", "mine", "store", "report"):
+        page = (await root.get(path)).body.decode()
+        assert 'id="health"' in page, path
+        assert "1 ready" in page
+        assert evil not in page
+    page = (await root.get("nodes")).body.decode()
+    assert "&lt;b&gt;node&lt;/b&gt;" in page
+    assert "128 inotify instances" in page
+    assert "all?node=%3Cb%3Enode%3C/b%3E" in page
+    for path in ("health", "nodes/list"):
+        assert "1 ready" in (await root.part("health")).body.decode()
+        assert (await Browser(service, "token-ada").part(path)).code == 403
+        assert (await service.call(path, "")).code == 401
+    assert (await service.call("nodes")).code == 403
+    assert 'id="health"' not in (await service.call("mine")).body.decode()
+    told = msgspec.json.decode(
+        (await service.call("api/nodes", "token-root")).body, type=list[NodeHealth]
+    )
+    assert told == service.control.nodes_known
+    assert (await service.call("api/nodes")).code == 403
