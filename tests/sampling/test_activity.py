@@ -23,9 +23,13 @@ from websockets.sync.client import connect
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
-from jupyterhub_gpu_reclaim.node.jupyter.connection import may_be_kernel
+from jupyterhub_gpu_reclaim.node.jupyter.connection import kernel_of
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
+from jupyterhub_gpu_reclaim.sampling.sampler import (
+    KernelPrograms,
+    Sampler,
+    SampleTarget,
+)
 from tests.support import bridge
 from tests.support.agent import Jupyter, Place, wait_for
 from tests.support.other_machine import ADDRESS, OUR_ADDRESS, PORT, other_machine
@@ -65,9 +69,11 @@ def watched(server, port: int | None = None, **changes) -> SampleTarget:
         "root_pid": tree.server.pid,
         "pids": [process.pid for process in tree.processes],
         "address": ServerAddress(port or server.port, server.PREFIX, server.TOKEN),
-        "kernels": frozenset(
-            one.pid for one in tree.processes if may_be_kernel(one.pid)
-        ),
+        "kernels": {
+            kernel: KernelPrograms(one.ns_pid, [one.pid])
+            for one in tree.processes
+            if one.ppid == tree.server.pid and (kernel := kernel_of(one.pid))
+        },
     }
     return SampleTarget(**values | changes)
 
