@@ -107,6 +107,24 @@ def test_suspend_now_keeps_what_is_not_saved_and_resumes_in_place(
     notebook.get_by_role("button", name="Session in use").wait_for()
 
 
+def test_cell_that_asks_is_answered_in_the_same_page_after_the_return(
+    admin: Admin, new_name: str, notebook: Page
+) -> None:
+    edit_cell(notebook, 1, "print('hello', input('who are you? '))")
+    cell = notebook.locator(".jp-Notebook .jp-CodeCell").nth(1)
+    cell.locator(".cm-content").click()
+    notebook.keyboard.press("Shift+Enter")
+    question = cell.locator("input.jp-Stdin-input")
+    question.wait_for()
+    admin.suspend(new_name)
+    dialog_of(notebook).get_by_role("button", name="Resume").click()
+    notice_of(notebook, "Your session is back.").wait_for()
+    question.fill("Ada")
+    shoot(notebook, "tab-question")
+    question.press("Enter")
+    cell.get_by_text("hello Ada").wait_for()
+
+
 @contextmanager
 def slow_agent(stack: Stack) -> Iterator[Callable[[], None]]:
     """An agent that works a little when told to, so that a person sees its steps."""

@@ -204,6 +204,9 @@ async def test_all_idle_leaves_those_that_work_are_kept_or_unknown(command, cont
     control.put("f", usage=unused(3600, complete=False))
     control.put("g")
     control.put("h", usage=unused(3600), phase=Phase.SUSPENDED)
+    for name, code in (("i", "data_moves"), ("j", "page_used"), ("k", "prompt_open")):
+        verdict = Decision(reclaim=False, code=code, message="In use.")
+        control.put(name, usage=unused(3600), verdict=verdict)
     code, _ = await command.json("suspend", "--all-idle", "--yes", "--no-wait")
     assert code == 0
     assert command.names("suspend") == [SessionKey("a")]

@@ -30,6 +30,8 @@ _BUSY = frozenset(
         Reason.PROMPT_OPEN,
         Reason.CPU_BUSY,
         Reason.GPU_BUSY,
+        Reason.DATA_MOVES,
+        Reason.PAGE_USED,
         Reason.SAMPLES_MISSING,
     )
 )
