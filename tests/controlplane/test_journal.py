@@ -143,7 +143,7 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
     with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
@@ -157,6 +157,7 @@ def test_journal_of_older_release_is_read(version, tmp_path):
         {},
         {"bring_back": "ckpt-0", "dismissed": "ckpt-9"},
         {},
+        {"own_idle_time": 1800.0},
     ]
     added = {name: x for one in since[:version] for name, x in one.items()}
     assert journal.session(KEY) == msgspec.structs.replace(ROW, **added)

@@ -81,6 +81,7 @@ sessions = Table(
     Column("waiting_since", Float),
     Column("bring_back", Text, nullable=False, server_default=""),
     Column("dismissed", Text, nullable=False, server_default=""),
+    Column("own_idle_time", Float),
 )
 
 checkpoints = Table(
@@ -239,6 +240,11 @@ def _naps(connection: Connection) -> None:
     del connection
 
 
+def _own_idle_time(connection: Connection) -> None:
+    """Version 8: the idle time that a session's user has chosen."""
+    _add_column(connection, sessions.c.own_idle_time)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -247,6 +253,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _deletion,
     _bring_back,
     _naps,
+    _own_idle_time,
 )
 
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+    from jupyterhub_gpu_reclaim.controlplane.decide.own_idle_time import OwnIdleTimes
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
@@ -89,6 +90,8 @@ class Sessions:
         self.owners: Owners | None = None
         #: what rules set for a session; None: there are no rules
         self.policies: Callable[[SessionKey], SessionPolicy] | None = None
+        #: idle times that users have chosen; None: they may not
+        self.own_idle_times: OwnIdleTimes | None = None
         self.resume_times = suspensions.ResumeTimes()
         self._views: Broadcast[SessionView] = Broadcast()
         self._changed = ChangeSignal()
@@ -339,12 +342,14 @@ class Sessions:
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
         """A row with its checkpoints, as pages show it."""
+        own = self.own_idle_times if row.phase in phases.LIVE else None
         return views.view_of(
             row,
             kept,
             self.runtime(row.key),
             self.policy_of(row),
-            self._suspension(row, kept),
+            suspension=self._suspension(row, kept),
+            own_idle_time=None if own is None else own.of(row),
         )
 
     def suspension(self, row: SessionRow) -> Suspension | None:
