@@ -42,7 +42,13 @@ SOMEBODY_LOOKS = (
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
-SETTINGS = {**ON_REQUEST_ONLY, "service_options": {"ReclaimService.keep_limit": 7200}}
+SETTINGS = {
+    **ON_REQUEST_ONLY,
+    "service_options": {
+        "ReclaimService.keep_limit": 7200,
+        "ReclaimService.own_idle_longest": 3600,
+    },
+}
 
 
 @pytest.fixture
@@ -85,6 +91,12 @@ def test_suspend_now_keeps_what_is_not_saved_and_resumes_in_place(
     notebook.get_by_role("button", name="Keep no longer").click()
     notebook.get_by_text("It is kept no longer.").wait_for()
     assert not admin.session(new_name)["kept_until"]
+    idle_time = notebook.get_by_label("Suspend when unused for")
+    idle_time.select_option("30 min")
+    notebook.get_by_text("Your own time is set.").wait_for()
+    assert admin.session(new_name)["facts"]["own_idle_time"]["chosen"] == 1800
+    idle_time.select_option("the Hub's own time")
+    notebook.get_by_text("It has the Hub's own time again.").wait_for()
     notebook.get_by_role("button", name="Suspend now").click()
     admin.wait(new_name, phase="suspended")
     dialog_of(notebook).wait_for()
@@ -233,7 +245,7 @@ def test_tab_names_the_reason_when_the_session_does_not_come_back(
     # the choices are on the Hub's page, which tries again; the tab finds out by itself
     path.write_text("1,2\n")
     with notebook.context.expect_page() as opened:
-        refusal.get_by_role("button", name="What now?").click()
+        refusal.get_by_role("button", name="What can I do?").click()
     opened.value.get_by_text("This page tries again").wait_for()
     notice_of(notebook, "Your session is back.").wait_for(state="attached")
     edit_cell(notebook, 1, "print(f.read())")

@@ -158,6 +158,7 @@ def test_journal_of_older_release_is_read(version, tmp_path):
         {"bring_back": "ckpt-0", "dismissed": "ckpt-9"},
         {},
         {},
+        {"own_idle_time": 1800.0},
     ]
     added = {name: x for one in since[:version] for name, x in one.items()}
     assert journal.session(KEY) == msgspec.structs.replace(ROW, **added)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
+from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.suspensions import ResumeTimes, cause
+from tests.controlplane.conftest import KEY
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob")
 GB = 10**9
@@ -42,3 +46,28 @@ def test_time_of_a_resume_is_guessed_from_those_of_its_size_its_own_first():
     assert times.expected(ADA, 0) == 0
     times.add(ADA, 0, 1.0)  # its size is not known
     assert times.expected(ADA, GB) == 2.0
+
+
+async def test_suspended_session_says_why_and_how_large_also_after_a_restart(
+    world, monkeypatch
+):
+    await world.running("tensors")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    assert not controller.users.session(KEY).facts.suspension
+    await controller.users.suspend(KEY, "root")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    told = controller.users.session(KEY).facts.suspension
+    assert told.why == "Suspended by root."
+    assert told.bytes == controller.users.session(KEY).last_suspend.logical_bytes
+    await world.kill(controller)
+
+    again = await world.controller()
+    with monkeypatch.context() as broken:
+        broken.setattr(Journal, "audit", unreadable)
+        assert again.users.session(KEY).facts.suspension.why == ""
+    assert again.users.session(KEY).facts.suspension == told
+
+
+def unreadable(*_: object) -> None:
+    raise StoreError(Reason.STORE_FAILED, why="the disk is gone")

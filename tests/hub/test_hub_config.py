@@ -201,6 +201,10 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
             "backoff .9999. is longer than ReclaimService.backoff_limit",
         ),
         (
+            {"service_options": {"ReclaimService.own_idle_longest": 120}},
+            "own_idle_shortest .300. is longer than ReclaimService.own_idle_longest",
+        ),
+        (
             {"idle_after": 60, "service_options": {"IdlePolicy.idle_after": 70}},
             "idle_after and IdlePolicy.idle_after say different things",
         ),

@@ -218,6 +218,12 @@ class SessionsInMemory:
         self.session(key)
         return LONGEST_KEEP if manages else 2 * 3600.0
 
+    async def choose_idle_time(
+        self, key: SessionKey, seconds: float | None, by: str
+    ) -> SessionView:
+        self.calls.append(("idle_time", key, seconds, by))
+        return self.session(key)
+
     async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
         self.calls.append(("end_second", key, incarnation, by))
 

@@ -69,6 +69,7 @@ _SENTENCES = {
     "brought_back": "Another checkpoint of it was chosen to come back.",
     "ask to bring back": "{who} asked for another checkpoint of it.",
     "journal rebuilt": "{who} said that its newest checkpoint is to come back.",
+    "idle time": "{who} chose its idle time:",
     "opt out": "{who} excepted it from suspends.",
     "opt in": "{who} ended its exception from suspends.",
     "discard": "{who} deleted something that had been put aside.",

@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
 from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
+from jupyterhub_gpu_reclaim.controlplane.decide.own_idle_time import OwnIdleTimes
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
@@ -115,6 +116,9 @@ class Controller:
         hub = fenced_hub(hub, journal.check)
         sessions = Sessions(journal, clock)
         sessions.policies = policies
+        if settings.own_idle_longest:
+            sessions.own_idle_times = OwnIdleTimes(journal, settings, policies)
+            sessions.policies = sessions.own_idle_times
         sessions.seats_per_gpu = settings.seats_per_gpu
         sessions.owners = Owners(sessions, settings.set_aside)
         sessions.deletions = Deletions(sessions, agent, folder)

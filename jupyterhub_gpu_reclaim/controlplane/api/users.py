@@ -261,6 +261,34 @@ class UserApi:
         left = self._keeps.left(key, self._sessions.clock.now())
         return min(self._settings.keep_limit, LONGEST_KEEP, left)
 
+    async def choose_idle_time(
+        self, key: SessionKey, seconds: float | None, by: str
+    ) -> SessionView:
+        """Suspend that session after so long without use, within the bounds.
+
+        Args:
+            key: the session.
+            seconds: the time; None: the administrator's again.
+            by: who asks.
+
+        Raises:
+            NotFound: no such session.
+            Refused: users may not choose one, or not that one.
+        """
+        self._known(key)
+        shortest = self._settings.own_idle_shortest
+        longest = self._settings.own_idle_longest
+        if seconds is not None and not longest:
+            raise Refused(Reason.INVALID, what="Users do not choose idle times here.")
+        if seconds is not None and not shortest <= seconds <= longest:
+            what = f"Choose from {duration(shortest)} to {duration(longest)}."
+            raise Refused(Reason.INVALID, what=what)
+        told = "the Hub's own." if seconds is None else f"{duration(seconds)}."
+        line = self._sessions.audit_line(key, by, "idle time", told)
+        self._sessions.update(key, line, own_idle_time=seconds)
+        self._queue.add(key)
+        return self._sessions.view(key)
+
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
         """Exclude this session from all policies, or include it again.
 

@@ -81,6 +81,7 @@ sessions = Table(
     Column("waiting_since", Float),
     Column("bring_back", Text, nullable=False, server_default=""),
     Column("dismissed", Text, nullable=False, server_default=""),
+    Column("own_idle_time", Float),
 )
 
 checkpoints = Table(
@@ -259,6 +260,11 @@ def _reclaimed(connection: Connection) -> None:
     reclaimed.create(connection, checkfirst=True)
 
 
+def _own_idle_time(connection: Connection) -> None:
+    """Version 9: the idle time that a session's user has chosen."""
+    _add_column(connection, sessions.c.own_idle_time)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -268,6 +274,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _bring_back,
     _naps,
     _reclaimed,
+    _own_idle_time,
 )
 
 

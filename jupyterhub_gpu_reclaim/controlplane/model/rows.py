@@ -61,6 +61,8 @@ class SessionRow(Value, frozen=True, kw_only=True):
     #: last checkpoint that was put aside or given up by somebody's word; the Hub's
     #: pointer may name it still
     dismissed: str = ""
+    #: seconds without use after which its user wants it suspended; None: no wish
+    own_idle_time: float | None = None
 
 
 class Keeping(StrEnum):

@@ -47,6 +47,10 @@ class Settings:
     keep_limit: float = 7 * 86400.0
     #: Seconds of "keep" that one user has in any 24 hours; 0: no limit.
     keep_per_day: float = 0.0
+    #: Shortest and longest idle time that a user may choose for a session of theirs; a
+    #: longest one of 0: they choose none.
+    own_idle_shortest: float = 300.0
+    own_idle_longest: float = 0.0
     #: Wait after a failed suspend, doubled with each failure in a row, and its bound.
     backoff: float = 60.0
     backoff_limit: float = 3600.0

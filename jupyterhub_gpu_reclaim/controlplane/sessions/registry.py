@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.principals import OURSELVES
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Event,
@@ -32,6 +33,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
     CheckpointRow,
@@ -55,9 +57,9 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+    from jupyterhub_gpu_reclaim.controlplane.decide.own_idle_time import OwnIdleTimes
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
-    from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
     from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 
@@ -93,6 +95,8 @@ class Sessions:
         self.owners: Owners | None = None
         #: what rules set for a session; None: there are no rules
         self.policies: Callable[[SessionKey], SessionPolicy] | None = None
+        #: idle times that users have chosen; None: they may not
+        self.own_idle_times: OwnIdleTimes | None = None
         self.resume_times = suspensions.ResumeTimes()
         self._views: Broadcast[SessionView] = Broadcast()
         self._changed = ChangeSignal()
@@ -174,8 +178,8 @@ class Sessions:
         )
         if row.phase is not Phase.WARNED:
             self.runtime(key).suspends_at = None
-        if row.phase is Phase.SUSPENDING:
-            self.runtime(key).cause = None
+        if event is SessionEvent.SUSPEND:
+            self.runtime(key).cause = suspensions.cause([audit])
         if row.waiting_since is None:
             self.runtime(key).waiting = None
         self.touch(key)
@@ -385,12 +389,14 @@ class Sessions:
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
         """A row with its checkpoints, as pages show it."""
+        own = self.own_idle_times if row.phase in phases.LIVE else None
         return views.view_of(
             row,
             kept,
             self.runtime(row.key),
             self.policy_of(row),
-            self._suspension(row, kept),
+            suspension=self._suspension(row, kept),
+            own_idle_time=None if own is None else own.of(row),
         )
 
     def suspension(self, row: SessionRow) -> Suspension | None:
@@ -402,11 +408,17 @@ class Sessions:
     ) -> Suspension | None:
         if row.phase not in {*phases.SAVED, Phase.RESUMING}:
             return None
-        runtime = self.runtime(row.key)
+        why = self._cause(row.key)
+        return suspensions.suspension_of(row, kept, why, self.resume_times)
+
+    def _cause(self, key: SessionKey) -> str:
+        """Why it was suspended; after a restart, from the audit, if that answers."""
+        runtime = self.runtime(key)
         if runtime.cause is None:
-            lines = self.journal.audit(row.key, suspensions.CAUSE_LINES)
-            runtime.cause = suspensions.cause(lines)
-        return suspensions.suspension_of(row, kept, runtime.cause, self.resume_times)
+            with suppress(StoreError):
+                lines = self.journal.audit(key, suspensions.CAUSE_LINES)
+                runtime.cause = suspensions.cause(lines)
+        return runtime.cause or ""
 
     def policy_of(self, row: SessionRow) -> SessionPolicy | None:
         """What rules set for a session that runs; None: there are no rules."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from jupyterhub_gpu_reclaim.common.models import (
@@ -21,6 +22,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Keeping
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
+        OwnIdleTime,
         SessionPolicy,
         Suspension,
     )
@@ -34,7 +36,9 @@ def view_of(
     kept: list[CheckpointRow],
     runtime: Runtime,
     policy: SessionPolicy | None,
+    *,
     suspension: Suspension | None = None,
+    own_idle_time: OwnIdleTime | None = None,
 ) -> SessionView:
     """One view.
 
@@ -44,6 +48,7 @@ def view_of(
         runtime: what this program remembers.
         policy: what rules set for it; None: there are no rules, or it does not run.
         suspension: what its user may want to know; None: it is not suspended.
+        own_idle_time: what its user may choose; None: nothing, or it does not run.
     """
     ended = row.phase in {Phase.SUSPENDED, Phase.STOPPED}
     operation = runtime.operation
@@ -66,7 +71,11 @@ def view_of(
             c.info for c in kept if c.keeping is Keeping.ASIDE and c.info is not None
         ],
         kept=kept_states(kept),
-        facts=_facts(row, runtime, policy, suspension),
+        facts=msgspec.structs.replace(
+            _facts(row, runtime, policy),
+            suspension=UNSET if suspension is None else suspension,
+            own_idle_time=UNSET if own_idle_time is None else own_idle_time,
+        ),
     )
 
 
@@ -94,10 +103,7 @@ def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:
 
 
 def _facts(
-    row: SessionRow,
-    runtime: Runtime,
-    policy: SessionPolicy | None,
-    suspension: Suspension | None,
+    row: SessionRow, runtime: Runtime, policy: SessionPolicy | None
 ) -> SessionFacts:
     waiting, awake = runtime.waiting, row.phase is Phase.RUNNING
     return SessionFacts(
@@ -111,7 +117,6 @@ def _facts(
         node=row.node,
         gpus_held=row.gpus,
         resumed=_resumed(row, runtime.operation),
-        suspension=UNSET if suspension is None else suspension,
         wanted=runtime.wanted or UNSET,
         place=UNSET if waiting is None else waiting.place,
         waiting_since=UNSET if waiting is None else waiting.since,

@@ -111,8 +111,8 @@ def _words(error: ReclaimError) -> tuple[str, str]:
         details += f": {message} {hint}"
         message, hint = (_PASSING if error.retryable else _LASTING), ""
     words = (
-        f'<span class="gpu-reclaim-reason" data-code="{code}">{message}</span>'
-        f"{f' {hint}' if hint else ''}</p><p>"
+        f'<span class="gpu-reclaim-reason" data-code="{code}">{message}'
+        f"{f' {hint}' if hint else ''}</span></p><p>"
     )
     return words, (
         '</p><details class="gpu-reclaim-details"><summary>Details for your'

@@ -50,6 +50,12 @@ class KeepLimit(Value, frozen=True, kw_only=True):
     longest: float  #: seconds from now on; 0: not at all
 
 
+class IdleTime(Value, frozen=True, kw_only=True):
+    """After how long without use a session is suspended; null: as for all."""
+
+    seconds: float | None
+
+
 class OptOut(Value, frozen=True, kw_only=True):
     """Whether a session is never suspended by policy; the button still does it."""
 
@@ -237,6 +243,26 @@ class KeepSession(PersonRoute):
         self.answer(await keep(key, seconds, person.label, manages=person.manages))
 
 
+class ChooseIdleTime(PersonRoute):
+    """An idle time of one's own."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/idle-time"
+    for_tabs: ClassVar = True
+
+    @operation(
+        "Choose after how long without use the session is suspended, within the"
+        " administrator's bounds (`facts.own_idle_time`)",
+        body=IdleTime,
+        answer=SessionView,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Set it, or take it back."""
+        key, seconds = self.key(user, server), self.body(IdleTime).seconds
+        choose = self.context.control.users.choose_idle_time
+        self.answer(await choose(key, seconds, self.person.label))
+
+
 class OptOutSession(PersonRoute):
     """Exclude a session from all policies, or include it again."""
 
@@ -396,6 +422,7 @@ ROUTES: tuple[type[Route], ...] = (
     NapSession,
     WakeSession,
     KeepSession,
+    ChooseIdleTime,
     OptOutSession,
     SessionHistory,
     RenewLogin,

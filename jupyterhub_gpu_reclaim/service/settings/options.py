@@ -188,6 +188,23 @@ class Options(Configurable):
         " a year. 0: nobody else may ask.",
     ).tag(config=True)
 
+    own_idle_shortest = Float(
+        _DEFAULTS.own_idle_shortest,
+        min=60,
+        help="Shortest idle time in seconds that users may choose for their sessions,"
+        " see `own_idle_longest`. Shorter gives more back, and has them wait for a"
+        " resume more often. It cannot be 0. Example: 600.",
+    ).tag(config=True)
+
+    own_idle_longest = Float(
+        _DEFAULTS.own_idle_longest,
+        min=0,
+        max=366 * _DAY,
+        help="Longest idle time in seconds that users may choose for their sessions, in"
+        " place of `IdlePolicy.idle_after`; a rule that sets a shorter one stands above"
+        " it. Longer lets them hold GPUs longer. 0: they choose none. Example: 7200.",
+    ).tag(config=True)
+
     keep_per_day = Float(
         _DEFAULTS.keep_per_day,
         min=0,
@@ -374,6 +391,8 @@ class Options(Configurable):
             seats_per_gpu=self.seats_per_gpu,
             keep_limit=self.keep_limit,
             keep_per_day=self.keep_per_day,
+            own_idle_shortest=self.own_idle_shortest,
+            own_idle_longest=self.own_idle_longest,
             backoff=self.backoff,
             backoff_limit=self.backoff_limit,
             captures=self.captures,

@@ -120,6 +120,12 @@ def contradictions(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"ReclaimService.backoff ({first:g}) is longer than"
             f" ReclaimService.backoff_limit ({last:g})."
         )
+    shortest, longest = _both(ours, "own_idle_shortest", "own_idle_longest")
+    if longest and shortest > longest:  # 0: users choose none
+        found.append(
+            f"ReclaimService.own_idle_shortest ({shortest:g}) is longer than"
+            f" ReclaimService.own_idle_longest ({longest:g})."
+        )
     dcgm = config.get("DcgmSource", {}).get("url")
     if dcgm and ours.get("placement") != "kubernetes":
         found.append(

@@ -38,6 +38,9 @@ _STATES: dict[Phase, tuple[str, str]] = {
     Phase.STOPPED: ("Stopped", "calm"),
 }
 
+#: Idle times that are offered to choose from, in seconds, as far as the bounds allow.
+IDLE_TIMES = (600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0)
+
 
 def state_of(phase: Phase) -> str:
     """A phase in words."""
@@ -90,6 +93,15 @@ class OtherCheckpoint:
 
 
 @dataclass(frozen=True)
+class IdleChoice:
+    """One idle time that a session's user may choose."""
+
+    seconds: str  #: empty: the administrator's
+    label: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
 class SessionCard:
     """Everything that the template prints of one session."""
 
@@ -120,6 +132,7 @@ class SessionCard:
     suspended: str  #: why it is suspended, how large it is, how long a resume takes
     until: Moment | None  #: when a suspended session is deleted; None: not by itself
     steps: list[ProgressLine]
+    idle_times: list[IdleChoice]  #: that the reader may choose; empty: none
     main: list[Button]
     more: list[Button]
     can_start_fresh: bool
@@ -180,6 +193,7 @@ def card(
         until=_until(view),
         back=_back(view, now),
         steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
+        idle_times=_idle_times(view),
         main=_main(view, manages=manages),
         more=_more(view, longest_keep, manages=manages),
         can_start_fresh=has_saved,
@@ -337,6 +351,19 @@ def _progress(step: Step) -> ProgressLine:
     if step.seconds >= 0.05:
         parts.append(f"{step.seconds:.1f} s")
     return ProgressLine(step.title, step.state, ", ".join(parts))
+
+
+def _idle_times(view: SessionView) -> list[IdleChoice]:
+    own = view.facts.own_idle_time
+    if not own:
+        return []
+    between = [each for each in IDLE_TIMES if own.shortest <= each <= own.longest]
+    offered = sorted({own.shortest, own.longest, *between, own.chosen or own.longest})
+    as_all = IdleChoice("", "the Hub's own time", own.chosen is None)
+    return [as_all] + [
+        IdleChoice(f"{each:g}", words.duration(each), each == own.chosen)
+        for each in offered
+    ]
 
 
 def _main(view: SessionView, *, manages: bool) -> list[Button]:

@@ -63,6 +63,9 @@ class Act(Page):
         elif action == "keep":
             manages = self.person.manages
             await control.users.keep(key, self._seconds(), by, manages=manages)
+        elif action == "idle-time":
+            chosen = self._seconds() if self.get_body_argument("seconds", "") else None
+            await control.users.choose_idle_time(key, chosen, by)
         elif action == "bring-back":
             checkpoint = self.get_body_argument("checkpoint", "")
             save = self.get_body_argument("save", "") == "1"
@@ -132,7 +135,9 @@ class Fresh(Page):
         self.redirect(self.start_url(key), status=303)
 
 
-_ACTIONS = "suspend|resume|nap|wake|keep|pin|delete|bring-back|renew-login|end-tree"
+_ACTIONS = (
+    "suspend|resume|nap|wake|keep|idle-time|pin|delete|bring-back|renew-login|end-tree"
+)
 
 
 def rules(prefix: str) -> list[tuple[Any, ...]]:

@@ -45,6 +45,7 @@ DONE = {
     "nap": "Its GPU memory is moved out; the session keeps running.",
     "wake": "Its GPU memory is moved back.",
     "keep": "Noted.",
+    "idle-time": "Noted.",
     "pin": "Noted.",
     "delete": "The suspended session is deleted.",
     "bring-back": "That state is coming back.",

@@ -43,6 +43,11 @@ export class Service {
     return this.ask("POST", "/keep", { seconds });
   }
 
+  /** Suspends it after so long without use; null: as the administrator says. */
+  chooseIdleTime(seconds) {
+    return this.ask("POST", "/idle-time", { seconds });
+  }
+
   suspend() {
     return this.ask("POST", "/suspend", {});
   }

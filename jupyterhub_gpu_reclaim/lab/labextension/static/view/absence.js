@@ -87,7 +87,7 @@ export class Absence {
     if (state === "coming") {
       overlay.show({ title: "Bringing your session back …", text: COMING, leave, busy: true });
     } else if (state === "refused") {
-      const action = { label: "What now?", act: opening(hub.pageUrl) };
+      const action = { label: "What can I do?", act: opening(hub.pageUrl) };
       overlay.show({ title: heading, text: why, leave, action });
     } else if (state === "suspended") {
       const label = this.cellWaits ? "Resume and run" : "Resume";
@@ -126,7 +126,7 @@ export class Absence {
       return { corner: "Coming back …", label, kind: "busy" };
     }
     if (state === "refused") {
-      const action = { label: "What now?", act: opening(hub.pageUrl) };
+      const action = { label: "What can I do?", act: opening(hub.pageUrl) };
       const label = `${heading}. ${why}`;
       return { corner: "Suspended", label, kind: "warning", action };
     }

@@ -4,7 +4,9 @@
  * sentence is shown where it refuses.
  */
 import { button, element, terms } from "./elements.js";
-import { clockTime, inFull, inLocalTime, keepChoices, keepLabel } from "./words.js";
+import {
+  clockTime, idleTimes, inFull, inLocalTime, keepChoices, keepLabel,
+} from "./words.js";
 
 export class Panel {
   constructor(service, opener) {
@@ -18,6 +20,10 @@ export class Panel {
     this.reasons = element("ul", { "aria-label": "Why" });
     this.said = element("p", { role: "status", class: "gpu-reclaim-said" });
     this.buttons = element("div", { class: "gpu-reclaim-buttons" });
+    this.idleTime = element("select");
+    this.idleTime.addEventListener("change", () => void this.chooseIdleTime());
+    this.idle = element("label", { class: "gpu-reclaim-choice" }, "Suspend when unused for ");
+    this.idle.append(this.idleTime);
     this.choices = element("div", { class: "gpu-reclaim-buttons" });
     this.buttons.append(
       this.choices,
@@ -27,7 +33,8 @@ export class Panel {
       id: "gpu-reclaim-panel",
       "aria-labelledby": name.id,
     });
-    this.node.append(this.title, this.facts, this.reasons, this.buttons, this.said);
+    this.node.append(this.title, this.facts, this.reasons, this.idle, this.buttons);
+    this.node.append(this.said);
     this.node.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("pointerdown", (event) => {
       if (!this.node.contains(event.target) && !opener.contains(event.target)) {
@@ -56,6 +63,7 @@ export class Panel {
     this.node.show();
     this.opener.setAttribute("aria-expanded", "true");
     this.title.focus(); // no button: who presses Enter twice means none of them
+    this.offerIdleTimes();
     void this.offer();
     const reasons = await this.service.reasons();
     const lines = reasons.map(({ message }) => element("li", {}, inLocalTime(message)));
@@ -99,6 +107,24 @@ export class Panel {
     if (view && (opening || this.node.open)) {
       this.facts.replaceChildren(...terms(inFull(view, this.service.now())));
     }
+  }
+
+  offerIdleTimes() {
+    const own = this.view?.facts?.own_idle_time;
+    const options = idleTimes(own).map(([seconds, words]) => {
+      const option = element("option", { value: seconds ?? "" }, words);
+      option.selected = seconds === (own.chosen ?? null);
+      return option;
+    });
+    this.idle.hidden = !options.length;
+    this.idleTime.replaceChildren(...options);
+  }
+
+  async chooseIdleTime() {
+    const seconds = Number(this.idleTime.value) || null;
+    this.say(await this.service.chooseIdleTime(seconds), () =>
+      seconds ? "Your own time is set." : "It has the Hub's own time again."
+    );
   }
 
   async keep(seconds) {
