@@ -203,7 +203,7 @@ async def test_overview_is_live_filtered_and_steered_without_a_reload(service, t
     await expect(page.locator("#count")).to_have_text("51 to 61 of 61 sessions")
     await page.get_by_label("Look for").fill("n1")
     await expect(page.locator("tr[data-session]")).to_have_count(1)
-    assert page.url.endswith("/all?text=n1&sort=session")
+    assert page.url.endswith("/all?text=n1&sort=wasted")
 
     # the rest by keyboard alone
     await bob.get_by_text("More", exact=True).focus()
