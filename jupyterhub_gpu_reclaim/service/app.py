@@ -52,6 +52,7 @@ from jupyterhub_gpu_reclaim.service.process import lifeline, standby
 from jupyterhub_gpu_reclaim.service.process.reporting import Reporter
 from jupyterhub_gpu_reclaim.service.settings import placement, validation
 from jupyterhub_gpu_reclaim.service.settings.environment import HubEnvironment
+from jupyterhub_gpu_reclaim.service.settings.in_force import settings_in_force
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
@@ -318,6 +319,7 @@ class ReclaimService(Application, Options):
             created=hub.created,
             groups=hub.groups_of_all,
             nodes=nodes.now,
+            settings=lambda: settings_in_force(self),
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,

@@ -43,6 +43,8 @@ from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, StoreUse, Totals
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
+from jupyterhub_gpu_reclaim.service.app import ReclaimService
+from jupyterhub_gpu_reclaim.service.settings.in_force import settings_in_force
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 from tests.support.commands import Command
@@ -239,9 +241,9 @@ class SessionsInMemory:
         row = AuditLine(at=1_700_000_000.0, key=key, who="ada", what="suspend")
         return [row] * min(limit, 2000)
 
-    def story(self, user: str, before: int = 0, limit: int = 100) -> AuditPage:
+    def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
         self.calls.append(("story", user, before, limit))
-        key = SessionKey(user, "gone")
+        key = SessionKey(user or "anybody", "gone")
         line = AuditSentence(
             id=7, at=1.0, key=key, who="ada", what="forget", sentence="It was deleted."
         )
@@ -417,6 +419,7 @@ async def service(tmp_path):
         created=control.created,
         groups=control.groups,
         nodes=lambda: control.nodes_known,
+        settings=lambda: settings_in_force(ReclaimService()),
         limits=Limits(heartbeat=0.1, stalled=5.0),
         streams=Streams(per_person=2, total=3),
     )

@@ -17,9 +17,16 @@ from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
     GpuSample,
+    Nap,
     Phase,
     SessionKey,
     Step,
+    Usage,
+)
+from jupyterhub_gpu_reclaim.common.node_status import (
+    CardStatus,
+    NodeHealth,
+    NodeStatus,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
@@ -203,7 +210,7 @@ async def test_overview_is_live_filtered_and_steered_without_a_reload(service, t
     await expect(page.locator("#count")).to_have_text("51 to 61 of 61 sessions")
     await page.get_by_label("Look for").fill("n1")
     await expect(page.locator("tr[data-session]")).to_have_count(1)
-    assert page.url.endswith("/all?text=n1&sort=session")
+    assert page.url.endswith("/all?text=n1&sort=wasted")
 
     # the rest by keyboard alone
     await bob.get_by_text("More", exact=True).focus()
@@ -253,12 +260,63 @@ async def test_reported_programs_are_ended_and_a_login_renewed_by_a_button(
     assert renewed == ("renew_login", SessionKey("bob"), "root")
 
 
+def node_with_cards(service) -> None:
+    """A node with two cards: two sessions and strangers on one, a nap on the other."""
+    put, now, gb = service.control.put, time.time(), 10**9
+    for user, memory, percent in (("chen", 30 * gb, 75.0), ("dora", 45 * gb, 0.0)):
+        usage = Usage(
+            at=now,
+            watched=900,
+            sample_age=1,
+            last_active=now - 5400,
+            gpu_percent=percent,
+        )
+        put(user, usage=usage, gpus=[GpuSample(uuid="a1" * 16, memory=memory)])
+    out = Nap(begun=now, gpus=[GpuSample(uuid="b2" * 16, memory=12 * gb)])
+    put("henri", phase=Phase.NAPPING, facts={"nap": out, "node": "gpu-1"})
+    cards = [
+        CardStatus(
+            uuid=uuid, name="NVIDIA H200", total=141 * gb, free=free, busy_percent=busy
+        )
+        for uuid, free, busy in (("a1" * 16, 52 * gb, 74.0), ("b2" * 16, 140 * gb, 0.0))
+    ]
+    status = NodeStatus(
+        host="gpu-1.example.org",
+        version="0.1.0",
+        criu="4.2.1",
+        driver="580.65.06",
+        cards=cards,
+        state_free=900 * gb,
+        store_free=12 * 10**12,
+    )
+    lost = NodeHealth(
+        node="gpu-2", status=status, silent_since=now - 75, why="Connection refused."
+    )
+    service.control.nodes_known = [NodeHealth(node="gpu-1", status=status), lost]
+
+
+async def test_fifty_sessions_are_two_screens(service, tab):
+    fill(service)
+    for n in range(50):
+        old = service.control.views[SessionKey("dora", "thesis")]
+        more = {"verdict": old.verdict, "gpus": old.gpus, "facts": {"node": "gpu-1"}}
+        service.control.put(f"user-of-a-course-{n:02d}", "assignment", **more)
+    page = await tab(path="all", viewport={"width": 1280, "height": 800})
+    await expect(page.locator("tr[data-session]")).to_have_count(50)
+    box = await page.locator("#sessions table").bounding_box()
+    assert box["height"] < 2 * 800
+    await shot(page, "service-all-fifty")
+
+
 async def test_pages_fit_a_phone_and_a_desk(service, tab):
-    many = fill(service)
+    fill(service)
+    node_with_cards(service)
+    many = len(service.control.views)
     for name, width, scheme in (("phone", 375, "dark"), ("desk", 1400, "light")):
         size = {"width": width, "height": 1000}
         page = await tab(viewport=size, color_scheme=scheme)
-        for path, rows in (("all", many), ("mine", 2), ("store", 0), ("log", 0)):
+        others = ("store", "log", "nodes", "report", "settings", "messages")
+        for path, rows in (("all", many), ("mine", 2), *((one, 0) for one in others)):
             await page.goto(service.url + path)
             await expect(page.locator("[data-session]")).to_have_count(rows)
             overflow = "document.documentElement.scrollWidth - innerWidth"

@@ -64,7 +64,26 @@ def test_table_is_sorted_with_the_most_first_and_the_unknown_last():
     views = [holding("a", None), holding("b", 1), holding("c", 9)]
     assert found(views, "sort=gpu") == ["c/", "b/", "a/"]
     assert found(views, "sort=gpu&down=1") == ["b/", "c/", "a/"]
-    assert found(views, "down=1") == ["c/", "b/", "a/"]
+    assert found(views, "sort=session&down=1") == ["c/", "b/", "a/"]
+
+
+def test_table_begins_with_the_most_memory_that_is_held_for_longest_unused():
+    def holding(user: str, memory: int, unused: float | None, **more):
+        last = None if unused is None else NOW - unused
+        usage = Usage(at=NOW, watched=60, sample_age=1, last_active=last)
+        gpus = [GpuSample(uuid=user, memory=memory)]
+        return session(user, gpus=gpus, usage=usage, **more)
+
+    views = [
+        holding("busy", 80, 0),
+        holding("large", 80, 3600),
+        holding("long", 40, 9000),
+        holding("unknown", 80, None),
+        holding("gone", 80, 9000, phase=Phase.SUSPENDED),
+    ]
+    assert found(views, "")[:2] == ["long/", "large/"]
+    assert found(views, "sort=wasted") == found(views, "")
+    assert found(views, "down=1")[:2] == ["large/", "long/"]
 
 
 @pytest.mark.parametrize("column", SORTS)
@@ -107,8 +126,9 @@ def test_head_of_a_sorted_column_leads_to_the_other_way_round():
     assert Wanted.of("sort=idle&down=1").sorted_by("idle") == "sort=idle"
     assert wanted.sorted_by("gpu") == "text=x&sort=gpu"
     assert wanted.order == "descending"  # the longest idle first
-    assert Wanted.of("down=1").order == "descending"
-    assert Wanted().order == "ascending"
+    assert Wanted.of("sort=session&down=1").order == "descending"
+    assert Wanted.of("").order == "descending"  # the most that is wasted first
+    assert Wanted.of("sort=session").order == "ascending"
 
 
 def test_line_is_drawn_with_gaps_and_told_in_words():

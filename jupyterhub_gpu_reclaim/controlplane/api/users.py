@@ -556,11 +556,11 @@ class UserApi:
         rows = self._sessions.journal.audit(key, limit)
         return [AuditLine(**msgspec.structs.asdict(row)) for row in rows]
 
-    def story(self, user: str, before: int = 0, limit: int = 100) -> AuditPage:
+    def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
         """Audit lines about a user's sessions, also deleted ones, the newest first.
 
         Args:
-            user: whose.
+            user: whose; None: those of all users.
             before: only lines with a smaller id; 0: all.
             limit: at most so many, at least one.
         """

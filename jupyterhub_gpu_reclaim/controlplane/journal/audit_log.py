@@ -57,17 +57,21 @@ class AuditReader:
         self._at = number
 
 
-def of_user(journal: Journal, user: str, before: int, limit: int) -> list[NumberedLine]:
+def of_user(
+    journal: Journal, user: str | None, before: int, limit: int
+) -> list[NumberedLine]:
     """Lines about a user's sessions, the newest first, also of deleted ones.
 
     Args:
         journal: where they are.
-        user: whose.
+        user: whose; None: those of all users.
         before: only lines with a smaller number; 0: all.
         limit: at most so many.
     """
     table = schema.audit
-    query = table.select().where(table.c.user == user)
+    query = table.select()
+    if user is not None:
+        query = query.where(table.c.user == user)
     if before:
         query = query.where(table.c.id < before)
     return _numbered(journal, query.order_by(table.c.id.desc()).limit(limit))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
     from jupyterhub_gpu_reclaim.service.events.log import Refusal
+    from jupyterhub_gpu_reclaim.service.settings.in_force import SettingInForce
 
 
 class TooManyStreams(Unreachable):
@@ -83,6 +84,7 @@ class Context:
     created: Callable[[str], Awaitable[float]]
     #: The groups of every user whom the Hub knows, for reports.
     groups: Callable[[], Awaitable[dict[str, list[str]]]]
+    settings: Callable[[], list[SettingInForce]]  #: for administrators to read
     nodes: Callable[[], list[NodeHealth]]  #: how every node is
     hub_host: str = ""  #: where the Hub has another host (subdomains)
     metrics_open: bool = False

@@ -121,10 +121,12 @@ class SessionCard:
     nap: str  #: whether it naps by itself, or why its last nap or wake failed
     line: Spark | None
     idle: Moment | None
+    wasted: str  #: "40 GB·h": memory of GPUs that it holds and does not use
     kept: Moment | None
     pinned_by: str
     place: str
     failure: str
+    failure_code: str
     failure_hint: str
     second: str  #: programs beside it that the reader may end; empty: none
     last: str
@@ -182,10 +184,12 @@ def card(
         nap=_nap(view),
         line=spark(line) if line is not None else None,
         idle=_idle(view, now) if live else None,
+        wasted=_wasted(view),
         kept=_kept(view, now) if live else None,
         pinned_by=view.facts.opted_out_by,
         place=_place(view),
         failure=view.failure.message if view.failure else "",
+        failure_code=view.failure.code if view.failure else "",
         failure_hint=view.failure.hint if view.failure else "",
         second=view.failure.incarnation if view.failure and manages else "",
         last=saved_words(view.last_suspend, now) if view.last_suspend else "",
@@ -301,6 +305,20 @@ def _nap(view: SessionView) -> str:
 def _idle(view: SessionView, now: float) -> Moment | None:
     at = view.usage.last_active if view.usage is not None else None
     return None if at is None else Moment(words.duration(now - at), _iso(at))
+
+
+def wasted(view: SessionView) -> float:
+    """GPU memory that it holds, times how long it has not been used: byte-seconds."""
+    usage = view.usage
+    if usage is None or usage.last_active is None or not view.phase.live:
+        return 0.0
+    memory = sum(gpu.memory or 0 for gpu in view.gpus)
+    return memory * max(0.0, usage.at - usage.last_active)
+
+
+def _wasted(view: SessionView) -> str:
+    hours = wasted(view) / 3600
+    return f"{words.size(hours)}\N{MIDDLE DOT}h" if hours >= 1e6 else ""
 
 
 def _kept(view: SessionView, now: float) -> Moment | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode
 
 from tornado.web import HTTPError
 
@@ -48,6 +49,10 @@ class Act(Page):
             return self.start_url(key)
         if page == "one":
             return f"{prefix}sessions/{key.path}?done={action}"
+        if page == "store":
+            query = dict(parse_qsl(self.get_body_argument("query", "")))
+            kept = {name: query.get(name, "") for name in ("user", "order")}
+            return f"{prefix}store?{urlencode({**kept, 'done': action})}"
         if page != "all":
             return f"{prefix}mine?done={action}"
         wanted = Wanted.of(self.get_body_argument("query", "")).query()

@@ -1,4 +1,4 @@
-"""The managers' pages: totals over time, the table of all sessions, the store's use.
+"""The managers' first page: totals over time, and the table of all sessions.
 
 The table is filtered, sorted and cut here (``table.py``), so that a browser gets one
 page of it; its script fetches only the changed parts. Everything works without scripts,
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 
 #: How far back the plot may reach: hours, and the words for it.
 PERIODS = ((24, "24 hours"), (7 * 24, "7 days"), (31 * 24, "31 days"))
-#: Most waiting sessions, and users of the store, that are listed.
+#: Orders for many sessions (``bulk.py``), and their buttons.
+BULK_ORDERS = {
+    "suspend": "Suspend",
+    "nap": "Nap",
+    "wake": "Wake up",
+    "resume": "Resume",
+    "keep": "Keep for 1 h",
+}
+#: Most waiting sessions that are listed.
 _MOST_SHOWN = 200
 
 
@@ -54,9 +62,19 @@ class Waiter:
 class SessionsPage(ManagerPage):
     """What the whole page and its parts print."""
 
-    def table(self, views: Sequence[SessionView]) -> dict[str, Any]:
+    def overview(self, wanted: Wanted, done: str) -> None:
+        """The whole page, with what a form has just done."""
+        views = self.context.control.users.sessions()
+        self.page(
+            "overview.html",
+            done=done,
+            orders=BULK_ORDERS,
+            **self.summary(views),
+            **self.table(views, wanted),
+        )
+
+    def table(self, views: Sequence[SessionView], wanted: Wanted) -> dict[str, Any]:
         """What the table's template prints."""
-        wanted = Wanted.of(self.request.query)
         found = table(views, wanted)
         columns = dict(SORTS)
         if not found.nodes:
@@ -114,13 +132,7 @@ class Overview(SessionsPage):
 
     async def get(self) -> None:
         """Show it."""
-        views = self.context.control.users.sessions()
-        self.page(
-            "overview.html",
-            done=self.done(),
-            **self.summary(views),
-            **self.table(views),
-        )
+        self.overview(Wanted.of(self.request.query), self.done())
 
 
 class Part(SessionsPage):
@@ -137,38 +149,11 @@ class Part(SessionsPage):
     async def get(self, part: str) -> None:
         """Show it."""
         views = self.context.control.users.sessions()
+        wanted = Wanted.of(self.request.query)
         if part == "table":
-            self.page("table.html", **self.table(views))
+            self.page("table.html", **self.table(views, wanted))
         else:
-            wanted = Wanted.of(self.request.query)
             self.page("summary.html", wanted=wanted, **self.summary(views))
-
-
-class Store(ManagerPage):
-    """Checkpoints in the store, by user."""
-
-    async def get(self) -> None:
-        """Show it."""
-        uses = self.context.control.store_use()
-        most = max((use.stored_bytes for use in uses), default=0) or 1
-        shown = [
-            (
-                use.user,
-                use.checkpoints,
-                words.size(use.logical_bytes),
-                words.size(use.stored_bytes),
-                round(100 * use.stored_bytes / most, 1),
-            )
-            for use in uses[:_MOST_SHOWN]
-        ]
-        self.page(
-            "store.html",
-            uses=shown,
-            users=len(uses),
-            checkpoints=sum(use.checkpoints for use in uses),
-            stored=words.size(sum(use.stored_bytes for use in uses)),
-            logical=words.size(sum(use.logical_bytes for use in uses)),
-        )
 
 
 def _freed(present: Point) -> Number:
@@ -199,5 +184,4 @@ def rules(prefix: str) -> list[tuple[Any, ...]]:
     return [
         (rf"{base}all", Overview),
         (rf"{base}all/(table|summary)", Part),
-        (rf"{base}store", Store),
     ]

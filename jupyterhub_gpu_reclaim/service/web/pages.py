@@ -58,6 +58,9 @@ DONE = {
         " soon as its machine and the store answer."
     ),
 }
+#: The cookie of the chosen colours, and what may be chosen.
+THEME_COOKIE = "gpu-reclaim-theme"
+THEMES = ("auto", "light", "dark")
 #: Lines of a log on one page.
 _LOG_LINES = 50
 
@@ -98,9 +101,15 @@ class HtmlErrors(Route):
             hub=context.hub_host + context.hub_prefix,
             person=getattr(self, "person", None),
             health=self.health(),
+            theme=self.theme(),
             **values,
         )
         self.finish(text)
+
+    def theme(self) -> str:
+        """The chosen colours: light, dark, or empty for what the browser prefers."""
+        chosen = self.get_cookie(THEME_COOKIE, "")
+        return chosen if chosen in {"light", "dark"} else ""
 
     def health(self) -> dict[str, Any] | None:
         """What the strip of the managers' pages prints; None: there is none."""
@@ -231,7 +240,10 @@ class One(Page):
 
 
 class Log(Page):
-    """What happened to all sessions of a user, also to those that are deleted."""
+    """What happened to all sessions of a user, also to those that are deleted.
+
+    Managers, who name nobody, see those of all users together.
+    """
 
     async def get(self) -> None:
         """Show one page of it.
@@ -239,13 +251,15 @@ class Log(Page):
         Raises:
             NotFound: another user.
         """
-        user = self.get_query_argument("user", "") or self.person.name
+        mine = "" if self.person.manages else self.person.name
+        user = self.get_query_argument("user", "") or mine
         if not self.person.may_see(SessionKey(user)):
             raise NotFound(Reason.UNKNOWN_SESSION, session=user)
         now = self.context.clock.now()
         control, before = self.context.control, self.number("before")
         since = await self.seen_since(user)
-        story = story_since(control.users.story(user, before, _LOG_LINES), since)
+        found = control.users.story(user or None, before, _LOG_LINES)
+        story = story_since(found, since)
         self.page(
             "log.html",
             user=user,

@@ -15,7 +15,16 @@ from jupyterhub_gpu_reclaim.service.api import ROUTES, openapi
 from jupyterhub_gpu_reclaim.service.api.base import NothingHere
 from jupyterhub_gpu_reclaim.service.api.openapi import pattern
 from jupyterhub_gpu_reclaim.service.api.visits import PageLogins
-from jupyterhub_gpu_reclaim.service.web import forms, nodes, overview, pages, report
+from jupyterhub_gpu_reclaim.service.web import (
+    bulk,
+    forms,
+    lookup,
+    nodes,
+    overview,
+    pages,
+    report,
+    store,
+)
 
 if TYPE_CHECKING:
     from tornado.web import RequestHandler
@@ -45,8 +54,11 @@ def application(context: Context, *, cookie_secret: bytes) -> Application:
             *pages.rules(context.prefix),
             *forms.rules(context.prefix),
             *overview.rules(context.prefix),
+            *bulk.rules(context.prefix),
             *nodes.rules(context.prefix),
             *report.rules(context.prefix),
+            *store.rules(context.prefix),
+            *lookup.rules(context.prefix),
             (r".*", pages.NoPage),
         ],
         context=context,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.service.web.cards import state_of
+from jupyterhub_gpu_reclaim.service.web.cards import state_of, wasted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +44,10 @@ def _idle_since(view: SessionView) -> float:
     return _NEVER if at is None else at
 
 
+def _wasted(view: SessionView) -> float:
+    return -wasted(view) or _NEVER
+
+
 def _due(view: SessionView) -> float:
     if not view.phase.live:
         return _NEVER
@@ -63,13 +67,16 @@ SORTS: dict[str, tuple[str, Callable[[SessionView], float | str]]] = {
     "gpu": ("GPU", _memory),
     "use": ("Last hour", _percent),
     "idle": ("Idle for", _idle_since),
+    "wasted": ("Wasted", _wasted),
     "due": ("Suspends", _due),
     "saved": ("Last suspended", _saved),
     "why": ("Why not suspended", _why),
 }
 
 #: Columns that have the largest, longest or newest first.
-_FALLING = {"gpu", "use", "idle", "saved"}
+_FALLING = {"gpu", "use", "idle", "wasted", "saved"}
+#: What the table is sorted by, if nobody says: what is worth a look stands first.
+DEFAULT_SORT = "wasted"
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class Wanted:
     state: str = ""
     node: str = ""
     why: str = ""
-    sort: str = "session"
+    sort: str = DEFAULT_SORT
     down: bool = False  #: the other way round
     page: int = 1
 
@@ -94,7 +101,7 @@ class Wanted:
             state=given.get("state", "") if given.get("state") in set(Phase) else "",
             node=given.get("node", ""),
             why=given.get("why", ""),
-            sort=given["sort"] if given.get("sort") in SORTS else "session",
+            sort=given["sort"] if given.get("sort") in SORTS else DEFAULT_SORT,
             down=given.get("down") == "1",
             page=int(page)
             if page.isascii() and page.isdigit() and page < "9" * 9
@@ -110,7 +117,7 @@ class Wanted:
             "state": wanted.state,
             "node": wanted.node,
             "why": wanted.why,
-            "sort": wanted.sort if wanted.sort != "session" else "",
+            "sort": wanted.sort if wanted.sort != DEFAULT_SORT else "",
             "down": "1" if wanted.down else "",
             "page": wanted.page if wanted.page > 1 else "",
         }

@@ -183,11 +183,18 @@ function closeMenus(root, session) {
   if (had && open.length) open[0].querySelector("summary").focus();
 }
 
-async function sent(form) {
+/** Send these fields of a form, say what became of it, and whether it was done. */
+export async function sentForm(form, fields) {
+  const [sentence, bad] = await sent(form, fields);
+  say(sentence, bad);
+  return !bad;
+}
+
+async function sent(form, fields = new FormData(form)) {
   try {
     const answer = await fetch(form.action, {
       method: "POST",
-      body: new URLSearchParams(new FormData(form)),
+      body: new URLSearchParams(fields),
       headers: { Accept: "application/json" },
       credentials: "omit",
       signal: AbortSignal.timeout(60000),

@@ -8,6 +8,7 @@ import {
   nowAndThen,
   replaced,
   sendForms,
+  sentForm,
 } from "./live.js";
 
 const overview = document.getElementById("overview");
@@ -18,11 +19,20 @@ const bySession = (root) =>
     [...root.querySelectorAll("tr[data-session]")].map((row) => [row.dataset.session, row]),
   );
 
+const picks = (root) => [...root.querySelectorAll('input[name="session"]')];
+
+/** What was selected stays so, also where its row is a new one. */
+function keepPicks(old, fresh) {
+  const picked = new Set(picks(old).filter((one) => one.checked).map((one) => one.value));
+  for (const one of picks(fresh)) one.checked = picked.has(one.value);
+}
+
 /** Rows that are there stay where they are, so that nothing jumps under a pointer. */
 function takeTable(fresh) {
   const old = document.getElementById("sessions");
   const before = [...bySession(old).keys()].join("\n");
   const rows = bySession(fresh);
+  keepPicks(old, fresh);
   if (before !== [...rows.keys()].join("\n") || !before) {
     replaced(old, fresh);
     return;
@@ -90,7 +100,7 @@ overview.addEventListener("click", (event) => {
     const wanted = new URL(link.href).searchParams;
     go([...wanted]);
     for (const field of filter.elements) {
-      if (field.name) field.value = wanted.get(field.name) ?? (field.name === "sort" ? "session" : "");
+      if (field.name) field.value = wanted.get(field.name) ?? (field.name === "sort" ? "wasted" : "");
     }
     table(0);
   } else return;
@@ -109,6 +119,29 @@ document.addEventListener("keydown", (event) => {
   if (!open) return;
   open.open = false;
   open.querySelector("summary").focus();
+});
+
+// orders for many sessions: how many are selected, and what has become of them
+const bulk = document.getElementById("bulk");
+function count() {
+  const many = bulk.elements.all.checked
+    ? "all that are filtered"
+    : picks(document).filter((one) => one.checked).length;
+  document.getElementById("selected").textContent = many ? `: ${many}` : "";
+}
+document.addEventListener("change", count);
+bulk.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const fields = new FormData(bulk, event.submitter);
+  fields.set("query", location.search.slice(1));
+  bulk.querySelector("details").open = false;
+  if (await sentForm(bulk, fields)) {
+    for (const one of picks(document)) one.checked = false;
+    bulk.elements.all.checked = false;
+    count();
+  }
+  table(200);
+  summary(1000);
 });
 
 begin();

@@ -1,0 +1,129 @@
+"""The administrator's own pages over real sessions: nodes, table, store, report."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from demo.user import User
+from tests.support.axe import problems
+from tests.support.screenshots import shoot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import Page
+
+    from demo.admin import Admin
+    from tests.support.stack import Stack
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+SETTINGS = {"idle_after": 0, "sample_interval": 1}
+PAGES = ("all", "nodes", "store", "report", "log", "settings", "messages", "mine")
+#: An administrator is to know of a silent agent within so many seconds.
+TOLD_SECONDS = 20
+
+
+@pytest.fixture
+def person(stack: Stack, new_name: str) -> Callable[[str], User]:
+    """Makes a person with a running server."""
+
+    def person(end: str) -> User:
+        user = User(stack.url, new_name + end, stack.password)
+        user.login()
+        user.start_server()
+        return user
+
+    return person
+
+
+@pytest.fixture
+def service(sign_in: Callable[[str], Page], stack: Stack) -> Page:
+    page = sign_in("admin")
+    page.goto(f"{stack.url}/services/gpu-reclaim/")
+    return page
+
+
+def shoot_all_ways(page: Page, name: str) -> None:
+    """Pictures, light and dark, of a desk and of a narrow window."""
+    for width in (1280, 700):
+        page.set_viewport_size({"width": width, "height": 800})
+        for colours in ("light", "dark"):
+            page.emulate_media(color_scheme=colours)
+            shoot(page, f"manager-{name}-{width}-{colours}")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.emulate_media(color_scheme="light")
+
+
+def test_sessions_are_picked_suspended_and_deleted_by_an_administrator(
+    admin: Admin, person: Callable[[str], User], service: Page
+) -> None:
+    names = [person(end).name for end in ("a", "b")]
+    for name in names:
+        service.get_by_role("checkbox", name=f"Select {name}, Default server").check()
+    service.get_by_text("With many sessions: 2").click()
+    service.get_by_role("button", name="Suspend", exact=True).click()
+    notice = service.locator("#notice")
+    notice.get_by_text("2 sessions are being suspended.").wait_for()
+    for name in names:
+        admin.wait(name, phase="suspended")
+    assert service.get_by_role("checkbox", checked=True).count() == 0
+
+    service.get_by_role("link", name="Store", exact=True).first.click()
+    service.get_by_text(re.compile("are free there")).wait_for()
+    row = service.get_by_role("row").filter(has_text=names[0]).first
+    row.get_by_text("Delete suspended session…").click()
+    row.get_by_role("button", name="Delete for good").click()
+    notice.get_by_text("The suspended session is deleted.").wait_for()
+    assert service.get_by_role("row").filter(has_text=names[0]).count() == 0
+    assert admin.session(names[1])["phase"] == "suspended"
+
+    base = service.url.partition("/store")[0]
+    for name in PAGES:
+        service.goto(f"{base}/{name}")
+        assert problems(service) == [], name
+        shoot_all_ways(service, name)
+    service.goto(f"{base}/report")
+    with service.expect_download() as file:
+        service.get_by_role("link", name="CSV").click()
+    assert file.value.path().read_text().startswith("month,by,name,")
+    service.get_by_role("link", name="dark", exact=True).click()
+    service.wait_for_url("**/all")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    assert service.evaluate(colour) == "rgb(24, 27, 31)"
+
+
+def test_silent_agent_is_told_in_the_strip_and_by_a_resume_that_waits(
+    stack: Stack,
+    admin: Admin,
+    person: Callable[[str], User],
+    service: Page,
+    sign_in: Callable[[str], Page],
+) -> None:
+    user = person("a")
+    admin.suspend(user.name)
+    health = service.locator("#health")
+    health.get_by_text("Agents: 1 ready").wait_for()
+    page = sign_in(user.name)
+    agent = stack.parts["agent"]
+    agent.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    try:
+        page.goto(f"{stack.url}/user/{user.name}/lab", wait_until="commit")
+        health.get_by_text("this machine has been silent for").wait_for()
+        waits = "The agent of the session's machine does not answer"
+        page.get_by_text(waits).first.wait_for()
+        assert time.monotonic() - begun < TOLD_SECONDS
+        shoot(service, "manager-silent")
+        shoot(page, "manager-silent-resume")
+        health.get_by_role("link", name="Agents").click()
+        service.get_by_text("No answer within 5 s.").wait_for()
+    finally:
+        agent.send_signal(signal.SIGCONT)
+    health.get_by_text("Agents: 1 ready").wait_for()
+    admin.wait(user.name, phase="running")

@@ -1,0 +1,200 @@
+"""The managers' further pages: orders for many, store, log, settings, messages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from traitlets.config import Config
+
+from jupyterhub_gpu_reclaim.common.models import (
+    Failure,
+    KeptState,
+    Phase,
+    SessionKey,
+)
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse
+from jupyterhub_gpu_reclaim.service.app import ReclaimService
+from jupyterhub_gpu_reclaim.service.settings.in_force import settings_in_force
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.forms import Browser
+
+EVIL = "<b>eve</b>"
+PREFIX = "/services/gpu-reclaim/"
+
+
+@pytest.fixture
+def root(service):
+    return Browser(service, "token-root")
+
+
+def orders(control) -> list[tuple[str, str]]:
+    return [(call[0], str(call[1])) for call in control.calls if call[0] != "totals"]
+
+
+async def bulk(browser, accept="text/html", **fields):
+    sent = {"_xsrf": await browser.xsrf(), "page": "all", **fields}
+    return await browser.post("all/bulk", accept, **sent)
+
+
+# --- orders for many -----------------------------------------------------------------
+async def test_order_goes_to_what_is_selected_and_makes_sense(service, root):
+    for name in ("ada", "bob", "cy"):
+        service.control.put(name)
+    service.control.put("dora", phase=Phase.SUSPENDED)
+    answer = await bulk(root, order="suspend", session="ada/")
+    assert answer.code == 200  # the page itself: it works without scripts
+    assert "1 session is being suspended." in answer.body.decode()
+    assert orders(service.control) == [("suspend", "ada/")]
+    answer = await bulk(root, order="resume", session="bob/")
+    assert "None of these sessions can be meant by" in answer.body.decode()
+
+
+async def test_order_goes_to_all_that_the_filter_takes(service, root):
+    for n in range(60):
+        service.control.put(f"lab{n}")
+    service.control.put("other")
+    answer = await bulk(
+        root, "application/json", order="keep", all="1", query="text=lab&page=2"
+    )
+    assert json.loads(answer.body) == "60 sessions are kept for an hour."
+    assert len(orders(service.control)) == 60
+    assert service.control.managed_keeps == 60
+
+
+async def test_order_that_one_refuses_is_given_to_the_others(service, root):
+    service.control.put("ada", phase=Phase.WARNED)  # the double wants it running
+    service.control.put(EVIL)
+    answer = await bulk(root, order="suspend", all="1")
+    page = answer.body.decode()
+    assert "1 session is being suspended. 1 not: ada/: A session that is" in page
+    assert EVIL not in page
+
+
+async def test_order_for_many_is_for_managers_and_names_what_is_missing(service, root):
+    service.control.put("ada")
+    ada = Browser(service, "token-ada")
+    refused = await bulk(ada, order="suspend", session="ada/")
+    assert refused.code == 403
+    for fields in ({"order": "delete", "all": "1"}, {"order": "suspend"}):
+        assert (await bulk(root, **fields)).code == 400
+    without_proof = await root.post("all/bulk", order="suspend", all="1")
+    assert without_proof.code == 401
+    assert orders(service.control) == []
+
+
+# --- store ---------------------------------------------------------------------------
+def kept(name: str, created: float, stored: int, keeping="current", expires=None):
+    return KeptState(
+        id=name,
+        generation=1,
+        created=created,
+        stored_bytes=stored,
+        keeping=keeping,
+        expires=expires,
+    )
+
+
+async def test_store_lists_checkpoints_in_the_order_that_is_asked(service, root):
+    control = service.control
+    control.put("ada", kept=[kept("c1", 100.0, 5), kept("c2", 50.0, 9, "aside", 9e9)])
+    control.put(EVIL, kept=[kept("c3", 10.0, 7)])
+    control.store_known = [
+        StoreUse(user="ada", checkpoints=2, logical_bytes=1, stored_bytes=14)
+    ]
+
+    async def shown(query: str) -> list[str]:
+        page = (await root.get(f"store?{query}")).body.decode()
+        assert EVIL not in page
+        found = {page.find(f'value="{name}"'): name for name in names}
+        return [found[at] for at in sorted(found) if at >= 0]
+
+    names = ("c1", "c2", "c3")
+    assert await shown("") == ["c2", "c3", "c1"]
+    assert await shown("order=age") == ["c3", "c2", "c1"]
+    assert await shown("order=end") == ["c2", "c3", "c1"]
+    assert await shown("order=nonsense&user=ada") == ["c2", "c1"]
+
+
+async def test_store_deletes_a_checkpoint_and_leads_back_there(service, root):
+    service.control.put("ada", kept=[kept("c1", 1.0, 5)])
+    answer = await root.post(
+        "sessions/ada/-/delete",
+        _xsrf=await root.xsrf(),
+        page="store",
+        query="user=ada&order=age&next=//evil.example",
+        checkpoint="c1",
+    )
+    assert answer.code == 303
+    where = f"{PREFIX}store?user=ada&order=age&done=delete"
+    assert answer.headers["Location"] == where
+    assert ("discard", SessionKey("ada"), "root", "c1") in service.control.calls
+
+
+# --- log, settings, messages, colours ------------------------------------------------
+async def test_log_of_all_sessions_is_the_managers(service, root):
+    page = (await root.get("log")).body.decode()
+    assert "What happened to all sessions" in page
+    assert ("story", None, 0, 50) in service.control.calls
+    assert 'log?user=anybody"' in page
+    assert 'log?before=7"' in page
+    await root.get("log?user=ada")
+    assert service.control.calls[-1] == ("story", "ada", 0, 50)
+    await Browser(service, "token-ada").get("log?user=")
+    assert service.control.calls[-1] == ("story", "ada", 0, 50)
+    assert (await Browser(service, "token-ada").get("log?user=bob")).code == 404
+
+
+async def test_settings_in_force_are_told_without_secrets(service, root):
+    given = Config()
+    given.IdlePolicy.idle_after = 1234
+    given.ReclaimService.journal_url = "postgresql://u:hush@db/x"
+    given.Notices.webhook_url = "https://hooks.example/hush"
+    found = {one.name: one for one in settings_in_force(ReclaimService(config=given))}
+    assert found["IdlePolicy.idle_after"].value == "1234.0"
+    assert found["IdlePolicy.idle_after"].changed
+    assert not found["ReclaimService.sample_interval"].changed
+    assert found["ReclaimService.journal_url"].value == "set, and not shown"
+    assert not any("hush" in one.value for one in found.values())
+    page = (await root.get("settings")).body.decode()
+    assert "IdlePolicy.idle_after" in page
+    assert (await service.call("settings")).code == 403
+
+
+async def test_messages_have_every_code_and_failures_lead_there(service, root):
+    page = (await Browser(service, "token-ada").get("messages")).body.decode()
+    assert all(f'id="{reason.value}"' in page for reason in Reason)
+    lost = Failure(code="file_missing", message="The file is gone.")
+    service.control.put("ada", phase=Phase.SUSPENDED, failure=lost)
+    table = (await root.get("all")).body.decode()
+    assert f'href="{PREFIX}messages#file_missing"' in table
+
+
+async def test_colours_are_remembered_and_can_be_left_to_the_browser(service, root):
+    assert "theme/dark.css" not in (await root.get("mine")).body.decode()
+    answer = await root.get("theme/dark")
+    assert answer.code == 302
+    assert answer.headers["Location"] == PREFIX
+    page = (await root.get("mine")).body.decode()
+    assert f"{PREFIX}static/theme/dark.css" in page
+    assert "/hub/logout" in page
+    assert "/hub/admin" in page
+    root.cookies["gpu-reclaim-theme"] = "../../evil"
+    assert "evil" not in (await root.get("mine")).body.decode()
+    assert (await root.get("theme/pink")).code == 404
+
+
+def test_chosen_colours_are_those_of_the_pages_own_style():
+    static = Path(ReclaimService.__module__.replace(".", "/")).parent
+    root = Path(__file__).parents[2] / static / "web" / "static"
+    style = (root / "service.css").read_text()
+    for name in ("light", "dark"):
+        lines = (root / "theme" / f"{name}.css").read_text().splitlines()
+        values = [line.strip() for line in lines if line.strip().startswith("--")]
+        assert values
+        assert all(line in style for line in values), name
