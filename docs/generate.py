@@ -23,9 +23,16 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import (
     SERVICE_SCOPES,
     USER_SCOPES,
 )
+from jupyterhub_gpu_reclaim.common.node_status import (
+    CardStatus,
+    NodeHealth,
+    NodeStatus,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+    IN_USE,
     Counters,
+    GpuCount,
     MetricsSnapshot,
 )
 from jupyterhub_gpu_reclaim.hub.kube.spawner import ReclaimKubeSpawner
@@ -179,9 +186,14 @@ def metrics() -> str:
         stored_bytes=0,
         sample_age=None,
         watched=0,
+        gpus=[GpuCount("", "", IN_USE, 0.0)],
     )
+    status = NodeStatus(
+        host="", version="", cards=[CardStatus()], state_free=0, store_free=0
+    )
+    nodes = [NodeHealth(node="", status=status)]
     rows: list[tuple[object, ...]] = [("metric", "type", "labels", "what it says")]
-    for family in Exporter(lambda: snapshot).collect():
+    for family in Exporter(lambda: snapshot, lambda: nodes).collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = dict.fromkeys(n for s in family.samples for n in s.labels if n != "le")
         shown = ", ".join(f"`{label}`" for label in labels)

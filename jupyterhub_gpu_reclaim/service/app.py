@@ -311,7 +311,7 @@ class ReclaimService(Application, Options):
         context = Context(
             control=controller,
             clock=SystemClock(),
-            registry=metrics.registry(controller.metrics_snapshot),
+            registry=metrics.registry(controller.metrics_snapshot, nodes.now),
             templates=pages.templates(),
             spawner_token=environment.spawner_token.encode(),
             prefix=environment.prefix,

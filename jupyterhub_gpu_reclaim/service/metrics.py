@@ -26,15 +26,17 @@ from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
     WAITS,
     Histogram,
 )
+from jupyterhub_gpu_reclaim.service import node_metrics
+from jupyterhub_gpu_reclaim.service.node_metrics import PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from prometheus_client import Metric
 
+    from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
 
-PREFIX = "jupyterhub_gpu_reclaim_"
 OPERATIONS = ("suspend", "resume", "nap", "wake")
 OUTCOMES = ("ok", "failed")
 #: The agent's steps, as ``capture.py``, ``restore.py`` and ``nap.py`` in
@@ -76,10 +78,16 @@ class Exporter(Collector):
 
     Args:
         snapshot: asked at every scrape; cheap.
+        nodes: likewise; every node, as it was heard of last.
     """
 
-    def __init__(self, snapshot: Callable[[], MetricsSnapshot]) -> None:
+    def __init__(
+        self,
+        snapshot: Callable[[], MetricsSnapshot],
+        nodes: Callable[[], Sequence[NodeHealth]],
+    ) -> None:
         self._snapshot = snapshot
+        self._nodes = nodes
 
     def describe(self) -> list[Metric]:
         """Nothing beforehand, so that the registry does not scrape at registration."""
@@ -91,15 +99,20 @@ class Exporter(Collector):
         yield _info()
         yield from _sessions(now)
         yield from _operations(now)
-        yield _steps(now)
+        yield from _durations(now)
         yield from _queue(now)
         yield from _bytes(now)
+        yield _gpus(now)
+        yield from node_metrics.families(self._nodes())
 
 
-def registry(snapshot: Callable[[], MetricsSnapshot]) -> CollectorRegistry:
+def registry(
+    snapshot: Callable[[], MetricsSnapshot],
+    nodes: Callable[[], Sequence[NodeHealth]] = list,
+) -> CollectorRegistry:
     """A registry of its own with the exporter, the process and nothing else."""
     made = CollectorRegistry(auto_describe=False)
-    made.register(Exporter(snapshot))
+    made.register(Exporter(snapshot, nodes))
     return made
 
 
@@ -122,6 +135,11 @@ def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:
         PREFIX + "sessions_watched",
         "Sessions with recent samples; the others are not suspended.",
         value=now.watched,
+    )
+    yield GaugeMetricFamily(
+        PREFIX + "sessions_kept",
+        "Sessions that a person keeps from being suspended, for a time or for good.",
+        value=now.kept,
     )
     age = GaugeMetricFamily(
         PREFIX + "sample_age_seconds",
@@ -165,7 +183,23 @@ def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
     yield failed
 
 
-def _steps(now: MetricsSnapshot) -> Metric:
+def _durations(now: MetricsSnapshot) -> Iterator[Metric]:
+    whole = HistogramMetricFamily(
+        PREFIX + "operation_duration_seconds",
+        "Time that a whole suspend, until its checkpoint is committed, or a whole"
+        " resume, until the session runs, took that succeeded; a resume with the time"
+        " that it waited for a GPU.",
+        labels=["operation"],
+    )
+    for operation in ("suspend", "resume"):
+        _add(whole, [operation], now.counters.whole.get(operation, Histogram()))
+    yield whole
+    still = HistogramMetricFamily(
+        PREFIX + "session_frozen_seconds",
+        "Time that a session stood still while it was saved.",
+    )
+    _add(still, [], now.counters.still)
+    yield still
     family = HistogramMetricFamily(
         PREFIX + "step_duration_seconds",
         "Time that one step of a suspend, a resume, a nap or a wake took.",
@@ -175,6 +209,19 @@ def _steps(now: MetricsSnapshot) -> Metric:
     for operation, step in sorted(usual | now.counters.steps.keys()):
         seen = now.counters.steps.get((operation, step), Histogram())
         _add(family, [operation, step], seen)
+    yield family
+
+
+def _gpus(now: MetricsSnapshot) -> Metric:
+    family = GaugeMetricFamily(
+        PREFIX + "gpus",
+        "GPUs that sessions hold, by what they do with them (in_use; idle; kept: idle,"
+        " and somebody keeps the session from being suspended), and those that"
+        " suspended sessions had held (freed).",
+        labels=["node", "model", "state"],
+    )
+    for node, model, state, number in now.gpus:
+        family.add_metric([node, model, state], number)
     return family
 
 
@@ -223,6 +270,12 @@ def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _bytes(now: MetricsSnapshot) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        PREFIX + "suspended_memory_bytes",
+        "Memory, GPUs' included, that is free because the sessions which had it are"
+        " suspended now.",
+        value=now.suspended_bytes,
+    )
     yield GaugeMetricFamily(
         PREFIX + "napping_gpu_memory_bytes",
         "GPU memory that is free because the sessions which had it nap now; it is in"

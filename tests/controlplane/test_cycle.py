@@ -106,6 +106,10 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     assert (line.gpu_percent[-1], line.memory[-1]) == (50.0, 9)
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
+    counted = controller.metrics_snapshot()
+    assert counted.counters.whole["suspend"].count == 1
+    assert counted.counters.still.count == 1
+    assert counted.suspended_bytes > 0
     await world.kill(controller)
 
     controller = await world.controller()
@@ -117,3 +121,8 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     await world.until(lambda: controller.users.session(KEY).facts.resumed)
     assert controller.users.session(KEY).facts.resumed.at is not None
     assert controller.totals(1).now.gpus_freed == 0
+    counted = controller.metrics_snapshot()
+    assert counted.counters.whole["resume"].count == 1
+    assert (counted.suspended_bytes, counted.kept) == (0, 0)
+    (gpu,) = await world.until(lambda: controller.metrics_snapshot().gpus)
+    assert (gpu.model, gpu.state) == ("A100", "in_use")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
@@ -16,6 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
     Keeping,
@@ -124,6 +126,39 @@ def test_totals_count_cards_that_work_idle_and_are_freed(sessions):
     assert (now.gpus_known, now.gpus_in_use, now.gpus_idle) == (3, 2, 1)
     assert (now.gpus_freed, now.waiting) == (4, 1)
     assert now.sessions == {"running": 4, "suspended": 1}
+
+
+def test_gpus_are_counted_by_node_model_and_what_is_done_with_them(sessions):
+    tally, at = TotalsLog(sessions), sessions.clock.now()
+
+    def change(key: SessionKey, **values) -> None:
+        row = sessions.journal.session(key)
+        sessions.journal.save(msgspec.structs.replace(row, node="gpu-1", **values))
+
+    hold(sessions, ADA, "a", 90.0)
+    hold(sessions, BOB, "a", 0.0)  # kept on a card on which another one works
+    hold(sessions, SessionKey("cy"), "b", 0.0)
+    hold(sessions, SessionKey("di"), "b", 0.0)
+    hold(sessions, SessionKey("eve"), "c", 0.0)
+    hold(sessions, SessionKey("fay"), "d", 0.0)
+    change(ADA)
+    change(BOB, kept_until=at + 60)
+    change(SessionKey("cy"), kept_until=at - 60)  # it is over
+    change(SessionKey("di"))
+    change(SessionKey("eve"), opted_out_by="root")
+    change(SessionKey("fay"), kept_until=at + 60)
+    values = {"since": 1.0, "gpus": 3, "gpu_name": "T4"}
+    sessions.journal.save(
+        SessionRow(key=SessionKey("gil"), phase=Phase.SUSPENDED, **values)
+    )
+    sessions.seats_per_gpu = 2
+    model = sessions.runtime(ADA).cards("i1")[0].name
+    assert tally.gpus() == [
+        GpuCount("", "T4", "freed", 1.5),
+        GpuCount("gpu-1", model, "idle", 1),
+        GpuCount("gpu-1", model, "in_use", 1),
+        GpuCount("gpu-1", model, "kept", 2),
+    ]
 
 
 def test_totals_are_written_once_a_step_and_survive_a_restart(sessions):

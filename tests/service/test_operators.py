@@ -9,9 +9,15 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jupyterhub_gpu_reclaim.common.models import Phase, Step
+from jupyterhub_gpu_reclaim.common.models import Finding, Phase, Step
+from jupyterhub_gpu_reclaim.common.node_status import (
+    CardStatus,
+    NodeHealth,
+    NodeStatus,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
     Counters,
+    GpuCount,
     MetricsSnapshot,
 )
 from jupyterhub_gpu_reclaim.service import metrics
@@ -26,8 +32,9 @@ EMPTY = MetricsSnapshot(
 )
 
 
-def samples(snapshot: MetricsSnapshot) -> dict[tuple[str, ...], float]:
-    text = generate_latest(metrics.registry(lambda: snapshot)).decode()
+def samples(snapshot: MetricsSnapshot, *nodes: NodeHealth) -> dict[tuple, float]:
+    made = metrics.registry(lambda: snapshot, lambda: nodes)
+    text = generate_latest(made).decode()
     return {
         (
             one.name.removeprefix(metrics.PREFIX),
@@ -129,3 +136,54 @@ def test_metrics_of_the_queue_show_its_length_and_how_waiting_ended():
     assert found["wait_duration_seconds_sum", "served"] == 2045.0
     assert found["gpu_seconds_reclaimed_total",] == 12.5
     assert found["saved_deduplicated_bytes_total",] == 7
+
+
+def test_metrics_of_gpus_say_what_is_done_with_them_and_where():
+    found = samples(
+        replace(
+            EMPTY,
+            gpus=[
+                GpuCount("gpu-1", "A100", "in_use", 2.0),
+                GpuCount("gpu-1", "A100", "kept", 1.0),
+                GpuCount("", "T4", "freed", 0.5),
+            ],
+            kept=3,
+            suspended_bytes=12,
+        )
+    )
+    assert found["gpus", "A100", "gpu-1", "in_use"] == 2
+    assert found["gpus", "A100", "gpu-1", "kept"] == 1
+    assert found["gpus", "T4", "", "freed"] == 0.5
+    assert (found["sessions_kept",], found["suspended_memory_bytes",]) == (3, 12)
+
+
+def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
+    cards = [CardStatus(name="A100"), CardStatus(name="A100"), CardStatus(name="T4")]
+    one = NodeStatus(host="1", version="1", cards=cards, state_free=5, store_free=7)
+    cannot = Finding(code="criu_missing", message="No CRIU.", fatal=True)
+    other = NodeStatus(host="2", version="1", findings=[cannot])
+    found = samples(
+        EMPTY,
+        NodeHealth(node="gpu-1", status=one),
+        NodeHealth(node="gpu-2", status=other),
+        NodeHealth(node="gpu-3", status=one, silent_since=1.0),
+        NodeHealth(node="gpu-4"),
+    )
+    states = {state: found["agents", state] for state in ("ready", "unready", "silent")}
+    assert states == {"ready": 1, "unready": 1, "silent": 2}
+    assert found["gpus_present", "A100", "gpu-1"] == 2
+    assert found["gpus_present", "T4", "gpu-1"] == 1
+    assert found["store_free_bytes", "gpu-1"] == 7
+    assert found["state_free_bytes", "gpu-1"] == 5
+    assert ("store_free_bytes", "gpu-2") not in found
+
+
+def test_metrics_of_whole_operations_count_those_that_succeeded():
+    counters = Counters()
+    counters.took("resume", 4.0)
+    counters.still.observe(0.2)
+    found = samples(replace(EMPTY, counters=counters))
+    assert found["operation_duration_seconds_bucket", "5.0", "resume"] == 1
+    assert found["operation_duration_seconds_bucket", "2.5", "resume"] == 0
+    assert found["operation_duration_seconds_count", "suspend"] == 0
+    assert found["session_frozen_seconds_sum",] == 0.2

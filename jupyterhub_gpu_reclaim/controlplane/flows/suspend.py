@@ -150,6 +150,7 @@ class Suspender:
         counters.stored_bytes += info.stored_bytes
         now = self._sessions.clock.now()
         counters.deduplicated_bytes += info.deduplicated_bytes
+        counters.still.observe(info.frozen_seconds)
         return self._sessions.apply(
             row.key,
             SessionEvent.COMMITTED,

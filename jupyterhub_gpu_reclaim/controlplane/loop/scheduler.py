@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import ActionKind, sett
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -247,6 +247,17 @@ class ControlLoops:
             waiting=self._sessions.waiting(),
             napping_bytes=self._sessions.napping_bytes(),
             crowded_gpus=len(self._room.crowded()),
+            kept=sum(
+                accounting.is_kept(row, now)
+                for row in self._sessions.journal.sessions()
+                if row.phase is not Phase.STOPPED
+            ),
+            suspended_bytes=sum(
+                c.info.logical_bytes
+                for c in kept
+                if c.info is not None and c.keeping is Keeping.CURRENT
+            ),
+            gpus=self._tally.gpus(),
             gpu_seconds=accounting.so_far(
                 self._sessions.journal.sessions(),
                 self._sessions.journal.amount(accounting.GPU_SECONDS),

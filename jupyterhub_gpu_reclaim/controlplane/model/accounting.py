@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -56,6 +56,22 @@ def waited(
     return msgspec.structs.replace(row, waiting_since=None)
 
 
+def is_kept(row: SessionRow, now: float) -> bool:
+    """Whether a person keeps that session from being suspended by itself."""
+    return (row.kept_until or 0.0) > now or bool(row.opted_out_by)
+
+
+def took(counters: Counters, before: SessionRow, row: SessionRow, now: float) -> None:
+    """Count how long a suspend or a resume took that has just succeeded.
+
+    A suspend ends when its checkpoint is committed, a resume when the session runs.
+    """
+    if before.phase is Phase.SUSPENDING and row.phase is Phase.RELEASING:
+        counters.took("suspend", now - before.since)
+    elif before.phase is Phase.RESUMING and row.phase in LIVE:
+        counters.took("resume", now - before.since)
+
+
 def so_far(rows: Iterable[SessionRow], counted: float, now: float, seats: int) -> float:
     """GPU seconds up to now: what is counted, and the sessions that are suspended."""
     return counted + sum(leaving(row, now, seats).get(GPU_SECONDS, 0.0) for row in rows)
@@ -65,6 +81,10 @@ def so_far(rows: Iterable[SessionRow], counted: float, now: float, seats: int) -
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 #: How waiting for a GPU ends: with one, cancelled, or timed out.
 WAITS = ("served", "left", "expired")
+#: A GPU that sessions hold is in use if one of them works, or nothing is known of it;
+#: else it is kept, where somebody wants that, or idle. Freed are those which sessions
+#: had held that are suspended now, whoever uses them since.
+GPU_STATES = (IN_USE, KEPT, IDLE, FREED) = ("in_use", "kept", "idle", "freed")
 #: Why a suspend is begun; ``request`` is a person's.
 CAUSES = ("idle", "pressure", "request")
 
@@ -97,6 +117,10 @@ class Counters:
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: operation and step
     steps: dict[tuple[str, str], Histogram] = field(default_factory=dict)
+    #: of whole suspends and resumes that succeeded
+    whole: dict[str, Histogram] = field(default_factory=dict)
+    #: how long sessions stood still while they were saved
+    still: Histogram = field(default_factory=Histogram)
     #: how waits for a GPU ended (``WAITS``), and how long they were
     waits: dict[str, Histogram] = field(default_factory=dict)
     #: why suspends were begun (``CAUSES``)
@@ -111,11 +135,24 @@ class Counters:
         """Count the end of one wait."""
         self.waits.setdefault(outcome, Histogram()).observe(seconds)
 
+    def took(self, operation: str, seconds: float) -> None:
+        """Count a whole operation."""
+        self.whole.setdefault(operation, Histogram()).observe(seconds)
+
     def step(self, operation: str, step: Step) -> None:
         """Count a finished step."""
         if step.state == "done":
             histogram = self.steps.setdefault((operation, step.step), Histogram())
             histogram.observe(step.seconds)
+
+
+class GpuCount(NamedTuple):
+    """So many GPUs of one kind are in that state; shared ones count by their share."""
+
+    node: str  #: empty: the Hub's own machine
+    model: str
+    state: str  #: one of ``GPU_STATES``
+    number: float
 
 
 @dataclass(frozen=True)
@@ -133,3 +170,7 @@ class MetricsSnapshot:
     waiting: int = 0  #: sessions that wait for a GPU
     napping_bytes: int = 0  #: GPU memory that naps have moved out, now
     crowded_gpus: int = 0  #: cards that need fewer seats
+    kept: int = 0  #: sessions that somebody keeps from being suspended
+    #: what the sessions held that are suspended now, GPU memory included
+    suspended_bytes: int = 0
+    gpus: list[GpuCount] = field(default_factory=list)

@@ -161,6 +161,7 @@ class Sessions:
             message=reason.message if reason else note,
         )
         row = accounting.waited(self.counters, before, row, now)
+        accounting.took(self.counters, before, row, now)
         more = accounting.leaving(before, now, self.seats_per_gpu, row.phase)
         unused = (
             keep_quota.end(key, now) if before.kept_until and not row.kept_until else []

@@ -17,8 +17,12 @@ from jupyterhub_gpu_reclaim.common import codec, decoders
 from jupyterhub_gpu_reclaim.common.models import Phase, Value
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.common.models import GpuSample
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -105,17 +109,44 @@ class TotalsLog:
     def _held(self, rows: list[SessionRow]) -> dict[tuple[str, int | None], bool]:
         """The cards that sessions hold, and whether any of these sessions works."""
         held: dict[tuple[str, int | None], bool] = {}
-        for row in rows:
-            if row.phase in {Phase.SUSPENDED, Phase.STOPPED}:
-                continue
-            runtime = self._sessions.runtime(row.key)
-            usage = runtime.usage
-            percent = usage.gpu_percent if usage is not None else None
-            works = percent is None or percent >= WORKING_PERCENT
-            for card in runtime.cards(row.incarnation):
-                name = (card.uuid, card.instance)
-                held[name] = held.get(name, False) or works
+        for row, card in self._cards(rows):
+            name = (card.uuid, card.instance)
+            held[name] = held.get(name, False) or self._works(row)
         return held
+
+    def gpus(self) -> list[GpuCount]:
+        """GPUs by node, model and state, of this moment."""
+        now = self._sessions.clock.now()
+        rows = self._sessions.journal.sessions()
+        states: dict[tuple[str, int | None], tuple[str, str, str]] = {}
+        for row, card in self._cards(rows):
+            name = (card.uuid, card.instance)
+            state = accounting.KEPT if accounting.is_kept(row, now) else accounting.IDLE
+            state = accounting.IN_USE if self._works(row) else state
+            _, _, before = states.get(name, ("", "", state))
+            # One that works is enough, and so is one that is kept.
+            state = min(state, before, key=accounting.GPU_STATES.index)
+            states[name] = (row.node, card.name, state)
+        found: dict[tuple[str, str, str], float] = dict(Counter(states.values()))
+        for row in rows:
+            if row.phase is Phase.SUSPENDED and row.gpus:
+                kind = (row.node, row.gpu_name, accounting.FREED)
+                share = row.gpus / self._sessions.seats_per_gpu
+                found[kind] = found.get(kind, 0.0) + share
+        return [GpuCount(*kind, found[kind]) for kind in sorted(found)]
+
+    def _cards(self, rows: list[SessionRow]) -> Iterator[tuple[SessionRow, GpuSample]]:
+        """Each card that a session holds, with that session."""
+        for row in rows:
+            if row.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
+                for card in self._sessions.runtime(row.key).cards(row.incarnation):
+                    yield row, card
+
+    def _works(self, row: SessionRow) -> bool:
+        """Whether it uses its cards, or nothing is known of that."""
+        usage = self._sessions.runtime(row.key).usage
+        percent = usage.gpu_percent if usage is not None else None
+        return percent is None or percent >= WORKING_PERCENT
 
     def note(self) -> None:
         """Write a line when one is due, and drop those that are too old.
