@@ -377,6 +377,16 @@ def test_gpu_that_works_for_a_second_a_minute_is_seen():
     assert usage.gpu_peak_percent == pytest.approx(10.0)
 
 
+def test_gpu_that_works_for_a_second_is_seen_where_samples_come_a_little_early():
+    usage = usage_of(
+        *(
+            sample(n * 9.9, gpus=[gpu(10.0 if n == 5 else 0.0)], paged=0)
+            for n in range(10)
+        )
+    )
+    assert usage.gpu_peak_percent == pytest.approx(10.0, rel=0.02)
+
+
 def test_gpu_peak_before_the_span_is_forgotten():
     samples = [
         sample(at, gpus=[gpu(90.0 if at == 50 else 0.0)]) for at in range(0, 961, 10)
