@@ -27,16 +27,23 @@ class Window:
     """Samples of one session, in the order of their times.
 
     Args:
-        span: seconds that the processor's use is averaged over; at least as long as
-            a session must be idle before it is suspended.
+        span: seconds that it remembers; as long as any session must be idle before
+            it naps or is suspended.
         interval: seconds between two samples, as they are meant to come.
+        usual: seconds that use is summed up over, where nothing else is asked for:
+            as long as most sessions must be idle; None: all of the span.
         unused: seconds after which a kernel that has never said a word is idle.
     """
 
     def __init__(
-        self, *, span: float, interval: float, unused: float = UNUSED_SECONDS
+        self,
+        *,
+        span: float,
+        interval: float,
+        usual: float | None = None,
+        unused: float = UNUSED_SECONDS,
     ) -> None:
-        self._span = span
+        self._usual = span if usual is None else usual
         self._unused = unused
         self._gap = GAP_INTERVALS * interval
         self._newest: Sample | None = None
@@ -72,13 +79,13 @@ class Window:
 
         Args:
             now: the time.
-            span: seconds that work is averaged over, where that is not all of it.
+            span: seconds that use is summed up over, where that is not the usual.
         """
         newest = self._newest
         if newest is None:
             return Usage(at=now, watched=0.0, sample_age=now, last_active=None)
         age = max(0.0, now - newest.at)
-        over = self._span if span is None else span
+        over = self._usual if span is None else span
         cpu = None if newest.cpu_work is None else self._cpu.rate(over)
         gpu = None if _gpu_share(newest) is None else self._gpu.rate(over)
         peak = None if _gpu_share(newest) is None else self._gpu.peak(over)

@@ -366,6 +366,14 @@ def test_gpu_percent_is_the_mean_over_the_window_of_its_busiest_card():
     assert usage.complete
 
 
+def test_use_is_summed_up_over_the_usual_time_or_over_that_which_is_asked_for():
+    window = Window(span=900, interval=10, usual=300)
+    for at in range(0, 901, 10):
+        window.add(sample(at, gpus=[gpu(90.0 if at == 300 else 0.0)]))
+    assert window.usage(START + 900).gpu_peak_percent == 0.0
+    assert window.usage(START + 900, 900).gpu_peak_percent == pytest.approx(90.0)
+
+
 def test_gpu_that_works_for_a_second_a_minute_is_seen():
     usage = usage_of(
         *(
