@@ -7,10 +7,10 @@ own ``last_activity``, which the polling of an open tab keeps young.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Usage
+from jupyterhub_gpu_reclaim.sampling.meter import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,121 +19,41 @@ if TYPE_CHECKING:
 
 #: So many sampling intervals without a whole sample are a gap.
 GAP_INTERVALS = 3
-#: Work of that last stretch counts by itself, however idle the window was before it.
-RECENT_SECONDS = 60.0
-#: What lasts for less than that is as good as spread over it.
-PEAK_SECONDS = 10.0
 #: A kernel that has never said a word, and that nobody is connected to, is idle then.
 UNUSED_SECONDS = 600.0
-#: Rounding of the kernel's counters; less is not a counter that went backwards.
-_ROUNDING = 0.05
-
-
-class _Reading(NamedTuple):
-    at: float
-    work: float
-
-
-class _Meter:
-    """A counter of work, such as seconds of a processor, read now and then.
-
-    Args:
-        span: seconds that its use is averaged over.
-        gap: seconds between two readings after which it starts again.
-    """
-
-    def __init__(self, span: float, gap: float) -> None:
-        self._span = span
-        self._gap = gap
-        self._readings: list[_Reading] = []
-
-    def clear(self) -> None:
-        """Start again."""
-        self._readings.clear()
-
-    def add(self, at: float, work: float) -> None:
-        """One reading; a counter that goes backwards is another one."""
-        new = _Reading(at, work)
-        if self._readings:
-            last = self._readings[-1]
-            backwards = work < last.work - _ROUNDING
-            if backwards or at - last.at > self._gap:
-                self._readings.clear()
-        self._readings.append(new)
-        # One reading beyond the span stays, so that the span is covered whole.
-        while len(self._readings) > 2 and self._readings[1].at <= at - self._span:
-            self._readings.pop(0)
-
-    def add_share(self, at: float, percent: float) -> None:
-        """One reading of what tells its use since the last one, and counts nothing."""
-        last = self._readings[-1] if self._readings else _Reading(at, 0.0)
-        self.add(at, last.work + percent / 100.0 * (at - last.at))
-
-    def rate(self, span: float) -> float | None:
-        """Work a second: the larger of the means over that span and the last minute."""
-        if len(self._readings) < 2:
-            return None
-        last = self._readings[-1]
-        whole, recent = (
-            self._before(min(span, self._span)),
-            self._before(RECENT_SECONDS),
-        )
-        return max(_rate(whole, last), _rate(recent, last))
-
-    def peak(self, span: float) -> float | None:
-        """Work a second in any stretch of :data:`PEAK_SECONDS`: the most of that span.
-
-        Where readings are further apart, between two of them.
-        """
-        if len(self._readings) < 2:
-            return None
-        if self._readings[-1].work == self._readings[0].work:
-            return 0.0  # as in most sessions at most times
-        most, begin = 0.0, 0
-        since = self._readings[-1].at - span
-        for number, last in enumerate(self._readings[1:], 1):
-            while (
-                begin + 1 < number
-                and self._readings[begin + 1].at <= last.at - PEAK_SECONDS
-            ):
-                begin += 1
-            first = self._readings[begin]
-            seconds = max(PEAK_SECONDS, last.at - first.at)
-            if last.at > since:
-                most = max(most, (last.work - first.work) / seconds)
-        return most
-
-    def _before(self, seconds: float) -> _Reading:
-        """The newest reading that is so much older than the last, or the oldest."""
-        last, history = self._readings[-1], self._readings
-        end = bisect_right(history, last.at - seconds, hi=len(history) - 1, key=_at)
-        return history[max(end - 1, 0)]
 
 
 class Window:
     """Samples of one session, in the order of their times.
 
     Args:
-        span: seconds that the processor's use is averaged over; at least as long as
-            a session must be idle before it is suspended.
+        span: seconds that it remembers; as long as any session must be idle before
+            it naps or is suspended.
         interval: seconds between two samples, as they are meant to come.
+        usual: seconds that use is summed up over, where nothing else is asked for:
+            as long as most sessions must be idle; None: all of the span.
         unused: seconds after which a kernel that has never said a word is idle.
     """
 
     def __init__(
-        self, *, span: float, interval: float, unused: float = UNUSED_SECONDS
+        self,
+        *,
+        span: float,
+        interval: float,
+        usual: float | None = None,
+        unused: float = UNUSED_SECONDS,
     ) -> None:
-        self._span = span
+        self._usual = span if usual is None else usual
         self._unused = unused
         self._gap = GAP_INTERVALS * interval
         self._newest: Sample | None = None
         self._watched_since: float | None = None
         self._watched_until = 0.0
-        self._cpu = _Meter(span, self._gap)
-        self._gpu = _Meter(span, self._gap)
-        self._written = _Meter(span, self._gap)
-        self._moved = _Meter(span, self._gap)
-        self._paged = _Meter(span, self._gap)
+        self._cpu = Meter(span, self._gap)
+        self._gpu = Meter(span, self._gap)
+        self._written = Meter(span, self._gap)
+        self._moved = Meter(span, self._gap)
+        self._paged = Meter(span, self._gap)
         self._active: tuple[float, str] | None = None
 
     def add(self, sample: Sample) -> None:
@@ -159,13 +79,13 @@ class Window:
 
         Args:
             now: the time.
-            span: seconds that work is averaged over, where that is not all of it.
+            span: seconds that use is summed up over, where that is not the usual.
         """
         newest = self._newest
         if newest is None:
             return Usage(at=now, watched=0.0, sample_age=now, last_active=None)
         age = max(0.0, now - newest.at)
-        over = self._span if span is None else span
+        over = self._usual if span is None else span
         cpu = None if newest.cpu_work is None else self._cpu.rate(over)
         gpu = None if _gpu_share(newest) is None else self._gpu.rate(over)
         peak = None if _gpu_share(newest) is None else self._gpu.peak(over)
@@ -246,14 +166,6 @@ class Window:
         share = _gpu_share(sample)
         if share is not None:
             self._gpu.add_share(sample.at, share)
-
-
-def _at(reading: _Reading) -> float:
-    return reading.at
-
-
-def _rate(first: _Reading, last: _Reading) -> float:
-    return max(0.0, (last.work - first.work) / (last.at - first.at))
 
 
 def _in_percent(rate: float | None) -> float | None:

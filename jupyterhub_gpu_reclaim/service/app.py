@@ -237,6 +237,7 @@ class ReclaimService(Application, Options):
         nap_after = max(naps.usually_after, rules.longest("nap_after"))
         span = max(idle.idle_after, rules.longest("idle_after"), self.own_idle_longest)
         span = max(span or under_pressure, nap_after, naps.room_after)
+        usual = idle.idle_after or under_pressure or span
         controller = Controller(
             journal=journal,
             agent=agent,
@@ -246,7 +247,9 @@ class ReclaimService(Application, Options):
             naps=NapDecider(guards, naps) if nap_after else None,
             is_lazy=naps.is_lazy,
             policies=SessionPolicies(rules, hub, agent) if rules.rules else None,
-            window=lambda: Window(span=span, interval=self.sample_interval),
+            window=lambda: Window(
+                span=span, interval=self.sample_interval, usual=usual
+            ),
             clock=SystemClock(),
             settings=self.settings(),
             folder=folder,

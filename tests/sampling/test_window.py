@@ -366,6 +366,14 @@ def test_gpu_percent_is_the_mean_over_the_window_of_its_busiest_card():
     assert usage.complete
 
 
+def test_use_is_summed_up_over_the_usual_time_or_over_that_which_is_asked_for():
+    window = Window(span=900, interval=10, usual=300)
+    for at in range(0, 901, 10):
+        window.add(sample(at, gpus=[gpu(90.0 if at == 300 else 0.0)]))
+    assert window.usage(START + 900).gpu_peak_percent == 0.0
+    assert window.usage(START + 900, 900).gpu_peak_percent == pytest.approx(90.0)
+
+
 def test_gpu_that_works_for_a_second_a_minute_is_seen():
     usage = usage_of(
         *(
@@ -375,6 +383,16 @@ def test_gpu_that_works_for_a_second_a_minute_is_seen():
     )
     assert usage.gpu_percent == pytest.approx(10 / 6, rel=0.1)
     assert usage.gpu_peak_percent == pytest.approx(10.0)
+
+
+def test_gpu_that_works_for_a_second_is_seen_where_samples_come_a_little_early():
+    usage = usage_of(
+        *(
+            sample(n * 9.9, gpus=[gpu(10.0 if n == 5 else 0.0)], paged=0)
+            for n in range(10)
+        )
+    )
+    assert usage.gpu_peak_percent == pytest.approx(10.0, rel=0.02)
 
 
 def test_gpu_peak_before_the_span_is_forgotten():

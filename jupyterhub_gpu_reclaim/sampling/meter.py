@@ -1,0 +1,108 @@
+"""A counter that is read now and then, and what it says of the time before.
+
+Pure. Next: ``window``, which has one for each kind of work.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+#: Work of that last stretch counts by itself, however idle the window was before it.
+RECENT_SECONDS = 60.0
+#: What lasts for less than that is as good as spread over it.
+PEAK_SECONDS = 10.0
+#: Two readings that are so far apart are far enough for a peak: they come not quite on
+#: time.
+_NEARLY_SECONDS = 0.9 * PEAK_SECONDS
+#: Rounding of the kernel's counters; less is not a counter that went backwards.
+_ROUNDING = 0.05
+
+
+class _Reading(NamedTuple):
+    at: float
+    work: float
+
+
+class Meter:
+    """A counter of work, such as seconds of a processor, read now and then.
+
+    Args:
+        span: seconds that its use is averaged over.
+        gap: seconds between two readings after which it starts again.
+    """
+
+    def __init__(self, span: float, gap: float) -> None:
+        self._span = span
+        self._gap = gap
+        self._readings: list[_Reading] = []
+
+    def clear(self) -> None:
+        """Start again."""
+        self._readings.clear()
+
+    def add(self, at: float, work: float) -> None:
+        """One reading; a counter that goes backwards is another one."""
+        new = _Reading(at, work)
+        if self._readings:
+            last = self._readings[-1]
+            backwards = work < last.work - _ROUNDING
+            if backwards or at - last.at > self._gap:
+                self._readings.clear()
+        self._readings.append(new)
+        # One reading beyond the span stays, so that the span is covered whole.
+        while len(self._readings) > 2 and self._readings[1].at <= at - self._span:
+            self._readings.pop(0)
+
+    def add_share(self, at: float, percent: float) -> None:
+        """One reading of what tells its use since the last one, and counts nothing."""
+        last = self._readings[-1] if self._readings else _Reading(at, 0.0)
+        self.add(at, last.work + percent / 100.0 * (at - last.at))
+
+    def rate(self, span: float) -> float | None:
+        """Work a second: the larger of the means over that span and the last minute."""
+        if len(self._readings) < 2:
+            return None
+        last = self._readings[-1]
+        whole, recent = (
+            self._before(min(span, self._span)),
+            self._before(RECENT_SECONDS),
+        )
+        return max(_rate(whole, last), _rate(recent, last))
+
+    def peak(self, span: float) -> float | None:
+        """Work a second in any stretch of :data:`PEAK_SECONDS`: the most of that span.
+
+        Where readings are further apart, between two of them.
+        """
+        if len(self._readings) < 2:
+            return None
+        if self._readings[-1].work == self._readings[0].work:
+            return 0.0  # as in most sessions at most times
+        most, begin = 0.0, 0
+        since = self._readings[-1].at - span
+        for number, last in enumerate(self._readings[1:], 1):
+            while (
+                begin + 1 < number
+                and self._readings[begin + 1].at <= last.at - _NEARLY_SECONDS
+            ):
+                begin += 1
+            first = self._readings[begin]
+            seconds = max(PEAK_SECONDS, last.at - first.at)
+            if last.at > since:
+                most = max(most, (last.work - first.work) / seconds)
+        return most
+
+    def _before(self, seconds: float) -> _Reading:
+        """The newest reading that is so much older than the last, or the oldest."""
+        last, history = self._readings[-1], self._readings
+        end = bisect_right(history, last.at - seconds, hi=len(history) - 1, key=_at)
+        return history[max(end - 1, 0)]
+
+
+def _at(reading: _Reading) -> float:
+    return reading.at
+
+
+def _rate(first: _Reading, last: _Reading) -> float:
+    return max(0.0, (last.work - first.work) / (last.at - first.at))
