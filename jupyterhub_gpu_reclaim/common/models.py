@@ -365,7 +365,8 @@ class Suspension(Value, frozen=True, kw_only=True):
     at: float = 0.0  #: since when it is suspended
     why: str = ""  #: a sentence; empty: not recorded
     bytes: int = 0  #: what it held
-    until: float | None = None  #: when it is deleted; None: not by itself
+    until: float | None = None  #: when it is deleted for its age; None: never
+    for_quota: bool = False  #: whether a quota may delete it
     #: how long a resume is likely to take; 0: nothing like it was resumed lately
     resume_seconds: float = 0.0
 

@@ -107,11 +107,14 @@ def restoring(page: Page, stack: Stack, user: User) -> Iterator[None]:
     """The page of a restore that has begun, and stands still for a look at it."""
     agent = stack.parts["agent"]
     page.goto(f"{stack.url}/hub/home")
+    known = page.get_by_text("kept until you resume or delete it.")
+    assert re.match(r"Suspended by admin\. \d+ MB[,;]", known.inner_text())
     agent.send_signal(signal.SIGSTOP)  # else it may be done before there is a page
     try:
         page.goto(f"{stack.url}/user/{user.name}/lab", wait_until="commit")
         lines = page.locator("#gpu-reclaim-steps li")
         page.locator("#gpu-reclaim-restore").wait_for()
+        assert " MB" in page.locator("#gpu-reclaim-size").inner_text()
         while lines.count() < 2:  # a little at a time: the page is slower than it is
             agent.send_signal(signal.SIGCONT)
             time.sleep(0.05)

@@ -9,8 +9,13 @@ from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
-from jupyterhub_gpu_reclaim.controlplane.sessions.suspensions import ResumeTimes, cause
+from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.suspensions import (
+    ResumeTimes,
+    cause,
+    suspension_of,
+)
+from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.controlplane.conftest import KEY
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob")
@@ -46,6 +51,23 @@ def test_time_of_a_resume_is_guessed_from_those_of_its_size_its_own_first():
     assert times.expected(ADA, 0) == 0
     times.add(ADA, 0, 1.0)  # its size is not known
     assert times.expected(ADA, GB) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "until", "for_quota"),
+    [
+        ({}, None, False),
+        ({"seconds": 60.0, "user_bytes": GB}, None, False),  # not for suspended ones
+        ({"seconds": 60.0, "takes_current": True}, 72.5, False),
+        ({"total_bytes": GB, "takes_current": True}, None, True),
+    ],
+)
+def test_end_of_a_suspended_session_is_what_the_retention_says(
+    limits, until, for_quota
+):
+    row = SessionRow(key=ADA, since=12.5)
+    told = suspension_of(row, [], "", ResumeTimes(), Retention(**limits))
+    assert (told.until, told.for_quota) == (until, for_quota)
 
 
 async def test_suspended_session_says_why_and_how_large_also_after_a_restart(

@@ -120,6 +120,7 @@ class Controller:
             sessions.own_idle_times = OwnIdleTimes(journal, settings, policies)
             sessions.policies = sessions.own_idle_times
         sessions.seats_per_gpu = settings.seats_per_gpu
+        sessions.retention = settings.retention
         sessions.owners = Owners(sessions, settings.set_aside)
         sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)

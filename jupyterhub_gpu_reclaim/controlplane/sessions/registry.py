@@ -51,6 +51,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
     ChangeSignal,
     OperationEvents,
 )
+from jupyterhub_gpu_reclaim.policy.retention import Retention
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -97,6 +98,7 @@ class Sessions:
         self.policies: Callable[[SessionKey], SessionPolicy] | None = None
         #: idle times that users have chosen; None: they may not
         self.own_idle_times: OwnIdleTimes | None = None
+        self.retention = Retention()  #: the administrator's limits of checkpoints
         self.resume_times = suspensions.ResumeTimes()
         self._views: Broadcast[SessionView] = Broadcast()
         self._changed = ChangeSignal()
@@ -410,7 +412,8 @@ class Sessions:
         if row.phase not in {*phases.SAVED, Phase.RESUMING}:
             return None
         why = self._cause(row.key)
-        return suspensions.suspension_of(row, kept, why, self.resume_times)
+        times, retention = self.resume_times, self.retention
+        return suspensions.suspension_of(row, kept, why, times, retention)
 
     def _cause(self, key: SessionKey) -> str:
         """Why it was suspended; after a restart, from the audit, if that answers."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CheckpointRow,
         SessionRow,
     )
+    from jupyterhub_gpu_reclaim.policy.retention import Retention
 
 #: What the audit calls the beginning of a suspend.
 SUSPEND = "suspend"
@@ -78,7 +79,11 @@ def cause(lines: Iterable[AuditRow]) -> str:
 
 
 def suspension_of(
-    row: SessionRow, kept: Iterable[CheckpointRow], why: str, times: ResumeTimes
+    row: SessionRow,
+    kept: Iterable[CheckpointRow],
+    why: str,
+    times: ResumeTimes,
+    retention: Retention,
 ) -> Suspension:
     """One session's.
 
@@ -87,13 +92,17 @@ def suspension_of(
         kept: the session's checkpoints.
         why: see :func:`cause`.
         times: the newest resumes.
+        retention: the administrator's limits, which may take it.
     """
     mine = next((each for each in kept if each.id == row.checkpoint), None)
-    size = mine.info.logical_bytes if mine is not None and mine.info else 0
+    info = mine.info if mine is not None else None
+    size, at = (info.logical_bytes, info.created) if info else (0, row.since)
+    taken, seconds = retention.takes_current, retention.seconds
     return Suspension(
-        at=mine.info.created if mine is not None and mine.info else row.since,
+        at=at,
         why=why,
         bytes=size,
-        until=mine.expires if mine is not None else None,
+        until=at + seconds if taken and seconds else None,
+        for_quota=taken and bool(retention.user_bytes or retention.total_bytes),
         resume_seconds=times.expected(row.key, size),
     )

@@ -132,7 +132,8 @@ class SessionCard:
     last: str
     back: str
     suspended: str  #: why it is suspended, how large it is, how long a resume takes
-    until: Moment | None  #: when a suspended session is deleted; None: not by itself
+    until: Moment | None  #: when a suspended session is deleted for its age
+    for_quota: bool  #: whether a quota may delete it
     steps: list[ProgressLine]
     idle_times: list[IdleChoice]  #: that the reader may choose; empty: none
     main: list[Button]
@@ -195,6 +196,7 @@ def card(
         last=saved_words(view.last_suspend, now) if view.last_suspend else "",
         suspended=_suspended(view),
         until=_until(view),
+        for_quota=bool(view.facts.suspension and view.facts.suspension.for_quota),
         back=_back(view, now),
         steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
         idle_times=_idle_times(view),

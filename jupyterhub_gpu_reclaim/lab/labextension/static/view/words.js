@@ -187,8 +187,8 @@ export function inFull(view, now) {
 
 /** What is known of a suspended session, as [name, value] lines. */
 export function absentInFull(view, now) {
-  const { at = view.since, why, bytes, until, resume_seconds: takes } =
-    view.facts?.suspension || {};
+  const known = view.facts?.suspension || {};
+  const { at = view.since, why, bytes, resume_seconds: takes } = known;
   const lines = [["Since", `${clockTime(at)} (${duration(now - at)} ago)`]];
   if (why) {
     lines.unshift(["Why", inLocalTime(why)]);
@@ -199,8 +199,13 @@ export function absentInFull(view, now) {
   if (takes) {
     lines.push(["To resume", about(takes)]);
   }
-  lines.push(["Kept until", until ? clockTime(until) : "you resume or delete it"]);
+  lines.push(["Kept until", keptUntil(known)]);
   return lines;
+}
+
+function keptUntil({ until, for_quota: quota }) {
+  const end = until ? clockTime(until) : "you resume or delete it";
+  return quota ? `${end}, or until a quota takes it` : end;
 }
 
 /** A guess of a duration, no finer than it is good, as in common/text.py. */
