@@ -68,6 +68,17 @@ async def test_trees_are_asked_of_every_node_and_bear_the_keys_of_their_pods(
     assert (await service.fleet.tree(I2)).key == BOB
 
 
+async def test_nodes_are_those_with_an_agent_or_a_gpu_that_a_session_holds(
+    cluster, service, two
+):
+    names = sorted(node.name for node in cluster.nodes)
+    assert service.fleet.nodes() == names
+    assert (await service.fleet.status(names[0])).host == "memory"
+    with pytest.raises(Unreachable) as caught:
+        await service.fleet.status("gone")
+    assert caught.value.reason is Reason.NODE_SILENT
+
+
 async def test_what_a_pod_claims_to_be_is_not_believed(cluster, service, two):
     bob = node_of(cluster, two[1])
     forged = bob.agent.run(ADA, "forged", I1)  # Bob's pod says that it is Ada's

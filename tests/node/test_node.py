@@ -31,6 +31,14 @@ def connections_of(port: int) -> list[str]:
     return [row[3] for row in rows if int(row[1].split(":")[1], 16) == port]
 
 
+def test_node_tells_versions_and_the_room_on_its_disks(agent):
+    status = agent.get("/v1/status").json()
+    assert status["host"] == socket.gethostname()
+    assert status["criu"].startswith("4.")
+    assert 0 < status["store_free"] <= status["state_free"]
+    assert status["cards"] == []
+
+
 def test_port_of_a_saved_session_is_kept_until_it_is_back(agent, jupyter, places):
     server = jupyter()
     server.start_kernel()

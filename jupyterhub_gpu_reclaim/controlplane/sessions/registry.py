@@ -340,7 +340,7 @@ class Sessions:
             if operation is None or operation.ended:
                 continue
             node = self.row(key).node
-            where = node or "this machine"
+            where = node or "the session's machine"
             told = any(step.step == SILENT_STEP for step in operation.waits())
             if node in nodes and not told:
                 title = f"Waiting for the agent of {where}, which does not answer"

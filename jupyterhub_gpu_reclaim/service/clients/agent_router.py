@@ -107,9 +107,13 @@ class AgentRouter:
 
     # --- looking
     def nodes(self) -> list[str]:
-        """The nodes with an agent, and those with a session, by name."""
+        """The nodes with an agent, and those where a session holds a GPU, by name.
+
+        A node without GPUs need not have an agent, and is not silent then.
+        """
         try:
-            used = {pod.node for pod in self._sessions.now() if pod.node}
+            pods = self._sessions.now()
+            used = {pod.node for pod in pods if pod.node and pod.wants_gpu}
         except ReclaimError:
             used = set()
         return sorted(used | self._agents.nodes())
