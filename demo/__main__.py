@@ -15,18 +15,26 @@ from demo.check import check
 from demo.stack import Stack, StackError
 from demo.user import UserError
 
+#: Long enough to read a warning, and to press its button.
+WARN_SECONDS = 30
+
 WELCOME = """
   JupyterHub with suspended sessions is running on this machine.
 
     Open        {url}
     Log in as   any name (admin: "admin"), password  {password}
 
-  Start a server, a kernel, a terminal; then close the tab or leave it alone. After
-  {idle} s without use the session is suspended, its processes end. Open the lab again:
-  the same kernels, variables and terminals are back.
+  To try:
 
-    What every session does, and why:  {url}/services/gpu-reclaim/
-    Logs, suspended sessions, homes:       {folder}
+    1. As "ada": start the server, open a notebook, run  import os; x = 42; os.getpid()
+    2. As "admin", in a private window: {url}/services/gpu-reclaim/
+       has every session, what it does, and why it is not suspended.
+    3. Leave the notebook alone. After {idle} s its tab warns and counts; {warn} s later
+       the session is suspended: its processes have ended.
+    4. Press Resume in the tab, and run  x, os.getpid()  in the next cell: the same
+       kernel. Or close the tab in step 3, and open the lab again.
+
+    Logs, suspended sessions, homes:  {folder}
 
   Ctrl-C ends everything.
 """
@@ -90,7 +98,8 @@ def show(folder: Path, at: int, idle_after: int) -> int:
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
-    with Stack(folder, port=at, idle_after=idle_after) as stack:
+    settings = {"idle_after": idle_after, "warn_for": WARN_SECONDS}
+    with Stack(folder, port=at, **settings) as stack:
         print(welcome(stack, idle_after), flush=True)
         while not ended.wait(1):
             for name, part in stack.parts.items():
@@ -105,6 +114,7 @@ def welcome(stack: Stack, idle_after: int) -> str:
         url=stack.url,
         password=stack.password,
         idle=idle_after,
+        warn=WARN_SECONDS,
         folder=stack.folder,
     )
 
