@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from jupyterhub_gpu_reclaim.service import node_watch
 from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch
 from jupyterhub_gpu_reclaim.service.web import health
-from jupyterhub_gpu_reclaim.service.web.nodes import card_bar
+from jupyterhub_gpu_reclaim.service.web.manager.nodes import card_bar
 from tests.controlplane.conftest import KEY
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

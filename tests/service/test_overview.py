@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common.models import GpuSample, Phase, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, Line
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, StoreUse, Totals
-from jupyterhub_gpu_reclaim.service.web.table import ROWS
+from jupyterhub_gpu_reclaim.service.web.manager.table import ROWS
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

@@ -17,8 +17,8 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, Line
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import STEP, Point, Totals
+from jupyterhub_gpu_reclaim.service.web.manager.table import ROWS, SORTS, Wanted, table
 from jupyterhub_gpu_reclaim.service.web.svg import plot, spark
-from jupyterhub_gpu_reclaim.service.web.table import ROWS, SORTS, Wanted, table
 
 NOW = 1_700_000_000.0
 

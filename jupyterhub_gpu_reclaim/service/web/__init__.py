@@ -1,10 +1,8 @@
 """The pages: each person's own sessions, the managers' table, and their forms.
 
 ``site`` is every route and page in one value. ``pages`` shows a visitor's sessions
-(``cards``) with their reasons, ``forms`` does what the buttons say, and ``overview`` is
-the managers' page with its ``table`` and pictures (``svg``); ``nodes`` are the
-machines, with the strip (``health``) of every managers' page, and ``report`` is a
-month's.
+(``cards``) with their reasons, ``forms`` does what the buttons say, ``health`` is the
+strip on top of what managers see, and ``manager`` has the managers' own pages.
 
 A person sees their own sessions, a manager all. Everything works without scripts. A
 login cookie counts only for a page that the browser opens itself; what is in the page

@@ -18,8 +18,8 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.api.base import Forbidden
 from jupyterhub_gpu_reclaim.service.api.people import check_opt_out
+from jupyterhub_gpu_reclaim.service.web.manager.table import Wanted
 from jupyterhub_gpu_reclaim.service.web.pages import DONE, Page
-from jupyterhub_gpu_reclaim.service.web.table import Wanted
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey

@@ -1,8 +1,8 @@
 """The service's own pages: sessions with their reasons and buttons.
 
 Plain HTML forms that work without JavaScript; a script keeps the cards up to date. The
-login is the Hub's OAuth. What the buttons do is in ``forms.py``, the managers' page in
-``overview.py``.
+login is the Hub's OAuth. What the buttons do is in ``forms.py``, the managers' pages in
+``manager``.
 """
 
 from __future__ import annotations
@@ -268,6 +268,35 @@ class Log(Page):
         )
 
 
+class Messages(Page):
+    """Every message by its code, for whoever has met one."""
+
+    async def get(self) -> None:
+        """Show them."""
+        self.page("messages.html", reasons=sorted(Reason, key=lambda one: one.value))
+
+
+class Theme(Page):
+    """Light, dark, or what the browser prefers; remembered in a cookie."""
+
+    async def get(self, theme: str) -> None:
+        """Remember it, and lead back to the first page."""
+        prefix = self.context.prefix
+        if theme == "auto":
+            self.clear_cookie(THEME_COOKIE, path=prefix)
+        else:
+            self.set_cookie(
+                THEME_COOKIE,
+                theme,
+                path=prefix,
+                expires_days=365,
+                httponly=True,
+                samesite="Lax",
+                secure=self.request.protocol == "https",
+            )
+        self.redirect(prefix)
+
+
 class Fragment(Page):
     """One session's card, for the script that keeps the page up to date."""
 
@@ -339,6 +368,8 @@ def rules(prefix: str) -> list[tuple[Any, ...]]:
         (base, Index),
         (rf"{base}mine", Mine),
         (rf"{base}log", Log),
+        (rf"{base}messages", Messages),
+        (rf"{base}theme/({'|'.join(THEMES)})", Theme),
         (one, One),
         (rf"{one}/card", Fragment),
         (rf"{base}oauth_callback", OAuthCallback),

@@ -15,14 +15,13 @@ from jupyterhub_gpu_reclaim.service.api import ROUTES, openapi
 from jupyterhub_gpu_reclaim.service.api.base import NothingHere
 from jupyterhub_gpu_reclaim.service.api.openapi import pattern
 from jupyterhub_gpu_reclaim.service.api.visits import PageLogins
-from jupyterhub_gpu_reclaim.service.web import (
+from jupyterhub_gpu_reclaim.service.web import forms, pages
+from jupyterhub_gpu_reclaim.service.web.manager import (
     bulk,
-    forms,
-    lookup,
     nodes,
     overview,
-    pages,
     report,
+    settings,
     store,
 )
 
@@ -58,7 +57,7 @@ def application(context: Context, *, cookie_secret: bytes) -> Application:
             *nodes.rules(context.prefix),
             *report.rules(context.prefix),
             *store.rules(context.prefix),
-            *lookup.rules(context.prefix),
+            *settings.rules(context.prefix),
             (r".*", pages.NoPage),
         ],
         context=context,

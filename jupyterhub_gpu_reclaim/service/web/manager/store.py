@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead
 from jupyterhub_gpu_reclaim.service.web.health import store_free
-from jupyterhub_gpu_reclaim.service.web.manager import ManagerPage
+from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

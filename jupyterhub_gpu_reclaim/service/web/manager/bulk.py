@@ -15,8 +15,11 @@ from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.service.web.overview import BULK_ORDERS, SessionsPage
-from jupyterhub_gpu_reclaim.service.web.table import Wanted
+from jupyterhub_gpu_reclaim.service.web.manager.overview import (
+    BULK_ORDERS,
+    SessionsPage,
+)
+from jupyterhub_gpu_reclaim.service.web.manager.table import Wanted
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView

@@ -10,7 +10,7 @@ from jupyterhub_gpu_reclaim.common.report import as_csv, month_at, neighbours
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.service.api.history import report_of
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX
-from jupyterhub_gpu_reclaim.service.web.manager import ManagerPage
+from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.report import Report, Share

@@ -16,9 +16,9 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.api.base import PersonRoute
 from jupyterhub_gpu_reclaim.service.web.cards import state_of
-from jupyterhub_gpu_reclaim.service.web.manager import ManagerPage
+from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
+from jupyterhub_gpu_reclaim.service.web.manager.table import SORTS, Wanted, table
 from jupyterhub_gpu_reclaim.service.web.svg import plot
-from jupyterhub_gpu_reclaim.service.web.table import SORTS, Wanted, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
 from jupyterhub_gpu_reclaim.service.api.base import PersonRoute
 from jupyterhub_gpu_reclaim.service.web.health import called
-from jupyterhub_gpu_reclaim.service.web.manager import ManagerPage
+from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,21 @@
+"""The page of the service's settings in force."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
+
+
+class SettingsPage(ManagerPage):
+    """The page."""
+
+    async def get(self) -> None:
+        """Show it."""
+        self.page("settings.html", settings=self.context.settings())
+
+
+def rules(prefix: str) -> list[tuple[Any, ...]]:
+    """The tornado rule under a URL prefix."""
+    return [(rf"{re.escape(prefix)}settings", SettingsPage)]
