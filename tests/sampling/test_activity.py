@@ -476,7 +476,8 @@ ends = [socket.create_connection((a, p), timeout=20) for a, p in {
 
 BEHIND = """
 import socket, subprocess, sys
-code = "import socket; s = socket.socket(fileno=0); c, _ = s.accept(); open('accepted', 'x')\\n"
+code = "import socket; s = socket.socket(fileno=0); c, _ = s.accept()\\n"
+code += "open('accepted', 'x')\\n"
 listener = socket.create_server(("127.0.0.1", 0))
 program = subprocess.Popen(
     [sys.executable, "-c", code + "while c.recv(9999): pass"], stdin=listener
