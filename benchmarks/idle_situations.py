@@ -416,7 +416,11 @@ def _(stage: Stage) -> None:
     stage.begin(upload)
 
 
-@used("a file is downloaded slowly by the browser", "the user: the download breaks")
+@used(
+    "a file is downloaded slowly by the browser",
+    "the user: the download breaks",
+    watched=64,
+)
 def _(stage: Stage) -> None:
     (stage.home / "a.bin").write_bytes(bytes(64 << 20))
 

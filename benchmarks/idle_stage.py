@@ -21,7 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.node.jupyter.connection import may_be_kernel
+from jupyterhub_gpu_reclaim.node.sessions.samples import find_kernels
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import SampleTarget
 from tests.support.agent import Jupyter, Place, wait_for
@@ -188,9 +188,7 @@ class Stage:
             init_pid=tree.init.pid,
             root_pid=tree.server.pid,
             pids=[one.pid for one in tree.processes],
-            kernels=frozenset(
-                one.pid for one in tree.processes if may_be_kernel(one.pid)
-            ),
+            kernels=find_kernels(tree),
             address=ServerAddress(server.port, server.PREFIX, server.TOKEN),
         )
 

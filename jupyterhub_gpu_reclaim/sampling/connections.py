@@ -33,22 +33,49 @@ if TYPE_CHECKING:
 
 #: Other machines that a sample names; whoever is connected to more is not idle either.
 MAX_NAMED = 8
+#: Bytes a second; a page that is open asks for less.
+SLOWEST_DOWNLOAD = 5_000.0
+#: Seconds that a page may load for.
+LOADING_SECONDS = 20.0
+#: Seconds without data after which another download begins.
+PAUSE_SECONDS = 25.0
 
 
 class Traffic(NamedTuple):
     """What the connections of one session tell."""
 
-    #: bytes since the first look that its server was sent, that it sent and had not
-    #: just fetched from a program, and that programs exchanged with other machines
+    #: bytes since the first look that its server was sent, that it sent for long and
+    #: had not just fetched from a program, and that programs exchanged with other
+    #: machines
     moved: int
     paged: int  #: bytes since then that programs were sent by pages behind the server
     outside: list[str]  #: other ends of its programs' connections to other machines
 
 
 @dataclass(slots=True)
+class _Lasting:
+    """What a server sends for long is a download; what a page loads at once is none."""
+
+    at: float  #: the last look
+    since: float = 0.0  #: it has been sending since then
+    until: float = 0.0  #: and was last seen to
+
+    def counted(self, now: float, sent: int) -> int:
+        """How much of what it has sent since the last look counts."""
+        seconds, self.at = now - self.at, now
+        if sent <= SLOWEST_DOWNLOAD * seconds:
+            return 0
+        if now - self.until > PAUSE_SECONDS:
+            self.since = now
+        self.until = now
+        return sent if now - self.since >= LOADING_SECONDS else 0
+
+
+@dataclass(slots=True)
 class _Known:
     """What was seen of one session so far."""
 
+    lasting: _Lasting
     before: dict[bytes, TcpConnection] | None = None
     moved: int = 0
     paged: int = 0
@@ -70,8 +97,13 @@ class Connections:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def look(self, target: SampleTarget, port: int) -> Traffic:
-        """What is known now of a session whose server has that port.
+    def look(self, target: SampleTarget, port: int, now: float) -> Traffic:
+        """What is known of a session.
+
+        Args:
+            target: the session.
+            port: of its server.
+            now: seconds since the epoch.
 
         Raises:
             OSError: its network is gone.
@@ -79,11 +111,11 @@ class Connections:
         """
         every = connections(target.init_pid)
         mine = _sorted(every, target, port)
-        known = self._known.setdefault(target.incarnation, _Known())
+        known = self._known.setdefault(target.incarnation, _Known(_Lasting(now)))
         if known.before is not None:
             came, went = _carried(mine.calls, known.before)
             fetched, _ = _carried(mine.fetches, known.before)
-            known.moved += came + max(0, went - fetched)
+            known.moved += came + known.lasting.counted(now, went - fetched)
             known.moved += sum(_carried(mine.outside, known.before))
             known.paged += _carried(mine.pages, known.before)[0]
         known.before = {one.key: one for one in every}

@@ -160,7 +160,9 @@ class Sampler:
         """What its connections tell; None where that is not known."""
         try:
             return await asyncio.wait_for(
-                asyncio.to_thread(self._connections.look, watched, port),
+                asyncio.to_thread(
+                    self._connections.look, watched, port, self._clock.now()
+                ),
                 self._seconds,
             )
         except (OSError, ReclaimError):

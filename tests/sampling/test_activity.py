@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,13 +24,10 @@ from websockets.sync.client import connect
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
-from jupyterhub_gpu_reclaim.node.jupyter.connection import kernel_of
+from jupyterhub_gpu_reclaim.node.sessions.samples import find_kernels
+from jupyterhub_gpu_reclaim.sampling.connections import Connections
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-from jupyterhub_gpu_reclaim.sampling.sampler import (
-    KernelPrograms,
-    Sampler,
-    SampleTarget,
-)
+from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
 from tests.support import bridge
 from tests.support.agent import Jupyter, Place, wait_for
 from tests.support.other_machine import ADDRESS, OUR_ADDRESS, PORT, other_machine
@@ -69,11 +67,7 @@ def watched(server, port: int | None = None, **changes) -> SampleTarget:
         "root_pid": tree.server.pid,
         "pids": [process.pid for process in tree.processes],
         "address": ServerAddress(port or server.port, server.PREFIX, server.TOKEN),
-        "kernels": {
-            kernel: KernelPrograms(one.ns_pid, [one.pid])
-            for one in tree.processes
-            if one.ppid == tree.server.pid and (kernel := kernel_of(one.pid))
-        },
+        "kernels": find_kernels(tree),
     }
     return SampleTarget(**values | changes)
 
@@ -481,6 +475,7 @@ ends = [socket.create_connection((a, p), timeout=20) for a, p in {
 BEHIND = """
 import socket, subprocess, sys
 code = "import socket; s = socket.socket(fileno=0); c, _ = s.accept()\\n"
+code += "open('accepted', 'x')\\n"
 listener = socket.create_server(("127.0.0.1", 0))
 program = subprocess.Popen(
     [sys.executable, "-c", code + "while c.recv(9999): pass"], stdin=listener
@@ -497,6 +492,8 @@ def test_what_a_page_sends_to_a_program_behind_the_server_is_counted(server):
         answer = server.client.post(f"bridge/{port}", content=bytes(5000))
         assert answer.status_code == 204
 
+    type_in()
+    wait_for((server.home / "accepted").exists)
     first, second = looks(server, type_in)
     assert second.paged - first.paged == 5000
     # What the kernel is sent is not a page's.
@@ -505,15 +502,24 @@ def test_what_a_page_sends_to_a_program_behind_the_server_is_counted(server):
     server.run(kernel, "program.kill(); program.wait()")
 
 
-def test_download_by_the_browser_is_counted_and_a_page_of_a_program_is_not(server):
-    (server.home / "large.bin").write_bytes(bytes(3 << 20))
-    path = "files/large.bin"
-    first, second = looks(server, lambda: server.client.get(path).read())
-    assert second.moved - first.moved >= 3 << 20
+def test_download_by_the_browser_counts_when_it_lasts_longer_than_a_page_loads(server):
+    (server.home / "large.bin").write_bytes(bytes(1 << 20))
+    server.client.get("api")  # a connection that is there at each look
+    connections = Connections()
+
+    def moved(at: float) -> int:
+        return connections.look(watched(server), server.port, at).moved
+
+    counts = [moved(1000)]
+    for at in range(1010, 1051, 10):
+        server.client.get("files/large.bin").read()
+        counts.append(moved(at))
+    steps = [after - before for before, after in pairwise(counts)]
+    assert max(steps[:2]) < 1 << 16
+    assert min(steps[2:]) >= 1 << 20
     # The kernel's outputs come from the kernel: the server only passes them on.
-    kernel = server.kernels()[0]["id"]
-    first, second = looks(server, lambda: server.run(kernel, "print('x' * (3 << 20))"))
-    assert second.moved - first.moved < 1 << 20
+    server.run(server.kernels()[0]["id"], "print('x' * (3 << 20))")
+    assert moved(1060) - counts[-1] < 1 << 20
 
 
 def test_connection_from_another_machine_is_told(server):

@@ -7,6 +7,7 @@ address, so that it is read from the program only once.
 from __future__ import annotations
 
 import asyncio
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound
@@ -35,6 +36,7 @@ _RUNS = {TreeState.RUNNING, TreeState.NAPPING}
 _LIVE = _RUNS | {TreeState.CAPTURING, TreeState.CAPTURED}
 #: Pid and start time of a program.
 _Name = tuple[int, int]
+_NONE: Mapping[_Name, str] = MappingProxyType({})
 
 
 class _Seen(NamedTuple):
@@ -108,6 +110,10 @@ class TreeSampler:
         address = self._addresses.get(name) or address_of(server.pid, snapshot.init)
         if address is not None:
             seen.addresses[name] = address
+        kernels = find_kernels(snapshot, self._kernels)
+        starts = {process.pid: process.start_time for process in snapshot.processes}
+        for kernel, (_, pids) in kernels.items():
+            seen.kernels[pids[0], starts[pids[0]]] = kernel
         return SampleTarget(
             incarnation=tree.incarnation,
             key=tree.key,
@@ -117,30 +123,36 @@ class TreeSampler:
             pids=[process.pid for process in snapshot.processes],
             address=address,
             stopped=tree.state not in _RUNS,
-            kernels=self._find_kernels(snapshot, server, seen),
+            kernels=kernels,
         )
 
-    def _find_kernels(
-        self, snapshot: Snapshot, server: Process, seen: _Seen
-    ) -> dict[str, KernelPrograms]:
-        """Each kernel that the server has started, with all below it."""
-        of = trees.groups(snapshot)
-        found: dict[str, KernelPrograms] = {}
-        silent = False
-        for program in (p for p in snapshot.processes if p.ppid == server.pid):
-            name = (program.pid, program.start_time)
-            kernel = self._kernels.get(name)
-            if kernel is None and not silent:
-                try:
-                    kernel = kernel_of(program.pid)
-                except OSError as error:
-                    # This user's programs keep us waiting: no more of them are asked.
-                    silent = isinstance(error, TimeoutError)
-            if kernel is not None:
-                seen.kernels[name] = kernel
-                pids = [pid for pid, group in of.items() if group == program.ns_pid]
-                found[kernel] = KernelPrograms(program.ns_pid, pids)
-        return found
+
+def find_kernels(
+    snapshot: Snapshot, known: Mapping[_Name, str] = _NONE
+) -> dict[str, KernelPrograms]:
+    """Each kernel that the session's server has started, with all below it, by its id.
+
+    Args:
+        snapshot: the session's tree.
+        known: ids of programs that are kernels; the others are asked.
+    """
+    of = trees.groups(snapshot)
+    server, silent = snapshot.server, False
+    found: dict[str, KernelPrograms] = {}
+    for program in snapshot.processes:
+        if server is None or program.ppid != server.pid:
+            continue
+        kernel = known.get((program.pid, program.start_time))
+        if kernel is None and not silent:
+            try:
+                kernel = kernel_of(program.pid)
+            except OSError as error:
+                # This user's programs keep us waiting: no more of them are asked.
+                silent = isinstance(error, TimeoutError)
+        if kernel is not None:
+            pids = [pid for pid, group in of.items() if group == program.ns_pid]
+            found[kernel] = KernelPrograms(program.ns_pid, pids)
+    return found
 
 
 def address_of(server_pid: int, init: Process) -> ServerAddress | None:
