@@ -113,7 +113,7 @@ FULL = SessionRow(
     gpu_name="A100",
 )
 ORDER = {"intent", "intent_by"}
-PROCESSES = ORDER | {"attempt", "failures", "backoff_until", "stop_asked"}
+PROCESSES = ORDER | {"attempt", "failures", "backoff_until", "stop_asked", "node"}
 SESSION = PROCESSES | {"kept_until", "kept_by", "gpus", "gpu_name"}
 
 

@@ -104,6 +104,16 @@ def test_node_is_noted_while_it_runs_and_kept_after(sessions):
     assert sessions.view(ADA).facts.node == "gpu-7"
 
 
+def test_node_of_a_session_that_comes_back_is_not_known_at_first(sessions):
+    suspended(sessions, ADA, incarnation="i1")
+    assert sessions.view(ADA).facts.node == "gpu-1"
+    sessions.clock.advance(HOUR)
+    sessions.apply(ADA, SessionEvent.RESTORE, incarnation="i2")
+    assert sessions.view(ADA).facts.node == ""
+    (row,) = sessions.journal.read(schema.reclaimed.select())
+    assert row["node"] == "gpu-1"
+
+
 async def test_deleted_session_stays_in_the_report(world):
     await world.running()
     controller = await world.controller()

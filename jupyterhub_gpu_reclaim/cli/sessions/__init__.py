@@ -195,7 +195,7 @@ def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
     group.add_argument(
         "--node",
         action="append",
-        help="on this node, as `sessions` lists it; may be repeated",
+        help="on this node, or suspended there (NODE of `sessions`); may be repeated",
     )
     group.add_argument(
         "--state",

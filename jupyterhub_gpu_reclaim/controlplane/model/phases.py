@@ -145,6 +145,7 @@ _OF_PROCESSES: dict[str, Any] = {
     "failures": 0,
     "backoff_until": None,
     "stop_asked": None,
+    "node": "",  # the next one may be elsewhere
 }
 _OF_A_SESSION: dict[str, Any] = {
     **_OF_PROCESSES,
