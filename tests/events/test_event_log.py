@@ -133,6 +133,7 @@ WITHOUT_A_WORD = {
     "end second tree",
     "forgotten",
     "found aside",
+    "idle time",
     "journal rebuilt",
     "nap failed",
     "naps",

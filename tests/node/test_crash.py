@@ -44,6 +44,16 @@ def remains(agent) -> list[str]:
     return [str(path) for path in store.glob("[!t]*/**/*") if path.is_file()]
 
 
+def lose(folder) -> None:
+    """Remove it; the watchdog of an agent that was killed may be writing there."""
+
+    def gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    wait_for(gone)
+
+
 @pytest.mark.parametrize(("step", "state"), list(moments()))
 def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, state):
     agent.capture(counter, "cp", until=at(step, state))
@@ -93,7 +103,7 @@ def test_restore_agent_killed_tree_runs_or_nothing_is_left(
 def test_recovery_state_folder_lost_captured_tree_is_found(agent, counter):
     agent.capture(counter, "cp")
     agent.kill()
-    shutil.rmtree(agent.folder / "state")
+    lose(agent.folder / "state")
 
     agent.start()
 
@@ -106,8 +116,8 @@ def test_recovery_state_folder_lost_captured_tree_is_found(agent, counter):
 def test_recovery_state_and_store_lost_stopped_tree_goes_on(agent, counter):
     agent.capture(counter, "cp")
     agent.kill()
-    shutil.rmtree(agent.folder / "state")
-    shutil.rmtree(agent.folder / "store")
+    lose(agent.folder / "state")
+    lose(agent.folder / "store")
 
     agent.start()
 

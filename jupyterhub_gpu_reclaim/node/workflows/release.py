@@ -78,11 +78,13 @@ class Releases:
 
         def work() -> None:
             record = self._committed_record(session, checkpoint)
-            if shares_network(session.init_pid):
-                self.reserve_ports(checkpoint)
+            shares = shares_network(session.init_pid)
+            needed = self._ports_needed(checkpoint) if shares else []
             # Looked at last: the store may be slow, and its user may wake it meanwhile.
             self._refuse_if_it_went_on(session, record)
             self._note_release(record)
+            if shares:
+                self.ports.reserve(checkpoint, needed)
             self._end(session)
             self.records.delete(session.incarnation)
 
@@ -200,9 +202,11 @@ class Releases:
 
     def reserve_ports(self, checkpoint: str) -> None:
         """Keep others off the ports that the session will bind again. Idempotent."""
+        self.ports.reserve(checkpoint, self._ports_needed(checkpoint))
+
+    def _ports_needed(self, checkpoint: str) -> list[inet.Port]:
         there = CheckpointContents(self.store.open(checkpoint))
-        needed = filesystem.ports_needed(there.checkpoint, there.world)
-        self.ports.reserve(checkpoint, needed)
+        return list(filesystem.ports_needed(there.checkpoint, there.world))
 
     def _committed_record(self, session: Session, checkpoint: str) -> Record:
         """The record of a captured tree, if the store vouches for its checkpoint.
