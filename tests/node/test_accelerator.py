@@ -213,6 +213,21 @@ def test_a_user_with_nothing_on_a_card_is_told_by_its_memory_or_by_its_thread():
         assert accelerator.without_memory(survey) == [shown.process]
 
 
+def test_those_that_had_no_memory_when_they_were_saved_do_not_stay_without_it(sleeper):
+    """The driver has a thread in a program that only asks how a GPU is, too."""
+    computes, asks = two()
+
+    class Threads(gpu.WellDriver):
+        def thread(self, pid):
+            return 1
+
+    accelerator = make(Threads(computes.pid, asks.pid))
+    uses = [GpuUse(pid=computes.ns_pid, uuid=A.uuid, bytes=100)]
+    saved = Gpus(driver="580.1", cards=[A], users=[4001, 4002], uses=uses)
+    tree = processes.Snapshot(sleeper.init, (computes, asks))
+    assert accelerator.emptied(saved, tree) == ([computes], [])
+
+
 def two() -> list[processes.Process]:
     return [
         processes.Process(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import time
 from typing import TYPE_CHECKING, Final
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.linux.processes import Process
+
+_log = logging.getLogger(__name__)
 
 #: Seconds between two looks at signals.
 _TICK: Final = 0.1
@@ -174,9 +177,12 @@ class Watch:
             if one.kind is InputKind.CHANNEL:
                 return self._read_channel(one, copy)
             count = unread(one, copy)
-        if count and count != self._standing.get(one.name):
-            return _SAID[one.kind]
-        return ""
+        left = self._standing.get(one.name)
+        if not count or count == left:
+            return ""
+        # Which one it was tells a person's act from a program's own doing.
+        _log.info("- %s (%s): %s unread, %s left", one.name, one.target, count, left)
+        return _SAID[one.kind]
 
     def _read_channel(self, one: Input, copy: int) -> str:
         data = peek(copy)

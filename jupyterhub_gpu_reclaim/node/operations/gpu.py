@@ -257,12 +257,15 @@ class Accelerator:
     ) -> tuple[list[Process], list[Process]]:
         """Of a restored tree, those without their GPU memory, and the shells above.
 
-        Not those that have none and only ask how a GPU is (NVML).
+        Not those that have none and only ask how a GPU is (NVML): the driver may have
+        a thread there as well, but no card had memory of theirs when they were saved.
+        Where the cards told of nobody's, the thread has to do.
 
         Raises:
             ReclaimError: the driver does not answer (``gpu_driver_silent``).
         """
-        saved = [one for one in snapshot.processes if one.ns_pid in gpus.users]
+        had = {use.pid for use in gpus.uses if use.bytes} or set(gpus.users)
+        saved = [one for one in snapshot.processes if one.ns_pid in had]
         try:
             users = [one for one in saved if self._driver.thread(one.pid) is not None]
         except DriverError as error:
