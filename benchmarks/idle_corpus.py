@@ -7,9 +7,11 @@ Each situation of ``idle_situations.py`` is played in a real Jupyter server of i
 rules of today, and by those before what is not idle was looked at more closely, from
 the same samples. Times are seconds in place of minutes (``IDLE_AFTER`` for
 ``IdlePolicy.idle_after`` and so on). Needs ``benchmarks/requirements.txt``, tmux and
-curl, and takes eight minutes of two cores. Prints a table: what it is, what it ought
-to be called, the verdicts and their reasons; then the totals of sessions that would be
-suspended and should not, and of those that would be kept and need not.
+curl, and takes eight minutes of two cores, and as many again where the programs of
+``idle_programs.py`` are installed. Prints a table: what it is, what it ought to be
+called, the verdicts and their reasons; what pages of those programs have sent; then the
+totals of sessions that would be suspended and should not, and of those that would be
+kept and need not.
 """
 
 from __future__ import annotations
@@ -42,10 +44,12 @@ from tests.support.other_machine import other_machine
 
 if TYPE_CHECKING:
     from benchmarks.idle_situations import Situation
-    from jupyterhub_gpu_reclaim.common.models import Decision, Sample
+    from jupyterhub_gpu_reclaim.common.models import Decision, Sample, Usage
 
 #: Seconds in place of 15 minutes, of an hour, of an hour, and of ten minutes.
 IDLE_AFTER, PROMPT_AFTER, CONNECTIONS_AFTER, UNUSED = 20.0, 40.0, 40.0, 15.0
+#: Seconds in which a page sends what it sends by itself, in place of 90.
+PAGE = 40.0
 INTERVAL = 1.0
 #: Between what was done last and the first sample.
 SETTLE = 3.0
@@ -57,11 +61,12 @@ class Judgement:
 
     idle: bool
     code: str
+    usage: Usage
 
     @classmethod
-    def of(cls, decision: Decision) -> Judgement:
+    def of(cls, decision: Decision, usage: Usage) -> Judgement:
         """Of the deciding reason."""
-        return cls(decision.reclaim, decision.code)
+        return cls(decision.reclaim, decision.code, usage)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def today(samples: list[Sample], idle_after: float) -> Judgement:
         prompt_idle_after=PROMPT_AFTER,
         connections_after=CONNECTIONS_AFTER,
     )
-    window = Window(span=idle_after, interval=3 * INTERVAL, unused=UNUSED)
+    window = Window(span=idle_after, interval=3 * INTERVAL, unused=UNUSED, page=PAGE)
     return _judged(policy, window, samples)
 
 
@@ -111,7 +116,7 @@ def _judged(
     snapshot = SessionSnapshot(
         key=samples[-1].key, phase=Phase.RUNNING, usage=usage, started_at=0.0
     )
-    return Judgement.of(policy.reasons(snapshot, now)[0])
+    return Judgement.of(policy.reasons(snapshot, now)[0], usage)
 
 
 def watch(stage: Stage, seconds: float) -> list[Sample]:
@@ -152,6 +157,9 @@ def played(situation: Situation, *, extension: bool) -> tuple[list[Sample], floa
 
 def judge(situation: Situation) -> Result:
     """Play it and judge it; once more without our extension, if that matters."""
+    if situation.program is not None and situation.program.folder is None:
+        lacks = f"not played: {situation.program.installed} is not on the PATH"
+        return Result(situation, trouble=lacks)
     try:
         samples, after = played(situation, extension=True)
         now = today(samples, after)
@@ -160,7 +168,8 @@ def judge(situation: Situation) -> Result:
         result = Result(situation, now, before(samples, after))
     except Exception:  # noqa: BLE001 - the others are played
         result = Result(situation, trouble=traceback.format_exc())
-    print(f"# {situation.title}: {result.today or result.trouble}", file=sys.stderr)
+    code = result.today.code if result.today else result.trouble
+    print(f"# {situation.title}: {code}", file=sys.stderr)
     return result
 
 
@@ -185,6 +194,24 @@ def _cell(one: Situation, judgement: Judgement | None) -> str:
         return "not played"
     words = "idle" if judgement.idle else f"in use (`{judgement.code}`)"
     return words if judgement.idle == one.is_idle else f"**{words}: wrong**"
+
+
+def pages(results: list[Result]) -> str:
+    """What pages of real programs have sent, in bytes a second; as Markdown."""
+    lines = [
+        "| situation | the most of 10 s | by itself | today |",
+        "|---|--:|--:|---|",
+    ]
+    for result in results:
+        if result.situation.program is None or result.today is None:
+            continue
+        usage = result.today.usage
+        lines.append(
+            f"| {result.situation.title} | {usage.page_peak_rate or 0:.1f}"
+            f" | {usage.page_quiet_rate or 0:.1f}"
+            f" | {_cell(result.situation, result.today)} |"
+        )
+    return "\n".join(lines)
 
 
 def totals(results: list[Result]) -> str:
@@ -214,7 +241,7 @@ def main() -> None:
     chosen = [one for one in SITUATIONS if options.only in one.title]
     with other_machine(), ThreadPoolExecutor(options.at_once) as pool:
         results = list(pool.map(judge, chosen))
-    print(table(results), totals(results), sep="\n\n")
+    print(table(results), pages(results), totals(results), sep="\n\n")
     for result in results:
         if result.trouble:
             print(f"\n{result.situation.title}:\n{result.trouble}")

@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from benchmarks.idle_programs import PROGRAMS, VS_CODE, write_in_terminal
 from benchmarks.idle_stage import CARD, PYTHON
 from tests.support.agent import wait_for
 from tests.support.other_machine import ADDRESS, PORT
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from benchmarks.idle_programs import Program
     from benchmarks.idle_stage import Stage
 
 Play = Callable[["Stage"], object]
@@ -30,7 +34,10 @@ Play = Callable[["Stage"], object]
 
 @dataclass(frozen=True)
 class Situation:
-    """One of them; ``watched`` and ``idle_after`` where its own pace needs longer."""
+    """One of them; ``watched`` and ``idle_after`` where its own pace needs longer.
+
+    ``program`` is what has to be installed for it.
+    """
 
     title: str
     is_idle: bool
@@ -39,6 +46,7 @@ class Situation:
     watched: float = 0.0
     idle_after: float = 0.0
     needs_extension: bool = False
+    program: Program | None = None
 
 
 SITUATIONS: list[Situation] = []
@@ -49,6 +57,7 @@ def idle(
     complains: str = "whoever waits for the GPU",
     *,
     watched: float = 0.0,
+    idle_after: float = 0.0,
     needs_extension: bool = False,
 ) -> Callable[[Play], Play]:
     """A situation that ought to be called idle."""
@@ -60,6 +69,7 @@ def idle(
             complains=complains,
             play=play,
             watched=watched,
+            idle_after=idle_after,
             needs_extension=needs_extension,
         )
         SITUATIONS.append(one)
@@ -279,19 +289,31 @@ def _(stage: Stage) -> None:
     stage.run(stage.kernel(), code + "c = socket.create_connection(s.getsockname())")
 
 
-@idle("a page of VS Code, forgotten: it says every 5 s that it lives")
+@idle(
+    "a page of VS Code, forgotten: it says every 5 s that it lives",
+    watched=104,
+    idle_after=80,
+)
 def _(stage: Stage) -> None:
     pages = [stage.behind(ECHO)]
     stage.every(5, lambda: [page.send(os.urandom(13)) for page in pages])
 
 
-@idle("a forgotten dashboard that asks for news every 30 s, 1 kB", watched=84)
+@idle(
+    "a forgotten dashboard that asks for news every 30 s, 1 kB",
+    watched=104,
+    idle_after=80,
+)
 def _(stage: Stage) -> None:
     page = stage.behind(ECHO)
     stage.every(30, lambda: page.send(os.urandom(1000)))
 
 
-@idle("a forgotten dashboard that asks for news every 2 s, 1 kB")
+@idle(
+    "a forgotten dashboard that asks for news every 2 s, 1 kB",
+    watched=104,
+    idle_after=80,
+)
 def _(stage: Stage) -> None:
     page = stage.behind(ECHO)
     stage.every(2, lambda: page.send(os.urandom(1000)))
@@ -540,7 +562,12 @@ threading.Thread(target=type_in).start()
 """
 
 
-@used("text is written in VS Code behind the server, and no terminal", THERE)
+@used(
+    "text is written in VS Code behind the server, and no terminal",
+    THERE,
+    watched=104,
+    idle_after=80,
+)
 def _(stage: Stage) -> None:
     page = stage.behind(ECHO)
 
@@ -549,13 +576,18 @@ def _(stage: Stage) -> None:
             page.send(os.urandom(300))
             time.sleep(0.3)
 
-    stage.later(ONCE, type_in)
+    stage.later(50, type_in)
 
 
-@used("one click on a page behind the server (Streamlit), 500 bytes", THERE)
+@used(
+    "one click on a page behind the server, 500 bytes",
+    THERE,
+    watched=104,
+    idle_after=80,
+)
 def _(stage: Stage) -> None:
     page = stage.behind(ECHO)
-    stage.later(ONCE, lambda: page.send(os.urandom(500)))
+    stage.later(50, lambda: page.send(os.urandom(500)))
 
 
 @used("keys in tmux, in a terminal", THERE)
@@ -618,3 +650,32 @@ def _(stage: Stage) -> None:
     page = stage.cell(stage.kernel(), code)
     page.wait_for_question()
     stage.every(6, lambda: page.answer("n"))
+
+
+# --- the programs themselves, with their pages in a browser ---------------------------
+
+
+def _with_page(
+    title: str, program: Program, act: Callable[[Page], None] | None = None
+) -> None:
+    """A program of which the page is open, and used once or by nobody."""
+    SITUATIONS.append(
+        Situation(
+            title,
+            is_idle=act is None,
+            complains=THERE if act else "whoever waits for the GPU",
+            play=lambda stage: stage.shows(program, act),
+            watched=104,  # the page's loading lies before what is judged
+            idle_after=80,
+            program=program,
+        )
+    )
+
+
+for _program in PROGRAMS:
+    _with_page(f"{_program.name}: its page is open and forgotten", _program)
+    if _program.write is not None:
+        _with_page(f"{_program.name}: text is written", _program, _program.write)
+    if _program.click is not None:
+        _with_page(f"{_program.name}: one click", _program, _program.click)
+_with_page("VS Code: a command is typed in a terminal", VS_CODE, write_in_terminal)

@@ -16,6 +16,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from playwright.sync_api import sync_playwright
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -24,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.node.sessions.samples import find_kernels
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import SampleTarget
+from tests.support import chromium
 from tests.support.agent import Jupyter, Place, wait_for
 from tests.support.nvml import Recorded, measured, process
 
@@ -31,9 +33,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from playwright.sync_api import Page as BrowserPage
+
+    from benchmarks.idle_programs import Program
+
 EXTENSION = "jupyterhub_gpu_reclaim.lab.server_extension"
 PROXY = "jupyter_server_proxy"
 PYTHON = sys.executable  # a terminal's shell may have another PATH
+#: Seconds from the loading of a program's page until somebody uses it.
+PAGE_USED_AT = 50.0
 #: Begins a program with a card; ``work(seconds)`` computes on that alone.
 CARD = """
 import time
@@ -177,6 +185,58 @@ class Stage:
         self.begin(lambda: _drain(page))
         return page
 
+    def shows(
+        self, program: Program, act: Callable[[BrowserPage], None] | None = None
+    ) -> None:
+        """A program behind the server, with its page open in a browser.
+
+        Args:
+            program: which.
+            act: what somebody does there, ``PAGE_USED_AT`` seconds after it has been
+                loaded; None: nobody touches it.
+        """
+        port = free_port()
+        path = f"proxy/absolute/{port}" if program.absolute else f"proxy/{port}/"
+        facts = {
+            "{bin}": str(program.folder),
+            "{home}": str(self.home),
+            "{port}": str(port),
+            "{prefix}": f"{self.server.PREFIX}{path}",
+        }
+        for name, text in program.files.items():
+            file = self.home / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(_filled_in(text, facts))
+        self.terminal(f"exec {_filled_in(program.command, facts)}")
+        wait_for(lambda: _listens(port), 90)
+        loaded = threading.Event()
+        url = f"{self.server.url}{path.removesuffix('/')}/"
+        self.begin(lambda: self._try(lambda: self._browse(url, program, act, loaded)))
+        if not loaded.wait(120):
+            raise TimeoutError(f"{program.name} shows no page: {self.troubles}")
+
+    def _browse(
+        self,
+        url: str,
+        program: Program,
+        act: Callable[[BrowserPage], None] | None,
+        loaded: threading.Event,
+    ) -> None:
+        """Open its page, use it once, and leave it open until the end."""
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=chromium.PATH, args=chromium.ARGUMENTS
+            )
+            page = browser.new_page()
+            page.goto(f"{self.server.url}api/status?token={self.server.TOKEN}")
+            page.goto(url)
+            page.wait_for_selector(program.shown, timeout=90_000)
+            loaded.set()
+            if act is not None and not self.over.wait(PAGE_USED_AT):
+                act(page)
+            self.over.wait()
+            browser.close()
+
     # --- what is measured ------------------------------------------------------------
 
     def target(self) -> SampleTarget:
@@ -234,6 +294,12 @@ class Page:
         """Until the cell asks."""
         if not self.asked.wait(30):
             raise TimeoutError("the cell has asked nothing")
+
+
+def _filled_in(text: str, facts: dict[str, str]) -> str:
+    for name, value in facts.items():
+        text = text.replace(name, value)
+    return text
 
 
 def _listens(port: int) -> bool:

@@ -124,8 +124,14 @@ class SimulatedAgent(MemoryAgent[Place]):
 
     # --- doing
     async def capture(
-        self, incarnation: str, checkpoint: str, generation: int
+        self,
+        incarnation: str,
+        checkpoint: str,
+        generation: int,
+        *,
+        seen: float | None = None,
     ) -> AsyncIterator[Event]:
+        del seen  # no order of a benchmark is late
         async for event in self.begin_capture(incarnation, checkpoint, generation):
             yield event
 
@@ -136,8 +142,13 @@ class SimulatedAgent(MemoryAgent[Place]):
             yield event
 
     async def nap(
-        self, incarnation: str, programs: Collection[int] = ()
+        self,
+        incarnation: str,
+        programs: Collection[int] = (),
+        *,
+        seen: float | None = None,
     ) -> AsyncIterator[Event]:
+        del seen
         async for event in self.begin_nap(incarnation, programs):
             yield event
 

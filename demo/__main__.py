@@ -8,12 +8,15 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
-from demo import processes
+from demo import guests, processes
 from demo.check import check
+from demo.simulated_gpu import GPUS
 from demo.stack import Stack, StackError
 from demo.user import UserError
+from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 #: Long enough to read a warning, and to press its button.
 WARN_SECONDS = 30
@@ -34,9 +37,21 @@ WELCOME = """
     4. Press Resume in the tab, and run  x, os.getpid()  in the next cell: the same
        kernel. Or close the tab in step 3, and open the lab again.
 
-    Logs, suspended sessions, homes:  {folder}
+{gpus}    Logs, suspended sessions, homes:  {folder}
 
   Ctrl-C ends everything.
+"""
+
+#: What it says beside that on a machine without a GPU.
+SIMULATED = """\
+    There is no GPU here, so {many} are simulated: nothing can be computed on them. The
+    guest "grace" keeps one busy; "alan" has left, and {soon} s later what he held is
+    free: {url}/services/gpu-reclaim/nodes
+    A notebook takes memory of them, too:
+
+       from demo.simulated_gpu import GpuMemory
+       memory = GpuMemory(8)    # GiB; memory.compute(30) looks busy for 30 s
+
 """
 
 
@@ -99,8 +114,11 @@ def show(folder: Path, at: int, idle_after: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
     settings = {"idle_after": idle_after, "warn_for": WARN_SECONDS}
-    with Stack(folder, port=at, **settings) as stack:
+    none_here = Nvml().measure(time.time()) == []
+    with Stack(folder, port=at, simulated_gpus=none_here, **settings) as stack:
         print(welcome(stack, idle_after), flush=True)
+        if stack.simulated_gpus:
+            guests.come(stack)
         while not ended.wait(1):
             for name, part in stack.parts.items():
                 if part.poll() is not None:
@@ -110,7 +128,10 @@ def show(folder: Path, at: int, idle_after: int) -> int:
 
 def welcome(stack: Stack, idle_after: int) -> str:
     """What to open, and how to log in."""
+    soon = idle_after + WARN_SECONDS
+    gpus = SIMULATED.format(many=GPUS, url=stack.url, soon=soon)
     return WELCOME.format(
+        gpus=gpus if stack.simulated_gpus else "",
         url=stack.url,
         password=stack.password,
         idle=idle_after,

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-
+#: For a program that imports something of the demo's.
+PATH = {"PYTHONPATH": str(HERE.parent)}
 
 #: The first port of an outgoing connection (ip(7), ip_local_port_range).
 _EPHEMERAL = 32_768
@@ -57,13 +58,18 @@ class Stack:
 
     Args:
         folder: for state, store, logs and homes; made if it is not there.
+        simulated_gpus: whether its agent has simulated GPUs (``simulated_gpu.py``)
+            in place of the machine's.
         settings: what ``demo/jupyterhub_config.py`` reads: ``idle_after`` and so on.
     """
 
     #: How many times longer a part may take to start and to end, on a busy machine.
     patience = 1.0
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, simulated_gpus: bool = False, **settings: Any
+    ) -> None:
+        self.simulated_gpus = simulated_gpus
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.port = settings.pop("port", None) or free_port()
@@ -79,6 +85,8 @@ class Stack:
             "folder": str(self.folder),
             **settings,
         }
+        if simulated_gpus:  # a notebook imports what holds memory there
+            self.settings["environment"] = {**settings.get("environment", {}), **PATH}
         self.criu = Path(
             os.environ.get("GPU_RECLAIM_CRIU", HERE.parent / ".cache/criu")
         )
@@ -129,10 +137,13 @@ class Stack:
 
     def begin_agent(self) -> None:
         """Start the agent; it settles what a former one left before it answers."""
+        program, env = [str(BIN / "jupyterhub-gpu-reclaim-agent")], dict(os.environ)
+        if self.simulated_gpus:
+            program, env = [sys.executable, "-m", "demo.agent"], env | PATH
         self._run(
             "agent",
             [
-                str(BIN / "jupyterhub-gpu-reclaim-agent"),
+                *program,
                 f"--AgentApp.listen=unix:{self.agent_socket}",
                 f"--AgentApp.state_dir={self.folder / 'agent'}",
                 f"--AgentApp.store_url={self.folder / 'store'}",
@@ -140,7 +151,7 @@ class Stack:
                 f"--AgentApp.criu_dir={self.criu}",
                 f"--AgentApp.realm={self.folder}",
             ],
-            env={**os.environ, **processes.mark(self.folder)},
+            env=env | processes.mark(self.folder),
         )
         self._until("agent", lambda: self.agent("GET", "/healthz") is not None)
 

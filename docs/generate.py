@@ -35,12 +35,14 @@ from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
     GpuCount,
     MetricsSnapshot,
 )
+from jupyterhub_gpu_reclaim.hub.docker.spawner import ReclaimDockerSpawner
 from jupyterhub_gpu_reclaim.hub.kube.spawner import ReclaimKubeSpawner
 from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.events.log import SCHEMAS
 from jupyterhub_gpu_reclaim.service.metrics import Exporter
+from jupyterhub_gpu_reclaim.service.runbook import ALERTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +58,7 @@ CONFIGURED = {
     "The policy": SERVICE_PARTS,
     "The service": [ReclaimService],
     "The local spawner": [ReclaimLocalSpawner],
+    "The spawner for Docker": [ReclaimDockerSpawner],
     "The spawner on Kubernetes": [ReclaimKubeSpawner],
     "The agent": [AgentApp],
 }
@@ -189,7 +192,12 @@ def metrics() -> str:
         gpus=[GpuCount("", "", IN_USE, 0.0)],
     )
     status = NodeStatus(
-        host="", version="", cards=[CardStatus()], state_free=0, store_free=0
+        host="",
+        version="",
+        cards=[CardStatus()],
+        state_free=0,
+        store_free=0,
+        store_capacity=0,
     )
     nodes = [NodeHealth(node="", status=status)]
     rows: list[tuple[object, ...]] = [("metric", "type", "labels", "what it says")]
@@ -204,6 +212,20 @@ to make of them, stands in [the how-to for operators](../how-to/operate.md). No 
 a user is in them. This page is generated from the exporter.
 """
     return page("Metrics", about, *table(*rows))
+
+
+def alerts() -> str:
+    """Every alert, as the page of messages explains it."""
+    head = ("alert", "what it means", "what to do")
+    rows = [(f"`{one.name}`", one.meaning, one.action) for one in ALERTS]
+    about = """
+The alerts of [etc/prometheus/alerts.yml](../../etc/prometheus/alerts.yml); how to load
+them stands in [the how-to for operators](../how-to/operate.md#alerts), the codes in
+[the how-to of messages](../how-to/messages.md). The service shows the same below its
+page of messages, where each alert's `runbook_url` leads. This page is generated from
+`jupyterhub_gpu_reclaim/service/runbook.py`.
+"""
+    return page("Alerts", about, *table(head, *rows))
 
 
 def commands() -> str:
@@ -258,6 +280,7 @@ PAGES = {
     "reference/metrics.md": metrics,
     "reference/commands.md": commands,
     "reference/scopes.md": scopes,
+    "reference/alerts.md": alerts,
     "how-to/messages.md": messages,
 }
 

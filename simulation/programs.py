@@ -343,11 +343,17 @@ class AgentOverWire:
         return await self._quick("identity", checkpoint)
 
     def capture(
-        self, incarnation: str, checkpoint: str, generation: int, **more: Any
+        self,
+        incarnation: str,
+        checkpoint: str,
+        generation: int,
+        *,
+        seen: float | None = None,
+        **more: Any,
     ) -> AsyncIterator[Event]:
         del more
         return self._wire.stream(
-            "capture", incarnation, checkpoint, generation, silence=60.0
+            "capture", incarnation, checkpoint, generation, silence=60.0, seen=seen
         )
 
     def restore(
@@ -359,10 +365,15 @@ class AgentOverWire:
         )
 
     def nap(
-        self, incarnation: str, programs: Collection[int] = (), **more: Any
+        self,
+        incarnation: str,
+        programs: Collection[int] = (),
+        *,
+        seen: float | None = None,
+        **more: Any,
     ) -> AsyncIterator[Event]:
         del more
-        return self._wire.stream("nap", incarnation, programs, silence=60.0)
+        return self._wire.stream("nap", incarnation, programs, silence=60.0, seen=seen)
 
     def wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
         del more

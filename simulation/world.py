@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.decide.sampler import LATE_SECONDS
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import LeaseHolder
+from jupyterhub_gpu_reclaim.node.local_node import ORDER_SECONDS
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.watchdog import Watched
@@ -415,9 +415,9 @@ class World:
             if place is None or place.tree is None or machine.skew or self.skew:
                 continue
             tree, asked = place.tree, self.asked.get(place.key, -1.0)
-            # What began while the last look or the order was on its way, nobody knows.
+            # What began since the sample that the order goes by, nobody knows.
             works = tree.active > tree.since
-            unseen = LATE_SECONDS + self.weather.slow if works else 0.0
+            unseen = ORDER_SECONDS if works else 0.0
             since = self.loop.time() - tree.active
             if unseen <= since < IDLE_SECONDS / 2 and asked < tree.since:
                 self.history.wrong(
@@ -548,13 +548,12 @@ class NapsForOthers:
             if not world.plan.crowded or asked >= tree.since or not tree.on_gpu:
                 continue
             idle = now - max(tree.active, tree.since)
-            # What began while the last look or the order was on its way, nobody knows.
-            unseen = LATE_SECONDS + world.weather.slow
-            if unseen <= idle < CROWDED_ROOM_AFTER - unseen:
+            # What began since the sample that the order goes by, nobody knows.
+            if ORDER_SECONDS <= idle < CROWDED_ROOM_AFTER - 1.0:
                 world.history.wrong(
                     "nobody active naps for others", f"{place.key} is at work"
                 )
-            if idle < CROWDED_NAP_AFTER - SETTINGS.sample_interval - unseen:
+            if idle < CROWDED_NAP_AFTER - SETTINGS.sample_interval - ORDER_SECONDS:
                 self._early.add(incarnation)
 
     def naps(self, tree: Tree) -> None:
@@ -596,17 +595,19 @@ class NodeApi:
         """A capture."""
         self._world.steps += 1
         self._world.history.say(f"the agent is to capture {checkpoint}")
-        if self._node.operations.running(incarnation) is None:  # else it attaches
+        attaches = self._node.operations.running(incarnation) is not None
+        events = await self._node.capture(incarnation, checkpoint, generation, **more)
+        if not attaches:
             self._world.begins_to_capture(incarnation)
-        return await self._node.capture(incarnation, checkpoint, generation, **more)
+        return events
 
     async def nap(
         self, incarnation: str, programs: Collection[int] = (), **more: Any
     ) -> Any:
         """A nap: one that has failed has left the session running."""
         self._world.steps += 1
-        self._world.rooms.ordered(incarnation)
         events = await self._node.nap(incarnation, programs, **more)
+        self._world.rooms.ordered(incarnation)
         return self._checked(incarnation, events)
 
     async def _checked(self, incarnation: str, events: Any) -> AsyncIterator[Any]:

@@ -1,8 +1,10 @@
 """JupyterHub configuration: suspend sessions that nobody uses on this machine.
 
-Load it at the end of ``jupyterhub_config.py`` with ``load_subconfig(its path)``.
-With The Littlest JupyterHub put it into ``/opt/tljh/config/jupyterhub_config.d/``.
-It adds to what is configured already and overwrites nothing.
+Copy these lines to the end of ``jupyterhub_config.py``, where they add to what is
+configured already and overwrite nothing. Do not load them with ``load_subconfig``: a
+file that is loaded so has a configuration of its own, and its lists (services, roles,
+template paths) replace those of the rest. The Littlest JupyterHub needs no such file:
+docs/how-to/littlest-jupyterhub.md.
 """
 
 from jupyterhub_gpu_reclaim.hub.config import configure

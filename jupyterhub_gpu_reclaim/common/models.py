@@ -166,6 +166,8 @@ class Usage(Value, frozen=True, kw_only=True):
     data_rate: float | None = None
     #: bytes a second that pages behind the server sent to programs: the most of it
     page_peak_rate: float | None = None
+    #: the same of the quietest stretch of it: what they send by themselves
+    page_quiet_rate: float | None = None
     gpu_memory: int | None = None
     memory: int | None = None
     connections: int | None = None
@@ -382,6 +384,8 @@ class StartPlan(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
     #: an administrator has ordered that a login which the Hub does not know be valid
     renew_login: bool = False
+    #: whether the account that starts it is known to have started what is adopted
+    owned: bool = False
     suspension: Suspension | None = None  #: of what is restored
 
 
@@ -414,7 +418,16 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
     quiet_hours: list[str] | None = None
     min_age: float | None = None
     cool_down: float | None = None
-    #: for each of these, the rule that says so
+    busy_cpu_percent: float | None = None
+    busy_gpu_percent: float | None = None
+    busy_data_rate: float | None = None
+    page_data_rate: float | None = None
+    page_burst_rate: float | None = None
+    prompt_idle_after: float | None = None
+    connections_after: float | None = None
+    connected_is_active: bool | None = None
+    #: for each of these, the rule that says so; of those that ``IdlePolicy`` lets be
+    #: None, a rule may set just that
     by: dict[str, str] = msgspec.field(default_factory=dict)
     chosen: bool = False  #: its user has chosen ``idle_after``
     unknown: str = ""  #: facts that are missing for a decision

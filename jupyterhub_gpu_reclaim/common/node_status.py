@@ -32,6 +32,7 @@ class NodeStatus(Value, frozen=True, kw_only=True):
     cards: list[CardStatus] | None = None  #: None: they do not answer
     state_free: int | None = None  #: bytes on the disk of the agent's records
     store_free: int | None = None  #: bytes; None: the store has no bound that it tells
+    store_capacity: int | None = None  #: bytes of the place in all, likewise
     findings: list[Finding] = msgspec.field(default_factory=list)
 
     @property

@@ -60,28 +60,28 @@ class Reason(Enum):
         "cpu_busy",
         (
             "Its programs use {percent:.0f} % of a processor core (more than {limit:.0f} %"
-            " counts as work)."
+            " counts as work{rule})."
         ),
     )
     GPU_BUSY = (
         "gpu_busy",
         (
             "Its GPU was {percent:.0f} % busy in the last {idle_after} at times (more than"
-            " {limit:.0f} % counts as work)."
+            " {limit:.0f} % counts as work{rule})."
         ),
     )
     DATA_MOVES = (
         "data_moves",
         (
             "Its programs write, or its connections carry, {rate} a second (more than"
-            " {limit} counts as work)."
+            " {limit} counts as work{rule})."
         ),
     )
     PAGE_USED = (
         "page_used",
         (
             "A page of one of its programs sent {rate} a second in the last {idle_after}"
-            " at times (more than {limit} counts as use)."
+            " at times (more than {limit} counts as use{rule})."
         ),
     )
     SAMPLES_MISSING = (
@@ -142,11 +142,11 @@ class Reason(Enum):
         "connected_outside",
         (
             "Its programs are connected to {others}; last used {age} ago, idle after"
-            " {limit} while they are."
+            " {limit} while they are{rule}."
         ),
         "A suspend would end these connections.",
     )
-    CONNECTED = ("connected", "Open browser connections: {count}.")
+    CONNECTED = ("connected", "Open browser connections: {count}{rule}.")
     IDLE_OFF = ("idle_off", "Idle sessions are not suspended by themselves here{rule}.")
     IDLE = ("idle", "Idle for {idle} (idle after {idle_after}).")
     PRESSURE = (
@@ -215,6 +215,18 @@ class Reason(Enum):
         "criu_unusable",
         "CRIU does not work on this machine: {why}.",
         "Run: jupyterhub-gpu-reclaim criu check",
+    )
+    ARCHITECTURE_UNTRIED = (
+        "architecture_untried",
+        (
+            "This machine's processors ({architecture}) have not been tried: sessions on"
+            " them may come back with wrong results."
+        ),
+        "To try it all the same: AgentApp.try_architecture.",
+    )
+    ARCHITECTURE_UNKNOWN = (
+        "architecture_unknown",
+        "Sessions on this machine's processors ({architecture}) cannot be suspended.",
     )
     CRIU_NOT_INSTALLED = (
         "criu_not_installed",
@@ -408,6 +420,14 @@ class Reason(Enum):
         ),
         "sysctl -w fs.inotify.max_user_instances=8192, and the same in /etc/sysctl.d",
     )
+    CGROUPS_DENIED = (
+        "cgroups_denied",
+        "The agent may not {what} the control groups of its node: {why}.",
+        (
+            "The agent's pod needs hostPID and what its manifest gives it; SELinux may"
+            " forbid it all the same."
+        ),
+    )
     GPU_MIG = (
         "gpu_mig",
         "GPU {card} is divided (MIG), which the driver cannot checkpoint.",
@@ -495,6 +515,15 @@ class Reason(Enum):
         True,
     )
     CANCELLED = ("cancelled", "The operation was called off.", "", True)
+    ORDER_LATE = (
+        "order_late",
+        (
+            "The order came {late} after the session was seen idle; it may be in use"
+            " again, so it goes on."
+        ),
+        "",
+        True,
+    )
     AGENT_RESTARTED = (
         "agent_restarted",
         "The agent was restarted in the middle of it.",
@@ -594,6 +623,14 @@ class Reason(Enum):
         "cpu_mismatch",
         "This machine's processor lacks {features}, which the session uses.",
     )
+    PAGE_SIZE_MISMATCH = (
+        "page_size_mismatch",
+        (
+            "This machine's Linux has memory pages of {here} KiB; the session was suspended"
+            " on one with pages of {there} KiB."
+        ),
+        "Resume it on a machine with such a Linux.",
+    )
     KERNEL_TOO_OLD = (
         "kernel_too_old",
         "This machine's Linux {here} is older than {there}, where it was suspended.",
@@ -623,6 +660,18 @@ class Reason(Enum):
         "pod_ended",
         "The session's pod ended before its programs ran: {why}.",
         "The administrator finds more in the pod's events; the image needs python3.",
+    )
+    CONTAINER_REFUSED = (
+        "container_refused",
+        "Docker does not take the session's container: {why}.",
+        "The administrator looks after the image or the setting that it names.",
+        True,
+    )
+    POD_REFUSED = (
+        "pod_refused",
+        "The cluster does not take the session's pod: {why}.",
+        "The administrator changes the quota, policy or webhook that says so.",
+        True,
     )
     POD_CHANGED = (
         "pod_changed",
@@ -686,6 +735,15 @@ class Reason(Enum):
         (
             "An administrator can make the login valid again on the session's page or"
             " with 'jupyterhub-gpu-reclaim renew-login'; or start fresh."
+        ),
+    )
+    NOT_ADOPTED = (
+        "not_adopted",
+        "A session of {user} runs already. It is not taken over, and goes on: {why}.",
+        (
+            "If it is yours, an administrator lets you back in, on the session's page"
+            " or with 'jupyterhub-gpu-reclaim renew-login'; then start your server"
+            " again."
         ),
     )
     CHECKPOINT_DAMAGED = (
@@ -777,6 +835,11 @@ class Reason(Enum):
         "The session could not be started. {why}",
         "The administrator finds more in the Hub's log.",
     )
+    CONTAINER_UNSUITABLE = (
+        "container_unsuitable",
+        "A session in this container could not be suspended: {why}.",
+        "The administrator changes the spawner's settings.",
+    )
     POD_UNSUITABLE = (
         "pod_unsuitable",
         "A session in this pod could not be suspended: {why}.",
@@ -809,6 +872,12 @@ class Reason(Enum):
         "cluster_unreachable",
         "The API server of Kubernetes does not answer.",
         "",
+        True,
+    )
+    DOCKER_SILENT = (
+        "docker_silent",
+        "Docker does not answer on the session's machine.",
+        "Is dockerd running there? The agent reaches it by AgentApp.docker_socket.",
         True,
     )
     CLUSTER_FORBIDS = (

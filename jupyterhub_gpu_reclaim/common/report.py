@@ -1,7 +1,8 @@
-"""The report of a month: GPU time that suspended sessions have left to others.
+"""The report of a month: what suspended and napping sessions have left to others.
 
-Values for the API, and the same as CSV. A month is one of UTC; hours are GPUs times
-hours, where a session counts with the GPUs that it held, or with its share of one.
+Values for the API, and the same as CSV. A month is one of UTC. Suspensions count in
+GPUs times hours, where a session counts with the GPUs that it held, or with its share
+of one. Naps free memory of a GPU, and no GPU: they count in GB times hours.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
+#: Seconds for which it is known what a month had: two years and a month, to compare
+#: the same months.
+KEPT = 761 * 86400.0
 #: How a month is written.
 MONTH = r"20[0-9]{2}-(0[1-9]|1[0-2])"
 #: A spreadsheet takes a cell that begins so for a formula.
@@ -27,6 +31,8 @@ class Share(Value, frozen=True, kw_only=True):
     name: str  #: empty: not known, or of nobody
     gpu_hours: float
     suspensions: int
+    #: GPU memory that naps had moved out, in GB times hours; None: it was not counted
+    nap_gb_hours: float | None = None
 
 
 class Report(Value, frozen=True, kw_only=True):
@@ -40,6 +46,9 @@ class Report(Value, frozen=True, kw_only=True):
     end: float  #: of the month, or now where it is not over
     gpu_hours: float
     suspensions: int
+    nap_gb_hours: float | None = None  #: of naps, as in a share
+    #: since when naps were counted, where that was after its begin
+    naps_since: float | None = None
     users: list[Share]  #: the largest first, as in the others
     groups: list[Share]  #: by the groups that the users are in now
     nodes: list[Share]  #: empty name: the Hub's own machine
@@ -80,7 +89,7 @@ def as_csv(report: Report) -> str:
     """One line for each share, with what it is a share by."""
     text = io.StringIO()
     lines = csv.writer(text)
-    lines.writerow(("month", "by", "name", "gpu_hours", "suspensions"))
+    lines.writerow(("month", "by", "name", "gpu_hours", "suspensions", "nap_gb_hours"))
     kinds = {
         "user": report.users,
         "group": report.groups,
@@ -90,6 +99,8 @@ def as_csv(report: Report) -> str:
     for kind, shares in kinds.items():
         for share in shares:
             name = f"'{share.name}" if share.name.startswith(_FORMULA) else share.name
-            hours = f"{share.gpu_hours:.3f}"
-            lines.writerow((report.month, kind, name, hours, share.suspensions))
+            hours, naps = f"{share.gpu_hours:.3f}", ""
+            if share.nap_gb_hours is not None:
+                naps = f"{share.nap_gb_hours:.3f}"
+            lines.writerow((report.month, kind, name, hours, share.suspensions, naps))
     return text.getvalue()

@@ -1,8 +1,9 @@
 """What runs in the Hub's process: its configuration, the spawners, the pages.
 
 ``config.configure`` is all that a ``jupyterhub_config.py`` calls; ``config_check``
-judges its arguments. ``spawner`` makes sessions suspendable, ``local`` and ``kube``
-place them as processes or pods, and ``client`` asks the service. ``templates`` extends
+judges its arguments. ``spawner`` makes sessions suspendable, ``local``,
+``docker`` and ``kube`` place them as processes, in containers or pods, ``tljh`` is all
+that for The Littlest JupyterHub, and ``client`` asks the service. ``templates`` extends
 the Hub's own pages.
 
 No mistake in a setting (without ``strict``) and no failure of the service ends the Hub

@@ -50,6 +50,12 @@ STATE_DIR = "/var/lib/jupyterhub-gpu-reclaim/service"
 TEMPLATES = Path(__file__).parent / "templates"
 #: Seconds that a start may take: a large session is read back from the store.
 START_TIMEOUT = 600
+#: JupyterHub's names for our spawners, by placement.
+_SPAWNERS = {
+    "local": "gpu-reclaim-local",
+    "docker": "gpu-reclaim-docker",
+    "kubernetes": "gpu-reclaim",
+}
 
 
 def configure(
@@ -76,8 +82,9 @@ def configure(
 
     Args:
         c: the configuration object of ``jupyterhub_config.py``.
-        placement: where sessions run: ``local`` (on this machine) or ``kubernetes``
-            (in pods; the agents are found through the API server).
+        placement: where sessions run: ``local`` (on this machine), ``docker`` (in
+            containers of this machine's Docker) or ``kubernetes`` (in pods; the agents
+            are found through the API server).
         agent: address of this machine's agent: ``unix:/path`` or ``http(s)://…``; on
             Kubernetes unused.
         agent_token_file: file with the agent's token; the agent makes it.
@@ -118,7 +125,9 @@ def configure(
     url = f"http://{host}:{asked['service_port']}"
     options = _options(asked)
     said, wrong = config_check.sections(c)
-    placed = {"ReclaimService.placement": asked["placement"]}
+    placed = {
+        "ReclaimService.placement": options["ReclaimService.placement"] or "local"
+    }
     problems += wrong + config_check.twice(said, {**options, **placed})
     options |= {name: value for name, value in said.items() if name not in placed}
     problems += config_check.together(c, asked, options)
@@ -151,6 +160,7 @@ def configure(
     _say(problems, spec, strict=strict)
     _extend(c.JupyterHub, "services", [spec])
     _roles(c, {*asked["admins"], *_configured_admins(c)}, asked["admin_groups"])
+    _default(c.JupyterHub, "spawner_class", _SPAWNERS[asked["placement"]])
     _spawner(c, url, folder / "spawner.token", options)
     if str(TEMPLATES) not in _current(c.JupyterHub, "template_paths"):
         _extend(c.JupyterHub, "template_paths", [str(TEMPLATES)])
@@ -182,6 +192,13 @@ def found_wrong(c: Any) -> list[str] | None:
     if service is None or "environment" not in service:
         return None
     return list(json.loads(service["environment"].get(PROBLEMS, "[]")))
+
+
+def report(c: Any, problems: list[str]) -> None:
+    """Have mistakes shown that ``configure`` cannot see; sessions are left alone."""
+    service = _service(c)
+    if service is not None:
+        _say(problems, service, strict=False)
 
 
 def found_late(c: Any, environment: dict[str, str]) -> None:
@@ -227,10 +244,10 @@ def _say(problems: list[str], spec: dict[str, Any], *, strict: bool) -> None:
 
 def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The service's settings by their full names; None: its default."""
-    local = asked["placement"] == "local"
+    alone = asked["placement"] != "kubernetes"  # one machine, with one agent
     return {
-        "ReclaimService.placement": None if local else asked["placement"],
-        "ReclaimService.agent": asked["agent"] if local else None,
+        "ReclaimService.placement": None if alone else asked["placement"],
+        "ReclaimService.agent": asked["agent"] if alone else None,
         "ReclaimService.agent_token_file": asked["agent_token_file"],
         "ReclaimService.state_dir": str(asked["state_dir"]),
         **{full: asked[name] for name, full in config_check.SHORT.items()},
@@ -256,7 +273,7 @@ def _made(path: Path, problems: list[str]) -> bool:
 
 def _own_address(placement: str, problems: list[str]) -> str:
     """Where the proxy reaches a program beside the Hub, as in a URL."""
-    if placement == "local" or "KUBERNETES_SERVICE_HOST" not in os.environ:
+    if placement != "kubernetes" or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return "127.0.0.1"
     try:
         # The kubelet has written the pod's name and address into its /etc/hosts.
@@ -304,10 +321,7 @@ def _roles(c: Any, admins: set[str], admin_groups: Iterable[str]) -> None:
 
 
 def _spawner(c: Any, url: str, token_file: Path, options: Mapping[str, Any]) -> None:
-    """The spawner, how it reaches the service, and what a resume needs of the Hub."""
-    local = options["ReclaimService.placement"] is None
-    spawner = "gpu-reclaim-local" if local else "gpu-reclaim"
-    _default(c.JupyterHub, "spawner_class", spawner)
+    """How the spawner reaches the service, and what a resume needs of the Hub."""
     # At its end the Hub would stop every server, and nothing would be saved.
     _default(c.JupyterHub, "cleanup_servers", False)
     _default(c.Spawner, "start_timeout", START_TIMEOUT)

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 
     from traitlets import HasTraits
 
-PLACEMENTS = ("local", "kubernetes")
+PLACEMENTS = ("local", "docker", "kubernetes")
 #: Our spawners' sections in a Hub's configuration, and the classes behind them.
 _OURS = "jupyterhub_gpu_reclaim.hub"
 _SPAWNERS = {
     "ReclaimMixin": f"{_OURS}.spawner.mixin",
     "SessionProcessSpawner": f"{_OURS}.local.spawner",
     "ReclaimLocalSpawner": f"{_OURS}.local.spawner",
+    "SystemdSessionSpawner": f"{_OURS}.tljh.spawner",
+    "ReclaimTLJHSpawner": f"{_OURS}.tljh.spawner",
+    "SessionContainerSpawner": f"{_OURS}.docker.spawner",
+    "ReclaimDockerSpawner": f"{_OURS}.docker.spawner",
     "SessionPodSpawner": f"{_OURS}.kube.spawner",
     "ReclaimKubeSpawner": f"{_OURS}.kube.spawner",
 }
@@ -108,7 +112,12 @@ def spawners(c: Any, *, mend: bool = False) -> list[str]:
                 found.append(wrong)
                 if mend:
                     del c[section][name]
-    return found
+    return found + [
+        f"{section}.enable_user_namespaces gives each user a namespace; the service"
+        " watches one alone, so none of these sessions can be suspended."
+        for section in ("Spawner", "KubeSpawner", *_SPAWNERS)
+        if section in c and c[section].get("enable_user_namespaces") is True
+    ]
 
 
 def sections(c: Any) -> tuple[dict[str, Any], list[str]]:
@@ -148,7 +157,14 @@ def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[s
     """
     found = []
     port = sound["service_port"]
-    if sound["placement"] == "local" and (whose := _hub_ports(c).get(port)):
+    spawner = str(c.get("JupyterHub", {}).get("spawner_class", ""))
+    if "swarm" in spawner.lower():
+        found.append(
+            "SwarmSpawner cannot be used: its containers may be on another machine than"
+            " the agent, and Swarm starts them again by itself. placement='docker' is"
+            " for DockerSpawner's."
+        )
+    if sound["placement"] != "kubernetes" and (whose := _hub_ports(c).get(port)):
         found.append(f"service_port: {port} is the port of {whose}.")
     for name, section, theirs in (
         ("gpu_wait", "Spawner", "start_timeout"),
@@ -175,7 +191,7 @@ def _placement(name: str, value: Any) -> str:
     if value in PLACEMENTS:
         return ""
     near = validation.meant(str(value), PLACEMENTS)
-    return f"{name} is 'local' or 'kubernetes', not {str(value)[:40]!r}{near}"
+    return f"{name} is 'local', 'docker' or 'kubernetes', not {str(value)[:40]!r}{near}"
 
 
 def _agent(name: str, value: Any) -> str:

@@ -1,8 +1,8 @@
 """JupyterLab and Notebook extension, and the server extension beside it.
 
 ``server_extension`` runs in the session's own Jupyter server: it gives an open tab its
-token, and installs ``kernel_keeper``, ``quiet_messages``,
-``prompts`` and ``file_changes``.
+token, and installs ``kernel_keeper``, ``quiet_messages``, ``prompts``, ``status``,
+``file_changes`` and ``program_pages``.
 ``labextension`` is the JavaScript of the tab; ``server_config`` switches the server
 extension on.
 

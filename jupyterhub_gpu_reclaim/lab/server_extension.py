@@ -3,8 +3,8 @@
 Jupyter Server loads it where the package is installed in the session's environment
 (``etc/jupyter/jupyter_server_config.d``). It has one call, open to everyone who may use
 that server and sends its XSRF token. Next: ``common/auth/tab_tokens.py``,
-``lab/kernel_keeper.py``, ``lab/quiet_messages.py``, ``lab/prompts.py`` and
-``lab/file_changes.py``.
+``lab/kernel_keeper.py``, ``lab/quiet_messages.py``, ``lab/prompts.py``,
+``lab/status.py``, ``lab/file_changes.py`` and ``lab/program_pages.py``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.lab import (
     file_changes,
     kernel_keeper,
+    program_pages,
     prompts,
     quiet_messages,
+    status,
 )
 
 
@@ -51,4 +53,6 @@ def _load_jupyter_server_extension(server: Any) -> None:
     kernel_keeper.install(server.session_manager)
     quiet_messages.install(server.kernel_manager)
     prompts.install(server.kernel_manager)
-    file_changes.install(server)
+    facts = status.install(server)
+    file_changes.install(server, facts)
+    program_pages.install(facts)

@@ -81,6 +81,26 @@ def parse_container(table: str) -> ContainerCgroup | None:
     return next(iter(named or found))
 
 
+def parse_engine_container(table: str) -> ContainerCgroup | None:
+    """The container of an engine without pods, in a /proc/<pid>/cgroup; pure.
+
+    Docker names a group after the container whatever is above it: ``/docker/<id>``
+    (cgroupfs), ``/system.slice/docker-<id>.scope`` (systemd), or below an
+    administrator's ``--cgroup-parent``. What a container has made inside its own group
+    lies further down, so the outermost name counts. None also where the hierarchies
+    name different containers.
+    """
+    paths = [
+        line.split(":", 2)[2] for line in table.splitlines() if line.count(":") > 1
+    ]
+    found = set()
+    for path in paths:
+        named = filter(None, map(_SCOPE.fullmatch, path.split("/")))
+        if (outermost := next(named, None)) is not None:
+            found.add(outermost[1])
+    return ContainerCgroup(pod="", id=found.pop()) if len(found) == 1 else None
+
+
 def _parse_path(path: str) -> ContainerCgroup | None:
     parts = path.split("/")
     for at, part in enumerate(parts):

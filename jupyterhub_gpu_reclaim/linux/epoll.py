@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import platform
 import select
+import struct
 from typing import Final
 
+from jupyterhub_gpu_reclaim.linux import architecture
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 _ADD: Final = 1
 _EVENTS: Final = select.EPOLLIN | select.EPOLLET
 
 
-class _Event(ctypes.Structure):
-    """``struct epoll_event``, which only x86-64 packs."""
+def event_layout(machine: str) -> struct.Struct:
+    """``struct epoll_event`` (events, number), which only x86-64 packs."""
+    return struct.Struct("=IQ" if machine == "x86_64" else "@IQ")
 
-    _pack_ = 1 if platform.machine() == "x86_64" else 0
-    _fields_ = (("events", ctypes.c_uint32), ("number", ctypes.c_uint64))
+
+_EVENT: Final = event_layout(architecture.name())
 
 
 class EdgeSet:
@@ -50,9 +52,9 @@ class EdgeSet:
             OSError: it cannot be watched (a file on a disk).
         """
         # select.epoll tells of each by its descriptor, which will be another's.
-        event = _Event(_EVENTS, number)
+        event = _EVENT.pack(_EVENTS, number)
         libc = ctypes.CDLL(None, use_errno=True)
-        added = libc.epoll_ctl(self.fileno(), _ADD, descriptor, ctypes.byref(event))
+        added = libc.epoll_ctl(self.fileno(), _ADD, descriptor, event)
         with contextlib.suppress(FileExistsError):
             checked(added, "epoll_ctl")
 

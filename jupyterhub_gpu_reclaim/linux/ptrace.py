@@ -2,7 +2,8 @@
 
 :func:`standing` holds threads; :func:`stopped` also makes calls. Held threads continue
 as if nothing had been: registers, signal mask and memory are put back, so that a call
-in which one slept is restarted by the kernel. Calls are made on x86-64 only. The caller
+in which one slept is restarted by the kernel. On AArch64 a wait that was told how long
+to wait, and not until when, begins its time anew where calls were made. The caller
 decides what is held and called.
 
 If the agent is killed, the kernel lets the threads continue, unless a stop signal waits
@@ -14,19 +15,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
-import platform
 import signal
-import struct
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import architecture, procfs
 from jupyterhub_gpu_reclaim.linux.processes import STOPPED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    from jupyterhub_gpu_reclaim.linux.architecture import Architecture
 
 # <linux/ptrace.h>
 _CONT, _SYSCALL, _DETACH = 7, 24, 17
@@ -38,28 +40,13 @@ _SYSGOOD: Final = 1  #: PTRACE_O_TRACESYSGOOD
 _PRSTATUS: Final = 1
 _WALL: Final = 0x40000000
 _SYSCALL_STOP: Final = signal.SIGTRAP | 0x80
-#: user_regs_struct of x86-64: 27 words, of which these.
-_REGISTERS: Final = struct.Struct("27Q")
-_R10, _R9, _R8, _RAX, _RDX, _RSI, _RDI, _ORIG_RAX, _RIP = (
-    7,
-    8,
-    9,
-    10,
-    12,
-    13,
-    14,
-    15,
-    16,
-)
-_ARGUMENTS: Final = (_RDI, _RSI, _RDX, _R10, _R8, _R9)
-_SYSCALL_CODE: Final = b"\x0f\x05"
-_NO_CALL: Final = (1 << 64) - 1
+#: As many bytes as any known machine has registers, and more.
+_MOST_REGISTERS: Final = 1024
+_WORD: Final = (1 << 64) - 1
 _PAUSE_SECONDS: Final = 0.0005
 _STOP_SECONDS: Final = 2.0
 
-_MMAP, _MUNMAP = 9, 11
 _PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
-_PAGE: Final = 4096
 
 
 class TraceFailed(OSError):
@@ -73,34 +60,37 @@ class _Iovec(ctypes.Structure):
 class Traced:
     """A process held still, which can be made to run calls. See :func:`stopped`."""
 
-    def __init__(self, pid: int, leader: _Thread, code: int) -> None:
+    def __init__(
+        self, pid: int, leader: _Thread, machine: Architecture, code: int
+    ) -> None:
         self.pid = pid
         self._leader = leader
+        self._machine = machine
         self._code = code
 
-    def call(self, number: int, *arguments: int) -> int:
+    def call(self, name: str, *arguments: int) -> int:
         """Let it run one system call; what the call returned.
 
         Raises:
             TraceFailed: with the call's own errno, or because the process ended.
         """
-        result = self._leader.call(self._code, number, arguments)
+        result = self._leader.call(self._machine, self._code, name, arguments)
         if result < 0:
-            raise TraceFailed(-result, os.strerror(-result), f"system call {number}")
+            raise TraceFailed(-result, os.strerror(-result), f"system call {name}")
         return result
 
     @contextlib.contextmanager
     def text(self, content: str) -> Iterator[int]:
         """The address of a text (at most a page) in the process's own memory."""
         address = self.call(
-            _MMAP, 0, _PAGE, _PROT_READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0
+            "mmap", 0, mmap.PAGESIZE, _PROT_READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0
         )
         try:
             with _memory(self.pid, os.O_RDWR) as memory:
-                os.pwrite(memory, os.fsencode(content)[: _PAGE - 1], address)
+                os.pwrite(memory, os.fsencode(content)[: mmap.PAGESIZE - 1], address)
             yield address
         finally:
-            self.call(_MUNMAP, address, _PAGE)
+            self.call("munmap", address, mmap.PAGESIZE)
 
 
 @contextlib.contextmanager
@@ -112,18 +102,19 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
 
     Raises:
         TraceFailed: it has ended, is traced by another process, does not stand still in
-            time, or this is another kind of machine.
+            time, or this kind of machine is not known.
     """
-    if platform.machine() != "x86_64":
-        raise TraceFailed(0, "only on x86-64")
+    machine = architecture.here()
+    if machine is None:
+        raise TraceFailed(0, f"not on {architecture.name()}")
     with _held(pid, frozenset(), seconds) as threads:
         leader = threads.get(pid)
         if leader is None:
             raise TraceFailed(0, f"process {pid} has ended")
-        code = _find_code(pid)
+        code = _find_code(pid, machine)
         leader.begin()
         try:
-            yield Traced(pid, leader, code)
+            yield Traced(pid, leader, machine, code)
         finally:
             leader.end()
 
@@ -201,16 +192,30 @@ class _Thread:
         everything = ctypes.create_string_buffer(b"\xff" * 8, 8)
         _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(everything))
 
-    def call(self, code: int, number: int, arguments: tuple[int, ...]) -> int:
-        """Run one system call; its result, negative for an error."""
-        values = list(_REGISTERS.unpack(self._registers))
-        values[_RIP], values[_RAX], values[_ORIG_RAX] = code, number, _NO_CALL
-        for register, argument in zip(_ARGUMENTS, arguments, strict=False):
-            values[register] = argument & _NO_CALL
-        _set_registers(self._tid, _REGISTERS.pack(*values))
+    def call(
+        self, machine: Architecture, code: int, name: str, arguments: tuple[int, ...]
+    ) -> int:
+        """Run one system call; its result, negative for an error.
+
+        Raises:
+            TraceFailed: it is a 32-bit program, or has ended.
+        """
+        layout = machine.registers
+        if len(self._registers) != layout.size:
+            raise TraceFailed(0, "a 32-bit program")
+        values = list(layout.unpack(self._registers))
+        for register, argument in zip(machine.arguments, arguments, strict=False):
+            values[register] = argument & _WORD
+        values[machine.counter], values[machine.number] = code, machine.calls[name]
+        if machine.no_restart is not None:
+            values[machine.no_restart] = _WORD
+        if machine.flags is not None:
+            register, cleared = machine.flags
+            values[register] &= ~cleared
+        _set_registers(self._tid, layout.pack(*values))
         self._run_to_syscall_stop()
         self._run_to_syscall_stop()
-        result: int = _REGISTERS.unpack(_get_registers(self._tid))[_RAX]
+        result: int = layout.unpack(_get_registers(self._tid))[machine.result]
         return result - (1 << 64) if result >> 63 else result
 
     def end(self) -> None:
@@ -298,15 +303,21 @@ def tasks(pid: int) -> list[int]:
         return []
 
 
-def _find_code(pid: int) -> int:
-    """The address of a ``syscall`` instruction: the kernel's own vdso has some."""
+def _find_code(pid: int, machine: Architecture) -> int:
+    """The address of an instruction that makes a call: the kernel's own vdso has some.
+
+    Raises:
+        TraceFailed: there is none.
+    """
+    code, step = machine.instruction, machine.alignment
     for line in procfs.text(pid, "maps").splitlines():
         if line.endswith("[vdso]"):
             start, end = (int(part, 16) for part in line.split()[0].split("-"))
             with _memory(pid, os.O_RDONLY) as memory:
-                offset = os.pread(memory, end - start, start).find(_SYSCALL_CODE)
-            if offset >= 0:
-                return start + offset
+                vdso = os.pread(memory, end - start, start)
+            for offset in range(0, len(vdso), step):
+                if vdso.startswith(code, offset):
+                    return start + offset
     raise TraceFailed(0, f"process {pid} has no vdso")
 
 
@@ -320,12 +331,10 @@ def _memory(pid: int, mode: int) -> Iterator[int]:
 
 
 def _get_registers(tid: int) -> bytes:
-    buffer = ctypes.create_string_buffer(_REGISTERS.size)
+    buffer = ctypes.create_string_buffer(_MOST_REGISTERS)
     vector = _Iovec(ctypes.addressof(buffer), len(buffer))
     _ptrace(_GETREGSET, tid, _PRSTATUS, ctypes.addressof(vector))
-    if vector.length != _REGISTERS.size:
-        raise TraceFailed(0, "a 32-bit program")
-    return buffer.raw
+    return buffer.raw[: vector.length]
 
 
 def _set_registers(tid: int, values: bytes) -> None:

@@ -42,7 +42,7 @@ from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations
 from jupyterhub_gpu_reclaim.node.operations.records import Records
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
-from jupyterhub_gpu_reclaim.node.sessions.placements import make_placements
+from jupyterhub_gpu_reclaim.node.sessions.placement_kinds import make_placements
 from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
 from jupyterhub_gpu_reclaim.node.setup import readiness
 from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
@@ -174,13 +174,17 @@ class AgentApp(AgentSettings):
         self._checking = asyncio.create_task(made.run())
         return made
 
+    def nvml(self) -> Nvml:
+        """Reads what this machine's cards do; the demo reads simulated ones."""
+        return Nvml()
+
     def _accelerator(self, state: Path) -> Accelerator:
         limits = self.limits()
         memo = state / watchdog.HUGE_PAGES
         put_back(memo)
         return Accelerator(
             Driver(),
-            Nvml(),
+            self.nvml(),
             lock_seconds=limits.gpu_lock,
             seconds=limits.dump,
             pages=RaisedPages(memo) if self.raise_huge_pages else None,
@@ -202,9 +206,9 @@ class AgentApp(AgentSettings):
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
-        placements = make_placements(self.placement, self.realm)
+        placements = make_placements(self.placement, self.realm, self.docker_socket)
         records = Records(folder(state / watchdog.RECORDS))
-        criu = CheckedCriu(Path(self.criu_dir), clock)
+        criu = CheckedCriu(Path(self.criu_dir), clock, untried=self.try_architecture)
         ports = Reservations(state)
         releases = Releases(
             records=records,

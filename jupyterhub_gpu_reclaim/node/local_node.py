@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.models import Event, Identity, Tree, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     CANCELLABLE,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.workflows.release import Releases
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
+#: An order of the policy begins nothing, so long after the sample that it went by.
+ORDER_SECONDS = 5.0
 #: Waiting for an operation that was cancelled before its session is killed.
 _CALL_OFF_SECONDS = 60.0
 #: Who waits for a wake asks again after so long: a reader that has left is not kept.
@@ -149,13 +152,27 @@ class LocalNode:
     # --- doing --------------------------------------------------------------------
 
     async def capture(
-        self, incarnation: str, checkpoint: str, generation: int
+        self,
+        incarnation: str,
+        checkpoint: str,
+        generation: int,
+        *,
+        seen: float | None = None,
     ) -> AsyncIterator[Event]:
         """Capture it, attach to the capture under way, or repeat how it ended.
 
         A wake that waits for memory of a card is called off: it would wait on.
+
+        Args:
+            incarnation: of the session.
+            checkpoint: id of the new checkpoint.
+            generation: its number.
+            seen: ``at`` of the sample that showed it idle. None: somebody asks for it.
+
+        Raises:
+            Refused: ``order_late``, so long after that it may be in use again.
         """
-        await self._call_off_waiting(incarnation)
+        await self._call_off_waiting(incarnation, seen)
         known = self.operations.attach(incarnation, "capture", checkpoint)
         if known is not None:
             return known.follow()
@@ -172,12 +189,17 @@ class LocalNode:
             raise Refused(
                 Reason.WRONG_PHASE, phase=tree.state.value, action="be suspended now"
             )
+        self._refuse_late(seen)
         operation = Operation("capture", session.key, checkpoint)
         work = capture.Capture(self.tools, session, operation, generation)
         return self._begin(session, operation, work.run).follow()
 
     async def nap(
-        self, incarnation: str, programs: Collection[int] = ()
+        self,
+        incarnation: str,
+        programs: Collection[int] = (),
+        *,
+        seen: float | None = None,
     ) -> AsyncIterator[Event]:
         """Move its GPU memory out, or attach to the nap that begins. Idempotent.
 
@@ -185,6 +207,10 @@ class LocalNode:
             incarnation: of the session.
             programs: what the server has started and is to nap, with all below it, by
                 their pids in the session; the others go on. None: all of the session.
+            seen: as of :meth:`capture`.
+
+        Raises:
+            Refused: ``order_late`` likewise.
         """
         session = await self._find(incarnation)
         tree = await self.tree(incarnation)
@@ -194,6 +220,7 @@ class LocalNode:
             return known.follow()
         if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
+        self._refuse_late(seen)
         operation = Operation(trees.NAP, session.key, "")
         work = nap.Nap(self.tools, session, operation, programs)
         return self._begin(session, operation, work.run).follow()
@@ -336,10 +363,23 @@ class LocalNode:
 
     # --- what is shared -----------------------------------------------------------
 
-    async def _call_off_waiting(self, incarnation: str) -> None:
+    def _refuse_late(self, seen: float | None) -> None:
+        """Refuse to begin what a sample of long ago has led to.
+
+        Raises:
+            Refused: ``order_late``.
+        """
+        if seen is None:
+            return
+        late = abs(self.tools.clock.now() - seen)  # clocks are set back, too
+        if late > ORDER_SECONDS:
+            raise Refused(Reason.ORDER_LATE, late=duration(late))
+
+    async def _call_off_waiting(self, incarnation: str, seen: float | None) -> None:
         running = self.operations.running(incarnation)
         waits = self.tools.accelerator.shortage_of(incarnation) is not None
         if running is not None and running.kind == nap.WAKE and waits:
+            self._refuse_late(seen)
             running.cancel.set()
             await running.wait(_CALL_OFF_SECONDS)
 

@@ -12,6 +12,7 @@ those of the last one.
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 from collections import Counter
@@ -277,20 +278,20 @@ def refuse_beyond_agent(there: Rights | None) -> Iterator[Finding]:
         yield from capabilities.missing(there.held, capabilities.own())
 
 
-#: Flags of /proc/cpuinfo that stand for instructions a program may have chosen.
+#: Flags of /proc/cpuinfo on x86 that stand for instructions a program may have chosen.
 _INSTRUCTIONS = re.compile(
     r"(sse|ssse|avx|amx|fma|f16c|bmi|aes|vaes|sha|pclmulqdq|vpclmulqdq|popcnt|abm|adx"
-    r"|movbe|movdir|rdrand|rdseed|gfni|lahf_lm|cx16|xsave|clflushopt|clwb|fsrm|erms"
-    r"|asimd|sve|sme|atomics|crc32|dotprod|i8mm|bf16|fphp)"
+    r"|movbe|movdir|rdrand|rdseed|gfni|lahf_lm|cx16|xsave|clflushopt|clwb|fsrm|erms)"
 )
 
 
 class Machine(Value, frozen=True, kw_only=True):
-    """A machine, as far as a saved program notices."""
+    """A machine, as far as a saved program notices; ``page_bytes`` is of its memory."""
 
     architecture: str
     kernel: str
     cpu_flags: list[str]
+    page_bytes: int = 4096
 
     def numbers(self) -> tuple[int, int]:
         """Major and minor version of its Linux."""
@@ -335,15 +336,26 @@ class HostRequirements(Value, frozen=True, kw_only=True):
 def this_machine() -> Machine:
     """The machine that we run on."""
     name = os.uname()
-    flags: set[str] = set()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        label, _, value = line.partition(":")
-        if label.strip() in {"flags", "Features"}:
-            flags = {flag for flag in value.split() if _INSTRUCTIONS.match(flag)}
-            break
     return Machine(
-        architecture=name.machine, kernel=name.release, cpu_flags=sorted(flags)
+        architecture=name.machine,
+        kernel=name.release,
+        cpu_flags=instructions(Path("/proc/cpuinfo").read_text()),
+        page_bytes=mmap.PAGESIZE,
     )
+
+
+def instructions(cpuinfo: str) -> list[str]:
+    """Which instructions a program may have chosen, of that ``/proc/cpuinfo``. Pure.
+
+    ARM's list has nothing else; that of x86 has bugs and inventions of the kernel, too.
+    """
+    for line in cpuinfo.splitlines():
+        label, _, value = line.partition(":")
+        if label.strip() == "Features":
+            return sorted(value.split())
+        if label.strip() == "flags":
+            return sorted(filter(_INSTRUCTIONS.match, value.split()))
+    return []
 
 
 def compare_images(there: str, here: str) -> Iterator[Finding]:
@@ -364,5 +376,11 @@ def compare_machines(there: Machine, here: Machine) -> Iterator[Finding]:
         missing = [f"the {there.architecture} instruction set"]
     if missing:
         yield finding(Reason.CPU_MISMATCH, features=", ".join(missing))
+    if here.page_bytes != there.page_bytes:
+        yield finding(
+            Reason.PAGE_SIZE_MISMATCH,
+            here=here.page_bytes >> 10,
+            there=there.page_bytes >> 10,
+        )
     if here.numbers() < there.numbers():
         yield finding(Reason.KERNEL_TOO_OLD, here=here.kernel, there=there.kernel)

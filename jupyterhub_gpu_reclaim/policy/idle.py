@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.policy.decide import allow, deny
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.common.models import Decision, Usage
+    from jupyterhub_gpu_reclaim.common.models import Decision, SessionPolicy, Usage
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
 
@@ -79,17 +79,31 @@ class IdlePolicy(Configurable):
     ).tag(config=True)
 
     page_data_rate = ByteRate(
-        200.0,
+        2000.0,
         allow_none=True,
         help="""Bytes a second from a page to its program that count as use.
 
         Of programs behind the Jupyter server (jupyter-server-proxy: VS Code, RStudio,
         Streamlit), whose pages the session's server does not know. Measured over 10 s;
-        the most since ``idle_after`` counts. An idle page sends tens of bytes a second
-        to show that it lives, and somebody who types some hundreds or more. Lower sees
-        single clicks; higher lets pages be forgotten that ask for news all the time (a
-        dashboard). What goes through a UNIX socket is not seen. None: it is not looked
-        at. Example: 1000.
+        the most since ``idle_after`` counts. It is for those who type without a pause;
+        others are seen by ``page_burst_rate``. An idle page of VS Code sends 300, one
+        in which somebody types thousands. Lower sees more; higher lets pages be
+        forgotten that send much all the time. Where our server extension is not
+        installed in the session, only connections that last are seen (websockets), and
+        no UNIX sockets. None: pages are not looked at. Example: 5000.
+        """,
+    ).tag(config=True)
+
+    page_burst_rate = ByteRate(
+        1.0,
+        allow_none=True,
+        help="""Bytes a second from a page that count as use, if it is quiet otherwise.
+
+        So much more than twice what the session's pages have sent in the quietest 90 s
+        since ``idle_after``, each time the most of 10 s: a click in Streamlit or Shiny
+        sends 30 to 200 bytes, and a page that nobody touches the same all the time.
+        Lower sees smaller clicks; higher lets pages be forgotten that ask for news less
+        often than every 90 s. None: ``page_data_rate`` alone counts. Example: 20.
         """,
     ).tag(config=True)
 
@@ -169,16 +183,16 @@ class IdlePolicy(Configurable):
             rule: which rule set them, as the end of a sentence.
         """
         usage = snapshot.usage
-        if usage is None or self._is_missing(usage, now):
+        if usage is None or self._is_missing(usage, snapshot.terms, now):
             return [deny(Reason.SAMPLES_MISSING)]
-        busy = list(self._busy(usage, now, idle_after))
+        busy = list(self._busy(usage, snapshot.terms, now, idle_after))
         return busy + _too_soon(usage, now, idle_after, rule)
 
     def connected(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Why connections to other machines hold it back, if they do."""
-        usage, limit = snapshot.usage, self.connections_after
+        usage, limit = snapshot.usage, self._for(snapshot.terms, "connections_after")
         idle = idle_for(snapshot, now)
-        if usage is None or not usage.outside or idle >= limit:
+        if usage is None or not usage.outside or limit is None or idle >= limit:
             return []
         others, *more = usage.outside
         others += f" and {len(more)} more" if more else ""
@@ -189,58 +203,93 @@ class IdlePolicy(Configurable):
                 others=others,
                 age=duration(idle),
                 limit=duration(limit),
+                rule=snapshot.terms.rule("connections_after"),
             )
         ]
 
-    def _is_missing(self, usage: Usage, now: float) -> bool:
+    def _for(self, terms: SessionPolicy, setting: str) -> float | None:
+        """A setting as it holds for one session: its rule's value, None included."""
+        found: float | None = getattr(terms if setting in terms.by else self, setting)
+        return found
+
+    def _is_missing(self, usage: Usage, terms: SessionPolicy, now: float) -> bool:
         """Whether a fact that the decision needs is unknown, or too old."""
         needed = [usage.last_active, usage.kernels, usage.terminals]
-        if self.busy_cpu_percent is not None:
+        if self._for(terms, "busy_cpu_percent") is not None:
             needed.append(usage.cpu_percent)
-        if self.busy_gpu_percent is not None:
+        if self._for(terms, "busy_gpu_percent") is not None:
             needed.append(usage.gpu_percent)
-        if self.connected_is_active:
+        if self._for(terms, "connected_is_active"):
             needed.append(usage.connections)
         age = usage.sample_age + max(0.0, now - usage.at)
         return not usage.complete or None in needed or age > self.max_sample_age
 
-    def _busy(self, usage: Usage, now: float, idle_after: float) -> Iterator[Decision]:
+    def _busy(
+        self, usage: Usage, terms: SessionPolicy, now: float, idle_after: float
+    ) -> Iterator[Decision]:
         if usage.busy_kernel is not None:
             yield deny(Reason.KERNEL_BUSY, name=usage.busy_kernel)
         if usage.unknown_kernel is not None:
             yield deny(Reason.KERNEL_UNKNOWN, name=usage.unknown_kernel)
         if usage.prompt_kernel is not None and usage.prompt_since is not None:
-            yield from self._waits(usage.prompt_kernel, now - usage.prompt_since, now)
-        limit, percent = self.busy_cpu_percent, usage.cpu_percent
+            age = now - usage.prompt_since
+            yield from self._waits(usage.prompt_kernel, terms, age, now)
+        limit, percent = self._for(terms, "busy_cpu_percent"), usage.cpu_percent
         if limit is not None and percent is not None and percent > limit:
-            yield deny(Reason.CPU_BUSY, percent=percent, limit=limit)
-        limit, percent = self.busy_gpu_percent, usage.gpu_peak_percent
+            rule = terms.rule("busy_cpu_percent")
+            yield deny(Reason.CPU_BUSY, percent=percent, limit=limit, rule=rule)
+        limit, percent = self._for(terms, "busy_gpu_percent"), usage.gpu_peak_percent
         if limit is not None and percent is not None and percent > limit:
-            within = duration(idle_after)
-            yield deny(Reason.GPU_BUSY, percent=percent, limit=limit, idle_after=within)
-        limit, rate = self.busy_data_rate, usage.data_rate
+            yield deny(
+                Reason.GPU_BUSY,
+                percent=percent,
+                limit=limit,
+                idle_after=duration(idle_after),
+                rule=terms.rule("busy_gpu_percent"),
+            )
+        limit, rate = self._for(terms, "busy_data_rate"), usage.data_rate
         if limit is not None and rate is not None and rate > limit:
             yield deny(
-                Reason.DATA_MOVES, rate=size(round(rate)), limit=size(round(limit))
+                Reason.DATA_MOVES,
+                rate=size(round(rate)),
+                limit=size(round(limit)),
+                rule=terms.rule("busy_data_rate"),
             )
-        limit, rate = self.page_data_rate, usage.page_peak_rate
-        if limit is not None and rate is not None and rate > limit:
+        yield from self._shown(usage, terms, idle_after)
+        if self._for(terms, "connected_is_active") and usage.connections:
+            rule = terms.rule("connected_is_active")
+            yield deny(Reason.CONNECTED, count=usage.connections, rule=rule)
+
+    def _shown(
+        self, usage: Usage, terms: SessionPolicy, idle_after: float
+    ) -> Iterator[Decision]:
+        """Why pages of programs are in use, if they are."""
+        setting, rate = "page_data_rate", usage.page_peak_rate
+        limit, quiet = self._for(terms, setting), usage.page_quiet_rate
+        if limit is None or rate is None:
+            return
+        burst = self._for(terms, "page_burst_rate")
+        if burst is not None and quiet is not None and 2 * quiet + burst < limit:
+            setting, limit = "page_burst_rate", 2 * quiet + burst
+        if rate > limit:
             yield deny(
                 Reason.PAGE_USED,
                 rate=size(round(rate)),
                 limit=size(round(limit)),
                 idle_after=duration(idle_after),
+                rule=terms.rule(setting),
             )
-        if self.connected_is_active and usage.connections:
-            yield deny(Reason.CONNECTED, count=usage.connections)
 
-    def _waits(self, name: str, age: float, now: float) -> Iterator[Decision]:
+    def _waits(
+        self, name: str, terms: SessionPolicy, age: float, now: float
+    ) -> Iterator[Decision]:
         """Why a cell that waits for an answer is work still, if it is."""
-        limit = self.prompt_idle_after
+        limit = self._for(terms, "prompt_idle_after")
         if limit is None:
             yield deny(Reason.KERNEL_BUSY, name=name)
         elif age < limit:
-            ages, limits = duration(max(0.0, age)), duration(limit)
+            ages = duration(max(0.0, age))
+            limits = duration(limit) + terms.rule("prompt_idle_after")
             yield deny(
                 Reason.PROMPT_OPEN, now - age + limit, name=name, age=ages, limit=limits
             )

@@ -11,11 +11,12 @@ from ast import literal_eval
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from traitlets import Dict, List, TraitError, validate
+from traitlets import Bool, Dict, List, TraitError, validate
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy, Value
 from jupyterhub_gpu_reclaim.policy.guards import parse_period
+from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.nap import RESUME_GPU
 
 if TYPE_CHECKING:
@@ -25,7 +26,18 @@ Rule = dict[str, Any]
 
 #: What a rule may set for a session, in the order of display.
 _SECONDS = ("idle_after", "nap_after", "warn_for", "min_age", "cool_down")
-SETTINGS = (*_SECONDS, "resume_gpu", "never", "quiet_hours")
+#: Of ``IdlePolicy``, which checks them.
+_OF_IDLENESS = (
+    "busy_cpu_percent",
+    "busy_gpu_percent",
+    "busy_data_rate",
+    "page_data_rate",
+    "page_burst_rate",
+    "prompt_idle_after",
+    "connections_after",
+    "connected_is_active",
+)
+SETTINGS = (*_SECONDS, "resume_gpu", "never", "quiet_hours", *_OF_IDLENESS)
 #: Longest time that a rule may set: a year, in seconds.
 _LONGEST = 366 * 86400.0
 
@@ -65,8 +77,12 @@ class Rules(Configurable):
         lists of them, one of which must fit; of several keys in one rule all must fit.
         What: ``idle_after``, ``nap_after``, ``warn_for``, ``min_age``, ``cool_down``
         (seconds), ``resume_gpu`` (``at_once`` or ``lazy``), ``never`` (True: no policy
-        suspends it or lets it nap) and ``quiet_hours`` (a list). For each of these the
-        first rule that fits and sets it decides; where none does, ``IdlePolicy``,
+        suspends it or lets it nap), ``quiet_hours`` (a list), and, with the same values
+        as in ``IdlePolicy``, None included: ``busy_cpu_percent``, ``busy_gpu_percent``,
+        ``busy_data_rate``, ``page_data_rate``, ``page_burst_rate``,
+        ``prompt_idle_after``, ``connections_after`` and ``connected_is_active``. For
+        each of these the first rule that fits and sets it decides; where none does,
+        ``IdlePolicy``,
         ``NapPolicy``, ``Guards`` and ``ReclaimService`` do. Options, and so profiles,
         are what users say at the start: with a rule for an option you let whoever says
         it have what it sets. While something that a rule asks for is not known, the
@@ -229,10 +245,25 @@ def _check_setting(name: str, value: Any) -> None:
             raise ValueError(f"'quiet_hours' must be a list, not {value!r}")
         for text in value:
             parse_period(str(text))
+    elif name in _OF_IDLENESS:
+        _check_idleness(name, value)
     elif not _is_seconds(value):
         raise ValueError(
             f"{name!r} must be a duration in seconds, at most a year, not {value!r}"
         )
+
+
+def _check_idleness(name: str, value: Any) -> None:
+    """The same values are good for some sessions as for all."""
+    trait = IdlePolicy.class_traits()[name]
+    is_good = isinstance(value, bool) == isinstance(trait, Bool)
+    try:
+        IdlePolicy(**{name: value})
+    except TraitError:
+        is_good = False
+    if not is_good:
+        good = trait.info() + (", or None" if trait.allow_none else "")
+        raise ValueError(f"{name!r} must be {good}; not {value!r}")
 
 
 def _is_seconds(value: Any) -> bool:

@@ -9,8 +9,9 @@ soon, and counted there (``process_tree``).
 A page of a program behind the server (VS Code, RStudio, Streamlit) reaches the program
 by a connection from the server. What comes to the program there was sent by the page:
 little while nobody looks at it, and more when somebody types or clicks. What kernels
-are sent is left out, since their server tells of it; so is what goes through a UNIX
-socket, which counts nothing.
+are sent is left out, since their server tells of it. What goes through a UNIX socket,
+which counts nothing, and single requests, which are over before the next look, the
+server tells of where our extension is installed (``lab/program_pages.py``).
 
 A suspend ends the connections to other machines of what runs in the session (a
 database, a login by ssh, the workers of a cluster), so those are told. The server's own

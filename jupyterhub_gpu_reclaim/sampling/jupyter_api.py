@@ -84,6 +84,8 @@ class Status(Value, frozen=True, kw_only=True):
     connections: int = 0
     #: when a file was last changed through it; told by our server extension alone
     gpu_reclaim_file_changed: datetime | None = None
+    #: bytes that pages have sent to programs behind it; likewise
+    gpu_reclaim_paged: int | None = None
 
 
 class Version(Value, frozen=True, kw_only=True):

@@ -6,7 +6,10 @@ Pure. Next: ``window``, which has one for each kind of work.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Work of that last stretch counts by itself, however idle the window was before it.
 RECENT_SECONDS = 60.0
@@ -77,10 +80,15 @@ class Meter:
         """
         if len(self._readings) < 2:
             return None
-        if self._readings[-1].work == self._readings[0].work:
-            return 0.0  # as in most sessions at most times
-        most, begin = 0.0, 0
         since = self._readings[-1].at - span
+        rates = (rate for at, rate in self._stretches() if at > since)
+        return max(rates, default=0.0)
+
+    def _stretches(self) -> Iterator[tuple[float, float]]:
+        """The end of each stretch that counts for a peak, and its work a second."""
+        if self._readings[-1].work == self._readings[0].work:
+            return  # as in most sessions at most times
+        begin = 0
         for number, last in enumerate(self._readings[1:], 1):
             while (
                 begin + 1 < number
@@ -89,9 +97,26 @@ class Meter:
                 begin += 1
             first = self._readings[begin]
             seconds = max(PEAK_SECONDS, last.at - first.at)
-            if last.at > since:
-                most = max(most, (last.work - first.work) / seconds)
-        return most
+            yield last.at, max(0.0, (last.work - first.work) / seconds)
+
+    def quiet_peak(self, span: float, stretch: float) -> float | None:
+        """The peak of the quietest whole stretch of so many seconds in that span.
+
+        None: there have not been two of them yet.
+        """
+        if not self._readings:
+            return None
+        until = self._readings[-1].at
+        watched = min(span, until - self._readings[0].at)
+        count = int(watched // stretch)
+        if count < 2:
+            return None
+        most = [0.0] * count
+        for at, rate in self._stretches():
+            number = int((until - at) // stretch)
+            if number < count:
+                most[number] = max(most[number], rate)
+        return min(most)
 
     def _before(self, seconds: float) -> _Reading:
         """The newest reading that is so much older than the last, or the oldest."""

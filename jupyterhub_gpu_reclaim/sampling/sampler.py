@@ -317,7 +317,7 @@ def _sum_up(
         cpu_work=usage.cpu_work if usage else None,
         written=usage.written if usage else None,
         moved=traffic.moved if traffic else None,
-        paged=traffic.paged if traffic else None,
+        paged=_paged(answers),
         outside=traffic.outside if traffic else None,
         started=usage.started if usage else None,
         kernels=_kernels(watched, answers),
@@ -328,6 +328,16 @@ def _sum_up(
         gpus=answers.gpus,
         problem="; ".join(problems),
     )
+
+
+def _paged(answers: _Answers) -> int | None:
+    """What pages have sent to programs, as the server tells and connections show.
+
+    Each sees what the other does not, so both count: a websocket's messages twice.
+    """
+    if answers.status is None or answers.traffic is None:
+        return None
+    return answers.traffic.paged + (answers.status.gpu_reclaim_paged or 0)
 
 
 def _last_saved(answers: _Answers) -> float | None:

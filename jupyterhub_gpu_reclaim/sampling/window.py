@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 GAP_INTERVALS = 3
 #: A kernel that has never said a word, and that nobody is connected to, is idle then.
 UNUSED_SECONDS = 600.0
+#: So long is a stretch in which a page nobody uses has sent all that it usually sends:
+#: one that is hidden asks for news once a minute at least.
+PAGE_SECONDS = 90.0
 
 
 class Window:
@@ -33,6 +36,7 @@ class Window:
         usual: seconds that use is summed up over, where nothing else is asked for:
             as long as most sessions must be idle; None: all of the span.
         unused: seconds after which a kernel that has never said a word is idle.
+        page: seconds in which a page sends what it sends by itself.
     """
 
     def __init__(
@@ -42,9 +46,11 @@ class Window:
         interval: float,
         usual: float | None = None,
         unused: float = UNUSED_SECONDS,
+        page: float = PAGE_SECONDS,
     ) -> None:
         self._usual = span if usual is None else usual
         self._unused = unused
+        self._page = page
         self._gap = GAP_INTERVALS * interval
         self._newest: Sample | None = None
         self._watched_since: float | None = None
@@ -106,6 +112,11 @@ class Window:
             gpu_peak_percent=_in_percent(peak),
             data_rate=self._data_rate(newest, over),
             page_peak_rate=None if newest.paged is None else self._paged.peak(over),
+            page_quiet_rate=(
+                None
+                if newest.paged is None
+                else self._paged.quiet_peak(over, self._page)
+            ),
             gpu_memory=_gpu_memory(newest),
             memory=newest.memory,
             connections=newest.connections,

@@ -47,30 +47,6 @@ STEPS = {
     "nap": ("preflight", "gpu"),
     "wake": ("room", "gpu"),
 }
-#: Failures that an alert may be made of before they have ever happened.
-USUAL_FAILURES = (
-    Reason.CAPTURE_FAILED,
-    Reason.RESTORE_FAILED,
-    Reason.TIMED_OUT,
-    Reason.CANCELLED,
-    Reason.AGENT_RESTARTED,
-    Reason.AGENT_UNREACHABLE,
-    Reason.HUB_UNREACHABLE,
-    Reason.STORE_FULL,
-    Reason.STORE_FAILED,
-    Reason.STORE_UNREACHABLE,
-    Reason.STORE_DENIED,
-    Reason.NOT_ENOUGH_MEMORY,
-    Reason.GPU_FAILED,
-    Reason.GPU_STUCK,
-    Reason.GPU_DRIVER_SILENT,
-    Reason.GPU_MEMORY,
-    Reason.GPU_WAIT_OVER,
-    Reason.NAP_FAILED,
-    Reason.CHECKPOINT_DAMAGED,
-    Reason.NODE_SILENT,
-    Reason.INTERNAL,
-)
 
 
 class Exporter(Collector):
@@ -176,8 +152,9 @@ def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
         "Suspends, resumes, naps and wakes that failed, by reason code.",
         labels=["operation", "code"],
     )
-    usual = {(one, code.value) for one in OPERATIONS for code in USUAL_FAILURES}
-    for operation, code in sorted(usual | set(now.counters.failures)):
+    # Each begins at 0: Prometheus sees no increase in a series that begins with 1.
+    known = {(one, reason.value) for one in OPERATIONS for reason in Reason}
+    for operation, code in sorted(known | set(now.counters.failures)):
         count = now.counters.failures[operation, code]
         failed.add_metric([operation, code], count)
     yield failed

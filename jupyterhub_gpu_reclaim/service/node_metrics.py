@@ -45,6 +45,12 @@ def families(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
         " that it tells, as an object store.",
         labels=["node"],
     )
+    capacity = GaugeMetricFamily(
+        PREFIX + "store_capacity_bytes",
+        "Size of the place that the store is in, whatever else is there; absent like"
+        " its room.",
+        labels=["node"],
+    )
     records = GaugeMetricFamily(
         PREFIX + "state_free_bytes",
         "Room on the disk of an agent's own records.",
@@ -59,9 +65,11 @@ def families(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
             present.add_metric([node.node, model], count)
         if status.store_free is not None:
             store.add_metric([node.node], status.store_free)
+        if status.store_capacity is not None:
+            capacity.add_metric([node.node], status.store_capacity)
         if status.state_free is not None:
             records.add_metric([node.node], status.state_free)
-    yield from (present, store, records)
+    yield from (present, store, capacity, records)
 
 
 def _state(node: NodeHealth) -> str:

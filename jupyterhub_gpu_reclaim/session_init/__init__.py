@@ -2,7 +2,8 @@
 
 ``launcher`` makes namespaces and control groups, and becomes the init. ``session_init``
 is that init: it starts the session's programs or waits for a restore, forwards signals,
-and reaps. ``command_line`` recognises an init by its command line.
+and reaps. ``command_line`` writes an init's command line, and recognises it by that;
+``container_labels`` say whose a container of Docker is.
 
 Init and launcher run as single files, in a container with the Python of the session's
 image, so they import nothing of ours. What outsiders rely on stands once: the init's

@@ -1,4 +1,4 @@
-"""Recognises a session's init by its command line, and reads what that says.
+"""Writes the command line of a session's init, recognises it, and reads what it says.
 
 The Hub's side finds an init again after its own restart, and the agent finds all inits
 of a node. The command line alone proves nothing: in a container its user writes it, so
@@ -7,7 +7,11 @@ each caller judges first whose process it is.
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +31,26 @@ class InitArguments(NamedTuple):
     server: str
     realm: str
     holding: bool  #: it waits for a tree to be restored
+
+
+def written(arguments: InitArguments) -> list[str]:
+    """What follows the program; :func:`parse` reads it."""
+    return [
+        "hold" if arguments.holding else "start",
+        "--incarnation",
+        arguments.incarnation,
+        # In one word each: a name may look like an option.
+        f"--user={arguments.user}",
+        f"--server={arguments.server}",
+        f"--realm={arguments.realm}",
+        "--relay",
+    ]
+
+
+@cache
+def inline(python: str) -> tuple[str, str, str]:
+    """The init as a program of an image that does not have its file."""
+    return (python, "-c", Path(session_init.__file__).read_text())
 
 
 def is_init(words: Sequence[bytes]) -> bool:

@@ -69,6 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     os.set_inheritable(options.report_fd, False)
     try:
+        if options.machine_mounts:
+            enter_machine_mounts()
         join_cgroups(options.cgroup_parent, options.cgroup, options.memory, options.cpu)
         _unshare(CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID)
         pid = os.fork()
@@ -90,6 +92,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory", type=int, default=0, help="bytes, 0: no limit")
     parser.add_argument("--cpu", type=float, default=0.0, help="cores, 0: no limit")
     parser.add_argument("--private-tmp", action="store_true")
+    parser.add_argument("--machine-mounts", action="store_true")
     parser.add_argument("init", nargs="+")
     return parser.parse_args(argv)
 
@@ -233,6 +236,26 @@ def become_init(options: argparse.Namespace) -> NoReturn:
     except (LaunchError, OSError) as error:
         report(options.report_fd, error=_sentence(error))
     os._exit(1)
+
+
+def enter_machine_mounts() -> None:
+    """See the files that the machine's own init sees, not those of the Hub's unit.
+
+    systemd's ``PrivateDevices=`` hides the GPUs from a unit, and ``PrivateTmp=`` gives
+    it a ``/tmp`` that ends with it; a session must have neither from the Hub.
+
+    Raises:
+        LaunchError: it may not be entered.
+    """
+    machine = os.open("/proc/1/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.path.samestat(os.fstat(machine), os.stat("/proc/self/ns/mnt")):  # noqa: PTH116 - beside fstat
+            return
+        if _libc.setns(machine, CLONE_NEWNS):
+            reason = os.strerror(ctypes.get_errno())
+            raise LaunchError(f"The machine's own mounts cannot be entered: {reason}.")
+    finally:
+        os.close(machine)
 
 
 def private_mounts(*, private_tmp: bool) -> None:

@@ -165,6 +165,9 @@ class Backend(Protocol):
     def free_bytes(self) -> int | None:
         """Room that is left, None where that cannot be known."""
 
+    def capacity_bytes(self) -> int | None:
+        """Room that there is in all, None where that cannot be known."""
+
     def spec(self) -> Spec | None:
         """How another process opens the same; no secret in it. None: it cannot."""
 

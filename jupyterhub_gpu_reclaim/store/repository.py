@@ -260,6 +260,10 @@ class Repository:
         """Room that is left, None where that cannot be known."""
         return self._backend.free_bytes()
 
+    def capacity_bytes(self) -> int | None:
+        """Room that there is in all, None where that cannot be known."""
+        return self._backend.capacity_bytes()
+
     def _rewrap(self, checkpoint: str) -> bool:
         data = self._catalogue.raw(checkpoint)
         new = manifest.rewrap(data, checkpoint, self._keys)

@@ -90,6 +90,10 @@ class MemoryBackend:
         with self._lock:
             return None if self._capacity is None else self._free()
 
+    def capacity_bytes(self) -> int | None:
+        """The capacity that it was made with."""
+        return self._capacity
+
     def spec(self) -> None:
         """None: no other process can open it."""
         return

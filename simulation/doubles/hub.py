@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.spawner.refusal import StartRefused
 from simulation.doubles.machine import SERVER
 from simulation.doubles.spawner import SimulatedSpawner
 from simulation.loop import Killed, spawn
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from simulation.doubles.machine import Machine, Machines, Place
     from simulation.doubles.network import Server, Weather
     from simulation.loop import Program
+
+_log = logging.getLogger("jupyterhub_gpu_reclaim.simulated_hub")
 
 START_TIMEOUT = 300.0
 HTTP_TIMEOUT = 30.0
@@ -194,6 +198,8 @@ class HubProcess:
             if isinstance(error, Killed):
                 raise error
             self.told(f"the start of {key} fails: {error!r}")
+            if not isinstance(error, StartRefused | TimeoutError):
+                _log.error("the start of %s", key, exc_info=error)
             raise Refused(Reason.HUB_REFUSED, why=str(error), retryable=False)
 
     async def stop(self, key: SessionKey) -> None:

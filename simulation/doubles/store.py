@@ -171,6 +171,10 @@ class RepositoryInMemory:
         """Room that is left."""
         return 0 if self.store.full else None
 
+    def capacity_bytes(self) -> int | None:
+        """Room that there is in all: it does not tell."""
+        return None
+
     def list(self) -> list[CheckpointInfo]:
         """All committed checkpoints, oldest first."""
         self.store.touch()

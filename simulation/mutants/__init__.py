@@ -151,6 +151,13 @@ MUTANTS: dict[str, Mutant] = {
         service.SILENCE,
         seed=8010572,
     ),
+    "a-late-order-hits-who-is-at-work": Mutant(
+        "An order to suspend an idle session was seconds late, and its user had come"
+        " back meanwhile.",
+        "this simulator (seed 1004026202)",
+        node.LATE_ORDERS,
+        seed=1004026202,
+    ),
     "the-spawner-starts-cold-without-an-answer": Mutant(
         "The service was away, and the spawner started cold.",
         "a reading of trap T6",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _plan_start = SessionLifecycle._plan_start
 _become = SessionLifecycle._become
+_login = SessionLifecycle._login
 
 
 async def _cold_then(self: SessionLifecycle, reporter: ProgressReporter) -> StartPlan:
@@ -32,7 +33,18 @@ def _never_refused(self: SessionLifecycle, **changes: Any) -> None:
     _become(self, **{**changes, "refused": False})
 
 
-REFUSED_START_ENDS: tuple[Patch, ...] = ((SessionLifecycle, "_become", _never_refused),)
+def _refused_beside_an_older_database(
+    self: SessionLifecycle, token: str, minted: str, *, renew: bool
+) -> int:
+    """As it was then: what such a Hub does not know was refused, not adopted."""
+    del renew
+    return _login(self, token, minted, renew=False)
+
+
+REFUSED_START_ENDS: tuple[Patch, ...] = (
+    (SessionLifecycle, "_become", _never_refused),
+    (SessionLifecycle, "_login", _refused_beside_an_older_database),
+)
 
 
 async def _look_nowhere(self: SessionLifecycle) -> None:

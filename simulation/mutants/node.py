@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations import operations
 from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
@@ -76,6 +77,8 @@ def _thaw_alone(
 
 
 EMPTY_GPU: tuple[Patch, ...] = ((capture, "thaw_tree", _thaw_alone),)
+
+LATE_ORDERS: tuple[Patch, ...] = ((LocalNode, "_refuse_late", nothing),)
 
 UNWATCHED: tuple[Patch, ...] = ((Wakers, "begin", nothing),)
 

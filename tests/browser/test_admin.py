@@ -11,6 +11,7 @@ import pytest
 
 from demo.user import User
 from tests.support.axe import problems
+from tests.support.keyboard import tab_to
 from tests.support.screenshots import shoot_both
 
 if TYPE_CHECKING:
@@ -63,20 +64,6 @@ def row_of(page: Page, name: str) -> Locator:
     return page.locator(f'td.gpu-reclaim[data-session="{name}"]')
 
 
-def tab_to(page: Page, label: str) -> None:
-    """Press Tab until the button of that name has the focus."""
-    for _ in range(80):
-        page.keyboard.press("Tab")
-        if (
-            page.evaluate(
-                "document.activeElement.ariaLabel || document.activeElement.textContent"
-            )
-            == label
-        ):
-            return
-    raise AssertionError(f"{label} is not reached by Tab")
-
-
 def tokens_of_panels(admin: Admin) -> list[str]:
     made = admin.user.hub("GET", "users/admin/tokens").json()["api_tokens"]
     return [one["note"] for one in made if one["note"].startswith("gpu-reclaim:")]
@@ -117,7 +104,10 @@ def test_admin_suspends_and_resumes_by_keyboard_and_leaves_no_token(
     tab_to(page, f"Why not? Reasons of {amy.name}")
     page.keyboard.press("Enter")
     why = page.get_by_role("dialog", name=f"Why {amy.name} is not suspended")
-    why.get_by_role("listitem").first.wait_for()
+    reason = why.get_by_role("listitem").first
+    code = reason.get_by_role("link").text_content()
+    link = reason.get_by_role("link", name=code).get_attribute("href")
+    assert link == f"/services/gpu-reclaim/messages?about={code}"
     page.keyboard.press("Escape")
     why.wait_for(state="detached")
     assert not [url for url in calls if "token=" in url]

@@ -16,14 +16,14 @@ from tests.support.screenshots import shoot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
     from demo.admin import Admin
     from tests.support.stack import Stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
-SETTINGS = {"idle_after": 0, "sample_interval": 1}
+SETTINGS = {"idle_after": 0, "sample_interval": 1, "simulated_gpus": True}
 PAGES = ("all", "nodes", "store", "report", "log", "settings", "messages", "mine")
 #: An administrator is to know of a silent agent within so many seconds.
 TOLD_SECONDS = 20
@@ -75,7 +75,7 @@ def test_sessions_are_picked_suspended_and_deleted_by_an_administrator(
     assert service.get_by_role("checkbox", checked=True).count() == 0
 
     service.get_by_role("link", name="Store", exact=True).first.click()
-    service.get_by_text(re.compile("are free there")).wait_for()
+    service.get_by_text(re.compile(r"[kMGT]B of .*B are free there")).wait_for()
     row = service.get_by_role("row").filter(has_text=names[0]).first
     row.get_by_text("Delete suspended session…").click()
     row.get_by_role("button", name="Delete for good").click()
@@ -96,6 +96,18 @@ def test_sessions_are_picked_suspended_and_deleted_by_an_administrator(
     service.wait_for_url("**/all")
     colour = "getComputedStyle(document.body).backgroundColor"
     assert service.evaluate(colour) == "rgb(24, 27, 31)"
+
+
+def test_link_to_a_message_leads_there_through_the_login_form(
+    stack: Stack, chromium: Browser
+) -> None:
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{stack.url}/services/gpu-reclaim/messages?about=kernel_busy")
+        page.get_by_label("Username").fill("admin")
+        page.get_by_label("Password").fill(stack.password)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url("**/services/gpu-reclaim/messages#kernel_busy")
 
 
 def test_silent_agent_is_told_in_the_strip_and_by_a_resume_that_waits(
@@ -127,3 +139,29 @@ def test_silent_agent_is_told_in_the_strip_and_by_a_resume_that_waits(
         agent.send_signal(signal.SIGCONT)
     health.get_by_text("Agents: 1 ready").wait_for()
     admin.wait(user.name, phase="running")
+
+
+def test_simulated_gpu_is_called_so_and_its_memory_freed_by_a_suspend(
+    stack: Stack, admin: Admin, person: Callable[[str], User], service: Page
+) -> None:
+    user = person("a")
+    take = "from demo.simulated_gpu import GpuMemory; held = GpuMemory(20, gpu=1)"
+    with user.server().start_kernel() as kernel:
+        kernel.run(take)
+        more = kernel.collect(kernel.send("GpuMemory(8, gpu=1)"))
+        assert "Simulated GPU 1 has 4 GiB left." in more.error
+    service.goto(f"{stack.url}/services/gpu-reclaim/all?by=card")
+    card = service.locator("tr.group", has_text="Simulated GPU 00000001")
+    card.get_by_text("21 GB of 26 GB held by 1 session").wait_for()
+    shoot(service, "all-by-card")
+    service.goto(f"{stack.url}/services/gpu-reclaim/nodes")
+    service.get_by_role("heading", name="Simulated GPU 00000001").wait_for()
+    service.get_by_role("link", name=f"{user.name}, Default server").wait_for()
+    saved = admin.suspend(user.name)
+    assert (saved["gpus"], saved["facts"]["gpus_held"]) == ([], 1)
+    user.visit(f"/user/{user.name}/lab")
+    while not (gpus := admin.session(user.name)["gpus"]):
+        time.sleep(0.1)
+    assert [(one["name"], one["memory"]) for one in gpus] == [
+        ("Simulated GPU", 20 << 30)
+    ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.axe import problems
+from tests.support.keyboard import press, tab_to, walk
 from tests.support.screenshots import shoot_both
 
 from .conftest import shoot
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
+#: The managers' pages that a person walks through by Tab.
+MANAGERS_PAGES = ("all", "nodes", "store", "report", "log", "settings", "messages")
 #: Writes down what the page of a restore has shown, for after it has led away.
 KEEP_STEPS = """addEventListener("DOMContentLoaded", () => {
   const page = document.querySelector("#gpu-reclaim-restore");
@@ -108,7 +111,8 @@ def restoring(page: Page, stack: Stack, user: User) -> Iterator[None]:
     agent = stack.parts["agent"]
     page.goto(f"{stack.url}/hub/home")
     known = page.get_by_text("kept until you resume or delete it.")
-    assert re.match(r"Suspended by admin\. \d+ MB[,;]", known.inner_text())
+    said = r"(Suspended by admin|You suspended it)\. \d+ MB[,;]"
+    assert re.match(said, known.inner_text())
     agent.send_signal(signal.SIGSTOP)  # else it may be done before there is a page
     try:
         page.goto(f"{stack.url}/user/{user.name}/lab", wait_until="commit")
@@ -161,6 +165,8 @@ def taken_away(page: Page, stack: Stack, user: User, path: Path) -> None:
     page.get_by_role("heading", name="Your session could not be resumed").wait_for()
     page.get_by_role("button", name="Stop trying").click()
     assert page.get_by_text("data.bin").count() == 1
+    explained = page.locator(".gpu-reclaim-details a").get_attribute("href")
+    assert explained == "/services/gpu-reclaim/messages?about=file_missing"
     assert problems(page) == []
     shoot(page, "page-refusal")
 
@@ -201,3 +207,47 @@ def test_service_pages_of_user_and_manager_suspend_and_resume_live(
     card.get_by_role("button", name="Resume").click()
     page.locator(running).wait_for()
     assert admin.session(paige.name)["phase"] == "running"
+
+
+def test_every_page_is_used_by_the_keyboard_alone(
+    stack: Stack,
+    admin: Admin,
+    paige: User,
+    page: Page,
+    sign_in: Callable[[str], Page],
+) -> None:
+    service = f"{stack.url}/services/gpu-reclaim/"
+    page.goto(service)
+    press(page, "Suspend now")
+    # the button that was pressed is gone: its session has the focus
+    page.locator('[data-phase="suspended"]:focus').wait_for()
+    page.keyboard.press("Tab")
+    page.locator("button:focus", has_text="Resume").wait_for()
+
+    page.goto(f"{stack.url}/hub/home")
+    assert walk(page) == []
+    with restoring(page, stack, paige):
+        press(page, "Not now: keep it suspended")
+    page.get_by_role("heading", name="Your session is suspended").wait_for()
+    assert walk(page) == []
+    page.goto(f"{service}sessions/{paige.name}/default/fresh")
+    assert walk(page) == []
+
+    manager = sign_in("admin")
+    # Rows that others' sessions change would be new ones before Tab is at the end.
+    still = manager.context.new_page()
+    still.add_init_script("window.fetch = () => new Promise(() => {})")
+    for name in (*MANAGERS_PAGES, f"sessions/{paige.name}/default"):
+        still.goto(service + name)
+        assert walk(still) == [], name
+    still.close()
+    manager.goto(f"{stack.url}/hub/admin")
+    manager.locator("td.gpu-reclaim button").first.wait_for()
+    assert walk(manager) == []
+    manager.goto(f"{service}all?text={paige.name}")
+    name = f"{paige.name}, Default server"
+    press(manager, f"More for {name}")
+    tab_to(manager, "Delete suspended session…")
+    manager.keyboard.press("Escape")
+    focused = "document.activeElement.ariaLabel"
+    assert manager.evaluate(focused) == f"More for {name}"

@@ -101,6 +101,32 @@ def test_check_in_a_container_with_a_read_only_proc_is_good(criu):
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("name", "untried", "expected"),
+    [
+        ("x86_64", False, []),
+        ("aarch64", False, [("architecture_untried", True)]),
+        ("aarch64", True, [("architecture_untried", False)]),
+        ("riscv64", True, [("architecture_unknown", True)]),
+    ],
+)
+def test_processors_that_have_not_been_tried_are_refused_by_name(
+    name, untried, expected
+):
+    found = list(module.judge_architecture(name, untried=untried))
+    assert [(one.code, one.fatal) for one in found] == expected
+    assert all(f"({name})" in one.message for one in found)
+
+
+def test_check_says_what_is_against_this_kind_of_processor(monkeypatch, criu):
+    monkeypatch.setattr(module.architecture, "TRIED", frozenset())
+    folder = criu.binary.parent
+    codes = {one.code: one.fatal for one in module.check(folder)}
+    assert codes["architecture_untried"]
+    codes = {one.code: one.fatal for one in module.check(folder, untried=True)}
+    assert not codes["architecture_untried"]
+
+
 def test_check_missing_is_fatal(tmp_path, no_system_criu):
     (finding,) = module.check(tmp_path)
     assert (finding.code, finding.fatal) == ("criu_missing", True)

@@ -15,7 +15,7 @@ from tests.support.agent import wait_for
 if os.geteuid() != 0:
     pytest.skip("needs root: ptrace, and a file in /dev", allow_module_level=True)
 
-GETPID, CLOSE = 39, 3
+PR_GET_DUMPABLE = 3
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def test_a_traced_process_does_as_told_and_sleeps_on(holder):
     one = holder()
     for _ in range(50):
         with ptrace.stopped(one.child, seconds=5) as traced:
-            assert traced.call(GETPID) == one.child
+            assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
             with pytest.raises(ptrace.TraceFailed, match="Bad file descriptor"):
-                traced.call(CLOSE, 999)
+                traced.call("close", 999)
     assert one.child_says("'well'") == "well"
     assert procfs.status(one.child)["TracerPid"] == "0"
 
@@ -122,7 +122,7 @@ def test_a_stopped_process_stays_stopped_after_it_was_traced(holder):
     os.kill(one.child, signal.SIGSTOP)
     wait_for(lambda: one.process(one.child).stopped)
     with ptrace.stopped(one.child, seconds=5) as traced:
-        assert traced.call(GETPID) == one.child
+        assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
     time.sleep(0.05)
     assert one.process(one.child).stopped
     os.kill(one.child, signal.SIGCONT)

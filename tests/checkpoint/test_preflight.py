@@ -220,10 +220,13 @@ def test_examine_foreign_namespace_is_found(run, flag, kind):
 def test_examine_foreign_pid_namespace_is_found(run):
     snapshot = run("""
         call(272, 0x20000000)
+        bound, tell = os.pipe()
         if os.fork() == 0:
             libc.prctl(1, 9)  # ends with its parent
+            os.write(tell, b".")
             import signal
             signal.pause()
+        os.read(bound, 1)  # or it may outlive a parent that is killed before it
         """)
     assert "a pid namespace" in only(snapshot).message
 

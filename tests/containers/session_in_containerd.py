@@ -30,6 +30,7 @@ while True:
 
 
 def test_session_moves_between_containers_of_containerd(agent, tasks):
+    assert "cgroups_denied" not in agent.get("/readyz").text
     place = tasks("start", sys.executable, "-I", "-S", "-c", PROGRAM)
     wait_for(lambda: place.read("/srv/count"))
     for number in (1, 2):

@@ -130,6 +130,8 @@ class NodeInMemory(MemoryAgent[Place]):
         self.lazily: list[bool] = []  # of each order to restore: whether it may nap
         self.kernels: list | None = None
         self.sampled = 0  #: how often it was asked for samples
+        self.seen: list[float | None] = []  #: what orders went by
+        self.orders_are_late = False
         self.orders_to_nap: list[list[int]] = []  #: of which programs
         self.gpus: list = []  # that every session holds
         self.room: int | None = None  # so many sessions have memory on a GPU
@@ -282,20 +284,27 @@ class NodeInMemory(MemoryAgent[Place]):
         self.calls.append(f"discard {checkpoint}")
         await super().discard(checkpoint)
 
-    async def capture(self, incarnation, checkpoint, generation):
+    async def capture(self, incarnation, checkpoint, generation, *, seen=None):
+        self._take_up(seen)
         return self._told(self.begin_capture(incarnation, checkpoint, generation))
 
     async def restore(self, incarnation, checkpoint, *, lazy=False):
         self.lazily.append(lazy)
         return self._told(self.begin_restore(incarnation, checkpoint, lazy=lazy))
 
-    async def nap(self, incarnation, programs=()):
+    async def nap(self, incarnation, programs=(), *, seen=None):
+        self._take_up(seen)
         self.orders_to_nap.append(list(programs))
         self.kernels = self.kernels and [
             msgspec.structs.replace(each, gpus=[]) if each.program in programs else each
             for each in self.kernels
         ]
         return self._told(self.begin_nap(incarnation, programs))
+
+    def _take_up(self, seen):
+        self.seen.append(seen)
+        if self.orders_are_late and seen is not None:
+            raise Refused(Reason.ORDER_LATE, late="6 s")
 
     async def wake(self, incarnation):
         return self._told(self.begin_wake(incarnation))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 
 import msgspec
 import pytest
@@ -109,6 +110,27 @@ async def test_start_while_a_tree_that_was_woken_is_released_adopts_it(world):
     assert world.node.places[incarnation].contents == "tensors"
 
 
+async def test_start_that_hears_last_that_a_tree_was_woken_adopts_it(
+    world, monkeypatch
+):
+    """The worker's release came first, and it was told so; ours finds nothing."""
+    controller, incarnation = await _running(world)
+    world.hub.refuses_stop = True
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "releasing")
+
+    async def come_second(name, checkpoint):
+        del checkpoint
+        monkeypatch.undo()
+        await world.node.thaw(name)
+        raise Refused(Reason.NOT_CAPTURED)
+
+    monkeypatch.setattr(world.node, "release", come_second)
+    world.hub.states[KEY] = "stopped"
+    assert await world.hub.start(KEY) == "adopt"
+    assert world.node.places[incarnation].contents == "tensors"
+
+
 async def test_audit_lines_that_are_too_old_are_deleted(world):
     first, _ = await _running(world)
     await first.users.keep(KEY, 60, "ada")
@@ -178,6 +200,28 @@ async def test_suspend_is_not_begun_on_an_answer_that_took_too_long(world, monke
     assert world.node.places[incarnation].events == []
     world.node.sample_seconds = 0.0
     await world.until(lambda: world.phase(controller) == "suspended")
+
+
+async def test_suspend_that_came_too_late_is_no_failure_and_is_done_anew(world):
+    world.settings = dataclasses.replace(world.settings, sample_interval=0.1)
+    controller, incarnation = await _running(world)
+    world.node.orders_are_late = True
+    world.verdict = IDLE
+    await world.until(lambda: len(world.node.seen) > 1)
+    view = controller.users.session(KEY)
+    assert view.facts.failures == 0
+    assert world.node.places[incarnation].events == []
+    assert all(time.time() - seen < 5 for seen in world.node.seen)
+    world.node.orders_are_late = False
+    await world.until(lambda: world.phase(controller) == "suspended")
+
+
+async def test_suspend_that_somebody_asks_for_is_never_late(world):
+    controller, _ = await _running(world)
+    world.node.orders_are_late = True
+    await controller.users.suspend(KEY, "root")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert world.node.seen == [None]
 
 
 async def test_suspend_is_not_begun_while_the_hub_does_not_answer(world):

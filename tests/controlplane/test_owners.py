@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
@@ -13,6 +14,7 @@ from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from tests.controlplane.conftest import DELETED, KEY
+from tests.controlplane.test_old_journal import Backup
 
 OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"
 #: Made before and after anything is saved; the double's checkpoints are of 1970.
@@ -252,3 +254,109 @@ async def test_budget_of_keep_is_not_inherited(world):
     world.hub.run(KEY, "i3")
     await world.until(lambda: world.phase(controller) == "running")
     await controller.users.keep(KEY, 3600, "ada")
+
+
+@pytest.mark.parametrize("found_first", [True, False])
+async def test_journal_of_before_the_account_does_not_keep_from_it_what_is_its_own(
+    world, tmp_path, found_first
+):
+    """The numbers of the former account's sessions were as high, or higher."""
+    first = await _left_by_the_old_one(world)
+    await first.users.discard(KEY, "ada")
+    await world.until(lambda: not world.node.saved)
+    backup = Backup(world, tmp_path)
+    await first.forget(DELETED)
+    assert (await first.plan_start(_placement("i2", NEW))).action == "cold"
+    world.node.run(KEY, "of the new one", "i2")
+    await first.placed(_placement("i2", NEW))
+    world.hub.run(KEY, "i2")
+    await world.until(lambda: world.phase(first) == "running")
+    await first.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(first) == "suspended")
+    new = first.users.session(KEY).checkpoint
+    await world.kill(first)
+    backup.put_back()
+    if not found_first:
+        world.settings = dataclasses.replace(world.settings, tick_interval=60.0)
+    second = await world.controller()
+    if found_first:
+        await world.until(lambda: second._sessions.journal.checkpoint(new) is not None)
+    placement = _placement("i3", NEW)
+    placement = msgspec.structs.replace(placement, checkpoint=new, remembered=True)
+    plan = await second.plan_start(placement)
+    assert (plan.action, plan.checkpoint) == ("restore", new), plan.failure
+
+
+async def _running_of_the_old_one(world):
+    """A session of the old account that runs."""
+    controller = await world.controller()
+    await controller.plan_start(_placement("i1", OLD))
+    world.node.run(KEY, "of the old one", "i1")
+    await controller.placed(_placement("i1", OLD))
+    world.hub.run(KEY, "i1")
+    await world.until(lambda: world.phase(controller) == "running")
+    return controller
+
+
+async def test_hub_that_has_forgotten_a_running_session_adopts_it_for_its_account(
+    world,
+):
+    """Its database is older; what the journal does not know either is not proved."""
+    controller = await _running_of_the_old_one(world)
+    world.hub.states[KEY] = "stopped"
+    plan = await controller.plan_start(_placement("i2", OLD))
+    assert (plan.action, plan.incarnation, plan.owned) == ("adopt", "i1", True)
+    second = await world.journal_lost(controller)
+    plan = await second.plan_start(_placement("i3", OLD))
+    assert (plan.action, plan.incarnation, plan.owned) == ("adopt", "i1", False)
+
+
+async def test_running_session_of_an_old_account_is_neither_adopted_nor_ended(world):
+    controller = await _running_of_the_old_one(world)
+    world.hub.states[KEY] = "stopped"
+    plan = await controller.plan_start(_placement("i2", NEW))
+    assert (plan.action, plan.failure.code) == ("refuse", "not_adopted")
+    assert controller.users.session(KEY).failure.code == "not_adopted"
+    with pytest.raises(Refused, match="runs already"):
+        await controller.users.start_fresh(KEY, "ada")
+    assert [place.contents for place in world.node.living(KEY)] == ["of the old one"]
+    await controller.users.renew_login(KEY, "root")
+    plan = await controller.plan_start(_placement("i3", NEW))
+    assert (plan.action, plan.incarnation) == ("adopt", "i1")
+    assert plan.renew_login
+    assert controller.users.session(KEY).failure is None
+
+
+async def test_journal_of_before_a_session_proves_no_new_account_to_be_its_owner(
+    world, tmp_path
+):
+    """The journal says "stopped"; the former account's session runs unseen."""
+    first = await _running_of_the_old_one(world)
+    world.node.end("i1")
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: world.phase(first) == "stopped")
+    backup = Backup(world, tmp_path)
+    await first.plan_start(_placement("i2", OLD))
+    world.node.run(KEY, "of the old one", "i2")
+    await first.placed(_placement("i2", OLD))
+    await world.kill(first)
+    backup.put_back()
+    world.settings = dataclasses.replace(world.settings, tick_interval=60.0)
+    second = await world.controller()
+    plan = await second.plan_start(_placement("i3", NEW))
+    assert not plan.owned
+    assert [place.contents for place in world.node.living(KEY)] == ["of the old one"]
+
+
+async def test_running_session_of_an_old_account_leaves_its_name_by_a_suspend(world):
+    """It was another person's: an administrator has it saved, and it is not lost."""
+    controller = await _running_of_the_old_one(world)
+    world.hub.states[KEY] = "stopped"
+    await controller.plan_start(_placement("i2", NEW))
+    await controller.users.suspend(KEY, "root")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    plan = await controller.plan_start(_placement("i3", NEW))
+    assert plan.failure.code == "former_account"
+    await controller.users.start_fresh(KEY, "ada")
+    assert (await controller.plan_start(_placement("i4", NEW))).action == "cold"
+    assert len(world.node.saved) == 1

@@ -8,7 +8,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, Tree, TreeState
-from jupyterhub_gpu_reclaim.common.report import as_csv, bounds, neighbours
+from jupyterhub_gpu_reclaim.common.report import KEPT, as_csv, bounds, neighbours
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
@@ -86,7 +86,7 @@ def test_rows_of_years_ago_go_with_the_next_one(sessions):
         suspended(sessions, ADA)
         sessions.clock.advance(HOUR)
         sessions.apply(ADA, SessionEvent.RESTORE)
-        sessions.clock.advance(reclaimed.KEPT)
+        sessions.clock.advance(KEPT)
     assert len(sessions.journal.read(schema.reclaimed.select())) == 1
 
 

@@ -84,8 +84,8 @@ async def test_options_may_be_anything_that_somebody_has_sent(world, ruled):
 
 
 async def test_warning_is_as_long_as_the_rule_says(world, ruled):
-    world.verdict = IDLE
     controller = await ruled({"user": "ada", "warn_for": 900}, warn_for=0.0)
+    world.verdict = IDLE
     await world.until(lambda: world.phase(controller) == "warned")
     left = (
         controller.users.session(KEY).suspends_at - controller.users.session(KEY).since

@@ -54,6 +54,8 @@ def limit_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (321, 4096))
 def small_server(spawner):
     name = spawner.user.name
+    if spawner.name == "mute":
+        spawner.cmd, spawner.get_args = ["sleep", "600"], lambda: []
     if name not in ("games", "ghost", "shelly"):
         return
     spawner.cmd = ["/usr/bin/python3", "-c", PROGRAM]

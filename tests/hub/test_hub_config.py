@@ -55,6 +55,25 @@ def test_configure_for_a_cluster_names_no_agent_and_the_other_spawner(tmp_path):
     assert not any("Service.agent=" in word for word in options_of(service))
 
 
+def test_configure_for_docker_names_the_machines_agent_and_its_spawner(tmp_path):
+    c = Config()
+    configure(c, state_dir=str(tmp_path / "s"), placement="docker")
+    [service] = c.JupyterHub.services
+    assert c.JupyterHub.spawner_class == "gpu-reclaim-docker"
+    assert any("Service.agent=unix:" in word for word in options_of(service))
+    assert not any("placement" in word for word in options_of(service))
+    assert not found_wrong(c)
+
+
+@pytest.mark.parametrize("name", ["dockerspawner.SwarmSpawner", "swarm"])
+def test_swarmspawner_is_refused_by_name(name, tmp_path):
+    c = Config()
+    c.JupyterHub.spawner_class = name
+    configure(c, state_dir=str(tmp_path / "s"), placement="docker")
+    [said] = found_wrong(c)
+    assert said.startswith("SwarmSpawner cannot be used")
+
+
 def test_configure_in_a_pod_makes_the_service_listen_where_the_proxy_finds_it(
     tmp_path, monkeypatch
 ):
@@ -169,8 +188,8 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
         ({"sample_interval": "nan"}, "sample_interval must be a number from 0.5"),
         ({"sample_interval": 0}, "sample_interval must be a number from 0.5 to 600"),
         ({"idel_after": 5}, "no idel_after; did you mean idle_after?"),
-        ({"placement": "kubernets"}, "'local' or 'kubernetes', not 'kubernets'"),
-        ({"placement": ["local"]}, "placement is 'local' or"),
+        ({"placement": "kubernets"}, "'docker' or 'kubernetes', not 'kubernets'"),
+        ({"placement": ["local"]}, "placement is 'local', "),
         ({"service_port": "http"}, "service_port must be a whole number"),
         ({"service_port": True}, "service_port must be a whole number"),
         ({"service_port": 8081}, "8081 is the port of JupyterHub.hub_bind_url"),
@@ -265,6 +284,17 @@ def test_wrong_setting_of_our_spawner_is_said_and_taken_out(tmp_path):
     assert "reclaim_timeout" not in c.ReclaimMixin
     assert c.ReclaimMixin.reclaim_slow_timeout == 200.0
     assert c.ReclaimMixin.start_timeout == 77
+
+
+@pytest.mark.parametrize("section", ["KubeSpawner", "ReclaimKubeSpawner"])
+def test_a_namespace_for_each_user_is_refused_by_name(tmp_path, section):
+    """The pods run, and nobody sees them: every session would look as if not there."""
+    c = Config()
+    c[section].enable_user_namespaces = True
+    configure(c, placement="kubernetes", state_dir=str(tmp_path / "s"))
+    [problem] = found_wrong(c)
+    assert problem.startswith(f"{section}.enable_user_namespaces gives each user")
+    assert c[section].enable_user_namespaces is True  # sessions start as they did
 
 
 def test_secret_that_cannot_be_kept_is_said(tmp_path):

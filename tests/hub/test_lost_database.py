@@ -82,7 +82,7 @@ def test_session_that_runs_is_not_ended_by_a_start_that_is_refused(hub, service,
     for _ in range(2):
         refused = start(hub, amy.name)
         assert refused.status_code == 409
-        assert REVOKED in refused.json()["message"]
+        assert "runs already" in refused.json()["message"]
         assert service.init(amy.name) == init
         assert not hub.server(amy.name)["ready"]
         assert tokens(hub, amy.name) == []
@@ -98,6 +98,54 @@ def test_session_that_runs_is_not_ended_by_a_start_that_is_refused(hub, service,
     hub.stop_server(amy.name)
     with pytest.raises(LookupError):
         service.init(amy.name)
+
+
+def test_session_that_runs_beside_an_older_database_is_adopted_by_its_account(
+    hub, service, name
+):
+    """The service knows the account; that Hub has never heard of the session."""
+    amy = hub.user(name)
+    hub.terminate()
+    database = hub.folder / "jupyterhub.sqlite"
+    backup = database.read_bytes()
+    hub.start()
+    amy.start_server()
+    init = service.init(name)
+    placed = next(facts for call, facts in reversed(service.calls) if call == "placed")
+    hub.terminate()
+    database.write_bytes(backup)
+    hub.start()
+
+    incarnation = placed["incarnation"]
+    service.plan = {"action": "adopt", "incarnation": incarnation, "owned": True}
+    assert start(hub, name).status_code in {201, 202}
+    wait_until(lambda: hub.server(name)["ready"], 60, hub.log)
+    assert service.init(name) == init
+    assert len(tokens(hub, name)) == 1
+    again = User(hub.url, name, PASSWORD)
+    again.login()
+    assert again.visit(f"/user/{name}/lab").status_code == 200
+
+
+def test_session_that_runs_and_whose_login_was_revoked_is_left_alone(hub, service, amy):
+    """The Hub knows the session: its login is unknown since somebody revoked it."""
+    service.capture(amy.name)
+    init = service.init(amy.name)
+    service.down()
+    hub.stop_server(amy.name)
+    service.up()
+    service.thaw(amy.name)
+    state = hub.server(amy.name)["state"]["gpu_reclaim"]
+    assert state["phase"] == "unknown"
+    hub.api("DELETE", f"users/{amy.name}/tokens/a{state['token_id']}")
+
+    incarnation = state["incarnation"]
+    service.plan = {"action": "adopt", "incarnation": incarnation, "owned": True}
+    refused = start(hub, amy.name)
+    assert refused.status_code == 409
+    assert "may have been revoked" in refused.json()["message"]
+    assert tokens(hub, amy.name) == []
+    assert service.init(amy.name) == init
 
 
 def test_order_makes_no_token_valid_that_is_anothers_or_that_no_hub_has_made(

@@ -62,9 +62,9 @@ def settled(hub, user):
     return hub.server(user)
 
 
-def gone(service, user):
+def gone(service, user, name=""):
     try:
-        service.init(user)
+        service.init(user, name)
     except LookupError:
         return True
     return False

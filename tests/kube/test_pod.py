@@ -12,7 +12,13 @@ from kubespawner.objects import make_pod
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.kube.pod import INCARNATION, PodPurpose, holds, prepared
+from jupyterhub_gpu_reclaim.hub.kube.pod import (
+    INCARNATION,
+    PodPurpose,
+    holds,
+    other_image,
+    prepared,
+)
 from jupyterhub_gpu_reclaim.session_init import session_init
 from tests.kube.schemas import as_json, problems
 
@@ -99,6 +105,24 @@ def test_an_image_without_a_digest_stays_for_the_agent_to_compare() -> None:
     assert (
         notebook(prepared(a_pod(), purpose))["image"] == "quay.io/jupyter/base:latest"
     )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "saved", "tells"),
+    [
+        ("quay.io/jupyter/base:latest", DIGEST, False),
+        ("quay.io/jupyter/scipy:latest", DIGEST, True),
+        ("quay.io/jupyter/scipy", "quay.io/jupyter/base:untold", False),
+        ("jupyter/base:1", "docker.io/jupyter/base@sha256:" + "a" * 64, False),
+        ("python", "docker-pullable://python@sha256:" + "a" * 64, False),
+        ("localhost:5000/base:1", "localhost:5000/base@sha256:" + "a" * 64, False),
+        ("registry:5000/base", "other:5000/base@sha256:" + "a" * 64, True),
+        ("", "", False),
+    ],
+)
+def test_another_image_than_the_chosen_one_is_told(chosen, saved, tells) -> None:
+    words = other_image(chosen, saved)
+    assert (chosen in words and "fresh start" in words) if tells else words == ""
 
 
 def test_probes_and_hooks_that_a_stopped_tree_cannot_answer_go() -> None:

@@ -16,6 +16,8 @@ from traitlets.config import Config
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.kube import pod_events
+from jupyterhub_gpu_reclaim.hub.kube import spawner as kube
 from jupyterhub_gpu_reclaim.hub.kube.spawner import (
     ReclaimKubeSpawner,
     SessionPodSpawner,
@@ -155,6 +157,106 @@ async def test_an_api_server_that_is_busy_is_asked_again(cluster, make):
     assert cluster.pod("jupyter-ada") is None
 
 
+QUOTA = (
+    'pods "jupyter-ada" is forbidden: exceeded quota: gpus, requested:'
+    " requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=4, limited:"
+    " requests.nvidia.com/gpu=4"
+)
+
+
+def returning(spawner):
+    """That spawner, which is to hold a place for what is saved."""
+    identity = Identity(api_token="saved", port=SERVER_PORT)
+    launch = replace(spawner.reclaim_launch, mode="hold", identity=identity)
+    spawner.reclaim_launch = launch
+    return spawner
+
+
+async def test_a_return_waits_for_a_quota_that_is_used_up(cluster, make, monkeypatch):
+    monkeypatch.setattr(kube, "QUOTA_SECONDS", 0.1)
+    cluster.refusal = QUOTA
+    spawner = returning(make())
+    starting = asyncio.ensure_future(spawner.start())
+    assert "exceeded quota: gpus" in await until(spawner._waits_for)
+    assert not starting.done()
+    cluster.refusal = ""
+    await starting
+    assert cluster.pod("jupyter-ada") is not None
+    assert "quota" not in spawner._waits_for()
+
+
+async def test_a_quota_that_stays_used_up_is_told_before_the_hub_gives_up(
+    cluster, make, monkeypatch
+):
+    monkeypatch.setattr(kube, "QUOTA_SECONDS", 0.1)
+    cluster.refusal = QUOTA
+    with pytest.raises(Refused) as refused:
+        await returning(make(start_timeout=3)).start()
+    assert refused.value.reason is Reason.NOT_PLACED
+    assert "exceeded quota: gpus" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("hold", "words"),
+    [
+        (False, QUOTA),
+        (True, 'pods "jupyter-ada" is forbidden: violates PodSecurity "restricted"'),
+    ],
+)
+async def test_a_pod_that_the_cluster_refuses_is_refused_in_its_words(
+    cluster, make, hold, words
+):
+    cluster.refusal = words
+    spawner = returning(make()) if hold else make()
+    with pytest.raises(Refused) as refused:
+        await spawner.start()
+    assert refused.value.reason is Reason.POD_REFUSED
+    assert words in refused.value.message
+    assert cluster.pod("jupyter-ada") is None
+
+
+@pytest.mark.parametrize("body", [None, b"", b"[]", b"no json", b'{"message": ""}'])
+def test_a_refusal_without_words_is_one_all_the_same(body):
+    assert pod_events.refusal(body) == "it does not say why"
+
+
+async def test_progress_tells_nothing_of_the_former_pod_of_that_name(cluster, make):
+    former = make()
+    await former.start()
+    cluster.say(cluster.pod("jupyter-ada"), "Killing", "Stopping container notebook")
+    spawner = make(incarnation="b" * 32)
+    await spawner._start_watching_pods()
+    await spawner._start_watching_events()
+    told = []
+
+    async def listen():
+        told.extend([e["message"] async for e in KubeSpawner.progress(spawner)])
+
+    listening = asyncio.ensure_future(listen())
+    await asyncio.sleep(1.2)
+    assert told == []
+    await former.stop(now=True)
+    await spawner.start()
+    await asyncio.wait_for(listening, 10)
+    assert told
+    assert not any("Stopping container" in each for each in told)
+
+
+async def test_a_return_in_another_image_than_the_chosen_one_says_so(cluster, make):
+    spawner = make(kind=Reclaiming)
+    saved = "quay.io/jupyter/scipy@sha256:" + "a" * 64
+    identity = Identity(api_token="saved", port=SERVER_PORT, image=saved)
+    launch = replace(spawner.reclaim_launch, mode="hold", identity=identity)
+    spawner.reclaim_launch = launch
+    told: list[str] = []
+    telling = asyncio.ensure_future(spawner.reclaim_waiting(told.append))
+    await SessionPodSpawner.start(spawner)
+    await until(lambda: any("quay.io/jupyter/scipy, and not" in each for each in told))
+    telling.cancel()
+    images = [c["image"] for c in cluster.pod("jupyter-ada")["spec"]["containers"]]
+    assert images == [saved]
+
+
 async def test_a_hook_that_removes_the_init_stops_a_return(cluster, make):
     def hook(spawner, pod):
         pod = copy.copy(pod)
@@ -164,8 +266,7 @@ async def test_a_hook_that_removes_the_init_stops_a_return(cluster, make):
 
     spawner = make(modify_pod_hook=hook)
     cold = spawner.reclaim_launch
-    identity = Identity(api_token="saved", port=SERVER_PORT)
-    spawner.reclaim_launch = replace(cold, mode="hold", identity=identity)
+    returning(spawner)
     with pytest.raises(Refused) as refused:
         await spawner.start()
     assert refused.value.reason is Reason.POD_CHANGED

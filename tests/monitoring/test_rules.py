@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
     MetricsSnapshot,
 )
 from jupyterhub_gpu_reclaim.service import metrics
+from jupyterhub_gpu_reclaim.service.runbook import ALERTS
 
 ROOT = Path(__file__).parents[2]
 RULES = {
@@ -35,9 +36,11 @@ RULES = {
 }
 DASHBOARD = json.loads((ROOT / "etc/grafana/dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-PROMTOOL = shutil.which(
-    "promtool", path=f"{ROOT / '.cache'}:/usr/local/bin:/usr/bin:/bin"
-)
+PROGRAMS = {
+    name: shutil.which(name, path=f"{ROOT / '.cache'}:/usr/local/bin:/usr/bin:/bin")
+    for name in ("promtool", "prometheus")
+}
+PROMTOOL = PROGRAMS["promtool"]
 needs_promtool = pytest.mark.skipif(
     PROMTOOL is None, reason="no promtool: run scripts/bootstrap test"
 )
@@ -61,7 +64,12 @@ def exported() -> set[str]:
     )
     card = CardStatus(name="NVIDIA A100")
     status = NodeStatus(
-        host="gpu-1", version="1", cards=[card], state_free=1, store_free=1
+        host="gpu-1",
+        version="1",
+        cards=[card],
+        state_free=1,
+        store_free=1,
+        store_capacity=1,
     )
     nodes = [NodeHealth(node="gpu-1", status=status)]
     made = metrics.registry(lambda: snapshot, lambda: nodes)
@@ -109,6 +117,26 @@ def test_every_reason_that_is_asked_for_is_one(where, expression):
         assert set(codes.split("|")) <= known
 
 
+def test_every_failure_begins_at_zero_so_that_an_alert_sees_the_first_one():
+    snapshot = MetricsSnapshot(
+        phases={},
+        counters=Counters(),
+        checkpoints=0,
+        stored_bytes=0,
+        sample_age=None,
+        watched=0,
+    )
+    made = generate_latest(metrics.registry(lambda: snapshot, list)).decode()
+    known = {
+        sample.labels["code"]
+        for family in text_string_to_metric_families(made)
+        for sample in family.samples
+        if sample.name == "jupyterhub_gpu_reclaim_operation_failures_total"
+        and sample.labels["operation"] == "resume"
+    }
+    assert known == {reason.value for reason in Reason}
+
+
 def test_every_metric_of_the_service_is_in_the_dashboard():
     shown = " ".join(expression for _, expression in expressions())
     for name in exported():
@@ -117,14 +145,24 @@ def test_every_metric_of_the_service_is_in_the_dashboard():
 
 
 def test_every_alert_says_how_bad_it_is_and_what_to_do():
-    text = (ROOT / "docs/how-to/operate.md").read_text()
     for rule in rules():
         if "alert" in rule:
             assert rule["labels"]["severity"] in {"warning", "critical"}
-            assert set(rule["annotations"]) == {"summary", "description"}
-            assert f"`{rule['alert']}`" in text
+            told = {"summary", "description", "runbook_url"}
+            assert set(rule["annotations"]) == told
             for page in re.findall(r"docs/[\w/-]+\.md", str(rule["annotations"])):
                 assert (ROOT / page).exists(), page
+
+
+def test_every_alert_leads_to_itself_or_its_code_on_the_page_of_messages():
+    alerts = [rule for rule in rules() if "alert" in rule]
+    assert [rule["alert"] for rule in alerts] == [one.name for one in ALERTS]
+    for rule in alerts:
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("?about=")
+        assert page == "{{ $externalLabels.jupyterhub }}/services/gpu-reclaim/messages"
+        if anchor != rule["alert"]:
+            assert anchor == "{{ $labels.code }}"
+            assert re.search(r"by \([^)]*\bcode\b", rule["expr"])
 
 
 def test_every_alert_has_a_test():

@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.nap import wakers as wakers_module
+from jupyterhub_gpu_reclaim.node.nap.inputs import ENDED
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
@@ -803,3 +804,30 @@ print(listener.getsockname()[1])"""
     assert (first, second) == (len("left lying"), None)
     for one in (client, old, new):
         one.close()
+
+
+async def test_pipe_that_the_driver_has_not_closed_when_it_is_stopped_wakes_nobody(
+    recovery, jupyter
+):
+    """Seen on a card under load: three naps of ten."""
+    server = await asyncio.to_thread(jupyter)
+    kernel = await asyncio.to_thread(server.start_kernel)
+    (process,) = (p for p in server.place.tree.processes if is_kernel(p, kernel))
+    code = "import os; end, other = os.pipe(); os.close(other); print(end)"
+    ends = []
+
+    class PipeLeft(FullCards):
+        def empty(self, look, survey, limit, cancel, standing) -> None:
+            def held() -> None:
+                standing()
+                ends.append(int(server.run(kernel, code)))
+
+            super().empty(look, survey, limit, cancel, held)
+
+    client = jupyter_api.make_client()
+    cards = PipeLeft(process, 1)
+    assert await run(recovery, server.place, cards, "nap", client) is None
+    nap = recovery.releases.records.find(server.place.incarnation).nap
+    assert nap.stage is NapStage.ASLEEP
+    assert nap.standing.get(f"{process.ns_pid}/{ends[0]}") == ENDED
+    client.close()

@@ -36,6 +36,7 @@ def test_node_tells_versions_and_the_room_on_its_disks(agent):
     assert status["host"] == socket.gethostname()
     assert status["criu"].startswith("4.")
     assert 0 < status["store_free"] <= status["state_free"]
+    assert status["store_free"] < status["store_capacity"]
     assert status["cards"] == []
 
 
@@ -197,7 +198,7 @@ def test_agent_on_tcp_with_tls_answers_who_trusts_it(folder):
         with httpx.Client(verify=trusting, timeout=30) as client:
             answer = client.get(f"https://127.0.0.1:{port}/healthz")
             refused = client.get(f"https://127.0.0.1:{port}/v1/sessions")
-        assert answer.json()["version"]
+        assert answer.status_code == 200
         assert refused.status_code == 401
     finally:
         agent.kill()

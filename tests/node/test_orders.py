@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -127,6 +128,31 @@ def test_capture_of_a_holding_init_is_refused(agent, places):
     holding = places("hold")
     refused = agent.capture(holding, "cp")[-1]
     assert (refused["status"], refused["code"]) == (409, "wrong_phase")
+
+
+@pytest.mark.parametrize("order", ["capture", "nap"])
+@pytest.mark.parametrize("seen", [-6.0, 6.0])
+def test_order_long_after_its_session_was_seen_idle_is_refused(
+    agent, counter, order, seen
+):
+    """Its user may be back by then; and a clock that was set tells nothing."""
+    path = f"/v1/sessions/{counter.incarnation}/{order}"
+    body = {"checkpoint": "cp"} if order == "capture" else {}
+    refused = agent.events(path, body | {"seen": time.time() + seen})[-1]
+    assert (refused["status"], refused["code"]) == (409, "order_late")
+    assert "6 s after the session was seen idle" in refused["message"]
+    assert agent.tree(counter)["state"] == "running"
+    assert goes_on(counter)
+
+
+def test_order_in_time_is_carried_out_and_followed_however_late(agent, counter):
+    path = f"/v1/sessions/{counter.incarnation}/capture"
+    ends = [
+        agent.events(path, {"checkpoint": "in-time", "seen": seen})[-1]
+        for seen in (time.time() - 1, 0.0)
+    ]
+    assert ends[0]["checkpoint"]["id"] == "in-time"
+    assert ends[1] == ends[0]
 
 
 def test_release_of_a_running_tree_is_refused(agent, counter):

@@ -24,11 +24,14 @@ def test_call_without_the_token_is_refused(agent, header, path):
     assert response.json()["code"] == "forbidden"
 
 
-def test_probes_without_token_are_answered(agent):
+@pytest.mark.parametrize("header", ["", "Bearer wrong"])
+def test_probes_without_token_are_answered_and_told_nothing(agent, header):
     with agent.client() as client:
-        del client.headers["Authorization"]
         assert client.get("/healthz").json()["version"]
-        assert client.get("/readyz").status_code == 200
+        client.headers["Authorization"] = header
+        health, readiness = client.get("/healthz"), client.get("/readyz")
+    assert (health.status_code, health.json()) == (200, {})
+    assert (readiness.status_code, readiness.json()) == (200, {"ready": True})
 
 
 def test_token_file_is_made_closed_to_others(agent):

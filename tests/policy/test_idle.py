@@ -28,7 +28,7 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"cpu_percent": 55.4}, Reason.CPU_BUSY, "55 %"),
         ({"gpu_peak_percent": 71.2}, Reason.GPU_BUSY, "71 %"),
         ({"data_rate": 1.2e6}, Reason.DATA_MOVES, "1.2 MB a second"),
-        ({"page_peak_rate": 300.0}, Reason.PAGE_USED, "300 B a second"),
+        ({"page_peak_rate": 2300.0}, Reason.PAGE_USED, "2.3 kB a second"),
         ({"last_active": 1_700_000_000.0 - 720}, Reason.RECENTLY_ACTIVE, "12 min"),
         ({"watched": 300.0}, Reason.WINDOW_TOO_SHORT, "5 min"),
         ({"complete": False}, Reason.SAMPLES_MISSING, "counts as in use"),
@@ -146,6 +146,29 @@ def test_session_that_holds_gpu_memory_and_computes_nothing_is_idle(snapshot, no
     assert first(snapshot(usage), now).reclaim
 
 
+@pytest.mark.parametrize(
+    ("rate", "quiet", "used"),
+    [
+        (298.8, 283.4, False),  # VS Code, forgotten
+        (33.0, 28.0, False),  # and without our extension
+        (114.0, 28.0, True),  # and used
+        (3.2, 1.0, True),  # a click in Shiny
+        (1.0, 0.5, False),  # Shiny, forgotten
+        (22.0, 0.0, True),  # a click in Streamlit
+        (22.0, None, False),  # nobody knows yet what it sends by itself
+        (1020.0, 1000.0, False),  # a dashboard that asks for news all the time
+        (2500.0, 2400.0, True),  # as much as somebody who types all the time
+    ],
+)
+def test_page_is_used_if_it_sends_much_or_more_than_by_itself(
+    snapshot, now, rate, quiet, used
+):
+    usage = {"page_peak_rate": rate, "page_quiet_rate": quiet}
+    assert first(snapshot(usage), now).reclaim is not used
+    verdict = first(snapshot(usage), now, page_data_rate=None)
+    assert verdict.reclaim
+
+
 def test_busy_data_rate_of_none_does_not_look_at_what_is_written(snapshot, now):
     usage = {"data_rate": 1e9}
     assert first(snapshot(usage), now, busy_data_rate=None).reclaim
@@ -154,7 +177,7 @@ def test_busy_data_rate_of_none_does_not_look_at_what_is_written(snapshot, now):
 def test_page_data_rate_of_none_does_not_look_at_pages_of_programs(snapshot, now):
     usage = {"page_peak_rate": 1e6}
     assert first(snapshot(usage), now, page_data_rate=None).reclaim
-    assert first(snapshot({"page_peak_rate": 200.0}), now).reclaim
+    assert first(snapshot({"page_peak_rate": 2000.0}), now).reclaim
 
 
 def test_older_agent_that_does_not_tell_what_is_written_bars_nothing(snapshot, now):

@@ -92,6 +92,16 @@ def test_what_is_not_known_is_never_taken_for_no():
         ({"user": "ada", "idle_after": True}, "duration in seconds"),
         ({"user": "ada", "idle_after": float("nan")}, "duration in seconds"),
         ({"user": "ada", "warn_for": "60"}, "duration in seconds"),
+        (
+            {"user": "ada", "busy_data_rate": -1},
+            "bytes a second, not negative, or None",
+        ),
+        ({"user": "ada", "page_data_rate": float("inf")}, "bytes a second"),
+        ({"user": "ada", "busy_cpu_percent": True}, "a share in percent"),
+        ({"user": "ada", "busy_gpu_percent": "5"}, "a share in percent"),
+        ({"user": "ada", "prompt_idle_after": "1 h"}, "duration in seconds"),
+        ({"user": "ada", "connections_after": None}, "not negative; not None"),
+        ({"user": "ada", "connected_is_active": 1}, "a boolean"),
         ({"user": "ada", "never": "yes"}, "True or False"),
         ({"user": "ada", "quiet_hours": "08:00-18:00"}, "must be a list"),
         ({"user": "ada", "quiet_hours": ["8-18"]}, "write it as"),
@@ -178,6 +188,58 @@ def test_verdicts_say_which_rule_decided(snapshot, now):
     )
     busy = decide(snapshot(terms=SessionPolicy(unknown="its user's groups")), now)
     assert (busy[0].reclaim, busy[0].code) == (False, "rules_unknown")
+
+
+@pytest.mark.parametrize(
+    ("usage", "setting", "higher", "lower", "words"),
+    [
+        (
+            {"cpu_percent": 30.0},
+            "busy_cpu_percent",
+            40,
+            5,
+            "more than 5 % counts as work",
+        ),
+        ({"gpu_peak_percent": 9.0}, "busy_gpu_percent", None, 1, "1 % counts as work"),
+        ({"data_rate": 3e4}, "busy_data_rate", None, 5000, "5.0 kB counts as work"),
+        ({"page_peak_rate": 300.0}, "page_data_rate", None, 100, "100 B counts as use"),
+        (
+            {"page_peak_rate": 90.0, "page_quiet_rate": 30.0},
+            "page_burst_rate",
+            None,
+            20,
+            "80 B counts as use",
+        ),
+        (
+            {"prompt_kernel": "a", "prompt_since": 1_700_000_000.0 - 4000},
+            "prompt_idle_after",
+            60,
+            7200,
+            "idle after 2 h",
+        ),
+        ({"outside": ["10.1.2.3:22"]}, "connections_after", 0, 7200, "while they are"),
+        ({"connections": 1}, "connected_is_active", False, True, "connections: 1"),
+    ],
+)
+def test_rule_says_what_counts_as_use_and_work(
+    snapshot, now, usage, setting, higher, lower, words
+):
+    def first(value):
+        found = terms({"group": "staff", setting: value})
+        return IdlePolicy().reasons(snapshot(usage, terms=found), now)[0]
+
+    assert first(higher).reclaim
+    verdict = first(lower)
+    assert not verdict.reclaim
+    assert words in verdict.message
+    assert "by the rule for group staff" in verdict.message
+
+
+def test_rule_that_lets_questions_count_for_ever_survives_its_way_to_the_pages():
+    found = terms({"group": "staff", "prompt_idle_after": None})
+    assert found.by == {"prompt_idle_after": "group staff"}
+    again = msgspec.json.decode(msgspec.json.encode(found), type=SessionPolicy)
+    assert again == found
 
 
 def test_rules_come_through_the_command_line_that_configure_writes():

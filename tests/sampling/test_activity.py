@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import socket
@@ -33,7 +34,9 @@ from tests.support.agent import Jupyter, Place, wait_for
 from tests.support.other_machine import ADDRESS, OUR_ADDRESS, PORT, other_machine
 
 EXTENSION = "jupyterhub_gpu_reclaim.lab.server_extension"
-EXTENSIONS = (EXTENSION, bridge.NAME)
+PROXY = "jupyter_server_proxy"
+PROXIES = [PROXY] if importlib.util.find_spec(PROXY) else []
+EXTENSIONS = (EXTENSION, bridge.NAME, *PROXIES)
 
 
 @pytest.fixture(scope="module", name="server")
@@ -49,8 +52,14 @@ def server_fixture():
 
     with tempfile.TemporaryDirectory(prefix="gra-", dir="/tmp") as name:
         folder = Path(name)
+        proxied = {
+            "command": [sys.executable, str(folder / "program.py"), "{unix_socket}"],
+            "unix_socket": True,
+        }
+        (folder / "program.py").write_text(PROGRAM)
+        servers = f"--ServerProxy.servers={ {'program': proxied} }"
         switches = (f"--ServerApp.jpserver_extensions={n}=True" for n in EXTENSIONS)
-        server = Jupyter(folder, places, *switches)
+        server = Jupyter(folder, places, *switches, servers)
         server.start_kernel("train.ipynb")
         yield server
         server.client.close()
@@ -500,6 +509,48 @@ def test_what_a_page_sends_to_a_program_behind_the_server_is_counted(server):
     first, second = looks(server, lambda: server.run(kernel, "1 + 1"))
     assert second.paged == first.paged
     server.run(kernel, "program.kill(); program.wait()")
+
+
+#: A program that answers what it is sent, through a UNIX socket.
+PROGRAM = """
+import sys, tornado.httpserver, tornado.ioloop, tornado.netutil, tornado.web
+import tornado.websocket
+class Page(tornado.web.RequestHandler):
+    def get(self):
+        self.finish("page")
+    def post(self):
+        self.finish(self.request.body)
+class Channel(tornado.websocket.WebSocketHandler):
+    def on_message(self, message):
+        self.write_message(message)
+app = tornado.web.Application([("/", Page), ("/channel", Channel)])
+server = tornado.httpserver.HTTPServer(app)
+server.add_socket(tornado.netutil.bind_unix_socket(sys.argv[1]))
+tornado.ioloop.IOLoop.current().start()
+"""
+
+
+def test_what_a_page_sends_through_a_unix_socket_is_told_by_its_server(server):
+    if not PROXIES:
+        pytest.skip(f"{PROXY} is not installed: scripts/bootstrap test")
+    wait_for(lambda: server.client.get("program/").text == "page")
+
+    def click() -> None:
+        assert server.client.post("program/", content=b"x" * 50).text == "x" * 50
+
+    first, second = looks(server, click)
+    assert second.paged - first.paged == len(f"{server.PREFIX}program/") + 50
+    url = server.url.replace("http", "ws") + "program/channel"
+    headers = {"Authorization": f"token {server.TOKEN}"}
+    with connect(url, additional_headers=headers) as channel:
+
+        def type_in() -> None:
+            channel.send("key")
+            assert channel.recv(30) == "key"
+
+        type_in()
+        first, second = looks(server, type_in)
+    assert second.paged - first.paged == len("key")
 
 
 def test_download_by_the_browser_counts_when_it_lasts_longer_than_a_page_loads(server):

@@ -46,6 +46,10 @@ def test_a_session_without_a_card_is_known_to_have_none():
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12",
             "535.183.01",
         ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.142  Rel",
+            "580.142",
+        ),
         ("something else", ""),
     ],
 )

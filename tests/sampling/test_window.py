@@ -276,6 +276,19 @@ def test_page_rate_is_the_most_of_ten_seconds_in_the_span():
     assert usage_of(*regular(50)).page_peak_rate is None
 
 
+def test_quiet_page_rate_is_what_pages_send_in_any_stretch():
+    def quiet(paged, until=900):
+        return usage_of(
+            *(sample(at, paged=paged(at)) for at in range(0, until + 1, 10))
+        ).page_quiet_rate
+
+    assert quiet(lambda at: 28 * at) == 28
+    assert quiet(lambda at: 1000 * (at // 60)) == 100  # once a minute
+    assert quiet(lambda at: 1000 * (at // 300)) == 0  # and once in five
+    assert quiet(lambda at: 10 * at + 500 * (at > 450)) == 10  # once used
+    assert quiet(lambda at: 28 * at, until=170) is None
+
+
 def test_cpu_percent_is_the_mean_over_the_span():
     samples = [sample(at, cpu_work=at * 0.2) for at in range(0, 1001, 10)]
     assert round(usage_of(*samples).cpu_percent, 6) == 20

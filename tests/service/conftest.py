@@ -106,13 +106,17 @@ class SessionsInMemory:
         self.nodes_known: list[NodeHealth] = []
         self.silent_known: list[str] = []
         self.groups_known = {"ada": ["physics"]}
-        share = Share(name="<b>ada</b>", gpu_hours=1.5, suspensions=3)
+        share = Share(
+            name="<b>ada</b>", gpu_hours=1.5, suspensions=3, nap_gb_hours=12.25
+        )
         self.report_known = Report(
             month="2026-11",
             begin=1_793_491_200.0,
             end=1_796_083_200.0,
             gpu_hours=1.5,
             suspensions=3,
+            nap_gb_hours=12.25,
+            naps_since=1_793_600_000.0,
             users=[share],
             groups=[msgspec.structs.replace(share, name="")],
             nodes=[msgspec.structs.replace(share, name="")],

@@ -88,6 +88,12 @@ async def tab(service):
     assert problems == []
 
 
+#: States in the table of all sessions that are cut off.
+CUT_OFF = """[...document.querySelectorAll("#sessions td .state")].filter((one) =>
+  one.getBoundingClientRect().right > one.parentElement.getBoundingClientRect().right
+).map((one) => one.textContent)"""
+
+
 async def shot(page, name: str) -> None:
     """Pictures for whoever asked for them (``--screenshots``)."""
     if folder := os.environ.get("GPU_RECLAIM_SCREENSHOTS"):
@@ -243,6 +249,25 @@ async def test_overview_is_live_filtered_and_steered_without_a_reload(service, t
     assert await page.evaluate("window.notReloaded")
 
 
+async def test_table_is_grouped_by_card_and_its_sums_follow_without_a_reload(
+    service, tab
+):
+    node_with_cards(service)
+    page = await tab(path="all")
+    await page.get_by_label("Grouped").select_option("by card")
+    heads = page.locator("tr.group")
+    await expect(heads.nth(0)).to_contain_text("75 GB of 141 GB held by 2 sessions")
+    await expect(heads.nth(1)).to_contain_text("Hold no GPU")
+    await expect(page.locator("tr[data-session]")).to_have_count(3)
+    assert page.url.endswith("/all?sort=wasted&by=card")
+    more = page.get_by_label("More for chen")
+    await more.focus()
+    gpus = [GpuSample(uuid="a1" * 16, memory=31 * 10**9)]
+    service.control.put("chen", gpus=gpus)
+    await expect(heads.nth(0)).to_contain_text("76 GB of 141 GB")
+    await expect(more).to_be_focused()
+
+
 async def test_reported_programs_are_ended_and_a_login_renewed_by_a_button(
     service, tab
 ):
@@ -290,6 +315,7 @@ def node_with_cards(service) -> None:
         cards=cards,
         state_free=900 * gb,
         store_free=12 * 10**12,
+        store_capacity=30 * 10**12,
     )
     lost = NodeHealth(
         node="gpu-2", status=status, silent_since=now - 75, why="Connection refused."
@@ -297,17 +323,33 @@ def node_with_cards(service) -> None:
     service.control.nodes_known = [NodeHealth(node="gpu-1", status=status), lost]
 
 
-async def test_fifty_sessions_are_two_screens(service, tab):
+async def test_fifty_sessions_are_two_screens_and_say_their_states_in_full(
+    service, tab
+):
     fill(service)
+    service.control.put("henri", phase=Phase.RELEASING)
+    page = await tab(path="all", viewport={"width": 1280, "height": 800})
+    await expect(page.locator("#sessions")).to_contain_text("To be suspended")
+    assert await page.evaluate(CUT_OFF) == []
+    await page.locator("#sessions").scroll_into_view_if_needed()
+    await shot(page, "service-all-states")
     for n in range(50):
         old = service.control.views[SessionKey("dora", "thesis")]
         more = {"verdict": old.verdict, "gpus": old.gpus, "facts": {"node": "gpu-1"}}
         service.control.put(f"user-of-a-course-{n:02d}", "assignment", **more)
-    page = await tab(path="all", viewport={"width": 1280, "height": 800})
+    await page.reload()
     await expect(page.locator("tr[data-session]")).to_have_count(50)
     box = await page.locator("#sessions table").bounding_box()
     assert box["height"] < 2 * 800
     await shot(page, "service-all-fifty")
+    # rows that move leave the focus to its session
+    await page.goto(service.url + "all?sort=state")
+    pick = page.get_by_role("checkbox", name="Select user-of-a-course-07, assignment")
+    await pick.focus()
+    service.control.put("user-of-a-course-09", "assignment", phase=Phase.SUSPENDING)
+    rows = page.locator("tr[data-session]")
+    await expect(rows.nth(1)).to_contain_text("user-of-a-course-09")
+    await expect(pick).to_be_focused()
 
 
 async def test_pages_fit_a_phone_and_a_desk(service, tab):
@@ -318,13 +360,14 @@ async def test_pages_fit_a_phone_and_a_desk(service, tab):
         size = {"width": width, "height": 1000}
         page = await tab(viewport=size, color_scheme=scheme)
         others = ("store", "log", "nodes", "report", "settings", "messages")
-        for path, rows in (("all", many), ("mine", 2), *((one, 0) for one in others)):
+        filled = (("all", many), ("all?by=card", many), ("mine", 2))
+        for path, rows in (*filled, *((one, 0) for one in others)):
             await page.goto(service.url + path)
             await expect(page.locator("[data-session]")).to_have_count(rows)
             overflow = "document.documentElement.scrollWidth - innerWidth"
             assert await page.evaluate(overflow) <= 0, path
             assert await axe.problems_there(page) == [], path
-            await shot(page, f"service-{path}-{name}")
+            await shot(page, f"service-{path.replace('?', '-')}-{name}")
         await page.goto(service.url + "sessions/ada/notes/fresh")
         await expect(page.get_by_role("button", name="Start fresh")).to_be_visible()
         assert await axe.problems_there(page) == []

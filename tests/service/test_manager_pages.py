@@ -11,13 +11,16 @@ from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
+    Finding,
     KeptState,
     Phase,
     SessionKey,
 )
+from jupyterhub_gpu_reclaim.common.node_status import NodeHealth, NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
+from jupyterhub_gpu_reclaim.service.runbook import ALERTS
 from jupyterhub_gpu_reclaim.service.settings.in_force import settings_in_force
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -169,10 +172,24 @@ async def test_settings_in_force_are_told_without_secrets(service, root):
 async def test_messages_have_every_code_and_failures_lead_there(service, root):
     page = (await Browser(service, "token-ada").get("messages")).body.decode()
     assert all(f'id="{reason.value}"' in page for reason in Reason)
+    assert all(f'id="{alert.name}"' in page for alert in ALERTS)
+    assert "<code>jupyterhub-gpu-reclaim store verify</code>" in page
     lost = Failure(code="file_missing", message="The file is gone.")
     service.control.put("ada", phase=Phase.SUSPENDED, failure=lost)
     table = (await root.get("all")).body.decode()
-    assert f'href="{PREFIX}messages#file_missing"' in table
+    link = f'href="{PREFIX}messages?about=file_missing"'
+    assert link in table
+    assert link in (await root.get("sessions/ada/-")).body.decode()
+    cannot = Finding(code="criu_missing", message="No CRIU.", fatal=True)
+    status = NodeStatus(host="1", version="1", findings=[cannot])
+    service.control.nodes_known = [NodeHealth(node="gpu-1", status=status)]
+    nodes = (await root.get("nodes")).body.decode()
+    assert f'href="{PREFIX}messages?about=criu_missing"' in nodes
+    led = await root.get("messages?about=file_missing")
+    assert led.code == 302
+    assert led.headers["Location"] == f"{PREFIX}messages#file_missing"
+    none = (await root.get("log?user=nobody&before=x")).body.decode()
+    assert f'href="{PREFIX}messages?about=' in none
 
 
 async def test_colours_are_remembered_and_can_be_left_to_the_browser(service, root):

@@ -33,7 +33,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.support.forms import Browser
 
 GB = 10**9
-UP = NodeStatus(host="vm", version="1.0", criu="4.2", cards=[], store_free=900 * GB)
+UP = NodeStatus(
+    host="vm",
+    version="1.0",
+    criu="4.2",
+    cards=[],
+    store_free=900 * GB,
+    store_capacity=4000 * GB,
+)
 NOW = 1_700_000_000.0
 
 
@@ -108,7 +115,7 @@ def parts(nodes, silent=()) -> dict[str, tuple[str, str]]:
 def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
     up = NodeHealth(node="a", status=UP)
     assert parts([up, up])["Agents"] == ("2 ready", "good")
-    assert parts([up])["Store"] == ("900 GB free", "good")
+    assert parts([up])["Store"] == ("900 GB of 4.0 TB free", "good")
     lost = NodeHealth(node="b", status=UP, silent_since=NOW - 12)
     last = NodeHealth(node="", silent_since=NOW - 90)
     assert parts([up, lost])["Agents"] == ("b has been silent for 12 s", "bad")

@@ -238,10 +238,19 @@ async def test_report_is_a_page_and_a_file_for_managers(service, root):
     assert "<b>ada" not in html
     assert "this machine" in html
     assert "report?month=2026-10" in html
+    assert "<strong>12.2 GB·h</strong>" in html
+    assert "They are counted since 2026-11-02 06:13 UTC." in html
     assert "allow-downloads" in page.headers["Content-Security-Policy"]
     file = await root.get("report.csv?month=2026-11")
     assert "attachment" in file.headers["Content-Disposition"]
     assert file.body.decode().splitlines()[1].startswith("2026-11,user,<b>ada</b>,")
     assert json.loads((await root.get("report.json")).body)["gpu_hours"] == 1.5
+    control = service.control  # of a month before naps were counted
+    control.report_known = msgspec.structs.replace(
+        control.report_known, nap_gb_hours=None, naps_since=None
+    )
+    html = (await root.get("report?month=2026-11")).body.decode()
+    assert "Naps were not counted in this month." in html
+    assert "Naps, GB·h" not in html
     assert (await root.get("report?month=2026-13")).code == 400
     assert (await service.call("report.csv")).code == 403

@@ -261,6 +261,7 @@ async def test_login_answer_with_an_error_is_a_page_without_a_traceback(browser)
 
 
 REVOKED = Failure(code="token_revoked", message="It was revoked.")
+ALONE = Failure(code="not_adopted", message="A session of ada runs already.")
 SECOND = Failure(code="second_tree", message="Programs (i2) run.", incarnation="i2")
 
 
@@ -269,6 +270,7 @@ SECOND = Failure(code="second_tree", message="Programs (i2) run.", incarnation="
     ("phase", "failure", "action", "fields", "called"),
     [
         (Phase.SUSPENDED, REVOKED, "renew-login", {}, ("renew_login", ADA, "root")),
+        (Phase.RUNNING, ALONE, "renew-login", {}, ("renew_login", ADA, "root")),
         (
             Phase.RUNNING,
             SECOND,

@@ -15,6 +15,11 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionView,
     Usage,
 )
+from jupyterhub_gpu_reclaim.common.node_status import (
+    CardStatus,
+    NodeHealth,
+    NodeStatus,
+)
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, Line
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import STEP, Point, Totals
 from jupyterhub_gpu_reclaim.service.web.manager.table import ROWS, SORTS, Wanted, table
@@ -84,6 +89,58 @@ def test_table_begins_with_the_most_memory_that_is_held_for_longest_unused():
     assert found(views, "")[:2] == ["long/", "large/"]
     assert found(views, "sort=wasted") == found(views, "")
     assert found(views, "down=1")[:2] == ["large/", "long/"]
+
+
+def holder(user: str, unused: float = 3600, percent: float = 0.0, **cards: int):
+    """A session with so many GB on each card, unused for so long."""
+    usage = Usage(
+        at=NOW,
+        watched=60,
+        sample_age=1,
+        last_active=NOW - unused,
+        gpu_percent=percent,
+    )
+    gpus = [
+        GpuSample(uuid=card, name="H200", memory=gb * 10**9)
+        for card, gb in cards.items()
+    ]
+    return session(user, usage=usage, gpus=gpus, facts={"node": "n1"})
+
+
+def test_gpu_that_works_is_not_wasted_however_long_nobody_has_looked():
+    views = [holder("trains", unused=9e5, percent=99, x=80), holder("idle", x=1)]
+    assert found(views, "") == ["idle/", "trains/"]
+
+
+def test_rows_stand_below_their_card_the_one_with_the_most_waste_first():
+    views = [
+        holder("small", aa=2),
+        holder("large", bb=40),
+        holder("busy", percent=90, bb=30),
+        holder("two", aa=10, bb=5),
+        session("none"),
+    ]
+    status = NodeStatus(
+        host="n1",
+        version="1",
+        cards=[CardStatus(uuid="bb", total=141 * 10**9, busy_percent=74.0)],
+    )
+    nodes = [NodeHealth(node="n1", status=status)]
+    groups = table(views, Wanted.of("by=card"), nodes).groups
+    assert [(one.name, [str(v.key) for v in one.views]) for one in groups] == [
+        ("H200 bb on n1", ["large/", "busy/"]),
+        ("H200 aa on n1", ["two/", "small/"]),
+        ("Hold no GPU", ["none/"]),
+    ]
+    first, second, _ = groups
+    assert first.about == "75 GB of 141 GB held by 3 sessions, 74 % busy"
+    assert first.wasted == "45 GB\N{MIDDLE DOT}h"
+    assert first.also == "two/ (5.0 GB)"
+    assert (second.about, second.also) == ("12 GB held by 2 sessions", "")
+    # a filter leaves rows out, and the card's sums as they are
+    (alone,) = table(views, Wanted.of("by=card&text=busy"), nodes).groups
+    assert (alone.about, len(alone.views)) == (first.about, 1)
+    assert table(views, Wanted.of("")).groups == []
 
 
 @pytest.mark.parametrize("column", SORTS)

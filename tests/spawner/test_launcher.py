@@ -244,3 +244,21 @@ def test_launch_offers_plain_tcp_only(launch):
     while not (said := launch.out.read_text()) and time.monotonic() < until:
         time.sleep(0.05)
     assert said == "[(-1, 93), (-1, 93)] True True\n"
+
+
+def test_session_of_a_unit_with_private_folders_sees_the_machines_own(launch, tmp_path):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    (folder / "of-the-machine").touch()
+    # A machine whose first process may be looked at, and a unit with its own folder.
+    unit = f"mount -t tmpfs none '{folder}' && exec \"$@\""
+    inside = (
+        f'unshare --mount -- sh -c "$0" unit "$@";'
+        f" until grep -q all '{launch.out}'; do sleep 0.02; done"
+    )
+    machine = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", inside, unit)
+    script = f"ls '{folder}'; echo that is all"
+    for options, seen in (((), ""), (("--machine-mounts",), "of-the-machine\n")):
+        facts, _ = launch(script, *options, within=machine)
+        assert "error" not in facts
+        assert launch.out.read_text() == f"{seen}that is all\n"

@@ -48,6 +48,7 @@ class Cluster:
         self.conflicts = 0  # so many creations of pods meet one of that name
         self.delete_seconds = 0.02  # what a kubelet needs to end a container
         self.gpus = 8  # that are free
+        self.refusal = ""  # of each creation of a pod (403), in these words
         self.forbidden: set[tuple[str, str]] = set()  # (verb, resource)
 
     # --- life
@@ -161,7 +162,11 @@ class Cluster:
                     "name": f"{name}.{uuid.uuid4().hex[:8]}",
                     "namespace": pod["metadata"]["namespace"],
                 },
-                "involvedObject": {"kind": "Pod", "name": name},
+                "involvedObject": {
+                    "kind": "Pod",
+                    "name": name,
+                    "uid": pod["metadata"]["uid"],
+                },
                 "type": "Normal" if reason != "FailedScheduling" else "Warning",
                 "reason": reason,
                 "message": message,

@@ -146,6 +146,8 @@ class _Many(_Handler):
         cluster, thing = self.cluster, json.loads(self.request.body)
         thing["metadata"].setdefault("namespace", namespace)
         known = (namespace, thing["metadata"]["name"]) in cluster.objects[resource]
+        if cluster.refusal and resource == "pods":
+            raise HTTPError(403, reason=cluster.refusal)
         if known or (cluster.conflicts and resource == "pods"):
             cluster.conflicts -= not known
             raise HTTPError(409, reason="AlreadyExists")

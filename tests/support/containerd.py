@@ -54,20 +54,20 @@ def confine(folder: Path) -> Path:
     return program
 
 
-def _tar(*entries: tarfile.TarInfo | tuple[str, bytes]) -> bytes:
+def packed(*entries: tarfile.TarInfo | tuple[str, bytes]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
-        for entry in entries:
-            if isinstance(entry, tarfile.TarInfo):
-                tar.addfile(entry)
+        for one in entries:
+            if isinstance(one, tarfile.TarInfo):
+                tar.addfile(one)
                 continue
-            info = tarfile.TarInfo(entry[0])
-            info.size, info.mode = len(entry[1]), 0o644
-            tar.addfile(info, io.BytesIO(entry[1]))
+            info = tarfile.TarInfo(one[0])
+            info.size, info.mode = len(one[1]), 0o644
+            tar.addfile(info, io.BytesIO(one[1]))
     return out.getvalue()
 
 
-def _entry(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
+def entry(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode = kind, link, 0o755
     return info
@@ -75,10 +75,10 @@ def _entry(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
 
 def image() -> bytes:
     """A root of hardly anything; programs and libraries are mounted into it."""
-    layer = _tar(
-        *(_entry(name, tarfile.DIRTYPE) for name in FOLDERS),
+    layer = packed(
+        *(entry(name, tarfile.DIRTYPE) for name in FOLDERS),
         *(
-            _entry(name, tarfile.SYMTYPE, f"usr/{name}")
+            entry(name, tarfile.SYMTYPE, f"usr/{name}")
             for name in ("bin", "lib", "lib64", "sbin")
         ),
         ("etc/issue", b"hello"),
@@ -93,7 +93,7 @@ def image() -> bytes:
         },
     }
     manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
-    return _tar(
+    return packed(
         ("config.json", json.dumps(config).encode()),
         ("manifest.json", json.dumps(manifest).encode()),
         ("layer.tar", layer),

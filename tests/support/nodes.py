@@ -53,7 +53,7 @@ class Agent(NodeInMemory):
         self.saved, self.logins = store, logins
         self.tokens: dict[str, str] = {}  # of each incarnation's pod
 
-    async def capture(self, incarnation, checkpoint, generation):
+    async def capture(self, incarnation, checkpoint, generation, **more):
         told = self.told[incarnation][-1]
         self.logins[checkpoint] = Identity(
             api_token=self.tokens[incarnation],
@@ -61,7 +61,7 @@ class Agent(NodeInMemory):
             image=told.image,
             node_labels=told.node_labels,
         )
-        return await super().capture(incarnation, checkpoint, generation)
+        return await super().capture(incarnation, checkpoint, generation, **more)
 
     async def restore(self, incarnation, checkpoint, **more):
         self.tokens[incarnation] = self.logins[checkpoint].api_token

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import capabilities
+from jupyterhub_gpu_reclaim.linux import architecture, capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import Finding
 
@@ -123,16 +123,20 @@ def locate(folder: Path = FOLDER) -> Criu:
     return found
 
 
-def check(folder: Path = FOLDER) -> list[Finding]:
+def check(folder: Path = FOLDER, *, untried: bool = False) -> list[Finding]:
     """Everything that keeps this machine from saving sessions; empty when nothing does.
 
     A missing capability is not fatal: the sessions of root can be saved without.
+
+    Args:
+        folder: where the private copy is.
+        untried: a kind of processor that has not been tried is only noted.
     """
+    findings = list(judge_architecture(architecture.name(), untried=untried))
     try:
         criu = locate(folder)
     except Refused as error:
-        return [finding(error.reason, **error.facts)]
-    findings = []
+        return [*findings, finding(error.reason, **error.facts)]
     code, text = run(criu.command("check"))
     if code != 0 and not _says_only(text, READ_ONLY_PROC):
         findings.append(finding(Reason.CRIU_UNUSABLE, why=_complaint(text)))
@@ -146,6 +150,19 @@ def check(folder: Path = FOLDER) -> list[Finding]:
             )
         )
     return findings
+
+
+def judge_architecture(name: str, *, untried: bool) -> Iterator[Finding]:
+    """What is against saving sessions on that kind of processor. Pure.
+
+    Args:
+        name: as ``uname -m`` has it.
+        untried: one that has not been tried is only noted.
+    """
+    if name not in architecture.KNOWN:
+        yield finding(Reason.ARCHITECTURE_UNKNOWN, architecture=name)
+    elif name not in architecture.TRIED:
+        yield finding(Reason.ARCHITECTURE_UNTRIED, fatal=not untried, architecture=name)
 
 
 def _complaint(text: str) -> str:

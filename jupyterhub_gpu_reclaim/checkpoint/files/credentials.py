@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import struct
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -29,6 +28,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.architecture import call
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: setgroups, setresgid, setresuid.
-_NUMBERS: Final = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
 _CLONE_FS: Final = 0x200
 _CLONE_NEWNET: Final = 0x40000000
 _KEEP: Final = -1
@@ -148,7 +146,6 @@ def overriding() -> Iterator[None]:
 
 
 def _become(who: Credentials, place: PathContext | None) -> None:
-    set_groups, set_gid, set_uid = _NUMBERS[platform.machine()]
     checked(_libc.unshare(_CLONE_FS), "unshare")
     os.umask(0)
     if place is not None:
@@ -156,9 +153,9 @@ def _become(who: Credentials, place: PathContext | None) -> None:
         os.fchdir(place.root)
         os.chroot(".")
     groups = (ctypes.c_uint32 * len(who.groups))(*who.groups)
-    checked(_libc.syscall(set_groups, len(who.groups), groups), "setgroups")
-    checked(_libc.syscall(set_gid, _KEEP, who.gid, _KEEP), "setresgid")
-    checked(_libc.syscall(set_uid, _KEEP, who.uid, _KEEP), "setresuid")
+    checked(_libc.syscall(call("setgroups"), len(who.groups), groups), "setgroups")
+    checked(_libc.syscall(call("setresgid"), _KEEP, who.gid, _KEEP), "setresgid")
+    checked(_libc.syscall(call("setresuid"), _KEEP, who.uid, _KEEP), "setresuid")
     _set_effective(who.effective)
 
 

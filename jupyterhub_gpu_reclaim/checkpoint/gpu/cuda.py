@@ -386,8 +386,7 @@ def _failed(process: Process, why: object) -> ReclaimError:
 #: Seconds in which the threads of one process must stand still, and it do its calls.
 _CALL_SECONDS: Final = 10.0
 
-# x86-64 system calls and their constants.
-_CLOSE, _MMAP, _OPENAT, _DUP3 = 3, 9, 257, 292
+# <linux/fcntl.h>, <linux/mman.h>: the same on every known machine.
 _AT_FDCWD, _READ_WRITE, _CLOEXEC = -100, 2, 0o2000000
 _NO_ACCESS, _PRIVATE_ANONYMOUS_FIXED_NORESERVE = 0, 0x2 | 0x20 | 0x10 | 0x4000
 
@@ -419,13 +418,13 @@ def give_up(process: Process) -> None:
 def _replace_devices(traced: ptrace.Traced, held: HeldDevices) -> None:
     if held.descriptors:
         with traced.text("/dev/null") as path:
-            null = traced.call(_OPENAT, _AT_FDCWD, path, _READ_WRITE | _CLOEXEC)
+            null = traced.call("openat", _AT_FDCWD, path, _READ_WRITE | _CLOEXEC)
         for descriptor in held.descriptors:
-            traced.call(_DUP3, null, descriptor.fd, _CLOEXEC)
-        traced.call(_CLOSE, null)
+            traced.call("dup3", null, descriptor.fd, _CLOEXEC)
+        traced.call("close", null)
     for mapping in held.mappings:
         traced.call(
-            _MMAP,
+            "mmap",
             mapping.start,
             mapping.end - mapping.start,
             _NO_ACCESS,

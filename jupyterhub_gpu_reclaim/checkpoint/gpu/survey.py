@@ -44,7 +44,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import platform
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -54,7 +53,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import architecture, procfs
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_streams
 
@@ -68,7 +67,6 @@ if TYPE_CHECKING:
 #: The driver's devices, and those that only MIG and confidential computing use.
 DEVICES: Final = "/dev/nvidia"
 _LIBRARIES: Final = ("/libcuda.so", "/libnvidia-ml.so")
-_SYS_KCMP: Final = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILE: Final = 0
 
 
@@ -188,9 +186,9 @@ def _candidates(fd: int, held: HeldDevices) -> Iterator[int]:
 
 def _same_file(pid: int, fd: int, other_pid: int, other_fd: int) -> bool:
     """Whether both descriptors are one open file; False also when one has gone."""
-    number = _SYS_KCMP.get(platform.machine())
-    if number is None:
+    if architecture.here() is None:
         return False
+    number = architecture.call("kcmp")
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.syscall(number, pid, other_pid, _KCMP_FILE, fd, other_fd) == 0)
 

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import platform
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 
@@ -38,7 +37,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds in which the threads of one process must stand still, and it do its call.
 SECONDS: Final = 10.0
-_PRCTL: Final = 157  # x86-64
 _PR_SET_DUMPABLE: Final = 4
 _MEMORY: Final = re.compile(r"/(\d+)(?:/task/(\d+))?/mem$")
 
@@ -50,7 +48,7 @@ def close(memory: Any, who: Credentials) -> bool:
         memory: its ``mm_entry``, changed in place.
         who: its user. Root's memory is closed to others in any case.
     """
-    if who.uid == 0 or memory.dumpable != 1 or platform.machine() != "x86_64":
+    if who.uid == 0 or memory.dumpable != 1 or architecture.here() is None:
         return False
     memory.dumpable = 0
     return True
@@ -67,7 +65,7 @@ def close_all(tree: Snapshot) -> set[int]:
             memory open already (``capture_failed``).
     """
     closed: set[int] = set()
-    if platform.machine() != "x86_64":
+    if architecture.here() is None:
         return closed
     try:
         for process in tree.processes:
@@ -112,7 +110,7 @@ def open_again(tree: Snapshot, closed: Collection[int]) -> None:
 
 def _set(process: Process, value: int) -> None:
     with ptrace.stopped(process.pid, seconds=SECONDS) as traced:
-        traced.call(_PRCTL, _PR_SET_DUMPABLE, value, 0, 0, 0)
+        traced.call("prctl", _PR_SET_DUMPABLE, value, 0, 0, 0)
 
 
 def _is_open(process: Process) -> bool:

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 #: Seconds in which CRIU's process must stand still, and do its call.
 _ADOPTION_SECONDS: Final = 10.0
-_PRCTL: Final = 157  # x86-64
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -82,7 +81,7 @@ class OrphanAdoption:
         pids = [one.pid for one in inside if one.ns_pid == self._root_pid]
         try:
             with ptrace.stopped(pids[0], seconds=_ADOPTION_SECONDS) as traced:
-                traced.call(_PRCTL, _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+                traced.call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         except (IndexError, OSError) as error:
             why = "programs without a parent would be lost to the next suspend"
             raise RestoreFailed(

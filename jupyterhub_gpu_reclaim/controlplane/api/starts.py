@@ -104,8 +104,9 @@ class StartPlanner:
             self._sessions.take_up_deletions()
             if self._sessions.deletions is not None:
                 self._sessions.deletions.spare(key, placement.incarnation)
-            owners = self._sessions.owners
+            owners, owned = self._sessions.owners, False
             if owners is not None:
+                owned = owners.owns(placement)  # the check may give it a former one's
                 owners.check(placement)
             await self.call_off(key)
             for _ in range(_ATTEMPTS):
@@ -114,6 +115,7 @@ class StartPlanner:
                     owners.check(placement)
                 if plan is not None:
                     if owners is not None and plan.action != "refuse":
+                        plan = msgspec.structs.replace(plan, owned=owned)
                         owners.note(placement)
                     _log.info("%s: start %s", key, plan.action)
                     return self._with_order(key, plan)
@@ -155,14 +157,28 @@ class StartPlanner:
                 return await self._restore(row, placement)
             case Phase.RELEASING:
                 # The Hub starts it, so it has stopped it: the release ends here.
-                await self._suspender.release(row)
-                self._suspender.released(row)
+                await self._release(row)
                 return None
             case Phase.RESUMING:
                 return await self._again(row, placement)
             case Phase.SUSPENDING:
                 return None
         return await self._with_trees(row, placement)
+
+    async def _release(self, row: SessionRow) -> None:
+        """End a captured session, unless that is done by now, or it goes on."""
+        try:
+            await self._suspender.release(row)
+        except Refused as error:
+            # A worker may have been told before us that it goes on; it notes that.
+            if error.reason is not Reason.NOT_CAPTURED:
+                raise
+            self._look(row.key)
+            limit = self._settings.settle_limit
+            if not await self._sessions.until(row.key, lambda now: now != row, limit):
+                raise
+            return
+        self._suspender.released(row)
 
     async def _restore(self, row: SessionRow, placement: Placement) -> StartPlan | None:
         key = row.key
@@ -397,6 +413,8 @@ class StartPlanner:
             return None
         if row.phase not in LIVE or tree.incarnation != row.incarnation:
             adoption.running(self._sessions, row, tree, self._settings)
+        elif row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:
+            self._sessions.update(row.key, failure=None)
         return StartPlan(action="adopt", incarnation=tree.incarnation)
 
     async def _ends(self, tree: Tree) -> bool:
@@ -442,10 +460,27 @@ class StartPlanner:
         if row.bring_back:
             bring_back.take(self._sessions, row, self._settings)
             return None
+        if self._take_set_aside(row, placement, observed):
+            return None
         if not self._accounted_for(row, placement):
             self._missing(placement)
             return None
         return StartPlan(action="cold")
+
+    def _take_set_aside(
+        self, row: SessionRow, placement: Placement, observed: Observed
+    ) -> bool:
+        """Whether the Hub remembers one that was set aside when it was found.
+
+        A journal that was put back took it for older than a session that has been
+        deleted since, whose numbers were higher.
+        """
+        pointer = placement.checkpoint
+        known = self._sessions.journal.checkpoint(pointer)
+        if known is None or known.keeping is not Keeping.ASIDE:
+            return False
+        dismissed = pointer == row.dismissed
+        return not dismissed and self._take_the_hubs(row, placement, observed)
 
     def _accounted_for(self, row: SessionRow, placement: Placement) -> bool:
         """Whether the journal knows what became of the checkpoint that the Hub knows.

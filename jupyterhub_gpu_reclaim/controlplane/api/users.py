@@ -324,12 +324,14 @@ class UserApi:
 
         Raises:
             NotFound: no such session.
-            Refused: ``wrong_phase``: it is not suspended.
+            Refused: ``wrong_phase``: it is not suspended; ``not_adopted``: it runs, and
+                is a former account's.
         """
         seconds = self._settings.set_aside
         row = self._known(key)
         owners = self._sessions.owners
         if owners is not None and (claimed := owners.claimed(key)):
+            owners.spare(key)
             owners.hand_over(key, claimed, fresh=True)
             self._queue.add(key)
             return self._sessions.view_of(SessionRow(key=key), [])

@@ -26,7 +26,11 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
-from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota, reclaimed
+from jupyterhub_gpu_reclaim.controlplane.sessions import (
+    keep_quota,
+    nap_memory,
+    reclaimed,
+)
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
@@ -54,7 +58,8 @@ class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
     key: SessionKey
     asked: float
     incarnations: frozenset[str]  #: known to be of the deleted session
-    spared: frozenset[str]  #: started after the order
+    #: started after the order, and checkpoints that are not the deleted session's
+    spared: frozenset[str]
 
 
 class Deletions:
@@ -137,23 +142,38 @@ class Deletions:
         return [*old, *audit_log.set_mark(_MARK + name, now)]
 
     def order(
-        self, key: SessionKey, what: str = "forget", message: str = _DELETED
+        self,
+        key: SessionKey,
+        what: str = "forget",
+        message: str = _DELETED,
+        *,
+        spared: Iterable[str] = (),
     ) -> None:
         """Order that nothing of a session is left; idempotent.
 
         Checkpoints that are kept for a former account of that name keep their own time.
 
+        Args:
+            key: the session.
+            what: the audit's word for it.
+            message: what the audit says.
+            spared: checkpoints that are not that session's; the journal may not yet
+                know them.
+
         Raises:
             StoreError: it could not be written; nothing is changed.
         """
         if key not in self.take_up():
-            self._order(key, what, message)
+            self._order(key, what, message, spared)
+        for checkpoint in spared:
+            self.spare(key, checkpoint)
 
     def _order(
         self,
         key: SessionKey,
         what: str = "forget",
         message: str = _DELETED,
+        spared: Iterable[str] = (),
         also: Iterable[Any] = (),
     ) -> None:
         sessions, now = self._sessions, self._sessions.clock.now()
@@ -163,7 +183,7 @@ class Deletions:
         if former is not None:
             old |= former.incarnations
         order = DeletionOrder(
-            key=key, asked=now, incarnations=frozenset(old), spared=frozenset()
+            key=key, asked=now, incarnations=frozenset(old), spared=frozenset(spared)
         )
         sessions.journal.forget(
             key,
@@ -179,6 +199,7 @@ class Deletions:
                 *_written(order),
                 *keep_quota.end(key, now),
                 *reclaimed.ended(row, now, sessions.seats_per_gpu),
+                *nap_memory.ended(key, now),
                 *also,
             ],
         )
@@ -193,16 +214,20 @@ class Deletions:
         """Sessions with a pending order."""
         return set(self._all())
 
-    def spare(self, key: SessionKey, incarnation: str) -> None:
-        """Except a new session of that name, which is about to start, from the order.
+    def spare(self, key: SessionKey, name: str) -> None:
+        """Except a new session of that name from the order.
+
+        Args:
+            key: its name.
+            name: its incarnation, which is about to start, or a checkpoint of it.
 
         Raises:
             StoreError: it could not be written; the start must wait.
         """
         order = self.pending(key)
-        if order is None or incarnation in order.spared | order.incarnations:
+        if order is None or name in order.spared | order.incarnations:
             return
-        order = msgspec.structs.replace(order, spared=order.spared | {incarnation})
+        order = msgspec.structs.replace(order, spared=order.spared | {name})
         self._sessions.journal.write(*_written(order))
         self._all()[key] = order
 
@@ -245,8 +270,8 @@ class Deletions:
         row = self._sessions.journal.checkpoint(info.id)
         if row is not None:
             return row.keeping is Keeping.TO_DELETE
-        attempt = self._sessions.row(order.key).attempt
-        return info.id != attempt and info.incarnation not in self._new(order)
+        kept = order.spared | {self._sessions.row(order.key).attempt}
+        return info.id not in kept and info.incarnation not in self._new(order)
 
     # --- carrying out
     async def carry_out(self, key: SessionKey) -> bool:

@@ -120,6 +120,7 @@ class SessionSampler:
             runtime.window, runtime.sampled = self._window(), row.incarnation
             runtime.kernels = KernelWindows(self._window)
         runtime.window.add(sample)
+        runtime.seen = sample.at
         if runtime.kernels is not None:
             runtime.kernels.add(sample)
         runtime.history = added(runtime.history, sample)

@@ -110,7 +110,8 @@ class Napper:
         if kernels:
             runtime.moving_out = [gpu for each in kernels for gpu in each.gpus or ()]
         programs = [each.program for each in kernels if each.program is not None]
-        order = self._agent.nap(row.incarnation, programs)
+        seen = runtime.seen if why is not None else None
+        order = self._agent.nap(row.incarnation, programs, seen=seen)
         try:
             end = await self._carried_out(row, "nap", order)
         finally:
@@ -119,7 +120,9 @@ class Napper:
         now = self._sessions.row(row.key)
         if not _same(row, now):
             return
-        if end.failure is not None:
+        if end.failure is not None and end.failure.code == Reason.ORDER_LATE.value:
+            self._count("nap", "failed", end.failure.code)  # it is judged anew
+        elif end.failure is not None:
             self._failed(now, by, end.failure)
         elif end.tree is not None:
             self._count("nap", "ok")

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: What has failed in no way, and is done anew as soon as it is due again.
+_CALLED_OFF = {Reason.CANCELLED.value, Reason.ORDER_LATE.value}
+
 
 def failure_of(reason: Reason, **facts: Any) -> Failure:
     """A reason as stored in a row."""
@@ -95,15 +98,21 @@ class Suspender:
         )
         self._sessions.counters.causes[why.code if why else "request"] += 1
         self._sessions.begin(key, "suspend")
-        async for after in self.follow(row):
+        seen = self._sessions.runtime(key).seen if why is not None else None
+        async for after in self._follow(row, seen):
             yield after
 
-    async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
-        """Start or attach to the capture of a SUSPENDING session, up to its end."""
-        key = row.key
+    async def attach(self, row: SessionRow) -> AsyncIterator[SessionRow]:
+        """Follow the capture of a SUSPENDING session up to its end; begin none."""
+        async for after in self._follow(row, seen=0.0):
+            yield after
+
+    async def _follow(
+        self, row: SessionRow, seen: float | None
+    ) -> AsyncIterator[SessionRow]:
         try:
             async with asyncio.timeout(self._settings.operation_limit):
-                end = await self._capture(row)
+                end = await self._capture(row, seen)
         except TimeoutError:
             await self._agent.cancel(row.incarnation)
             raise Unreachable(Reason.AGENT_UNREACHABLE, detail="capture") from None
@@ -115,18 +124,20 @@ class Suspender:
         if not self._still(row):
             return
         if end.checkpoint is not None:
-            yield self.committed(self._sessions.row(key), end.checkpoint)
+            yield self.committed(self._sessions.row(row.key), end.checkpoint)
         elif end.failure is not None:
-            yield self.failed(self._sessions.row(key), end.failure)
+            yield self.failed(self._sessions.row(row.key), end.failure)
 
     def _still(self, row: SessionRow) -> bool:
         now = self._sessions.row(row.key)
         return (now.phase, now.attempt) == (row.phase, row.attempt)
 
-    async def _capture(self, row: SessionRow) -> Event:
+    async def _capture(self, row: SessionRow, seen: float | None) -> Event:
         """The last event of the capture."""
         generation = self._next_generation(row)
-        events = self._agent.capture(row.incarnation, row.attempt, generation)
+        events = self._agent.capture(
+            row.incarnation, row.attempt, generation, seen=seen
+        )
         async for event in events:
             self._sessions.step(row.key, "suspend", event)
             if event.step is None:
@@ -169,7 +180,7 @@ class Suspender:
         if not self._still(row):
             return self._sessions.row(row.key)
         row = self._sessions.row(row.key)
-        called_off = failure.code == Reason.CANCELLED.value
+        called_off = failure.code in _CALLED_OFF
         failures = row.failures if called_off else row.failures + 1
         wait = self._settings.pause_after(failures)
         self._count("failed", failure.code)

@@ -203,6 +203,21 @@ reclaimed = Table(
     Index("reclaimed_by_end", "ended"),
 )
 
+#: GPU memory that a session's naps have moved out: a row for as long as it stays so.
+nap_memory = Table(
+    "nap_memory",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("user", Text, nullable=False),
+    Column("server", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("gpu_name", Text, nullable=False),
+    Column("bytes", Float, nullable=False),
+    Column("begun", Float, nullable=False),
+    Column("ended", Float),  # null: it naps
+    Index("nap_memory_by_end", "ended"),
+)
+
 audit_by_user = Index("audit_by_user", audit.c.user, audit.c.id)
 
 
@@ -265,6 +280,11 @@ def _own_idle_time(connection: Connection) -> None:
     _add_column(connection, sessions.c.own_idle_time)
 
 
+def _nap_memory(connection: Connection) -> None:
+    """Version 10: GPU memory that naps have moved out, for the report of a month."""
+    nap_memory.create(connection, checkfirst=True)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -275,6 +295,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _naps,
     _reclaimed,
     _own_idle_time,
+    _nap_memory,
 )
 
 

@@ -285,8 +285,11 @@ def _suspended_tree(
                 ActionKind.FOUND_CAPTURED, tree, observed.checkpoint(tree.checkpoint)
             )
         ours = tree.checkpoint == row.checkpoint and observed.checkpoint(row.checkpoint)
+        # One that the journal has never heard of may have been used for hours: a
+        # journal that was put back. Ours runs from a resume that was given up.
+        given_up = tree.runs and tree.incarnation == row.incarnation
         if tree.state is TreeState.HOLDING or (
-            ours and (tree.runs or tree.state is TreeState.RESTORING)
+            ours and (given_up or tree.state is TreeState.RESTORING)
         ):
             return Action(ActionKind.KILL, tree, patient=True)
     return (
@@ -364,11 +367,9 @@ def _is_orphan(row: SessionRow, tree: Tree, observed: Observed) -> bool:
     """Whether nothing is lost with that tree, or its user has stopped it."""
     if tree.state is TreeState.HOLDING:
         return True
-    stopped = bool(row.since) and tree.incarnation == row.incarnation
-    restored = observed.checkpoint(tree.checkpoint) is not None
     if tree.state is TreeState.RESTORING:
-        return restored
-    return tree.runs and (stopped or restored)
+        return observed.checkpoint(tree.checkpoint) is not None
+    return tree.runs and bool(row.since) and tree.incarnation == row.incarnation
 
 
 _BY_PHASE: dict[Phase, Callable[[SessionRow, Observed, float, Settings], Action]] = {

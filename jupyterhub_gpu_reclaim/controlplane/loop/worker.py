@@ -267,7 +267,7 @@ class Worker:
 
     async def _attach(self, row: SessionRow, action: Action) -> float:
         del action
-        async for _ in self._suspender.follow(row):
+        async for _ in self._suspender.attach(row):
             pass
         return 0.0
 

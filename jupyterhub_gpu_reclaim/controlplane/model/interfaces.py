@@ -57,9 +57,19 @@ class Agent(Protocol):
         """
 
     def capture(
-        self, incarnation: str, checkpoint: str, generation: int
+        self,
+        incarnation: str,
+        checkpoint: str,
+        generation: int,
+        *,
+        seen: float | None = None,
     ) -> AsyncIterator[Event]:
-        """Capture a tree; the last event has ``checkpoint`` or ``failure``."""
+        """Capture a tree; the last event has ``checkpoint`` or ``failure``.
+
+        ``seen`` is ``at`` of the sample that showed it idle, by its agent's clock: an
+        order that arrives long after that is refused, and 0 begins nothing. None:
+        somebody asks for it, idle or not.
+        """
 
     def restore(
         self, incarnation: str, checkpoint: str, *, lazy: bool = False
@@ -71,14 +81,18 @@ class Agent(Protocol):
         """
 
     def nap(
-        self, incarnation: str, programs: Collection[int] = ()
+        self,
+        incarnation: str,
+        programs: Collection[int] = (),
+        *,
+        seen: float | None = None,
     ) -> AsyncIterator[Event]:
         """Move a tree's GPU memory out; the last event has ``tree`` or ``failure``.
 
         It runs on: its server answers, and whatever is sent to a program that was
         stopped wakes it, without an order. A nap that fails leaves it running. With
         ``programs`` those alone nap that samples named (``KernelSample.program``), with
-        all below them; an older agent names none.
+        all below them; an older agent names none. ``seen`` as of :meth:`capture`.
         """
 
     def wake(self, incarnation: str) -> AsyncIterator[Event]:

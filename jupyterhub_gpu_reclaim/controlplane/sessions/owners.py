@@ -6,7 +6,8 @@ the Hub has lost its database and it is the same person; the two cannot be told 
 here. So the former account's checkpoints are neither brought back nor deleted until a
 person decides. If the user chooses "start fresh", they are kept, hidden from that user,
 as long as others that are set aside. If an administrator resumes the session, it
-belongs to the new account.
+belongs to the new account. What runs is neither adopted nor ended: an administrator
+lets the new account in, or suspends it.
 
 A journal that was lost knows no account. Then what was saved before the account was
 made belongs to a former one.
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 
 if TYPE_CHECKING:
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
 _WHOEVER_COMES = "*"
 #: What the audit says of a former account's sessions.
 _NEW = "The user's name belongs to another account of the Hub now."
+_ANOTHER = (
+    "another account of that name has started it, of this Hub before its database was"
+    " replaced, or of a user who was deleted since"
+)
 
 
 class Owners:
@@ -52,7 +59,8 @@ class Owners:
         """Check, before a start, whose session it is; repeat it if more was found.
 
         Raises:
-            Refused: ``former_account``: a person has to choose first.
+            Refused: ``former_account``: a person has to choose first;
+                ``not_adopted``: the former account's session runs.
             StoreError: the journal does not answer.
         """
         key, owner = placement.key, placement.owner
@@ -69,11 +77,27 @@ class Owners:
                 self._sessions.journal.write(*self._belongs(key, owner))
         elif known["owner"] not in {owner, _WHOEVER_COMES}:
             if self._sessions.row(key).phase is Phase.STOPPED:
-                self.hand_over(key, owner, fresh=True)
+                self.hand_over(key, owner, fresh=True, own=placement.checkpoint)
                 return
             claim = {**known, "claimed": owner}
             self._sessions.journal.write(*_replace(key, claim))
+            self.spare(key)
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+
+    def spare(self, key: SessionKey) -> None:
+        """Check that no former account's session runs, which may not be ended.
+
+        Raises:
+            Refused: ``not_adopted``: it runs; its page says so.
+        """
+        if self._sessions.row(key).phase in LIVE:
+            running = Refused(Reason.NOT_ADOPTED, user=key.user, why=_ANOTHER)
+            self._sessions.update(key, failure=codec.failure_of(running))
+            raise running
+
+    def owns(self, placement: Placement) -> bool:
+        """Whether that very account is known to be the one that started the session."""
+        return placement.owner != "" and self._owner(placement.key) == placement.owner
 
     def note(self, placement: Placement) -> None:
         """The server belongs to that account from now on, if to none before.
@@ -117,7 +141,9 @@ class Owners:
         known = self._known(key)
         return "" if known is None else str(known["claimed"])
 
-    def hand_over(self, key: SessionKey, owner: str, *, fresh: bool) -> None:
+    def hand_over(
+        self, key: SessionKey, owner: str, *, fresh: bool, own: str = ""
+    ) -> None:
         """Give the server to that account, with its checkpoints or without.
 
         Args:
@@ -125,6 +151,8 @@ class Owners:
             owner: the account.
             fresh: the new account gets nothing of the former one's; its checkpoints are
                 kept for a while, hidden, and what still runs is ended.
+            own: the checkpoint that the Hub remembers of the new account's server: it
+                is that account's, and the journal older than the account.
 
         Raises:
             StoreError: it could not be written; nothing is handed over.
@@ -135,7 +163,9 @@ class Owners:
             kept = [row for row in rows if row.keeping is not Keeping.TO_DELETE]
             sessions.journal.keep([self._former(row, now) for row in kept])
             if sessions.deletions is not None and sessions.journal.session(key):
-                sessions.deletions.order(key, "new account", _NEW)
+                spared = [own] if own else []
+                sessions.deletions.order(key, "new account", _NEW, spared=spared)
+            sessions.journal.keep([_found(row, now) for row in kept if row.id == own])
             table = schema.keeps
             mine = (table.c.user == key.user) & (table.c.server == key.server)
             sessions.journal.write(table.delete().where(mine))
@@ -163,6 +193,13 @@ class Owners:
     def _belongs(self, key: SessionKey, owner: str) -> list[Any]:
         since = self._sessions.clock.now()
         return _replace(key, {"owner": owner, "since": since, "claimed": ""})
+
+
+def _found(row: CheckpointRow, now: float) -> CheckpointRow:
+    """It is set aside without limit: the next start brings it back."""
+    return msgspec.structs.replace(
+        row, keeping=Keeping.ASIDE, changed=now, expires=None
+    )
 
 
 def _made(owner: str) -> float:

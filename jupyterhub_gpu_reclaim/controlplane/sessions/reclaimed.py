@@ -2,7 +2,8 @@
 
 A row is written in the transaction that ends the suspension, as the sum of all is
 (``model/accounting.py``); one that goes on is counted up to now. So a crash neither
-loses nor doubles any, and a suspension over the end of a month counts in both.
+loses nor doubles any, and a suspension over the end of a month counts in both. The
+memory that naps have freed stands beside it (``nap_memory``).
 """
 
 from __future__ import annotations
@@ -14,15 +15,13 @@ from jupyterhub_gpu_reclaim.common import report
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.report import Report, Share
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
+from jupyterhub_gpu_reclaim.controlplane.sessions import nap_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-
-#: Seconds for which rows are kept: two years and a month, to compare the same months.
-KEPT = 761 * 86400.0
 
 
 class Suspension(NamedTuple):
@@ -53,7 +52,7 @@ def ended(
         return []
     table = schema.reclaimed
     return [
-        table.delete().where(table.c.ended < now - KEPT),
+        table.delete().where(table.c.ended < now - report.KEPT),
         table.insert().values(**_of(row, now, seats)._asdict()),
     ]
 
@@ -86,13 +85,20 @@ def of_month(
         for row in sessions.journal.sessions()
         if row.phase is Phase.SUSPENDED and row.gpus and row.since < end
     ]
-    shares = _Shares(found, begin, end)
+    since = nap_memory.counted_since(sessions.journal)
+    naps, late = None, None
+    if since is not None and since < end:
+        naps = nap_memory.between(sessions.journal, begin, end)
+        late = since if since > begin else None
+    shares = _Shares(found, naps, begin, end)
     return Report(
         month=month,
         begin=begin,
         end=end,
-        gpu_hours=sum(map(shares.hours, found)),
+        gpu_hours=shares.gpu_hours(found),
         suspensions=len(found),
+        nap_gb_hours=None if naps is None else shares.gb_hours(naps),
+        naps_since=late,
         users=shares.by(lambda one: [one.user]),
         groups=shares.by(lambda one: groups.get(one.user) or [""]),
         nodes=shares.by(lambda one: [one.node]),
@@ -100,30 +106,67 @@ def of_month(
     )
 
 
-class _Shares:
-    """Sums over suspensions, as far as they reach into one month."""
+#: Both have a user, a node, a model, a begin and an end.
+_Counted = Suspension | nap_memory.NapPiece
 
-    def __init__(self, found: list[Suspension], begin: float, end: float) -> None:
+
+class _Shares:
+    """Sums over suspensions and naps, as far as they reach into one month.
+
+    Args:
+        found: the suspensions.
+        naps: None: they were not counted.
+        begin: of the month.
+        end: of it, or now.
+    """
+
+    def __init__(
+        self,
+        found: list[Suspension],
+        naps: list[nap_memory.NapPiece] | None,
+        begin: float,
+        end: float,
+    ) -> None:
         self._found = found
+        self._naps = naps
         self._begin = begin
         self._end = end
 
-    def hours(self, one: Suspension) -> float:
-        """GPU-hours of one of them."""
-        seconds = min(one.ended, self._end) - max(one.begun, self._begin)
-        return one.gpus * max(0.0, seconds) / 3600
+    def gpu_hours(self, found: Iterable[Suspension]) -> float:
+        """GPUs times hours."""
+        return sum(one.gpus * self._hours(one) for one in found)
 
-    def by(self, names: Callable[[Suspension], Iterable[str]]) -> list[Share]:
-        """The sum for each name, the largest first."""
-        sums: dict[str, list[float]] = defaultdict(list)
+    def gb_hours(self, naps: Iterable[nap_memory.NapPiece]) -> float:
+        """Gigabytes times hours."""
+        return sum(one.bytes / 1e9 * self._hours(one) for one in naps)
+
+    def by(self, names: Callable[[_Counted], Iterable[str]]) -> list[Share]:
+        """The sums for each name, the largest first."""
+        found: dict[str, list[Suspension]] = defaultdict(list)
+        naps: dict[str, list[nap_memory.NapPiece]] = defaultdict(list)
         for one in self._found:
             for name in names(one):
-                sums[name].append(self.hours(one))
+                found[name].append(one)
+        for piece in self._naps or ():
+            for name in names(piece):
+                naps[name].append(piece)
         shares = [
-            Share(name=name, gpu_hours=sum(each), suspensions=len(each))
-            for name, each in sums.items()
+            Share(
+                name=name,
+                gpu_hours=self.gpu_hours(found[name]),
+                suspensions=len(found[name]),
+                nap_gb_hours=None if self._naps is None else self.gb_hours(naps[name]),
+            )
+            for name in found.keys() | naps.keys()
         ]
-        return sorted(shares, key=lambda share: (-share.gpu_hours, share.name))
+        return sorted(
+            shares,
+            key=lambda one: (-one.gpu_hours, -(one.nap_gb_hours or 0), one.name),
+        )
+
+    def _hours(self, one: _Counted) -> float:
+        seconds = min(one.ended, self._end) - max(one.begun, self._begin)
+        return max(0.0, seconds) / 3600
 
 
 def _of(row: SessionRow, now: float, seats: int) -> Suspension:

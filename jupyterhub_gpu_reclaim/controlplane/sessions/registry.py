@@ -41,6 +41,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions import (
     keep_quota,
+    nap_memory,
     reclaimed,
     suspensions,
     views,
@@ -84,6 +85,7 @@ class Sessions:
         self.journal = journal
         self.clock = clock
         self.counters = Counters()
+        self.nap_memory = nap_memory.NapMemory(journal, clock)
         self.seats_per_gpu = 1  #: how many sessions share one GPU
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
@@ -169,7 +171,11 @@ class Sessions:
             keep_quota.end(key, now) if before.kept_until and not row.kept_until else []
         )
         over = reclaimed.ended(before, now, self.seats_per_gpu, row.phase)
+        if row.phase in {Phase.SUSPENDED, Phase.STOPPED}:
+            over += nap_memory.ended(key, now)
         self.journal.save(row, audit, checkpoints, more, [*unused, *over])
+        if row.phase in {Phase.SUSPENDED, Phase.STOPPED}:
+            self.nap_memory.forget(key)
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
             key,
@@ -269,6 +275,8 @@ class Sessions:
         napping = tree if tree is not None and tree.runs and tree.nap else None
         before, runtime.napping = runtime.napping, napping
         runtime.napping_seen = self.clock.monotonic()
+        nap = napping.nap if napping is not None else None
+        self.nap_memory.note(key, self.row(key).node, nap)
         if napping is None:
             runtime.waking_until = None
         if (before and before.nap) != (napping and napping.nap):
@@ -467,6 +475,7 @@ class Sessions:
         """Drop what is only in memory."""
         self.end(key, Reason.CANCELLED)
         self.runtimes.pop(key, None)
+        self.nap_memory.forget(key)
 
     def phases(self) -> Counter[Phase]:
         """How many sessions are in each phase."""

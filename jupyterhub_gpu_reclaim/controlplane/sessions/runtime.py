@@ -36,6 +36,7 @@ class Runtime:
     window: Window | None = None
     kernels: KernelWindows | None = None  #: the same of each of its kernels
     sampled: str = ""  #: incarnation whose samples are in the windows
+    seen: float | None = None  #: ``at`` of its last sample, by its agent's clock
     usage: Usage | None = None
     history: GpuHistory | None = None  #: of the last hour, for people
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.session_init import session_init
+from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS
+from jupyterhub_gpu_reclaim.session_init import command_line
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -33,9 +33,6 @@ INCARNATION = f"{PREFIX}/incarnation"
 GENERATION = f"{PREFIX}/generation"
 USER = f"{PREFIX}/user"
 SERVER = f"{PREFIX}/server"
-#: Set for the init of a hold instead of a fresh token, so that the pod's environment
-#: shows the session's own values.
-TOKENS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +152,31 @@ def _hold(container: Any, purpose: PodPurpose) -> None:
     container.env = [_with_token(variable, purpose) for variable in container.env or ()]
 
 
+def other_image(chosen: str, saved: str) -> str:
+    """What to tell whose profile names another image by now; empty: nothing.
+
+    A return takes the image that the session was saved in, by digest. Of one repository
+    no other tag can be told from it: the digest does not say what it was called.
+    """
+    if "@sha256:" not in saved or _repository(chosen) == _repository(saved):
+        return ""
+    return (
+        f"It comes back in the image that it was saved in, {_repository(saved)}, and"
+        f" not in {chosen}, which its profile names now. A fresh start uses that."
+    )
+
+
+def _repository(image: str) -> str:
+    """An image's name in full, without scheme, tag and digest."""
+    name = image.rpartition("://")[2].partition("@")[0]
+    place, slash, last = name.rpartition("/")
+    name = f"{place}{slash}{last.partition(':')[0]}"
+    host, slash, _ = name.partition("/")
+    if slash and (set(host) & set(".:") or host == "localhost"):
+        return name
+    return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
+
+
 def _with_token(variable: Any, purpose: PodPurpose) -> Any:
     given = variable if isinstance(variable, dict) else vars(variable)
     if given.get("name", given.get("_name")) not in TOKENS:
@@ -198,27 +220,20 @@ def _selector(given: Any, labels: dict[str, str]) -> dict[str, str] | None:
 
 
 def _prefix(purpose: PodPurpose) -> list[str]:
-    words = [
-        *_source(purpose.python),
-        purpose.mode,
-        "--incarnation",
+    arguments = InitArguments(
         purpose.incarnation,
-        # In one word each: a name may look like an option.
-        f"--user={purpose.key.user}",
-        f"--server={purpose.key.server}",
-        f"--realm={purpose.realm}",
-    ]
-    return [*(_literal(word) for word in words), "--relay"]
+        purpose.key.user,
+        purpose.key.server,
+        purpose.realm,
+        holding=purpose.mode == "hold",
+    )
+    words = [*command_line.inline(purpose.python), *command_line.written(arguments)]
+    return [_literal(word) for word in words]
 
 
 def _literal(word: str) -> str:
     """A word as Kubernetes passes it on unchanged: it would replace ``$(NAME)``."""
     return word.replace("$", "$$")
-
-
-@cache
-def _source(python: str) -> tuple[str, str, str]:
-    return (python, "-c", Path(session_init.__file__).read_text())
 
 
 def _refused(why: str) -> Refused:

@@ -7,6 +7,7 @@ order.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.hub.kube.pod import CONTAINER
@@ -14,6 +15,8 @@ from jupyterhub_gpu_reclaim.hub.kube.pod import CONTAINER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+#: The most of a refusal that people are shown: webhooks say what they like.
+_MAX_WORDS = 500
 #: Why a container does not start, where waiting alone does not help.
 _STUCK = {
     "ErrImagePull",
@@ -55,6 +58,21 @@ def obstacle(pod: Mapping[str, Any] | None) -> str:
                 words = [told.get("reason") or "", told.get("message") or ""]
                 return ": ".join(filter(None, words))
     return unscheduled(pod) or ""
+
+
+def refusal(body: str | bytes | None) -> str:
+    """Why the API server does not take a pod, from what it has answered."""
+    try:
+        told = json.loads(body or "")
+        words = str(told["message"])
+    except (ValueError, KeyError, TypeError):
+        words = "it does not say why"
+    return words.strip().rstrip(".")[:_MAX_WORDS] or "it does not say why"
+
+
+def is_quota(words: str) -> bool:
+    """Whether a quota is used up, which others may give back (Kubernetes' words)."""
+    return "exceeded quota" in words
 
 
 def unscheduled(pod: Mapping[str, Any]) -> str | None:

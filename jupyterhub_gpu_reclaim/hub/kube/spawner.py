@@ -40,6 +40,10 @@ LOOK_SECONDS = 1.0
 REPORT_SECONDS = 15.0
 #: What an API server says that is too busy or being restarted.
 _BUSY = {429, 500, 502, 503, 504}
+#: What it says to a pod that it will not take: a policy, a webhook, missing rights.
+_REFUSED = {400, 403, 422}
+#: Seconds between two tries where a quota is used up; each is a line in the Hub's log.
+QUOTA_SECONDS = 10.0
 #: Set while KubeSpawner's own code runs, which calls ``self.stop`` to tidy up.
 _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
 
@@ -77,12 +81,18 @@ class SessionPodSpawner(KubeSpawner):
     ).tag(config=True)
 
     reclaim_launch = Launch()
+    _quota = ""  #: the API server's words while the quota is used up
+    _other_image = ""  #: what to tell of a return that is not in the chosen image
 
     # --- the pod ---
 
     async def get_pod_manifest(self) -> Any:
         """KubeSpawner's pod with the session's init in it."""
-        return pods.prepared(await super().get_pod_manifest(), self._purpose())
+        purpose = self._purpose()
+        self._other_image = pods.other_image(self.image, purpose.image)
+        if self._other_image:
+            self.log.info("%s: %s", self._reference, self._other_image)
+        return pods.prepared(await super().get_pod_manifest(), purpose)
 
     def _purpose(self) -> pods.PodPurpose:
         launch = self.reclaim_launch
@@ -128,7 +138,8 @@ class SessionPodSpawner(KubeSpawner):
         except TimeoutError:
             if not hold:
                 raise
-            why = pod_events.obstacle(self._pod()) or "its pod did not start"
+            why = self._quota or pod_events.obstacle(self._pod())
+            why = why or "its pod did not start"
             raise Refused(Reason.NOT_PLACED, seconds=limit, why=why) from None
 
     async def _start_while_it_lives(self) -> Any:
@@ -137,8 +148,7 @@ class SessionPodSpawner(KubeSpawner):
         try:
             while not (await asyncio.wait({starting}, timeout=LOOK_SECONDS))[0]:
                 pod = self._pod()
-                labels = pod["metadata"].get("labels") or {} if pod else {}
-                ours = labels.get(pods.INCARNATION) == self.reclaim_launch.incarnation
+                ours = pod is not None and self._is_ours(pod)
                 if ours and not pod_events.lives(pod, ""):
                     raise Refused(Reason.POD_ENDED, why=pod_events.obstacle(pod))
             return starting.result()
@@ -152,19 +162,50 @@ class SessionPodSpawner(KubeSpawner):
     async def _make_create_pod_request(self, pod: Any, request_timeout: int) -> Any:
         """Ask for the pod, unless a hook has removed the init from it.
 
+        Where the quota is used up a place is asked for again, until the start's limit.
+
         Raises:
-            Refused: a place was to be held, and this pod would start a new session.
+            Refused: a place was to be held, and this pod would start a new session; or
+                the API server does not take it.
         """
+        hold = self.reclaim_launch.mode == "hold"
         if not pods.holds(pod, self._purpose()):
-            if self.reclaim_launch.mode == "hold":
+            if hold:
                 raise Refused(Reason.POD_CHANGED)
             self.log.warning("%s: a hook has removed its init", self._reference)
         try:
-            return await super()._make_create_pod_request(pod, request_timeout)
-        except ApiException as error:
-            if error.status in _BUSY:
-                return False  # KubeSpawner asks again, more and more rarely
-            raise
+            while True:
+                try:
+                    return await super()._make_create_pod_request(pod, request_timeout)
+                except ApiException as error:
+                    if error.status in _BUSY:
+                        return False  # KubeSpawner asks again, more and more rarely
+                    if error.status not in _REFUSED:
+                        raise
+                    why = pod_events.refusal(error.body)
+                    if not (hold and pod_events.is_quota(why)):
+                        raise Refused(Reason.POD_REFUSED, why=why) from None
+                    self._quota = why
+                    await asyncio.sleep(QUOTA_SECONDS)
+        finally:
+            self._quota = ""
+
+    @property
+    def events(self) -> list[Any]:
+        """Those of this very pod: the former one had the same name."""
+        pod = self._pod()
+        if pod is None or not self._is_ours(pod):
+            return []
+        uid = pod["metadata"]["uid"]
+        return [
+            event
+            for event in super().events
+            if event["involvedObject"].get("uid") == uid
+        ]
+
+    def _is_ours(self, pod: dict[str, Any]) -> bool:
+        labels = pod["metadata"].get("labels") or {}
+        return bool(labels.get(pods.INCARNATION) == self.reclaim_launch.incarnation)
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """KubeSpawner's own events, and the place in the queue."""
@@ -174,7 +215,9 @@ class SessionPodSpawner(KubeSpawner):
 
     def _waits_for(self) -> str:
         everybody = self.pod_reflector.pods.values() if self.pod_reflector else ()
-        return pod_events.sentence(self._pod(), everybody)
+        if self._quota:
+            return f"Waiting for the namespace's quota: {self._quota}"
+        return pod_events.sentence(self._pod(), everybody) or self._other_image
 
     # --- watch and end ---
 

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher, session_init
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments, written
 
 #: What steers root's own interpreters; the session gets these through env(1) instead.
 _LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
@@ -65,6 +66,16 @@ class SessionProcessSpawner(LocalProcessSpawner):
         Off (the default): sessions share the machine's ``/tmp``, as they do with
         JupyterHub's own spawner; files that a suspended session has open there must
         still be there when it comes back.
+        """,
+    ).tag(config=True)
+
+    machine_mounts = Bool(
+        False,
+        help="""Show each session the machine's files, not those of the Hub's unit.
+
+        For a Hub whose systemd unit has ``PrivateDevices=yes`` or ``PrivateTmp=yes``:
+        without this, its sessions see no GPU, and lose ``/tmp`` when the Hub is
+        restarted. Off (the default): sessions see what the Hub sees.
         """,
     ).tag(config=True)
 
@@ -141,11 +152,14 @@ class SessionProcessSpawner(LocalProcessSpawner):
 
     def _init(self, command: list[str]) -> list[str]:
         """The command line of the session's init."""
-        words = [*launch.PYTHON, session_init.__file__, self.reclaim_launch.mode]
-        words += ["--incarnation", self.reclaim_launch.incarnation]
-        # In one word each: a name may look like an option.
-        words += [f"--user={self.user.name}", f"--server={self.name}"]
-        words += [f"--realm={self.realm}", "--relay"]
+        arguments = InitArguments(
+            self.reclaim_launch.incarnation,
+            self.user.name,
+            self.name,
+            self.realm,
+            holding=self.reclaim_launch.mode == "hold",
+        )
+        words = [*launch.PYTHON, session_init.__file__, *written(arguments)]
         if (file := exit_status.file_of(self.reclaim_launch.incarnation)) is not None:
             words += ["--status-file", str(file)]
         if self.reclaim_launch.mode != "start":
@@ -158,11 +172,16 @@ class SessionProcessSpawner(LocalProcessSpawner):
             words += ["--groups", ",".join(str(g) for g in groups)]
         return [*words, "--", *command]
 
+    def system_username(self) -> str:
+        """The system user that the session runs as."""
+        return str(self.user.name)
+
     def _system_user(self) -> pwd.struct_passwd:
+        name = self.system_username()
         try:
-            return pwd.getpwnam(self.user.name)
+            return pwd.getpwnam(name)
         except KeyError:
-            raise Refused(Reason.USER_MISSING, user=self.user.name) from None
+            raise Refused(Reason.USER_MISSING, user=name) from None
 
     def _home(self) -> str:
         """Where the session starts; or the nearest parent that exists."""
@@ -197,6 +216,8 @@ class SessionProcessSpawner(LocalProcessSpawner):
             options += ["--cpu", str(self.cpu_limit)]
         if self.private_tmp:
             options.append("--private-tmp")
+        if self.machine_mounts:
+            options.append("--machine-mounts")
         ignored = launch.IGNORED.intersection(self.popen_kwargs)
         if ignored:
             names = ", ".join(sorted(ignored))

@@ -311,16 +311,21 @@ class SessionLifecycle:
             RestoreFailed: the Hub does not know it, and there is no order to renew it:
                 the spawner must not make a revoked token valid again by itself (T7).
         """
+        number = self._login(token, minted, renew=plan.renew_login)
+        if not number:
+            raise RestoreFailed(Reason.TOKEN_REVOKED)
+        return number
+
+    def _login(self, token: str, minted: str, *, renew: bool) -> int:
+        """The database id of the session's own token; 0: it may not be valid."""
         number = self.logins.token_id(token)
         aside = others(token, self.pointer.laid_aside)
         ours = aside != self.pointer.laid_aside
-        if not number and (plan.renew_login or ours):
+        if not number and (renew or ours):
             number = self.logins.renew(token, minted)
             self._warn("its old login is valid again")
         if ours:  # once: a later revocation stands
             self._point(laid_aside=aside)
-        if not number:
-            raise RestoreFailed(Reason.TOKEN_REVOKED)
         return number
 
     async def _hold(self, start: Start, reporter: ProgressReporter) -> Any:
@@ -332,9 +337,19 @@ class SessionLifecycle:
             waiting.cancel()
 
     async def _adopt(self, plan: StartPlan, minted: str) -> Any:
-        """Adopt a tree that still runs, with the login it has (T8, T9)."""
+        """Adopt a tree that still runs, with the login it has (T8, T9).
+
+        A Hub whose database is older than the session does not know that login, and
+        cannot have revoked it: it is made valid for the account that has started the
+        session (T26).
+
+        Raises:
+            Refused: its login was revoked, or it is not known whose session it is.
+            RestoreFailed: its programs have ended.
+        """
         spawner, location = self._spawner, self.pointer.location
-        if self.pointer.incarnation != plan.incarnation or not spawner.reclaim_alive():
+        unheard_of = self.pointer.incarnation != plan.incarnation
+        if unheard_of or not spawner.reclaim_alive():
             found = await spawner.reclaim_find(plan.incarnation)
             if found is None:
                 raise RestoreFailed(
@@ -348,10 +363,16 @@ class SessionLifecycle:
         else:
             token = await spawner.reclaim_token()
             port = self.pointer.port or await spawner.reclaim_port()
-        self._known_login(plan, token, minted)
+        renew = plan.renew_login or (unheard_of and plan.owned)
+        number = self._login(token, minted, renew=renew)
+        if not number:
+            why = "the Hub does not know its login, which may have been revoked"
+            raise Refused(Reason.NOT_ADOPTED, user=spawner.reclaim_key.user, why=why)
         self._repair = await ClientRepair.remember(spawner)
         spawner.port = port
         where = await spawner.reclaim_where(port)
+        if number != self.pointer.token_id:
+            self._forget()  # what the older database remembers is over
         self._now_runs(token, where)
         self._point(checkpoint="")
         self.logins.delete(self.logins.token_id(minted))

@@ -1,8 +1,8 @@
 """Makes a spawner's sessions suspendable: what JupyterHub and KubeSpawner call.
 
 ``class MySpawner(ReclaimMixin, SomeSpawner)`` with ``placement.py`` filled in;
-``hub/local/spawner.py`` shows how. Each call goes to the ``SessionLifecycle`` behind
-it, which asks the service. It never starts a session cold while there may be a
+``docs/how-to/another-spawner.md`` says how. Each call goes to the ``SessionLifecycle``
+behind it, which asks the service. It never starts a session cold while there may be a
 checkpoint, and never writes a token anywhere.
 
 Every trap of JupyterHub that is handled here is listed, with its test, in
@@ -17,9 +17,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub.spawner import Spawner
 from jupyterhub.utils import maybe_future, url_escape_path
 from tornado import web
-from traitlets import Float, Unicode
+from traitlets import Bool, Float, Unicode
 
 from jupyterhub_gpu_reclaim.common import deletion_orders, text
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
@@ -93,6 +94,33 @@ class ReclaimMixin(SessionPlacement):
         """,
     ).tag(config=True)
 
+    will_resume = Bool(
+        False,
+        help="""Whether the Hub keeps the session's login at a stop.
+
+        The mixin's own: another spawner's may be read-only (DockerSpawner's), and
+        whether a session comes back is not known there.
+        """,
+    )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a spawner that cannot place sessions, as JupyterHub's own base does.
+
+        Raises:
+            NotImplementedError: methods of the placement are missing.
+        """
+        super().__init_subclass__(**kwargs)
+        missing = [
+            f"`{name}`"
+            for name in dir(SessionPlacement)
+            if getattr(getattr(cls, name), "__isabstractmethod__", False)
+        ]
+        if missing and issubclass(cls, Spawner):
+            raise NotImplementedError(
+                f"class `{cls.__name__}` needs to define {', '.join(missing)};"
+                " docs/how-to/another-spawner.md says what each is for."
+            )
+
     @cached_property
     def _lifecycle(self) -> SessionLifecycle:
         return SessionLifecycle(self, self._service, _CLOCK)
@@ -131,10 +159,13 @@ class ReclaimMixin(SessionPlacement):
         # The Hub's memory or the service's: one of them knows of a suspended session.
         pointer = self.reclaim_pointer
         suspended = pointer.precious or isinstance(error, RestoreFailed)
+        # Nothing may be offered that ends what runs.
+        suspended = suspended and error.reason is not Reason.NOT_ADOPTED
         return StartRefused(
             error,
             spawn_url=self.reclaim_spawn_url,
             fresh_url=self.reclaim_fresh_url if suspended else "",
+            messages_url=f"{self._prefix}/messages",
             kept_days=self.reclaim_kept_days,
         )
 

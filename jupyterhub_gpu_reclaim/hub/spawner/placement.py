@@ -1,11 +1,12 @@
-"""What a spawner must be able to do with a session's processes or pod.
+"""What a spawner must be able to do with a session's processes, container or pod.
 
-``hub/local/spawner.py`` and ``hub/kube/spawner.py`` fill it in. It starts, finds and
-ends; what is started or ended, and when, is ``lifecycle.py``'s.
+The spawners of ``hub/local``, ``hub/docker`` and ``hub/kube`` fill it in. It starts,
+finds and ends; what is started or ended, and when, is ``lifecycle.py``'s.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
@@ -24,6 +25,10 @@ else:
     # A mixin of plain HasTraits would silently ignore c.ReclaimMixin.x.
     Base = Configurable
 
+#: Set for the init of a hold instead of a fresh token, so that the environment of its
+#: pod or container shows the session's own values.
+TOKENS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
+
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What the next start of the spawner itself is for."""
@@ -36,7 +41,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionPlacement(Base):
-    """A spawner whose sessions can be found again, adopted and ended."""
+    """A spawner whose sessions can be found again, adopted and ended.
+
+    The abstract methods are what every spawner has to define.
+    """
 
     #: Set before ``start()`` is called.
     reclaim_launch = Launch()
@@ -50,48 +58,48 @@ class SessionPlacement(Base):
         """This server's name for all parts."""
         return SessionKey(self.user.name, self.name)
 
+    @abstractmethod
     def reclaim_location(self) -> Location:
         """Where the session runs, to find it again after a restart of the Hub."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reclaim_take(self, location: Location) -> None:
         """Take over what runs there; the empty location is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reclaim_alive(self) -> bool:
         """Whether what was taken over lives."""
-        raise NotImplementedError
 
     async def reclaim_died(self) -> bool:
         """Whether it is dead, now that the service says so."""
         return not self.reclaim_alive()
 
+    @abstractmethod
     def reclaim_frozen(self) -> bool | None:
         """Whether its programs are stopped, as those of a captured session are.
 
         None: that cannot be seen from here.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def reclaim_find(self, incarnation: str) -> Location | None:
         """Look for an incarnation that the Hub has lost sight of."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def reclaim_where(self, port: int) -> Any:
         """What ``start()`` returns for what was taken over: its server's address."""
-        raise NotImplementedError
 
     async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
         """Report what a session that is being placed waits for, until cancelled."""
 
+    @abstractmethod
     async def reclaim_token(self) -> str:
         """The API token that the running session was started with; empty: unknown."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def reclaim_port(self) -> int:
         """The port that the running session was started on; 0: unknown."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def reclaim_end(self) -> None:
         """End the session at once, whatever it holds; none is fine."""
-        raise NotImplementedError

@@ -38,6 +38,7 @@ OPERATORS_OWN = frozenset(
         Reason.CRIU_MISSING,
         Reason.CRIU_TOO_OLD,
         Reason.CRIU_UNUSABLE,
+        Reason.DOCKER_SILENT,
         Reason.GPU_DRIVER_SILENT,
         Reason.INTERNAL,
         Reason.JOURNAL_HELD,
@@ -75,16 +76,23 @@ class StartRefused(_Base):
         spawn_url: the page that tries again.
         fresh_url: the service's page that sets the checkpoint aside; empty: there is
         none.
+        messages_url: the service's page that explains each reason.
         kept_days: how long it is kept then.
     """
 
     def __init__(
-        self, error: ReclaimError, *, spawn_url: str, fresh_url: str, kept_days: float
+        self,
+        error: ReclaimError,
+        *,
+        spawn_url: str,
+        fresh_url: str,
+        messages_url: str,
+        kept_days: float,
     ) -> None:
         message = error.message
         if error.reason.hint:
             message = f"{message} {error.reason.hint}"
-        words, details = _words(error)
+        words, details = _words(error, messages_url)
         page = words + _choices(error, spawn_url, fresh_url, kept_days) + details
         if SpawnException is None:
             super().__init__(STATUS, message)
@@ -102,11 +110,11 @@ class StartRefused(_Base):
         self.jupyterhub_html_message = page
 
 
-def _words(error: ReclaimError) -> tuple[str, str]:
+def _words(error: ReclaimError, messages_url: str) -> tuple[str, str]:
     """What the user is told, and the rest for whom they ask."""
     code = escape(error.reason.value)
     message, hint = escape(error.message), escape(error.reason.hint)
-    details = f"<code>{code}</code>"
+    details = f'<a href="{escape(messages_url)}?about={code}"><code>{code}</code></a>'
     if error.reason in OPERATORS_OWN:
         details += f": {message} {hint}"
         message, hint = (_PASSING if error.retryable else _LASTING), ""

@@ -71,7 +71,12 @@ class Node(Protocol):
         """What keeps that session from being saved; touches nothing."""
 
     async def capture(
-        self, incarnation: str, checkpoint: str, generation: int
+        self,
+        incarnation: str,
+        checkpoint: str,
+        generation: int,
+        *,
+        seen: float | None = None,
     ) -> AsyncIterator[Event]:
         """Capture it, or attach to the capture under way."""
 
@@ -84,7 +89,11 @@ class Node(Protocol):
         """Thaw a captured tree; its checkpoint is discarded."""
 
     async def nap(
-        self, incarnation: str, programs: Collection[int] = ()
+        self,
+        incarnation: str,
+        programs: Collection[int] = (),
+        *,
+        seen: float | None = None,
     ) -> AsyncIterator[Event]:
         """Move its GPU memory out, or attach to the nap that begins."""
 
@@ -136,14 +145,19 @@ class Handler(RequestHandler):
         Raises:
             HTTPError: 401; nothing about what exists is revealed.
         """
+        if not self.is_trusted:
+            self.set_header("WWW-Authenticate", "Bearer")
+            raise HTTPError(401)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the caller has shown the token, or its stand-in for this run."""
         scheme, _, given = self.request.headers.get("Authorization", "").partition(" ")
         shown = given.strip().encode("utf-8", "replace")
         of_run = self._vouching.token(self.run).encode()
         same = hmac.compare_digest(shown, self._token)
         same |= hmac.compare_digest(shown, of_run)
-        if scheme.lower() not in {"bearer", "token"} or not same:
-            self.set_header("WWW-Authenticate", "Bearer")
-            raise HTTPError(401)
+        return same and scheme.lower() in {"bearer", "token"}
 
     def set_default_headers(self) -> None:
         """JSON, never cached, without the server's version."""
@@ -229,6 +243,7 @@ class CaptureOrder(Value, frozen=True, kw_only=True):
 
     checkpoint: Identifier
     generation: int = 1
+    seen: float | None = None  #: when it was seen idle; none: somebody asks for it
     key: SessionKey | None = None
     image: str = ""
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
@@ -250,6 +265,7 @@ class NapOrder(Value, frozen=True, kw_only=True):
     programs: list[Annotated[int, msgspec.Meta(gt=0)]] = msgspec.field(
         default_factory=list
     )
+    seen: float | None = None  #: as of ``CaptureOrder``
 
 
 class ReleaseOrder(Value, frozen=True, kw_only=True):
@@ -259,20 +275,20 @@ class ReleaseOrder(Value, frozen=True, kw_only=True):
 
 
 class GetHealth(Handler):
-    """``GET /healthz``: alive. No token: the kubelet asks, too."""
+    """``GET /healthz``: alive. The kubelet, which has no token, hears no more."""
 
     def prepare(self) -> None:
         """Allow it without a token."""
 
     def get(self) -> None:
         """Answer with our version."""
-        self.answer({"version": __version__})
+        self.answer({"version": __version__} if self.is_trusted else {})
 
 
 class GetReadiness(Handler):
     """``GET /readyz``: whether this node can save sessions, and what is missing.
 
-    No token, as for ``/healthz``: sentences about the machine, nothing of a session.
+    Without a token only whether: what a machine lacks is of use to who attacks it.
     """
 
     def prepare(self) -> None:
@@ -282,7 +298,8 @@ class GetReadiness(Handler):
         """Answer with the node's findings; 503 where one of them is fatal."""
         findings = await self.node.ready()
         ready = not any(finding.fatal for finding in findings)
-        self.answer({"ready": ready, "findings": findings}, 200 if ready else 503)
+        told = {"findings": findings} if self.is_trusted else {}
+        self.answer({"ready": ready, **told}, 200 if ready else 503)
 
 
 class GetHello(Handler):
@@ -366,7 +383,10 @@ class PostOrder(SessionHandler):
                     node_labels=capture.node_labels,
                 )
                 events = await self.node.capture(
-                    incarnation, capture.checkpoint, capture.generation
+                    incarnation,
+                    capture.checkpoint,
+                    capture.generation,
+                    seen=capture.seen,
                 )
                 await self.stream(events)
             case "restore":
@@ -379,7 +399,9 @@ class PostOrder(SessionHandler):
                 )
             case "nap":
                 nap = self.body(NapOrder)
-                await self.stream(await self.node.nap(incarnation, nap.programs))
+                await self.stream(
+                    await self.node.nap(incarnation, nap.programs, seen=nap.seen)
+                )
             case "wake":
                 await self.stream(await self.node.wake(incarnation))
             case "thaw":

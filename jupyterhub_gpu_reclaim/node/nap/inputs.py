@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.jupyter.connection import ConnectionFile
@@ -160,21 +160,46 @@ class Unread:
     """What is unread of some programs; tells later what they have left lying.
 
     Args:
-        inputs: of the programs, which run.
+        find: finds their inputs; called now, while they run.
+
+    Raises:
+        TooManyError: they have too many.
     """
 
-    def __init__(self, inputs: Iterable[Input]) -> None:
-        self._inputs = list(inputs)
+    def __init__(self, find: Callable[[], list[Input]]) -> None:
+        self._find = find
+        self._inputs = find()
         self._before = all_unread(self._inputs)
+        self._held: set[tuple[str, str]] = set()
 
     def standing(self) -> dict[str, int]:
-        """What is as it was: whatever came since was meant to be read."""
+        """What is as it was: whatever came since was meant to be read.
+
+        The programs are held, so that they open nothing any more.
+        """
+        # With more than are looked at now, it is those of before.
+        with contextlib.suppress(TooManyError):
+            self._inputs = self._find()
+        self._held = {(one.name, one.target) for one in self._inputs}
         now = all_unread(self._inputs)
         return {
             name: count
             for name, count in now.items()
             if self._before.get(name) == count
         }
+
+    def left_by_driver(self) -> dict[str, int]:
+        """What is unread of inputs that they did not have when they were held.
+
+        The driver's own thread runs in them while it moves their memory, and they are
+        stopped when it is done: in between it has closed one end of a pipe of its own,
+        and not yet the other.
+        """
+        with contextlib.suppress(TooManyError):
+            self._inputs = self._find()
+        return all_unread(
+            one for one in self._inputs if (one.name, one.target) not in self._held
+        )
 
 
 def peek(copy: int) -> bytes:

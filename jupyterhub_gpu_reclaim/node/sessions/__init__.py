@@ -1,6 +1,8 @@
 """The sessions of this node: found on each call, never registered; state and use.
 
-``placements`` finds the inits in ``/proc``: of processes beside the Hub, or in pods.
+``placements`` finds the inits in ``/proc``: of processes beside the Hub, or in pods;
+``docker_placements`` in Docker's containers, with ``docker_engine``'s word for them.
+``placement_kinds`` chooses among them.
 ``trees`` derives a session's state from its processes and its record; ``samples``
 samples every session.
 

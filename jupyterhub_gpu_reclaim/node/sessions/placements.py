@@ -29,18 +29,19 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import cgroups, host, processes, procfs
+from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.session_init import command_line, session_init
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 #: A line of /proc/<pid>/status: all four uids are root's.
 _OF_ROOT = re.compile(rb"^Uid:\t0\t0\t0\t0$", re.MULTILINE)
 #: A first program that is younger may still become a session's init: a container is
 #: said to run when its runtime has not even started it. Seconds.
-_PATIENCE = 10.0
+PATIENCE = 10.0
 _PAUSE = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Incarnations whose pod is remembered; a node has some hundred pods.
@@ -187,12 +188,15 @@ class PodPlacements:
         patience: seconds that a pod's first program has to become an init.
     """
 
+    #: Reads the container from a /proc/<pid>/cgroup.
+    parse = staticmethod(cgroups.parse_container)
+
     def __init__(
         self,
         realm: str = "",
         proc: Path = Path("/proc"),
         *,
-        patience: float = _PATIENCE,
+        patience: float = PATIENCE,
     ) -> None:
         self._realm = realm
         self._proc = proc
@@ -223,8 +227,10 @@ class PodPlacements:
 
     def list(self) -> list[Session]:
         """Every claim on this node; one of an incarnation once its pod is known."""
+        claims = tuple(_oldest(self._claims()))
+        self._inquire({claim.incarnation for claim in claims})
         return sorted(
-            (one for one in _oldest(self._claims()) if self._may_be(one)),
+            (claim for claim in claims if self._may_be(claim)),
             key=lambda one: (one.incarnation, one.init_start),
         )
 
@@ -235,6 +241,7 @@ class PodPlacements:
             NotFound: it is not there, or names another session
                 (``unknown_session``).
         """
+        self._inquire({incarnation})
         with self._lock:
             hint = self._hints.get(incarnation, PodHint())
         if not pod or pod == hint.pod:
@@ -254,6 +261,9 @@ class PodPlacements:
             if time.monotonic() > deadline or not self._is_young(pod):
                 raise _unknown(incarnation, f"not in pod {pod}")
             time.sleep(_PAUSE)  # nothing tells when a process has set its name
+
+    def _inquire(self, incarnations: AbstractSet[str]) -> None:
+        """Get hints of these from elsewhere; here the service gives them unasked."""
 
     def _may_be(self, claim: Session) -> bool:
         with self._lock:
@@ -291,7 +301,7 @@ class PodPlacements:
         entry = self._proc / str(pid)
         try:
             stat = (entry / "stat").read_text(errors="replace")
-            container = cgroups.parse_container((entry / "cgroup").read_text())
+            container = self.parse((entry / "cgroup").read_text())
         except OSError:  # it has ended while we looked
             return None
         fields = stat.rpartition(")")[2].split()
@@ -318,15 +328,6 @@ class PodPlacements:
         except OSError:
             return ""
         return name.decode(errors="replace").strip()
-
-
-def make_placements(placement: str, realm: str) -> Placements:
-    """Where sessions of this node are found, for an agent of that placement."""
-    if placement == "kubernetes":
-        # Control groups are named from here on as the host names them.
-        host.name_groups_as_host()
-        return PodPlacements(realm)
-    return LocalPlacements(realm)
 
 
 def _oldest(claims: Iterable[Session]) -> Iterable[Session]:

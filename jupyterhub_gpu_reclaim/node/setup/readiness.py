@@ -1,4 +1,4 @@
-"""What keeps this node from capturing sessions: CRIU, and how many inotify instances.
+"""What keeps this node from capturing sessions: CRIU, inotify limits, control groups.
 
 An agent starts without CRIU and says so; it takes one that is installed later without a
 restart. The inotify limit holds for all programs of a user id on the machine, in
@@ -8,6 +8,7 @@ theirs as root. What is in use is not counted, as it changes all the time.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import threading
@@ -20,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, procfs
+from jupyterhub_gpu_reclaim.linux.cgroups import container_of, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,10 +38,17 @@ _BAD_SECONDS = 5.0
 
 
 class CheckedCriu:
-    """The CRIU of this machine, from any thread."""
+    """The CRIU of this machine, from any thread.
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+    Args:
+        folder: where the private copy is.
+        untried: a kind of processor that has not been tried is only noted.
+        clock: for how long an answer holds.
+    """
+
+    def __init__(self, folder: Path, clock: Clock, *, untried: bool) -> None:
         self._folder = folder
+        self._untried = untried
         self._clock = clock
         self._lock = threading.Lock()
         self._found: list[Finding] = []
@@ -71,7 +80,7 @@ class CheckedCriu:
         """What keeps this machine from saving sessions; remembered for a while."""
         with self._lock:
             if self._clock.monotonic() >= self._until:
-                self._found = criu.check(self._folder)
+                self._found = criu.check(self._folder, untried=self._untried)
                 fatal = any(finding.fatal for finding in self._found)
                 self._version = "" if fatal else self.version()
                 good = _BAD_SECONDS if fatal else _GOOD_SECONDS
@@ -95,14 +104,39 @@ def inotify_findings(limit: Path = INOTIFY_LIMIT) -> Iterator[Finding]:
         yield finding(Reason.FEW_WATCHES, fatal=False, limit=number)
 
 
+def cgroup_findings() -> Iterator[Finding]:
+    """Whether an agent in a container reaches the node's control groups.
+
+    Those of sessions are reached by the same way as its own.
+    """
+    agent = os.getpid()
+    if container_of(agent) is None:
+        return
+    try:
+        groups = groups_of(agent, at_host=True)
+    except OSError as error:
+        yield finding(Reason.CGROUPS_DENIED, what="read", why=str(error))
+        return
+    if not groups:
+        why = "they are not among the mounts of process 1"
+        yield finding(Reason.CGROUPS_DENIED, what="read", why=why)
+    for group in groups:
+        try:
+            (group.folder / "cgroup.procs").open("a").close()  # nothing is written
+        except OSError as error:
+            why = str(error)
+            yield finding(Reason.CGROUPS_DENIED, fatal=False, what="write", why=why)
+            return
+
+
 def description(
     criu: CheckedCriu, accelerator: Accelerator, store: Repository, state: Path
 ) -> NodeStatus:
     """Versions, and the room on its disks; what it cannot tell is left out."""
     try:
-        store_free = store.free_bytes()
+        store_free, store_capacity = store.free_bytes(), store.capacity_bytes()
     except StoreError:
-        store_free = None
+        store_free = store_capacity = None
     return NodeStatus(
         host=socket.gethostname(),
         version=__version__,
@@ -110,6 +144,7 @@ def description(
         driver=accelerator.driver_version(),
         state_free=shutil.disk_usage(state).free,
         store_free=store_free,
+        store_capacity=store_capacity,
     )
 
 
@@ -120,4 +155,5 @@ def node_findings(criu: CheckedCriu, accelerator: Accelerator) -> list[Finding]:
         *criu.findings(),
         *accelerator.node_findings(),
         *inotify_findings(),
+        *cgroup_findings(),
     ]

@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.common.traits import Seconds
 from jupyterhub_gpu_reclaim.node.http import routes
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
 from jupyterhub_gpu_reclaim.node.requirements import REACHING
+from jupyterhub_gpu_reclaim.node.sessions import docker_engine, placement_kinds
 
 HOME = "/var/lib/jupyterhub-gpu-reclaim"
 
@@ -317,14 +318,25 @@ class AgentSettings(StoreSettings, Application):
     ).tag(config=True)
 
     placement = Enum(
-        ["local", "kubernetes"],
+        placement_kinds.KINDS,
         "local",
         help="""Where sessions run.
 
         `local`: in namespaces on this machine, started by `ReclaimLocalSpawner`.
+        `docker`: in containers of this machine's Docker, started by
+        `ReclaimDockerSpawner`; Docker says whose each is (`docker_socket`).
         `kubernetes`: in the pods of this node, started by `ReclaimKubeSpawner`; the
         agent needs the host's process ids (`hostPID`) and a service that names the pod
         of each session. Example: `kubernetes`.
+        """,
+    ).tag(config=True)
+
+    docker_socket = Unicode(
+        docker_engine.SOCKET,
+        help="""Socket of Docker's API, with `placement = "docker"`.
+
+        The agent asks it which container was made for which session. Example:
+        `/var/run/docker.sock`.
         """,
     ).tag(config=True)
 
@@ -347,6 +359,17 @@ class AgentSettings(StoreSettings, Application):
         processes. Name here those whose users you trust with the node. Empty: none.
         Sessions on the agent's own machine (`placement = "local"`) are not judged.
         Example: `["SYS_PTRACE"]`, for py-spy and gdb.
+        """,
+    ).tag(config=True)
+
+    try_architecture = Bool(
+        False,
+        help="""Suspend sessions on processors that have not been tried, too.
+
+        So far that is AArch64. CRIU does not save all of their registers: a program
+        that is stopped in the middle of a computation may go on with wrong numbers.
+        Meant for a machine whose sessions nobody needs. By default an agent there
+        answers, samples and resumes, and refuses each suspend and each nap.
         """,
     ).tag(config=True)
 

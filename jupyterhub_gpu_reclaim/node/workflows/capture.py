@@ -158,7 +158,7 @@ class Capture:
         self._writer: CheckpointWriter | None = None
         self._committing = False
         self._most = 0
-        self._unread = Unread([])  #: what its users of a GPU have left, before all
+        self._unread = Unread(list)  #: what its users of a GPU have left, before all
         former = trees.record_of(tools.records, session)
         self._record = Record(
             operation="capture",
@@ -266,7 +266,8 @@ class Capture:
         programs = self._tools.accelerator.to_stop(look.survey, snapshot)
         # With too many they cannot come back napping, either.
         with contextlib.suppress(inputs.TooManyError):
-            self._unread = Unread(inputs.find_inputs(self._session.init_pid, programs))
+            init_pid = self._session.init_pid
+            self._unread = Unread(lambda: inputs.find_inputs(init_pid, programs))
         return look
 
     def _promise(self, snapshot: Snapshot, look: Look) -> None:
@@ -367,17 +368,22 @@ class Capture:
         if gpus is None:
             return standing
         total = gpus.bytes()
+
+        def empty() -> None:
+            self._tools.accelerator.empty(
+                lambda: trees.awake(self._record, self._tree()),
+                survey,
+                self._record.memory_limit,
+                self._cancel,
+                lambda: standing.update(self._unread.standing()),
+            )
+            standing.update(self._unread.left_by_driver())
+
         async with self._progress.step(
             "gpu", "Saving the memory of its GPU", total=lambda: total
         ):
             await in_thread(
-                lambda: self._tools.accelerator.empty(
-                    lambda: trees.awake(self._record, self._tree()),
-                    survey,
-                    self._record.memory_limit,
-                    self._cancel,
-                    lambda: standing.update(self._unread.standing()),
-                ),
+                empty,
                 step="gpu",
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
             )

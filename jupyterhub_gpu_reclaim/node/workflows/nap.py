@@ -192,14 +192,19 @@ class Nap:
             raise Refused(Reason.GPU_UNUSED)
         to_stop = tools.accelerator.to_stop(survey, whole)
         programs = [process for process in to_stop if not process.stopped]
+
+        def find() -> list[inputs.Input]:
+            # All that nap are watched together, and may not have too many together.
+            found = inputs.find_inputs(session.init_pid, [*asleep, *programs])
+            return [one for one in found if one.process in programs]
+
         try:
-            all_inputs = inputs.find_inputs(session.init_pid, [*asleep, *programs])
+            unread = Unread(find)
         except inputs.TooManyError:
             limit = inputs.MOST_DESCRIPTORS
             raise Refused(Reason.NAP_CROWDED, limit=limit) from None
-        there = [one for one in all_inputs if one.process in programs]
         self._promise(gpus, whole)
-        return _Look(whole, survey, gpus, left, partly, programs, Unread(there))
+        return _Look(whole, survey, gpus, left, partly, programs, unread)
 
     def _concerned(self, survey: Survey, tree: Snapshot) -> Survey:
         """The part of it that is about the groups that are to nap."""
@@ -288,6 +293,7 @@ class Nap:
                 self._cancel,
                 note_standing,
             )
+            self._standing |= look.unread.left_by_driver()
             cgroups.restore_memory_limit(_raised(nap.memory_limit, nap.gpus))
 
         async with self._progress.step(

@@ -25,11 +25,11 @@ from jupyterhub_gpu_reclaim.node.operations.records import (
     Stage,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.sessions.placement_kinds import make_placements
 from jupyterhub_gpu_reclaim.node.sessions.placements import (
     Placements,
     PodHint,
     Session,
-    make_placements,
 )
 from jupyterhub_gpu_reclaim.node.watchdog import HUGE_PAGES, RECORDS
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap, recovery

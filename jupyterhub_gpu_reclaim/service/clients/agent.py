@@ -168,11 +168,17 @@ class AgentClient:
         checkpoint: str,
         generation: int,
         *,
+        seen: float | None = None,
         pod: str = "",
         **facts: Any,
     ) -> AsyncIterator[Event]:
         """Capture a tree, or attach to that capture; the last event is the end."""
-        body = {"checkpoint": checkpoint, "generation": generation, **facts}
+        body = {
+            "checkpoint": checkpoint,
+            "generation": generation,
+            "seen": seen,
+            **facts,
+        }
         return self._stream(_session(incarnation, "capture", pod), body)
 
     def restore(
@@ -189,10 +195,15 @@ class AgentClient:
         return self._stream(_session(incarnation, "restore", pod), body)
 
     def nap(
-        self, incarnation: str, programs: Collection[int] = (), *, pod: str = ""
+        self,
+        incarnation: str,
+        programs: Collection[int] = (),
+        *,
+        seen: float | None = None,
+        pod: str = "",
     ) -> AsyncIterator[Event]:
         """Move its GPU memory out, or attach to that nap; the last event is the end."""
-        body = {"programs": sorted(programs)} if programs else {}
+        body = {"programs": sorted(programs), "seen": seen}
         return self._stream(_session(incarnation, "nap", pod), body)
 
     def wake(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:

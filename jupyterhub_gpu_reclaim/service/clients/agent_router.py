@@ -213,7 +213,12 @@ class AgentRouter:
 
     # --- doing
     async def capture(
-        self, incarnation: str, checkpoint: str, generation: int
+        self,
+        incarnation: str,
+        checkpoint: str,
+        generation: int,
+        *,
+        seen: float | None = None,
     ) -> AsyncIterator[Event]:
         """Capture a tree, with what its return will need."""
         pod, client = await self._seat(incarnation, running=True)
@@ -221,6 +226,7 @@ class AgentRouter:
             incarnation,
             checkpoint,
             generation,
+            seen=seen,
             pod=pod.uid,
             key=pod.key,
             image=pod.image,
@@ -248,12 +254,17 @@ class AgentRouter:
                 yield event
 
     async def nap(
-        self, incarnation: str, programs: Collection[int] = ()
+        self,
+        incarnation: str,
+        programs: Collection[int] = (),
+        *,
+        seen: float | None = None,
     ) -> AsyncIterator[Event]:
         """Move its GPU memory out; its pod keeps its GPU."""
         pod, client = await self._seat(incarnation)
+        events = client.nap(incarnation, programs, seen=seen, pod=pod.uid)
         with named(pod.node):
-            async for event in client.nap(incarnation, programs, pod=pod.uid):
+            async for event in events:
                 yield event
 
     async def wake(self, incarnation: str) -> AsyncIterator[Event]:

@@ -38,7 +38,11 @@ _ADVICE = {
     "deletion-ahead": "If you still need it, bring it back before.",
 }
 #: A cancelled suspend, or a user who came back, is no failure.
-_NO_FAILURES = {Reason.CANCELLED.value, Reason.WENT_ON.value}
+_NO_FAILURES = {
+    Reason.CANCELLED.value,
+    Reason.ORDER_LATE.value,
+    Reason.WENT_ON.value,
+}
 
 
 class Notice(Value, frozen=True, kw_only=True):

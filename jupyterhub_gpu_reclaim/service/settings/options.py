@@ -96,7 +96,7 @@ class Options(Configurable):
 
     gpu_node_labels = List(
         Unicode(),
-        ["nvidia.com/gpu.product"],
+        ["kubernetes.io/arch", "nvidia.com/gpu.product"],
         help="With `placement = kubernetes`: labels of its node that a session with a"
         " GPU needs again when it comes back, so that it waits for a fitting node."
         " Empty: any node; the agent there refuses what does not fit.",

@@ -15,11 +15,15 @@ from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
 from jupyterhub_gpu_reclaim.service.web.svg import spark
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
+        GpuSample,
         KeptState,
         SessionView,
         Step,
@@ -30,9 +34,9 @@ if TYPE_CHECKING:
 _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RUNNING: ("Running", "good"),
     Phase.NAPPING: ("Napping", "calm"),
-    Phase.WARNED: ("Running, to be suspended soon", "warn"),
+    Phase.WARNED: ("To be suspended", "warn"),
     Phase.SUSPENDING: ("Being suspended", "busy"),
-    Phase.RELEASING: ("Suspended, being stopped", "busy"),
+    Phase.RELEASING: ("Suspended, ending", "busy"),
     Phase.SUSPENDED: ("Suspended", "calm"),
     Phase.RESUMING: ("Coming back", "busy"),
     Phase.STOPPED: ("Stopped", "calm"),
@@ -185,7 +189,7 @@ def card(
         nap=_nap(view),
         line=spark(line) if line is not None else None,
         idle=_idle(view, now) if live else None,
-        wasted=_wasted(view),
+        wasted=byte_hours(wasted(view)),
         kept=_kept(view, now) if live else None,
         pinned_by=view.facts.opted_out_by,
         place=_place(view),
@@ -309,17 +313,27 @@ def _idle(view: SessionView, now: float) -> Moment | None:
     return None if at is None else Moment(words.duration(now - at), _iso(at))
 
 
-def wasted(view: SessionView) -> float:
-    """GPU memory that it holds, times how long it has not been used: byte-seconds."""
+def wasted(view: SessionView, gpus: Sequence[GpuSample] | None = None) -> float:
+    """GPU memory that it holds, times how long it has not been used: byte-seconds.
+
+    Nothing while its GPU works: an unattended training is no waste.
+
+    Args:
+        view: the session.
+        gpus: of these that it holds; None: of all.
+    """
     usage = view.usage
     if usage is None or usage.last_active is None or not view.phase.live:
         return 0.0
-    memory = sum(gpu.memory or 0 for gpu in view.gpus)
+    if (usage.gpu_percent or 0.0) >= WORKING_PERCENT:
+        return 0.0
+    memory = sum(gpu.memory or 0 for gpu in (view.gpus if gpus is None else gpus))
     return memory * max(0.0, usage.at - usage.last_active)
 
 
-def _wasted(view: SessionView) -> str:
-    hours = wasted(view) / 3600
+def byte_hours(seconds: float) -> str:
+    """Byte-seconds for people, ``"40 GB·h"``; empty where it is next to nothing."""
+    hours = seconds / 3600
     return f"{words.size(hours)}\N{MIDDLE DOT}h" if hours >= 1e6 else ""
 
 
@@ -388,22 +402,23 @@ def _idle_times(view: SessionView) -> list[IdleChoice]:
 
 def _main(view: SessionView, *, manages: bool) -> list[Button]:
     """The main button of the session's state."""
+    code = view.failure.code if view.failure is not None else ""
+    renew = Button("renew-login", "Make its login valid again", "main")
     if view.phase.live:
         suspend = Button("suspend", "Suspend now")
         if not manages:
             return [suspend]
+        if code == Reason.NOT_ADOPTED.value:
+            return [renew, suspend]
         awake = view.gpus and (view.phase is Phase.RUNNING or not view.facts.nap)
         naps = [Button("nap", "Nap now")] if awake else []
         wakes = [Button("wake", "Wake up")] if view.facts.nap else []
         return [suspend, *naps, *wakes]
     if view.phase is Phase.SUSPENDED:
-        revoked = Reason.TOKEN_REVOKED.value
-        if manages and view.failure is not None and view.failure.code == revoked:
-            renew = Button("renew-login", "Make its login valid again", "main")
+        if manages and code == Reason.TOKEN_REVOKED.value:
             return [renew, Button("resume", "Try again")]
-        asks = view.failure is not None and view.failure.code.startswith("saved_")
-        again = "Resume" if asks else "Try again"
-        return [Button("resume", again if view.failure else "Resume", "main")]
+        again = "Try again" if code and not code.startswith("saved_") else "Resume"
+        return [Button("resume", again, "main")]
     return []
 
 

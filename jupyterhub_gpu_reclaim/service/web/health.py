@@ -75,13 +75,23 @@ def _agents(nodes: Sequence[NodeHealth], now: float) -> tuple[str, str]:
 def _store(nodes: Sequence[NodeHealth], silent: Sequence[str]) -> tuple[str, str]:
     if _STORE in silent:
         return "no answer", "bad"
-    free = store_free(nodes)
+    free, told = store_room(nodes)
     if free is None:
         return "answers", "good"
-    return f"{words.size(free)} free", "good" if free >= LITTLE_ROOM else "warn"
+    return f"{told} free", "good" if free >= LITTLE_ROOM else "warn"
 
 
-def store_free(nodes: Sequence[NodeHealth]) -> int | None:
-    """Room in the store, as the node tells that has the least; None: no bound known."""
-    told = [node.status.store_free for node in nodes if node.status is not None]
-    return min((free for free in told if free is not None), default=None)
+def store_room(nodes: Sequence[NodeHealth]) -> tuple[int | None, str]:
+    """Room in the store, as the node tells that has the least, and in words.
+
+    None and no words where no bound is known.
+    """
+    told = [
+        (node.status.store_free, node.status.store_capacity or 0)
+        for node in nodes
+        if node.status is not None and node.status.store_free is not None
+    ]
+    if not told:
+        return None, ""
+    free, capacity = min(told)
+    return free, words.room(free, capacity)

@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.service.api.base import (
 )
 from jupyterhub_gpu_reclaim.service.api.history import story_since
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
+from jupyterhub_gpu_reclaim.service.runbook import ALERTS
 from jupyterhub_gpu_reclaim.service.web.cards import SessionCard, ago, card
 from jupyterhub_gpu_reclaim.service.web.health import strip
 
@@ -269,11 +270,19 @@ class Log(Page):
 
 
 class Messages(Page):
-    """Every message by its code, for whoever has met one."""
+    """Every message by its code, and every alert, for whoever has met one."""
 
     async def get(self) -> None:
-        """Show them."""
-        self.page("messages.html", reasons=sorted(Reason, key=lambda one: one.value))
+        """Show them, or lead to one of them.
+
+        Links name it in their query: a login's form would lose a fragment.
+        """
+        about = self.get_query_argument("about", "")
+        if about:
+            self.redirect(f"{self.context.prefix}messages#{quote(about, safe='')}")
+            return
+        reasons = sorted(Reason, key=lambda one: one.value)
+        self.page("messages.html", reasons=reasons, alerts=ALERTS)
 
 
 class Theme(Page):

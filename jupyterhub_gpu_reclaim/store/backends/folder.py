@@ -149,15 +149,23 @@ class FolderBackend:
 
         None on a file system that does not tell its size, as some of FUSE's.
         """
-        try:
-            found = os.statvfs(self._root)
-        except OSError as error:
-            translate(error, str(self._root))
+        found = self._file_system()
         size = found.f_blocks * found.f_frsize
         if not size:
             return None
         reserve = min(self._reserve, size // _RESERVE_PART)
         return max(0, found.f_bavail * found.f_frsize - reserve)
+
+    def capacity_bytes(self) -> int | None:
+        """Size of the file system, other people's files included."""
+        found = self._file_system()
+        return found.f_blocks * found.f_frsize or None
+
+    def _file_system(self) -> os.statvfs_result:
+        try:
+            return os.statvfs(self._root)
+        except OSError as error:
+            translate(error, str(self._root))
 
     def spec(self) -> Spec:
         """Its path, and the reserve."""

@@ -146,6 +146,10 @@ class ObjectsBackend:
         """No object store tells."""
         return None
 
+    def capacity_bytes(self) -> int | None:
+        """Nor this."""
+        return None
+
     def spec(self) -> Spec:
         """Where it is; the login is read again from where it was read here."""
         return {

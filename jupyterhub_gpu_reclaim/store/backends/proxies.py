@@ -100,6 +100,10 @@ class BackendProxy:
         """Room that is left."""
         return self._call(self._backend.free_bytes)
 
+    def capacity_bytes(self) -> int | None:
+        """Room that there is in all."""
+        return self._call(self._backend.capacity_bytes)
+
     def spec(self) -> Spec | None:
         """That of the backend inside: ``address`` adds the proxies that it needs."""
         return self._backend.spec()

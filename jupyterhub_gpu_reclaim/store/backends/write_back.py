@@ -137,6 +137,10 @@ class WriteBackCache:
         """Of the folder, which takes what is written."""
         return self.local.free_bytes()
 
+    def capacity_bytes(self) -> int | None:
+        """Of the folder, likewise."""
+        return self.local.capacity_bytes()
+
     def spec(self) -> Spec | None:
         """Both, for a worker: it reads and writes packs, and uploads nothing."""
         local, remote = self.local.spec(), self.remote.spec()

@@ -246,6 +246,10 @@ class ExportedFile:
         """There is none to be used."""
         return 0
 
+    def capacity_bytes(self) -> int | None:
+        """Nor is there any in all."""
+        return 0
+
     def spec(self) -> None:
         """It is open here only."""
         return

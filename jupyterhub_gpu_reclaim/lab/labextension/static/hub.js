@@ -15,7 +15,7 @@ export class Hub {
     this.pageUrl = `${hub}user/${server.join("/")}/`;
   }
 
-  /** {state: suspended, refused, coming, stopping, stopped, passing or away; why}.
+  /** {state: suspended, refused, coming, stopping, stopped, passing or away; why, code}.
    *
    * Redirects are not followed: a server that has just come up would lead through its
    * login, time and again.
@@ -35,7 +35,8 @@ export class Hub {
     }
     if (reason) {
       const heading = page.querySelector("h1")?.textContent.trim() || "";
-      return { state: "refused", heading, why: reason.textContent.trim() };
+      const why = reason.textContent.trim();
+      return { state: "refused", heading, why, code: reason.dataset.code };
     }
     if (new URL(answer.url).pathname.includes("/spawn-pending/") && answer.ok) {
       return { state: page.querySelector("#progress-bar") ? "coming" : "stopping" };

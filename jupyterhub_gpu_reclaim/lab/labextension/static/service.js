@@ -24,6 +24,11 @@ export class Service {
     return Date.now() / 1000 + this.ahead;
   }
 
+  /** The page that explains a reason, by its code. */
+  messageUrl(code) {
+    return `${this.prefix}messages?about=${encodeURIComponent(code)}`;
+  }
+
   view() {
     return this.value("GET", "");
   }

@@ -8,6 +8,7 @@
  * the service is asked at once, and often for a minute.
  */
 import { Rest } from "./rest.js";
+import { about } from "./view/elements.js";
 import { clockTime, countdown, dueAt, keepChoices, keepLabel, waking } from "./view/words.js";
 
 const CALM_MS = 30000;
@@ -16,6 +17,7 @@ const ACTED_MS = 60000;
 const LONGEST_MS = 600000; // between two questions to a service that is away
 const TOPIC = "warning";
 const NONE_LEFT = "Your time to keep sessions is used up for now. ";
+const NO_ANSWER = "The service does not answer. Try again.";
 const WARNING = "Your session is going to be suspended";
 
 export class Updates {
@@ -115,8 +117,9 @@ export class Updates {
       const action = until ? { label: "Undo", act: () => this.keep(0) } : null;
       this.notice.show(said, "success", { action, forMs: 10000 });
     } else {
-      const why = answer?.value.message || "The service does not answer. Try again.";
-      this.notice.show(why, "warning", { topic: TOPIC });
+      const { message, code } = answer?.value ?? { message: NO_ANSWER };
+      const more = code && about(this.service, code);
+      this.notice.show(message, "warning", { topic: TOPIC, more });
     }
     this.rest.nudge();
   }

@@ -106,14 +106,14 @@ def _facts(node: NodeHealth) -> list[tuple[str, str]]:
         "Agent": status.version,
         "CRIU": status.criu or "none that works",
         "GPU driver": status.driver,
-        "Free for the agent": _size(status.state_free),
-        "Free in the store": _size(status.store_free),
+        "Free for the agent": _free(status.state_free),
+        "Free in the store": _free(status.store_free, status.store_capacity),
     }
     return [(name, told) for name, told in facts.items() if told]
 
 
-def _size(count: int | None) -> str:
-    return "" if count is None else words.size(count)
+def _free(count: int | None, capacity: int | None = None) -> str:
+    return "" if count is None else words.room(count, capacity)
 
 
 def card_bar(

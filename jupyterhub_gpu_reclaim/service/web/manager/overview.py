@@ -75,14 +75,15 @@ class SessionsPage(ManagerPage):
 
     def table(self, views: Sequence[SessionView], wanted: Wanted) -> dict[str, Any]:
         """What the table's template prints."""
-        found = table(views, wanted)
+        found = table(views, wanted, self.context.nodes())
         columns = dict(SORTS)
         if not found.nodes:
             del columns["node"]
         return {
             "wanted": wanted,
             "table": found,
-            "rows": self.cards(found.views),
+            "groups": [(group, self.cards(group.views)) for group in found.groups]
+            or [(None, self.cards(found.views))],
             "columns": {name: title for name, (title, _) in columns.items()},
             "states": [(phase.value, state_of(phase)) for phase in Phase],
             "xsrf": self.xsrf(),

@@ -43,6 +43,8 @@ class ReportPage(ManagerPage):
             "report.html",
             report=report,
             made=moment(now),
+            naps=_naps(report.nap_gb_hours),
+            naps_since=moment(report.naps_since) if report.naps_since else "",
             before=before,
             after=after if after <= month_at(now) else "",
             tables=[
@@ -70,18 +72,23 @@ def _written(report: Report, kind: str) -> bytes:
     return as_csv(report).encode() if kind == "csv" else codec.encode(report)
 
 
-def _rows(shares: list[Share], empty: str) -> list[tuple[str, str, int, float]]:
-    """Name, hours, suspensions, and percent of the largest."""
+def _rows(shares: list[Share], empty: str) -> list[tuple[str, str, int, str, float]]:
+    """Name, hours, suspensions, memory of naps, and percent of the largest."""
     most = max((share.gpu_hours for share in shares), default=0.0) or 1.0
     return [
         (
             share.name or empty,
             f"{share.gpu_hours:,.1f}",
             share.suspensions,
+            _naps(share.nap_gb_hours),
             round(100 * share.gpu_hours / most, 1),
         )
         for share in shares
     ]
+
+
+def _naps(gb_hours: float | None) -> str:
+    return "" if gb_hours is None else f"{gb_hours:,.1f}"
 
 
 def rules(prefix: str) -> list[tuple[Any, ...]]:

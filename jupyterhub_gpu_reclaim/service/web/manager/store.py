@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead
-from jupyterhub_gpu_reclaim.service.web.health import store_free
+from jupyterhub_gpu_reclaim.service.web.health import store_room
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
 if TYPE_CHECKING:
@@ -84,12 +84,12 @@ class StorePage(ManagerPage):
         uses, now = context.control.store_use(), context.clock.now()
         most = max((use.stored_bytes for use in uses), default=0) or 1
         found = stored(context.control.users.sessions(), user, order)
-        free = store_free(context.nodes())
+        _, free = store_room(context.nodes())
         self.page(
             "store.html",
             done=self.done(),
             xsrf=self.xsrf(),
-            free="" if free is None else words.size(free),
+            free=free,
             user=user,
             order=order,
             query=urlencode({"user": user, "order": order}),

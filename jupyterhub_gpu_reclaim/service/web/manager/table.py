@@ -12,11 +12,14 @@ from urllib.parse import parse_qsl, urlencode
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.service.web.cards import state_of, wasted
+from jupyterhub_gpu_reclaim.service.web.manager.card_groups import CardGroups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import SessionView
+    from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
+    from jupyterhub_gpu_reclaim.service.web.manager.card_groups import CardGroup
 
 #: Rows of one page.
 ROWS = 50
@@ -89,6 +92,7 @@ class Wanted:
     why: str = ""
     sort: str = DEFAULT_SORT
     down: bool = False  #: the other way round
+    by: str = ""  #: "card": the rows stand below the card that they hold
     page: int = 1
 
     @classmethod
@@ -103,6 +107,7 @@ class Wanted:
             why=given.get("why", ""),
             sort=given["sort"] if given.get("sort") in SORTS else DEFAULT_SORT,
             down=given.get("down") == "1",
+            by="card" if given.get("by") == "card" else "",
             page=int(page)
             if page.isascii() and page.isdigit() and page < "9" * 9
             else 1,
@@ -119,6 +124,7 @@ class Wanted:
             "why": wanted.why,
             "sort": wanted.sort if wanted.sort != DEFAULT_SORT else "",
             "down": "1" if wanted.down else "",
+            "by": wanted.by,
             "page": wanted.page if wanted.page > 1 else "",
         }
         return urlencode({name: value for name, value in values.items() if value})
@@ -156,6 +162,7 @@ class Table:
     """One page of the sessions."""
 
     views: list[SessionView]
+    groups: list[CardGroup]  #: the same by card; empty where that is not wanted
     known: int
     found: int
     page: int
@@ -174,8 +181,16 @@ class Table:
         return min(self.page * ROWS, self.found)
 
 
-def table(views: Sequence[SessionView], wanted: Wanted) -> Table:
-    """The requested page, or the last one if there are fewer."""
+def table(
+    views: Sequence[SessionView], wanted: Wanted, nodes: Sequence[NodeHealth] = ()
+) -> Table:
+    """The requested page, or the last one if there are fewer.
+
+    Args:
+        views: all sessions.
+        wanted: which of them, and in which order.
+        nodes: what is known of their cards.
+    """
     found = [view for view in views if wanted.takes(view)]
     found.sort(key=lambda view: view.key)
     if wanted.sort != "session":
@@ -186,10 +201,15 @@ def table(views: Sequence[SessionView], wanted: Wanted) -> Table:
         found = known + [view for view in found if of(view) in {_NEVER, ""}]
     elif wanted.down:
         found.reverse()
+    cards = CardGroups(views, nodes)
+    if wanted.by:
+        found.sort(key=cards.rank)
     pages = max(1, -(-len(found) // ROWS))
     page = min(max(wanted.page, 1), pages)
+    shown = found[(page - 1) * ROWS : page * ROWS]
     return Table(
-        views=found[(page - 1) * ROWS : page * ROWS],
+        views=shown,
+        groups=cards.of(shown) if wanted.by else [],
         known=len(views),
         found=len(found),
         page=page,

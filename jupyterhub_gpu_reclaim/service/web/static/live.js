@@ -73,14 +73,27 @@ function said(at) {
 export function replaced(old, fresh) {
   keepOpen(old, fresh);
   if (old.outerHTML === fresh.outerHTML) return;
-  const focused = old.contains(document.activeElement)
-    ? document.activeElement.dataset.focus
-    : undefined;
+  const had = document.activeElement;
+  const within = old.contains(had);
   old.replaceWith(fresh);
-  if (focused === undefined) return;
-  [...fresh.querySelectorAll("[data-focus]")]
-    .find((one) => one.dataset.focus === focused)
-    ?.focus({ preventScroll: true });
+  if (within) takeFocus(fresh, had);
+}
+
+const sessionOf = (one) => one.closest("[data-session]")?.dataset.session;
+
+/** Focus what had it, of the same session. A button that is gone leaves it to the session,
+    so that the next Tab goes on there and a second Enter does nothing else. */
+function takeFocus(fresh, had) {
+  const session = sessionOf(had);
+  const same = [...fresh.querySelectorAll("[data-focus]")].find(
+    (one) =>
+      one.dataset.focus === had.dataset.focus && sessionOf(one) === session,
+  );
+  const around = [fresh, ...fresh.querySelectorAll("[data-session]")].find(
+    (one) => session && one.dataset.session === session,
+  );
+  if (!same && around) around.tabIndex = -1;
+  (same ?? around)?.focus({ preventScroll: true });
 }
 
 function keepOpen(old, fresh) {

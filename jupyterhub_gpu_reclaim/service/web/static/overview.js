@@ -18,6 +18,13 @@ const bySession = (root) =>
   new Map(
     [...root.querySelectorAll("tr[data-session]")].map((row) => [row.dataset.session, row]),
   );
+const byGroup = (root) =>
+  new Map([...root.querySelectorAll("tr[data-group]")].map((row) => [row.dataset.group, row]));
+/** What stands in the table, from its top to its end. */
+const order = (root) =>
+  [...root.querySelectorAll("tbody tr")]
+    .map((row) => row.dataset.session ?? row.dataset.group)
+    .join("\n");
 
 const picks = (root) => [...root.querySelectorAll('input[name="session"]')];
 
@@ -30,14 +37,16 @@ function keepPicks(old, fresh) {
 /** Rows that are there stay where they are, so that nothing jumps under a pointer. */
 function takeTable(fresh) {
   const old = document.getElementById("sessions");
-  const before = [...bySession(old).keys()].join("\n");
-  const rows = bySession(fresh);
+  const before = order(old);
   keepPicks(old, fresh);
-  if (before !== [...rows.keys()].join("\n") || !before) {
+  if (before !== order(fresh) || !before) {
     replaced(old, fresh);
     return;
   }
-  for (const [session, row] of bySession(old)) replaced(row, rows.get(session));
+  for (const rows of [bySession, byGroup]) {
+    const present = rows(fresh);
+    for (const [name, row] of rows(old)) replaced(row, present.get(name));
+  }
   for (const part of [".count", "thead", ".pages"]) {
     const [was, is] = [old.querySelector(part), fresh.querySelector(part)];
     if (was && is) replaced(was, is);

@@ -3,6 +3,7 @@
  *
  * Told by watch.js what was found; says each thing once.
  */
+import { about } from "./elements.js";
 import { Overlay } from "./overlay.js";
 import { absentInFull } from "./words.js";
 
@@ -81,14 +82,15 @@ export class Absence {
     }
   }
 
-  show({ state, heading = "", why = "" }) {
+  show({ state, heading = "", why = "", code = "" }) {
     const { overlay, hub } = this;
     const leave = () => this.leave();
     if (state === "coming") {
       overlay.show({ title: "Bringing your session back …", text: COMING, leave, busy: true });
     } else if (state === "refused") {
       const action = { label: "What can I do?", act: opening(hub.pageUrl) };
-      overlay.show({ title: heading, text: why, leave, action });
+      const more = code && about(this.service, code);
+      overlay.show({ title: heading, text: why, more, leave, action });
     } else if (state === "suspended") {
       const label = this.cellWaits ? "Resume and run" : "Resume";
       const action = { label, act: () => this.resume() };

@@ -13,16 +13,19 @@ export class Notice {
     this.topic = "";
   }
 
-  /** Shows one message in place of the last one; `action` is {label, act}.
+  /** Shows one message in place of the last one; `action` is {label, act}, `more` a link.
    *
    * The topic says what it is about, for `hide`. `ticking` gives the end of the message,
    * which changes each second; a screen reader does not read each of them.
    */
-  show(message, kind, { topic = "", action = null, forMs = 0, ticking = null } = {}) {
+  show(message, kind, { topic = "", action = null, more = null, forMs = 0, ticking = null } = {}) {
     clearTimeout(this.timer);
     clearInterval(this.clock);
     this.topic = topic;
     const text = element("span", {}, message);
+    if (more) {
+      text.append(" ", more);
+    }
     if (ticking) {
       const end = element("span", { "aria-live": "off" }, ticking());
       text.append(" ", end);

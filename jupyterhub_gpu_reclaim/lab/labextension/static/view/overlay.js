@@ -40,11 +40,14 @@ export class Overlay {
     return chosen();
   }
 
-  /** Shows it; `leave` is what "Not now" and Escape do, `action` is {label, act}. */
-  show({ title, text, leave, action = null, busy = false, offersCells = false }) {
+  /** Shows it; `leave` is what "Not now" and Escape do, `action` is {label, act}.
+   *
+   * `more` is a link behind the text.
+   */
+  show({ title, text, more = "", leave, action = null, busy = false, offersCells = false }) {
     this.leave = leave;
     this.title.textContent = title;
-    this.text.textContent = text;
+    this.text.replaceChildren(`${text} `, more);
     this.facts.replaceChildren();
     this.bar.hidden = this.step.hidden = !busy;
     this.bar.removeAttribute("value"); // how far is not known yet

@@ -3,7 +3,7 @@
  * Opened by item.js. It only asks: what may be done is decided by the service, and its
  * sentence is shown where it refuses.
  */
-import { button, element, terms } from "./elements.js";
+import { about, button, element, terms } from "./elements.js";
 import {
   clockTime, idleTimes, inFull, inLocalTime, keepChoices, keepLabel,
 } from "./words.js";
@@ -66,7 +66,11 @@ export class Panel {
     this.offerIdleTimes();
     void this.offer();
     const reasons = await this.service.reasons();
-    const lines = reasons.map(({ message }) => element("li", {}, inLocalTime(message)));
+    const lines = reasons.map(({ message, code }) => {
+      const line = element("li", {}, `${inLocalTime(message)} `);
+      line.append(about(this.service, code));
+      return line;
+    });
     this.reasons.replaceChildren(...lines);
   }
 
@@ -144,8 +148,11 @@ export class Panel {
   say(answer, words) {
     if (answer === null) {
       this.said.textContent = "The service does not answer. Try again later.";
+    } else if (answer.ok) {
+      this.said.textContent = words(answer.value);
     } else {
-      this.said.textContent = answer.ok ? words(answer.value) : answer.value.message;
+      const { message, code } = answer.value;
+      this.said.replaceChildren(`${message} `, about(this.service, code));
     }
     this.changed();
   }

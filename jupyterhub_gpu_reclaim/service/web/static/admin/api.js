@@ -4,8 +4,13 @@ import { NotAllowed } from "./login.js";
 
 const STILL_MS = 60000; // the stream says something every 15 s
 
-/** What was asked is refused, in a sentence for people. */
-export class Refusal extends Error {}
+/** What was asked is refused, in a sentence for people and with its reason's code. */
+export class Refusal extends Error {
+  constructor({ message, hint, code }) {
+    super(`${message} ${hint ?? ""}`.trim());
+    this.code = code;
+  }
+}
 
 export class Api {
   constructor(base, login) {
@@ -23,7 +28,7 @@ export class Api {
     const told = answer.status === 204 ? null : await answer.json().catch(() => null);
     if (answer.ok) return told;
     if (told?.message && answer.status < 500) {
-      throw new Refusal(`${told.message} ${told.hint ?? ""}`.trim());
+      throw new Refusal(told);
     }
     throw new Error(`the service: ${answer.status}`);
   }

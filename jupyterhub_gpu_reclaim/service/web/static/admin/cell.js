@@ -9,7 +9,7 @@ const STATES = {
   napping: ["Napping", "calm"],
   warned: ["To be suspended", "warn"],
   suspending: ["Being suspended", "busy"],
-  releasing: ["Suspended, being stopped", "busy"],
+  releasing: ["Suspended, ending", "busy"],
   suspended: ["Suspended", "calm"],
   resuming: ["Coming back", "busy"],
   stopped: ["Stopped", "calm"],

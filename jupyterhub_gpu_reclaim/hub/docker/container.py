@@ -1,0 +1,137 @@
+"""Changes a session's container so that it can be captured and restored.
+
+Pure: what is given stays as it is. It takes and returns the arguments of docker-py's
+``create_container``, after all settings and hooks of DockerSpawner.
+
+*Start*: the session's init runs before the server's command, behind the image's own
+ENTRYPOINT (tini, start.sh), which stays. *Hold*: the init alone, as pid 1, so that the
+restored tree becomes its child, in the very image that the session was saved in. The
+init comes as text (``python3 -c``): images need ``python3`` in their PATH and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS
+from jupyterhub_gpu_reclaim.session_init import command_line
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
+from jupyterhub_gpu_reclaim.session_init.container_labels import (
+    INCARNATION,
+    SERVER,
+    USER,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerPurpose:
+    """What the container is for.
+
+    Attributes:
+        holding: it waits for a restore.
+        key: user and server.
+        incarnation: of this start.
+        realm: tells the sessions of two Hubs on one machine apart.
+        image: id of the image that the session was saved in (``holding``).
+        token: of the suspended session (``holding``).
+        python: the interpreter in the image.
+    """
+
+    holding: bool
+    key: SessionKey
+    incarnation: str
+    realm: str = ""
+    image: str = ""
+    token: str = field(default="", repr=False)
+    python: str = "python3"
+
+
+def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, Any]:
+    """The container with the session's init in it.
+
+    Args:
+        asked: arguments of ``create_container``.
+        purpose: what it is for.
+
+    Raises:
+        Refused: a session in such a container could not be suspended.
+    """
+    host = {**(asked.get("host_config") or {})}
+    if host.get("PidMode"):
+        why = f"pid_mode {host['PidMode']!r} leaves it no process number 1 of its own"
+        raise _refused(why)
+    # A container that was ended on purpose must not come up again by itself.
+    host["RestartPolicy"] = {"Name": "no"}
+    # A restart of Docker ends what it is to remove by itself, in spite of live-restore.
+    host["AutoRemove"] = False
+    changes: dict[str, Any] = {
+        "labels": _labels(asked.get("labels"), purpose),
+        "host_config": host,
+    }
+    if not purpose.holding:
+        return {**asked, **changes, "command": _command(asked, purpose)}
+    host["Init"] = False  # the session's own is pid 1
+    if purpose.image:
+        changes["image"] = purpose.image
+    return {
+        **asked,
+        **changes,
+        "entrypoint": _init(purpose),
+        "command": None,
+        "environment": _with_token(asked.get("environment"), purpose.token),
+    }
+
+
+def _labels(given: Any, purpose: ContainerPurpose) -> dict[str, str]:
+    """The administrator's labels, which may be names alone, and ours."""
+    theirs = given if isinstance(given, dict) else dict.fromkeys(given or (), "")
+    return {
+        **theirs,
+        INCARNATION: purpose.incarnation,
+        USER: purpose.key.user,
+        SERVER: purpose.key.server,
+    }
+
+
+def _command(asked: Mapping[str, Any], purpose: ContainerPurpose) -> list[str]:
+    command = asked.get("command") or []
+    words = shlex.split(command) if isinstance(command, str) else list(command)
+    if not words:
+        raise _refused("neither its image nor c.DockerSpawner.cmd has a command")
+    return [*_init(purpose), "--", *words]
+
+
+def _init(purpose: ContainerPurpose) -> list[str]:
+    arguments = InitArguments(
+        purpose.incarnation,
+        purpose.key.user,
+        purpose.key.server,
+        purpose.realm,
+        holding=purpose.holding,
+    )
+    return [
+        *command_line.inline(purpose.python),
+        *command_line.written(arguments),
+    ]
+
+
+def _with_token(environment: Any, token: str) -> dict[str, Any]:
+    """The environment, in which the session's own token stands."""
+    given = environment or {}
+    if not isinstance(given, dict):
+        given = dict(word.partition("=")[::2] for word in given)
+    return {name: token if name in TOKENS else value for name, value in given.items()}
+
+
+def _refused(why: str) -> Refused:
+    return Refused(Reason.CONTAINER_UNSUITABLE, why=why)

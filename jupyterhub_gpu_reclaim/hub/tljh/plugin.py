@@ -1,0 +1,95 @@
+"""What The Littlest JupyterHub calls: packages for its users, and our configuration.
+
+TLJH calls its plugins before it reads ``jupyterhub_config.d``, whose files may replace
+any list that we extend. So the hook only asks the Hub to call ``complete`` when it has
+read everything and has applied nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import distribution
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub.app import JupyterHub
+from pluggy import HookimplMarker
+from traitlets.log import get_logger
+
+from jupyterhub_gpu_reclaim.hub.config import configure, report
+from jupyterhub_gpu_reclaim.hub.tljh import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PACKAGE = "jupyterhub-gpu-reclaim"
+_SPAWNER = "jupyterhub_gpu_reclaim.hub.tljh.spawner.ReclaimTLJHSpawner"
+
+hookimpl = HookimplMarker("tljh")
+
+
+@hookimpl
+def tljh_extra_user_pip_packages() -> list[str]:
+    """This package, in the users' environment: its extensions of an open tab."""
+    return [_requirement()]
+
+
+@hookimpl
+def tljh_custom_jupyterhub_config(c: Any) -> None:
+    """Have ``complete`` called when the whole configuration has been read."""
+    if not JupyterHub.initialized():
+        complete(c)  # somebody only looks at the configuration
+        return
+    hub = JupyterHub.instance()
+    apply = hub.update_config
+
+    def complete_and_apply(config: Any) -> None:
+        del hub.update_config  # the class's own is there again
+        complete(config)
+        apply(config)
+
+    hub.update_config = complete_and_apply
+
+
+def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:
+    """Add ours to a configuration that has been read to its end.
+
+    Args:
+        c: the Hub's configuration.
+        tljh_config: what ``tljh-config show`` prints; None: it is read.
+    """
+    said = settings.read() if tljh_config is None else tljh_config
+    arguments, problems = settings.arguments(said)
+    if lost := settings.lost(c):
+        problems += lost  # nothing is suspended: the culler goes on, too
+    else:
+        c.JupyterHub.spawner_class = _SPAWNER
+        problems += _settle_culler(c, said, arguments)
+    configure(c, **arguments)
+    report(c, problems)
+
+
+def _settle_culler(
+    c: Any, said: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> list[str]:
+    """Take out the culler that TLJH adds by default, or judge the one that was set.
+
+    By default it ends after ten minutes what we suspend later.
+    """
+    if settings.has_own_culler(said):
+        return settings.early_culler(said, arguments, c)
+    services = c.JupyterHub.get("services", [])
+    c.JupyterHub.services = [s for s in services if s.get("name") != settings.CULLER]
+    get_logger().info("gpu-reclaim: TLJH's own culler is off: sessions are saved")
+    return []
+
+
+def _requirement() -> str:
+    """How pip installs what is installed here: from where it came."""
+    installed = distribution(_PACKAGE)
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    if "url" not in origin:
+        return f"{_PACKAGE}=={installed.version}"
+    vcs = origin.get("vcs_info")
+    if vcs is None:
+        return f"{_PACKAGE} @ {origin['url']}"
+    return f"{_PACKAGE} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"

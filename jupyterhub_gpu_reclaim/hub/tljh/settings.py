@@ -1,0 +1,103 @@
+"""TLJH's configuration, read for us: our keys, its limits, its culler.
+
+Each function takes what it judges and returns sentences about what is wrong. Nothing
+here changes a session; ``plugin`` acts on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+
+#: Where our settings stand in ``config.yaml``.
+KEY = "gpu_reclaim"
+CULLER = "cull-idle"
+#: TLJH's own spawner.
+_THEIRS = "UserCreatingSpawner"
+#: What systemd does for TLJH's own sessions and nothing does for ours.
+_SYSTEMDS = (
+    "dynamic_users",
+    "isolate_devices",
+    "readonly_paths",
+    "readwrite_paths",
+    "slice",
+    "unit_extra_properties",
+)
+_IDLE_AFTER = IdlePolicy.idle_after.default_value
+_SECTIONS = ("SystemdSpawner", "UserCreatingSpawner")
+
+
+def read() -> dict[str, Any]:
+    """What is in TLJH's ``config.yaml``, without TLJH's defaults."""
+    from tljh.config import CONFIG_FILE, get_current_config  # noqa: PLC0415 - TLJH only
+
+    return dict(get_current_config(CONFIG_FILE) or {})
+
+
+def arguments(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of ``configure`` that stand below our key, and what is wrong."""
+    ours = said.get(KEY) or {}
+    if not isinstance(ours, Mapping):
+        return {}, [f"{KEY} in TLJH's config.yaml must have keys below it."]
+    taken = {str(name): value for name, value in ours.items()}
+    if "placement" in taken:
+        del taken["placement"]
+        return taken, [f"{KEY}.placement cannot be set: TLJH's sessions are local."]
+    return taken, []
+
+
+def lost(c: Any) -> list[str]:
+    """Settings that our spawner could not keep; with any, TLJH's own must stay."""
+    found = []
+    spawner = c.JupyterHub.get("spawner_class")
+    name = spawner if isinstance(spawner, str) else getattr(spawner, "__name__", "")
+    if name.rpartition(".")[2] != _THEIRS:
+        found.append(
+            f"c.JupyterHub.spawner_class is {name or spawner!r}, not TLJH's own; it"
+            " stays, and its sessions cannot be suspended."
+        )
+    for section in _SECTIONS:
+        found += [
+            f"c.{section}.{setting} has no effect on a session that can be suspended;"
+            f" TLJH's own spawner stays until it is removed."
+            for setting in _SYSTEMDS
+            if section in c and c[section].get(setting)
+        ]
+    return found
+
+
+def has_own_culler(said: Mapping[str, Any]) -> bool:
+    """Whether the administrator has set anything for TLJH's culler."""
+    services = said.get("services") or {}
+    return bool(services.get("cull"))
+
+
+def early_culler(
+    said: Mapping[str, Any], arguments: Mapping[str, Any], c: Any
+) -> list[str]:
+    """What is wrong with a culler that was set: it ends sessions, or deletes users."""
+    cull = said["services"]["cull"]
+    policy = c.get("IdlePolicy", {})
+    if not any(s.get("name") == CULLER for s in c.JupyterHub.get("services", [])):
+        return []
+    found = []
+    timeout = cull.get("timeout", 600)
+    idle_after = arguments.get("idle_after", policy.get("idle_after", _IDLE_AFTER))
+    if _is_number(timeout) and _is_number(idle_after) and timeout <= idle_after:
+        found.append(
+            f"services.cull.timeout ({timeout:g}) must be longer than"
+            f" {KEY}.idle_after ({idle_after:g}): it ends a session, and nothing of it"
+            " is saved."
+        )
+    if cull.get("users"):
+        found.append(
+            "services.cull.users must be false: it deletes users, and with them what"
+            " they have suspended."
+        )
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,113 @@
+"""TLJH's sessions, suspendable: its users and groups, and SystemdSpawner's settings.
+
+The order of the bases is the design: a start goes through the mixin, then TLJH's
+``UserCreatingSpawner``, which makes the user, and then, where that would go on to
+SystemdSpawner, to a session of ours. SystemdSpawner's settings keep their names.
+
+A server that TLJH's own spawner has started, before this one was configured, is a unit
+of systemd; it is watched and ended as such.
+"""
+
+from __future__ import annotations
+
+from subprocess import CalledProcessError
+from typing import TYPE_CHECKING, Any
+
+from systemdspawner import SystemdSpawner, systemd
+from tljh.user_creating_spawner import UserCreatingSpawner
+from traitlets import Bool
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.local.spawner import (
+    ReclaimLocalSpawner,
+    SessionProcessSpawner,
+)
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+#: util-linux; after it, no program of the session becomes another user.
+_WITHOUT_SUDO = ["/usr/bin/setpriv", "--no-new-privs", "--"]
+
+
+class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
+    """A session of ours with the settings of SystemdSpawner."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.private_tmp = self.private_tmp or self.isolate_tmp
+
+    def system_username(self) -> str:
+        """As the template says; TLJH's spawner sets it at each start."""
+        return str(self._expand_user_vars(self.username_template))
+
+    async def start(self) -> tuple[str, int]:
+        """Start it; a unit of the same name, which the Hub does not know, ends."""
+        if await self._is_unit():
+            await systemd.stop_service(self.unit_name)
+        return await super().start()
+
+    async def poll(self) -> int | None:
+        """None while it lives, as a session or as a unit."""
+        if await self._is_unit():
+            return None
+        return await super().poll()
+
+    async def stop(self, now: bool = False) -> None:
+        """End it, as a session or as a unit."""
+        if await self._is_unit():
+            await systemd.stop_service(self.unit_name)
+        else:
+            await super().stop(now=now)
+
+    async def _is_unit(self) -> bool:
+        """Whether TLJH's own spawner has started it."""
+        if self.place != Location():
+            return False
+        return bool(await systemd.service_running(self.unit_name))
+
+    def user_env(self, env: dict[str, str]) -> dict[str, str]:
+        """What systemd and SystemdSpawner set: HOME, USER, SHELL and PATH."""
+        entry = self._system_user()
+        env.update(USER=entry.pw_name, LOGNAME=entry.pw_name, HOME=entry.pw_dir)
+        env["SHELL"] = self.default_shell
+        paths = [self._expand_user_vars(path) for path in self.extra_paths]
+        env["PATH"] = ":".join([*paths, *filter(None, [env.get("PATH")])])
+        return env
+
+    def _home(self) -> str:
+        if self.user_workingdir is None:
+            return super()._home()
+        return str(self._expand_user_vars(self.user_workingdir))
+
+    def _command(self) -> list[str]:
+        command = [self._expand_user_vars(word) for word in super()._command()]
+        return [*_WITHOUT_SUDO, *command] if self.disable_user_sudo else command
+
+
+class SystemUserSpawner(UserCreatingSpawner):
+    """Makes the system user, with its groups, before a session starts."""
+
+    def start(self) -> Awaitable[Any]:
+        """Make the user, as TLJH does, and start the session.
+
+        Raises:
+            Refused: a program that makes users has failed.
+        """
+        try:
+            starting: Awaitable[Any] = super().start()
+        except (CalledProcessError, KeyError, OSError) as error:
+            why = f"The system user of {self.user.name} could not be made."
+            raise Refused(Reason.LAUNCH_FAILED, why=why, detail=str(error)) from None
+        return starting
+
+
+class ReclaimTLJHSpawner(ReclaimLocalSpawner, SystemUserSpawner, SystemdSessionSpawner):
+    """TLJH's sessions that can be suspended and resumed."""
+
+    # The Hub's unit has PrivateDevices= and PrivateTmp=.
+    machine_mounts = Bool(True, help=SessionProcessSpawner.machine_mounts.help).tag(
+        config=True
+    )

@@ -1,0 +1,43 @@
+"""Counts what pages send to their programs behind the server (jupyter-server-proxy).
+
+Whoever uses VS Code, Streamlit or a dashboard there may use no kernel and no terminal
+of the server's. From outside, only connections that last are seen, and no UNIX sockets:
+a page that sends a request for each click (Dash, Gradio, TensorBoard) is not. The
+server passes all of it on, so it is counted there, and told with its status
+(``status.py``): the path and the body of each request, and each message of a websocket.
+Headers are not, which say nothing of a person, nor what shows that a connection lives.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+try:
+    from jupyter_server_proxy.handlers import ProxyHandler
+except ImportError:
+    ProxyHandler = None
+
+#: Bytes so far.
+FIELD: Final = "gpu_reclaim_paged"
+
+
+def install(facts: dict[str, Any]) -> None:
+    """Count from now on, where jupyter-server-proxy is installed.
+
+    Args:
+        facts: what the server's status tells.
+    """
+    if ProxyHandler is None:
+        return
+    prepare, on_message = ProxyHandler.prepare, ProxyHandler.on_message
+    facts[FIELD] = 0
+
+    def counted_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        facts[FIELD] += len(self.request.uri) + len(self.request.body)
+        return prepare(self, *args, **kwargs)
+
+    def counted_message(self: Any, message: str | bytes) -> Any:
+        facts[FIELD] += len(message)
+        return on_message(self, message)
+
+    ProxyHandler.prepare, ProxyHandler.on_message = counted_request, counted_message

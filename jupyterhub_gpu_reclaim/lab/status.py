@@ -1,0 +1,37 @@
+"""Adds facts of ours to the server's status (``GET api/status``), for samples."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from jupyter_server.services.api.handlers import APIStatusHandler
+from jupyter_server.utils import url_path_join
+
+#: Where the facts stand among the server's settings.
+_SETTING: Final = "gpu_reclaim_status"
+
+
+class StatusHandler(APIStatusHandler):  # type: ignore[misc,unused-ignore]
+    """``GET api/status``, with our facts."""
+
+    def finish(self, chunk: Any = None) -> Any:
+        """Add them to an answer that is a status."""
+        facts = self.settings[_SETTING]
+        if facts and self.get_status() == 200 and isinstance(chunk, str):
+            chunk = json.dumps({**json.loads(chunk), **facts}, sort_keys=True)
+        return super().finish(chunk)
+
+
+def install(server: Any) -> dict[str, Any]:
+    """Let a server tell of our facts; they are put into what comes back.
+
+    Args:
+        server: a ``jupyter_server.serverapp.ServerApp``.
+    """
+    facts: dict[str, Any] = {}
+    settings = server.web_app.settings
+    settings[_SETTING] = facts
+    path = url_path_join(settings["base_url"], "api/status")
+    server.web_app.add_handlers(".*$", [(path, StatusHandler)])
+    return facts

@@ -1,0 +1,130 @@
+"""What Linux does otherwise on other processors: numbers of system calls, registers.
+
+Calls that came with Linux 5.1 or later have one number everywhere and are not here
+(``<asm-generic/unistd.h>``); so are pages, whose size the kernel tells.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Architecture(NamedTuple):
+    """How a call is made by ptrace(2), and what it is called.
+
+    Attributes:
+        calls: numbers of system calls by their name.
+        words: how many registers ``user_regs_struct`` has, of 8 bytes each; the others
+            are places in it.
+        number: where the call's number goes.
+        arguments: where its arguments go, in their order.
+        result: where its result is found.
+        counter: the address of the next instruction.
+        no_restart: where -1 says that no earlier call is to be taken up again; None
+            where a changed ``counter`` says so.
+        flags: the processor's flags, and which of them are cleared before a call.
+        instruction: that makes a call; it begins at a multiple of ``alignment``.
+        alignment: of instructions, in bytes.
+    """
+
+    calls: Mapping[str, int]
+    words: int
+    number: int
+    arguments: tuple[int, ...]
+    result: int
+    counter: int
+    no_restart: int | None
+    flags: tuple[int, int] | None
+    instruction: bytes
+    alignment: int
+
+    @property
+    def registers(self) -> struct.Struct:
+        """``user_regs_struct``."""
+        return struct.Struct(f"{self.words}Q")
+
+
+_X86_64: Final = Architecture(
+    # <asm/unistd_64.h>
+    calls=MappingProxyType(
+        {
+            "close": 3,
+            "dup3": 292,
+            "kcmp": 312,
+            "mmap": 9,
+            "munmap": 11,
+            "openat": 257,
+            "prctl": 157,
+            "setgroups": 116,
+            "setresgid": 119,
+            "setresuid": 117,
+        }
+    ),
+    words=27,
+    number=10,  # rax
+    arguments=(14, 13, 12, 7, 9, 8),  # rdi, rsi, rdx, r10, r8, r9
+    result=10,
+    counter=16,  # rip
+    no_restart=15,  # orig_rax
+    flags=None,
+    instruction=b"\x0f\x05",  # syscall
+    alignment=1,
+)
+_AARCH64: Final = Architecture(
+    # <asm-generic/unistd.h>
+    calls=MappingProxyType(
+        {
+            "close": 57,
+            "dup3": 24,
+            "kcmp": 272,
+            "mmap": 222,
+            "munmap": 215,
+            "openat": 56,
+            "prctl": 167,
+            "setgroups": 159,
+            "setresgid": 149,
+            "setresuid": 147,
+        }
+    ),
+    words=34,  # x0 to x30, sp, pc, pstate
+    number=8,
+    arguments=(0, 1, 2, 3, 4, 5),
+    result=0,
+    counter=32,
+    no_restart=None,
+    # PSR_BTYPE_MASK: set after an indirect branch, it wants a landing pad next.
+    flags=(33, 0xC00),
+    instruction=b"\x01\x00\x00\xd4",  # svc #0
+    alignment=4,
+)
+KNOWN: Final = MappingProxyType({"x86_64": _X86_64, "aarch64": _AARCH64})
+#: Where sessions have been suspended and resumed on the processor itself.
+TRIED: Final = frozenset({"x86_64"})
+
+
+def name() -> str:
+    """This machine's, as ``uname -m`` has it."""
+    return platform.machine()
+
+
+def here() -> Architecture | None:
+    """This machine's; None when it is not known."""
+    return KNOWN.get(name())
+
+
+def call(name: str) -> int:
+    """The number of a system call on this machine.
+
+    Raises:
+        OSError: nothing is known of this kind of machine.
+    """
+    known = here()
+    if known is None:
+        raise OSError(0, f"no system calls are known of {platform.machine()}")
+    return known.calls[name]

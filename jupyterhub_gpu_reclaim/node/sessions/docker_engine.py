@@ -1,0 +1,98 @@
+"""What Docker says of the sessions' containers, over its UNIX socket.
+
+The Hub's spawner labels each container as it makes it (``hub/docker/container.py``),
+and whoever may change a label may do anything on the machine. A container's id, labels
+and image are its own for life.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from http import HTTPStatus
+from urllib.parse import quote
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.decoders import json_decoder
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
+from jupyterhub_gpu_reclaim.session_init.container_labels import (
+    INCARNATION,
+    SERVER,
+    USER,
+)
+
+SOCKET = "/run/docker.sock"
+#: Seconds for one answer.
+_PATIENCE = 10.0
+
+
+class _Container(msgspec.Struct, frozen=True, rename="pascal"):
+    """A container in Docker's list; fields that we do not know are left out."""
+
+    id: str
+    image_id: str = msgspec.field(default="", name="ImageID")
+    labels: dict[str, str] | None = None
+
+
+class DockerEngine:
+    """The engine of this machine.
+
+    Args:
+        path: of its socket.
+    """
+
+    def __init__(self, path: str = SOCKET) -> None:
+        self._path = path
+
+    def hints(self) -> dict[str, PodHint]:
+        """The facts about every session that has a container here, by incarnation.
+
+        Raises:
+            Unreachable: Docker does not answer (``docker_silent``).
+        """
+        filters = quote(json.dumps({"label": [INCARNATION]}))
+        found = {}
+        for container in self._containers(f"/containers/json?filters={filters}"):
+            labels = container.labels or {}
+            found[labels[INCARNATION]] = PodHint(
+                pod=container.id,
+                key=SessionKey(labels.get(USER, ""), labels.get(SERVER, "")),
+                image=container.image_id,
+            )
+        return found
+
+    def _containers(self, path: str) -> list[_Container]:
+        connection = _Connection(self._path)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read()
+            if answer.status != HTTPStatus.OK:
+                raise _silent(f"HTTP {answer.status}: {body[:200]!r}")
+            return json_decoder(list[_Container]).decode(body)
+        except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+            raise _silent(f"{self._path}: {error!r}") from None
+        finally:
+            connection.close()
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a UNIX socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("docker", timeout=_PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _silent(detail: str) -> Unreachable:
+    return Unreachable(Reason.DOCKER_SILENT, detail=detail)

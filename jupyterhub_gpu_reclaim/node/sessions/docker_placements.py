@@ -1,0 +1,89 @@
+"""Finds sessions in Docker's containers, and lets none pose as another.
+
+A process is believed as in a pod (``placements.PodPlacements``), with a container in
+the pod's place. The kernel tells in which container it lives, and Docker, instead of
+the service, which session the Hub has made that container for. What a user writes into
+a command line names no session of another container.
+
+Docker is asked once for each incarnation, so that it may be restarted while its
+containers run. While it is silent, a session of which it has never told is an error,
+not an absence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.linux import cgroups
+from jupyterhub_gpu_reclaim.node.sessions.placements import (
+    PATIENCE,
+    PodHint,
+    PodPlacements,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from jupyterhub_gpu_reclaim.node.sessions.docker_engine import DockerEngine
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+
+
+def _parse(table: str) -> cgroups.ContainerCgroup | None:
+    """The container of a process, as its own pod."""
+    found = cgroups.parse_engine_container(table)
+    return None if found is None else found._replace(pod=found.id)
+
+
+class DockerPlacements(PodPlacements):
+    """Sessions in the containers of this machine's Docker.
+
+    Args:
+        engine: says which container is whose.
+        realm, proc, patience: as for pods.
+    """
+
+    parse = staticmethod(_parse)
+
+    def __init__(
+        self,
+        engine: DockerEngine,
+        realm: str = "",
+        proc: Path = Path("/proc"),
+        *,
+        patience: float = PATIENCE,
+    ) -> None:
+        super().__init__(realm, proc, patience=patience)
+        self._engine = engine
+
+    def list(self) -> list[Session]:
+        """Every session that Docker has a container of."""
+        found = super().list()
+        with self._lock:
+            return [replace(one, hint=self._hints[one.incarnation]) for one in found]
+
+    def set_hint(self, incarnation: str, hint: PodHint) -> None:
+        """Take a container from a record of ours; the service names none."""
+        if hint.pod:
+            super().set_hint(incarnation, hint)
+
+    def _inquire(self, incarnations: AbstractSet[str]) -> None:
+        with self._lock:
+            known = {name: self._hints.get(name, PodHint()) for name in incarnations}
+        if all(hint.image for hint in known.values()):
+            return
+        try:
+            told = self._engine.hints()
+        except Unreachable:
+            if all(hint.pod for hint in known.values()):
+                return  # of a record: enough for all but a first capture
+            raise
+        for name in incarnations & told.keys():
+            super().set_hint(name, told[name])
+
+    def _may_be(self, claim: Session) -> bool:
+        with self._lock:
+            hint = self._hints.get(claim.incarnation)
+        return hint is not None and (hint.pod, hint.key) == (claim.hint.pod, claim.key)

@@ -1,0 +1,115 @@
+"""What each alert of ``etc/prometheus/alerts.yml`` means, and what to do about it.
+
+The page of messages shows it, where the alerts' ``runbook_url`` leads, and the
+reference page ``docs/reference/alerts.md`` is generated from it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Alert(NamedTuple):
+    """One alert; what stands in backticks is a command, a setting or an address."""
+
+    name: str
+    meaning: str
+    action: str
+
+
+ALERTS = (
+    Alert(
+        "GpuReclaimServiceDown",
+        "The service is not scraped.",
+        "Does `/services/gpu-reclaim/` open? If it does, check the address and the"
+        " token of the scrape. If not, read the Hub's log; the Hub starts the service"
+        " again every 30 s.",
+    ),
+    Alert(
+        "GpuReclaimAgentSilent",
+        "No agent tells what sessions do.",
+        "Look at `systemctl status jupyterhub-gpu-reclaim-agent` on the sessions'"
+        " machines, or at the DaemonSet's pods.",
+    ),
+    Alert(
+        "GpuReclaimNothingWatched",
+        "Sessions run, and none is measured.",
+        "`jupyterhub-gpu-reclaim why USER` says why, and so does the agent's log.",
+    ),
+    Alert(
+        "GpuReclaimResumeFailed",
+        "Somebody could not get back to their session.",
+        "Look up the alert's code among the messages. The service's log names the"
+        " session.",
+    ),
+    Alert(
+        "GpuReclaimSuspendsFail",
+        "One suspend in five fails.",
+        "The dashboard shows the code; look it up among the messages. Often it is one"
+        " program that many use.",
+    ),
+    Alert(
+        "GpuReclaimStoreFails",
+        "The store is full or does not answer.",
+        "Look up the alert's code among the messages. Nothing can be suspended until"
+        " then.",
+    ),
+    Alert(
+        "GpuReclaimStoreFillsUp",
+        "Less than a tenth of the store is left, or it will be full within a day.",
+        "Make the store larger, or keep checkpoints for a shorter time"
+        " (`ReclaimService.keep_days`, `set_aside_days`).",
+    ),
+    Alert(
+        "GpuReclaimAgentDown",
+        "An agent is silent, or cannot save sessions.",
+        "The page Nodes says which one, and why.",
+    ),
+    Alert(
+        "GpuReclaimIdleKept",
+        "GPUs have been idle for half a day, and somebody keeps them.",
+        "Talk to the sessions' users. `ReclaimService.keep_limit` and `keep_per_day`"
+        " bound what may be kept.",
+    ),
+    Alert(
+        "GpuReclaimSavedSessionUnreadable",
+        "A checkpoint is damaged, or its key is missing.",
+        "Delete nothing. Run `jupyterhub-gpu-reclaim store verify`, and look for the"
+        " master key.",
+    ),
+    Alert(
+        "GpuReclaimStoreDamaged",
+        "A verification found damaged checkpoints.",
+        "The log of the verification names them. Delete nothing; look for another copy"
+        " of the store, and at its disks.",
+    ),
+    Alert(
+        "GpuReclaimDrillFailed",
+        "A restore drill did not bring a session back.",
+        "`jupyterhub-gpu-reclaim store drill` names the cause. A session from a pod is"
+        " only read, and counts as not brought back.",
+    ),
+    Alert(
+        "GpuReclaimCheckOverdue",
+        "There has been no verification, or no drill, for 8 days.",
+        "Look at its timer, or at the agent's log.",
+    ),
+    Alert(
+        "GpuReclaimSuspendStuck",
+        "A suspend does not end.",
+        "`jupyterhub-gpu-reclaim sessions --state suspending` shows its steps; the"
+        " agent's log says more.",
+    ),
+    Alert(
+        "GpuReclaimPeopleWait",
+        "There has been a queue for a GPU for half an hour.",
+        "Let idle sessions go earlier while somebody waits"
+        " (`PressurePolicy.pressure_idle_after`), or add GPUs.",
+    ),
+    Alert(
+        "GpuReclaimStepsSlow",
+        "A step of a suspend or a resume takes minutes.",
+        "Look at the store's bandwidth, and at how many sessions are saved at the same"
+        " time (`ReclaimService.captures`).",
+    ),
+)

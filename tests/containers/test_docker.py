@@ -1,0 +1,209 @@
+"""A real Hub, service, agent and dockerd: a session moves between containers."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from demo.stack import free_port
+from tests.support.agent import Agent, criu_folder, wait_for
+from tests.support.containerd import packed
+from tests.support.docker import IMAGE, PROGRAMS, ROOT, daemon
+from tests.support.elsewhere import phase, reclaim, suspended, wait
+from tests.support.hub import HubUnderTest, proxy_command
+
+CONFIG = """
+from jupyterhub_gpu_reclaim.hub.config import configure
+c.DockerSpawner.image = {image!r}
+c.DockerSpawner.client_kwargs = {{"base_url": "unix://{folder}/docker/d.sock"}}
+c.DockerSpawner.network_name = "host"
+c.DockerSpawner.read_only_volumes = {{path: path for path in {programs!r}}}
+c.DockerSpawner.volumes = {{"{folder}/homes/{{username}}": "/home"}}
+c.SessionContainerSpawner.session_python = {python!r}
+c.SessionContainerSpawner.realm = {realm!r}
+c.Spawner.args = ["--allow-root"]
+c.Spawner.environment = {{**c.Spawner.environment, "HOME": "/home"}}
+c.Spawner.notebook_dir = "/home"
+c.Spawner.poll_interval = 1
+c.JupyterHub.load_roles.append({{
+    "name": "tests-reclaim",
+    "services": ["tests"],
+    "scopes": ["custom:gpu-reclaim:manage", "access:services!service=gpu-reclaim"],
+}})
+configure(
+    c,
+    placement="docker",
+    agent="unix:{folder}/agent.sock",
+    agent_token_file="{folder}/token",
+    state_dir="{folder}/service",
+    service_port={service_port},
+    idle_after=0,
+    sample_interval=0.5,
+    service_options={{"ReclaimService.tick_interval": 0.5}},
+)
+"""
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.root, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def folder():
+    """A folder with a short path: UNIX sockets stand in it."""
+    path = Path(tempfile.mkdtemp(prefix="grd-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def options(docker):
+    return (
+        "--AgentApp.placement=docker",
+        f"--AgentApp.docker_socket={docker.socket}",
+    )
+
+
+docker = pytest.fixture(daemon, scope="module")
+
+
+@pytest.fixture(scope="module")
+def agent(folder, docker):
+    made = Agent(folder, criu_folder())
+    made.start(*options(docker))
+    yield made
+    made.terminate()
+    print(made.log.read_text()[-5000:])
+
+
+@pytest.fixture(scope="module")
+def hub(folder, agent):
+    if proxy_command() is None:
+        pytest.skip("configurable-http-proxy is not installed (npm install)")
+    config = CONFIG.format(
+        image=IMAGE,
+        folder=folder,
+        programs=PROGRAMS,
+        python=sys.executable,
+        realm=agent.folder.name,
+        service_port=free_port(),
+    )
+    hub = HubUnderTest(folder, config)
+    try:
+        hub.start()
+        wait(hub.service_ready, hub)
+        yield hub
+    finally:
+        hub.close()
+        print(hub.log()[-8000:])
+
+
+@pytest.fixture(scope="module")
+def ann(hub, docker):
+    """A person whose server runs, with a value in a kernel's memory."""
+    ann = hub.user("ann")
+    ann.start_server()
+    ann.kernel = ann.server().start_kernel()
+    with ann.kernel as kernel:
+        kernel.run("import os; x, pid = 42, os.getpid()")
+        kernel.run("open('/srv/mine', 'w').write('in the root')")
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    return ann
+
+
+def is_whole(ann):
+    """Whether memory, process and root are what they were."""
+    with ann.kernel as kernel:
+        told = kernel.run("print(x, pid == os.getpid(), open('/srv/mine').read())")
+    return told.text.strip() == "42 True in the root"
+
+
+def suspend(hub, docker):
+    assert reclaim(hub, "POST", "sessions/ann/-/suspend").ok
+    suspended(hub, "ann", 60)
+    wait(lambda: docker.of("ann") is None, hub)
+
+
+def test_session_comes_back_in_a_new_container_of_the_same_image(hub, docker, ann):
+    first = docker.of("ann")
+    for _ in range(2):
+        suspend(hub, docker)
+        # its tag moves on; the session comes back in what it was saved in
+        docker.tag(packed(("etc/other", b"")))
+        ann.start_server()
+        second = docker.of("ann")
+        assert second["Id"] != first["Id"]
+        assert second["Image"] == first["Image"]
+        assert second["HostConfig"]["Binds"] == first["HostConfig"]["Binds"]
+        assert is_whole(ann)
+        wait(lambda: phase(hub, "ann") == "running", hub)
+    docker.tag(ROOT)
+
+
+def test_container_that_claims_to_be_anns_is_not_believed(docker, agent, ann):
+    anns = docker.of("ann")
+    made = docker.ask(
+        "POST",
+        "/containers/create",
+        json={
+            "Image": IMAGE,
+            "Entrypoint": anns["Config"]["Entrypoint"],  # her init's own words
+            "HostConfig": {"Binds": anns["HostConfig"]["Binds"], "NetworkMode": "host"},
+        },
+    ).json()
+    docker.ask("POST", f"/containers/{made['Id']}/start")
+    claim = docker.ask("GET", f"/containers/{made['Id']}/json").json()
+    assert claim["State"]["Running"]
+    wait_for(lambda: comm(claim["State"]["Pid"]) == "session-init")
+    seen = agent.get("/v1/sessions").json()
+    assert [tree["container"] for tree in seen] == [anns["Id"]]
+    docker.ask("DELETE", f"/containers/{made['Id']}?force=1")
+
+
+def comm(pid):
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def test_killed_hub_finds_the_session_again(hub, docker, ann):
+    before = docker.of("ann")["Id"]
+    hub.restart()
+    wait(hub.service_ready, hub)
+    wait(lambda: (s := hub.server("ann")) and s["ready"], hub)
+    assert docker.of("ann")["Id"] == before
+    assert is_whole(ann)
+
+
+def test_session_suspended_before_the_hub_was_killed_comes_back(hub, docker, ann):
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    suspend(hub, docker)
+    hub.restart()
+    wait(hub.service_ready, hub)
+    ann.start_server()
+    assert is_whole(ann)
+
+
+def test_agent_and_docker_that_are_started_anew_know_the_session(
+    hub, docker, agent, ann
+):
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    docker.stop()
+    agent.terminate()
+    agent.start(*options(docker))
+    seen = agent.get("/v1/sessions").json()
+    assert [tree["key"]["user"] for tree in seen] == ["ann"]  # by its record
+    docker.start()
+    assert is_whole(ann)
+    suspend(hub, docker)
+    ann.start_server()
+    assert is_whole(ann)
+
+
+def test_stop_removes_the_container_and_the_next_start_is_a_new_session(
+    hub, docker, ann
+):
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    hub.stop_server("ann")
+    assert docker.containers() == []
+    ann.start_server()
+    assert ann.server().json("GET", "kernels") == []

@@ -1,0 +1,99 @@
+"""What Docker is asked for: the session's init in it, and nothing else changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.docker.container import ContainerPurpose, prepared
+from jupyterhub_gpu_reclaim.session_init import command_line
+
+GPUS = [{"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}]
+IMAGE = "sha256:" + "1" * 64
+ASKED = {
+    "image": "lab:latest",
+    "command": ["jupyterhub-singleuser", "--debug"],
+    "environment": {"JUPYTERHUB_API_TOKEN": "fresh", "A": "b"},
+    "labels": {"of": "the admin"},
+    "host_config": {"DeviceRequests": GPUS, "Binds": ["a:b:rw"], "AutoRemove": True},
+    "name": "jupyter-ann",
+}
+
+
+def purpose(*, holding=False):
+    return ContainerPurpose(
+        holding=holding,
+        key=SessionKey("ann", "--gpu"),
+        incarnation="inc-1",
+        realm="lab",
+        image=IMAGE if holding else "",
+        token="known" if holding else "",
+    )
+
+
+def read(words):
+    return command_line.parse([word.encode() for word in words])
+
+
+def test_start_puts_the_init_before_the_command_and_keeps_the_rest():
+    made = prepared(ASKED, purpose())
+    words = made["command"]
+    assert words[words.index("--") :] == ["--", "jupyterhub-singleuser", "--debug"]
+    assert read(words) == ("inc-1", "ann", "--gpu", "lab", False)
+    assert made["labels"] == {
+        "of": "the admin",
+        "gpu-reclaim.incarnation": "inc-1",
+        "gpu-reclaim.user": "ann",
+        "gpu-reclaim.server": "--gpu",
+    }
+    assert "entrypoint" not in made
+    assert made["host_config"] == {
+        **ASKED["host_config"],
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": False,
+    }
+    assert made["environment"] == ASKED["environment"]
+
+
+def test_hold_is_the_init_alone_in_the_saved_image_with_the_same_gpus():
+    asked = {**ASKED, "entrypoint": ["tini", "--"]}
+    asked["host_config"] = {**ASKED["host_config"], "Init": True}
+    made = prepared(asked, purpose(holding=True))
+    assert read(made["entrypoint"]) == ("inc-1", "ann", "--gpu", "lab", True)
+    assert made["command"] is None
+    assert made["image"] == IMAGE
+    assert made["environment"] == {"JUPYTERHUB_API_TOKEN": "known", "A": "b"}
+    assert made["host_config"]["DeviceRequests"] == GPUS
+    assert made["host_config"]["Binds"] == ["a:b:rw"]
+    assert made["host_config"]["Init"] is False
+
+
+def test_what_was_asked_for_stays_as_it_is():
+    prepared(ASKED, purpose(holding=True))
+    assert ASKED["image"] == "lab:latest"
+    assert "RestartPolicy" not in ASKED["host_config"]
+
+
+def test_words_and_names_alone_are_taken_as_docker_takes_them():
+    asked = {"command": "jupyter lab", "labels": ["bare"], "environment": ["A=b=c"]}
+    made = prepared(asked, purpose())
+    assert made["command"][-2:] == ["jupyter", "lab"]
+    assert made["labels"]["bare"] == ""
+    held = prepared(asked, purpose(holding=True))
+    assert held["environment"] == {"A": "b=c"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"host_config": {"PidMode": "host"}}, "pid_mode 'host'"),
+        ({"command": None}, "neither its image nor"),
+    ],
+)
+def test_container_that_could_not_be_suspended_is_refused(change, said):
+    with pytest.raises(Refused) as caught:
+        prepared({**ASKED, **change}, purpose())
+    assert caught.value.reason is Reason.CONTAINER_UNSUITABLE
+    assert said in str(caught.value)

@@ -1,0 +1,67 @@
+"""A server that is deleted while it starts: an answer in time, and nothing is left."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tests.hub.test_traps import gone, rows
+from tests.support.hub import wait_until
+
+#: Seconds that a deletion may take; the Hub itself waits for one of them.
+IN_TIME = 8.0
+
+
+def _pending(hub, name, server):
+    found = hub.server(name, server)
+    return found is not None and found["pending"] == "spawn"
+
+
+def planned(hub, service, name):
+    """The service has been asked, and has not answered yet."""
+    service.late["plan-start"] = 2.0
+    return lambda: _pending(hub, name, "lab")
+
+
+def launched(hub, service, name):
+    """Its programs run, and the spawner has not said so."""
+    held = hub.folder / f"held-start-of-{name}"
+    held.touch()
+    return held.read_text
+
+
+def unanswered(hub, service, name):
+    """It has been started, and has not answered the Hub; ``mute`` never does."""
+    return lambda: service.called("placed")
+
+
+@pytest.mark.parametrize(
+    ("server", "moment"),
+    [("lab", planned), ("lab", launched), ("mute", unanswered)],
+)
+def test_server_deleted_in_its_start_leaves_nothing(hub, service, name, server, moment):
+    hub.user(name)
+    reached = moment(hub, service, name)
+    where = f"users/{name}/servers/{server}"
+    start = threading.Thread(target=hub.api, args=("POST", where))
+    start.start()
+    wait_until(reached, 30, hub.log)
+
+    since = time.monotonic()
+    answer = hub.api("DELETE", where, json={"remove": True})
+    assert time.monotonic() - since < IN_TIME
+    assert answer.status_code in {202, 204}, answer.text
+    start.join(30)
+    wait_until(lambda: hub.server(name, server) is None, 20, hub.log)
+    wait_until(lambda: gone(service, name, server), 20)
+    made = "select note from api_tokens where note like ?"
+    assert rows(hub, made, f"Server at /user/{name}/%") == []
+
+    (hub.folder / f"held-start-of-{name}").unlink(missing_ok=True)
+    service.late.clear()
+    if server == "lab":  # and the name is free for another one
+        hub.api("POST", where)
+        wait_until(lambda: hub.server(name, server)["ready"], 60, hub.log)
+        hub.stop_server(name, server)

@@ -1,0 +1,188 @@
+"""Who is believed to be a container's session, and what Docker's silence means."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import socketserver
+import threading
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Unreachable
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.cgroups import parse_engine_container
+from jupyterhub_gpu_reclaim.node.sessions.docker_engine import DockerEngine
+from jupyterhub_gpu_reclaim.node.sessions.docker_placements import DockerPlacements
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
+from tests.node.test_pods import Proc
+
+ANNS, BOBS = "a" * 64, "b" * 64
+ANN = SessionKey("ann", "gpu")
+IMAGE = "sha256:" + "1" * 64
+
+
+def group(container):
+    return f"4:memory:/docker/{container}\n0::/docker/{container}\n"
+
+
+class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """The list of containers, as Docker answers it."""
+
+    daemon_threads = True
+
+    def __init__(self, path):
+        self.containers = [self.container(ANNS, "inc-1", "ann")]
+        self.asked = 0
+        super().__init__(str(path), _Answer)
+
+    @staticmethod
+    def container(identity, incarnation, user):
+        labels = {
+            "gpu-reclaim.incarnation": incarnation,
+            "gpu-reclaim.user": user,
+            "gpu-reclaim.server": "gpu",
+        }
+        return {"Id": identity, "ImageID": IMAGE, "Labels": labels, "State": "running"}
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        query = parse_qs(urlsplit(self.path).query)
+        assert json.loads(query["filters"][0]) == {"label": ["gpu-reclaim.incarnation"]}
+        self.server.asked += 1
+        body = json.dumps(self.server.containers).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def address_string(self):
+        return "agent"
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def docker(tmp_path):
+    with Docker(tmp_path / "d.sock") as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def proc(tmp_path):
+    folder = tmp_path / "proc"
+    folder.mkdir()
+    return Proc(folder)
+
+
+@pytest.fixture
+def placements(docker, proc, tmp_path):
+    engine = DockerEngine(str(tmp_path / "d.sock"))
+    return DockerPlacements(engine, "", proc.folder, patience=0.0)
+
+
+def test_session_is_found_with_its_container_and_image(placements, proc):
+    proc.add(group=group(ANNS))
+    (session,) = placements.list()
+    assert session == placements.find("inc-1")
+    assert (session.key, session.container) == (ANN, ANNS)
+    assert session.hint == PodHint(pod=ANNS, key=ANN, image=IMAGE)
+
+
+def test_docker_is_asked_once_for_each_session(placements, proc, docker):
+    proc.add(group=group(ANNS))
+    for _ in range(3):
+        placements.list()
+        placements.find("inc-1")
+    assert docker.asked == 1
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"group": group(BOBS)},
+        {"group": group(BOBS), "start": 1},
+        {"group": f"0::/docker/{BOBS}/{ANNS}\n"},
+        {"group": f"4:memory:/docker/{ANNS}\n0::/docker/{BOBS}\n"},
+        {"group": group(ANNS), "user": "bob"},
+        {"group": group(ANNS), "pids": "7\t8\t1"},
+        {"group": "0::/user.slice\n"},
+    ],
+    ids=["other", "older", "deeper", "torn", "user", "nested", "outside"],
+)
+def test_claim_of_another_container_or_user_is_not_believed(placements, proc, claim):
+    proc.add(**claim)
+    assert placements.list() == []
+    with pytest.raises(NotFound):
+        placements.find("inc-1")
+
+
+def test_attacker_does_not_hide_the_session_that_he_claims_to_be(placements, proc):
+    proc.add(7, group=group(BOBS), start=1)
+    proc.add(8, group=group(ANNS), start=2)
+    (session,) = placements.list()
+    assert session.init_pid == placements.find("inc-1").init_pid == 8
+
+
+def test_container_that_docker_does_not_know_as_a_session_is_none(
+    placements, proc, docker
+):
+    docker.containers = []
+    proc.add(group=group(ANNS))
+    assert placements.list() == []
+
+
+def test_silent_docker_is_an_error_until_it_has_told_of_the_session(
+    placements, proc, tmp_path
+):
+    proc.add(group=group(ANNS))
+    (tmp_path / "d.sock").rename(tmp_path / "gone")
+    for look in (placements.list, lambda: placements.find("inc-1")):
+        with pytest.raises(Unreachable) as caught:
+            look()
+        assert caught.value.reason is Reason.DOCKER_SILENT
+    (tmp_path / "gone").rename(tmp_path / "d.sock")
+    assert placements.list()
+    (tmp_path / "d.sock").rename(tmp_path / "gone")
+    assert placements.find("inc-1").hint.image == IMAGE
+
+
+def test_record_of_a_session_stands_in_for_a_silent_docker(placements, proc, tmp_path):
+    proc.add(group=group(ANNS))
+    (tmp_path / "d.sock").unlink()
+    placements.set_hint("inc-1", PodHint(pod=ANNS, key=ANN))
+    assert placements.find("inc-1").init_pid == 7
+
+
+def test_service_that_names_no_pod_is_let_be(placements, proc):
+    proc.add(group=group(ANNS))
+    placements.set_hint("inc-1", PodHint())
+    assert placements.find("inc-1").hint.pod == ANNS
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/docker/{ANNS}",
+        f"/system.slice/docker-{ANNS}.scope",
+        f"/labs.slice/labs-gpu.slice/docker-{ANNS}.scope",
+        f"/docker/{ANNS}/mine/{BOBS}",
+    ],
+)
+def test_container_is_the_outermost_of_its_group(path):
+    found = parse_engine_container(f"0::{path}\n")
+    assert found is not None
+    assert found.id == ANNS
+
+
+@pytest.mark.parametrize("table", ["", "0::/\n", "0::/user.slice/docker-cafe.scope\n"])
+def test_process_in_no_container_has_none(table):
+    assert parse_engine_container(table) is None

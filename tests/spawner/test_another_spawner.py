@@ -1,0 +1,187 @@
+"""Another project's spawner with the mixin before it, as the how-to has it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from jupyterhub.spawner import Spawner
+
+from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
+from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
+from jupyterhub_gpu_reclaim.hub.spawner.state import (
+    KEY,
+    Location,
+    Pointer,
+    PointerPhase,
+)
+
+SUSPENDED = Pointer(
+    phase=PointerPhase.SUSPENDED, checkpoint="c1", location=Location(name="box-1")
+)
+HOW_TO = Path(__file__).parents[2] / "docs/how-to/another-spawner.md"
+
+
+class Boxes(Spawner):
+    """A spawner whose state and ``will_resume`` are as in DockerSpawner."""
+
+    box = ""
+
+    @property
+    def will_resume(self):
+        return False
+
+    async def start(self):
+        self.box = "box-2"
+        return ("127.0.0.1", self.port)
+
+    async def stop(self, now=False):
+        self.box = ""
+
+    async def poll(self):
+        return None if self.box else 0
+
+    def get_state(self):
+        return {**super().get_state(), "box": self.box}
+
+    def load_state(self, state):
+        super().load_state(state)
+        self.box = state.get("box", "")
+
+
+class InBoxes:
+    """What every spawner has to say for the mixin."""
+
+    def reclaim_location(self):
+        return Location(name=self.box)
+
+    def reclaim_take(self, location):
+        self.box = location.name
+
+    def reclaim_alive(self):
+        return bool(self.box)
+
+    def reclaim_frozen(self):
+        return None
+
+    async def reclaim_find(self, incarnation):
+        return None
+
+    async def reclaim_where(self, port):
+        return ("127.0.0.1", port)
+
+    async def reclaim_token(self):
+        return ""
+
+    async def reclaim_port(self):
+        return 0
+
+    async def reclaim_end(self):
+        self.box = ""
+
+
+class ReclaimBoxes(InBoxes, ReclaimMixin, Boxes):
+    """Complete."""
+
+
+def made(kind, **more):
+    spawner = kind(
+        hub=SimpleNamespace(base_url="/hub/", api_url="http://hub", public_host=""),
+        user=SimpleNamespace(name="ann", id=1, url="/user/ann/", escaped_name="ann"),
+        oauth_client_id="unused",
+        **more,
+    )
+    spawner.orm_spawner = None
+    return spawner
+
+
+def test_spawner_whose_will_resume_cannot_be_set_loads_a_suspended_session():
+    spawner = made(ReclaimBoxes)
+    assert not spawner.will_resume
+    spawner.load_state({"box": "box-1", KEY: SUSPENDED.to_state()})
+    assert spawner.will_resume
+    assert spawner.reclaim_pointer == SUSPENDED
+    spawner.load_state({})
+    assert not spawner.will_resume
+
+
+def test_state_of_the_other_spawner_is_kept_beside_the_pointer():
+    spawner = made(ReclaimBoxes)
+    spawner.load_state({"box": "box-1", KEY: SUSPENDED.to_state()})
+    state = spawner.get_state()
+    assert state == {"box": "box-1", KEY: SUSPENDED.to_state()}
+    again = made(ReclaimBoxes)
+    again.load_state(state)
+    assert again.get_state() == state
+
+
+async def test_suspended_session_of_another_spawner_counts_as_stopped():
+    spawner = made(ReclaimBoxes)
+    spawner.load_state({"box": "box-1", KEY: SUSPENDED.to_state()})
+    assert await spawner.poll() == 0
+
+
+async def test_without_a_service_it_starts_and_stops_as_ever():
+    spawner = made(ReclaimBoxes)
+    spawner.port = 4711
+    spawner.api_token = ""
+    spawner._lifecycle.logins = SimpleNamespace(
+        account=lambda: "1",
+        save_state=lambda: None,
+        token_id=lambda _: 0,
+        hash_of=lambda _: "",
+        delete=lambda _: None,
+    )
+    assert await spawner.start() == ("127.0.0.1", 4711)
+    assert spawner.reclaim_pointer.location == Location(name="box-2")
+    assert await spawner.poll() is None
+    spawner.reclaim_service = ""
+    spawner.reclaim_frozen = lambda: False
+    await spawner.stop()
+    assert await spawner.poll() == 0
+
+
+def test_spawner_that_leaves_something_out_is_refused_by_name():
+    with pytest.raises(NotImplementedError, match="`reclaim_end`, `reclaim_find`"):
+
+        class Half(ReclaimMixin, Boxes):
+            reclaim_location = InBoxes.reclaim_location
+            reclaim_take = InBoxes.reclaim_take
+            reclaim_alive = InBoxes.reclaim_alive
+            reclaim_frozen = InBoxes.reclaim_frozen
+            reclaim_where = InBoxes.reclaim_where
+            reclaim_token = InBoxes.reclaim_token
+            reclaim_port = InBoxes.reclaim_port
+
+
+def test_how_to_names_all_that_a_spawner_says():
+    named = set(re.findall(r"`(reclaim_\w+)", HOW_TO.read_text()))
+    asked = {
+        name
+        for name in vars(SessionPlacement)
+        if name.startswith("reclaim_") and callable(getattr(SessionPlacement, name))
+    }
+    assert asked <= named
+
+
+@pytest.mark.filterwarnings("ignore:Failed to run:RuntimeWarning")
+def test_systemdspawner_with_the_mixin_keeps_its_unit_and_the_pointer():
+    upstream = pytest.importorskip("systemdspawner")
+
+    class InUnits(InBoxes, ReclaimMixin, upstream.SystemdSpawner):
+        def reclaim_location(self):
+            return Location(name=self.unit_name)
+
+        def reclaim_take(self, location):
+            self.unit_name = location.name or self.unit_name
+
+    spawner = made(InUnits)
+    suspended = msgspec.structs.replace(SUSPENDED, location=Location())
+    spawner.load_state({"unit_name": "of-ann", KEY: suspended.to_state()})
+    assert spawner.will_resume
+    state = spawner.get_state()
+    assert state["unit_name"] == "of-ann"
+    assert Pointer.from_state(state[KEY]) == suspended
