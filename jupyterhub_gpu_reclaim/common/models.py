@@ -236,6 +236,8 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     #: Checkpoint that this incarnation was restored from; empty: it was started cold,
     #: or an older agent has not written it.
     parent: str = ""
+    #: What it held of which cards; empty: of none, or it is not known.
+    gpus: list[GpuSample] = []
 
 
 class KeptState(Value, frozen=True, kw_only=True):

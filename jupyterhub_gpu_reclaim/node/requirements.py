@@ -23,7 +23,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint  # noqa: TC001 likewise
 from jupyterhub_gpu_reclaim.common.findings import finding
-from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.common.models import GpuSample, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import capabilities, procfs
@@ -96,6 +96,15 @@ class Gpus(Value, frozen=True, kw_only=True):
             if use.pid in pids:
                 total[use.uuid] += use.bytes
         return dict(total)
+
+    def held(self) -> list[GpuSample]:
+        """The cards that its processes had memory on, with how much."""
+        needed = self.needed(self.users)
+        return [
+            GpuSample(uuid=card.uuid, name=card.name, memory=needed[card.uuid])
+            for card in self.cards
+            if card.uuid in needed
+        ]
 
 
 def compare_gpus(

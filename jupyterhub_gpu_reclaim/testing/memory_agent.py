@@ -189,6 +189,7 @@ class MemoryAgent(Generic[S]):
             logical_bytes=0,
             stored_bytes=0,
             parent=session.parent,
+            gpus=[session.gpu()] if session.gpu_memory else [],
         )
 
     def image(self, session: S) -> Any:

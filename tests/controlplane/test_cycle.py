@@ -126,3 +126,15 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     assert (counted.suspended_bytes, counted.kept) == (0, 0)
     (gpu,) = await world.until(lambda: controller.metrics_snapshot().gpus)
     assert (gpu.model, gpu.state) == ("A100", "in_use")
+
+
+async def test_gpu_that_no_sample_has_seen_yet_counts_as_the_capture_found_it(world):
+    world.node.samples_fail = True
+    incarnation = await world.running("tensors")
+    world.node.places[incarnation].gpu_memory = 5
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert controller.users.session(KEY).facts.gpus_held == 1
+    assert controller.totals(1).now.gpus_freed == 1

@@ -44,6 +44,13 @@ def codes(there: Gpus, here, free, driver: str = "580.1") -> list[str]:
     return [one.code for one in gpu_world.compare_gpus(there, driver, here, free)]
 
 
+def test_cards_are_held_by_those_whose_programs_had_memory_there():
+    held = gpus(A, B, size=70).joined(gpus(A, size=30)).held()
+    assert [(one.uuid, one.name, one.memory) for one in held] == [
+        (A.uuid, A.name, 100)
+    ]
+
+
 def test_the_same_cards_are_no_move():
     moves = gpu_world.plan_moves([A, B], [B, A], {})
     assert gpu_world.move_pairs(moves) == []

@@ -51,6 +51,13 @@ def failure_of(reason: Reason, **facts: Any) -> Failure:
     return codec.failure_of(Refused(reason, **facts))
 
 
+def _held(info: CheckpointInfo) -> dict[str, Any]:
+    """The row's GPUs as the capture found them; a sample may not have seen them yet."""
+    if not info.gpus:
+        return {}
+    return {"gpus": len(info.gpus), "gpu_name": info.gpus[0].name}
+
+
 class Suspender:
     """The steps of a suspend."""
 
@@ -173,6 +180,7 @@ class Suspender:
             attempt="",
             failures=0,
             backoff_until=None,
+            **_held(info),
         )
 
     def failed(self, row: SessionRow, failure: Failure) -> SessionRow:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.models import GpuSample, Nap, Tree, TreeState
+from jupyterhub_gpu_reclaim.common.models import Nap, Tree, TreeState
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 
@@ -140,16 +140,7 @@ def _nap(record: NapRecord | None) -> Nap | None:
         record = record.rest(record.moving)
     if record is None:
         return None
-    moved = record.gpus
-    needed = moved.needed(moved.users)
-    return Nap(
-        begun=record.begun,
-        gpus=[
-            GpuSample(uuid=card.uuid, name=card.name, memory=needed[card.uuid])
-            for card in moved.cards
-            if card.uuid in needed
-        ],
-    )
+    return Nap(begun=record.begun, gpus=record.gpus.held())
 
 
 def gone(record: Record | Session, checkpoint: str = "") -> Tree:

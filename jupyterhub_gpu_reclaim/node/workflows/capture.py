@@ -329,10 +329,14 @@ class Capture:
             writer.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
             writer.add(checkpoint_files.WORLD, codec.encode(world))
             steps, seconds = self._operation.steps, self._since(frozen)
+            gpus = self._record.all_gpus()
             self._committing = True
             info = await in_thread(
                 lambda: writer.commit(
-                    steps=steps, frozen_seconds=seconds, timeout=self._limits.commit
+                    steps=steps,
+                    frozen_seconds=seconds,
+                    gpus=gpus.held() if gpus else (),
+                    timeout=self._limits.commit,
                 ),
                 step="commit",
                 limit=self._limits.commit * 2,

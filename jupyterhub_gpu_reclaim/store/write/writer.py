@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Step, Value
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import GpuSample
     from jupyterhub_gpu_reclaim.store.backend import Backend, Buffer
     from jupyterhub_gpu_reclaim.store.format.crypto import Origin
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
@@ -144,6 +145,7 @@ class CheckpointWriter:
         *,
         steps: Sequence[Step] = (),
         frozen_seconds: float = 0.0,
+        gpus: Sequence[GpuSample] = (),
         timeout: float = 600.0,
     ) -> CheckpointInfo:
         """Make it exist: when this returns it is durable, read back and listed.
@@ -151,6 +153,7 @@ class CheckpointWriter:
         Args:
             steps: what the capture did, for the record.
             frozen_seconds: how long the session stood still, for the record.
+            gpus: what it held of which cards, for the record.
             timeout: seconds to wait for the disk.
 
         Raises:
@@ -162,7 +165,12 @@ class CheckpointWriter:
             try:
                 with self._lock:
                     self._check_open()
-                info = self._publish(list(steps), frozen_seconds, timeout)
+                info = self._publish(
+                    timeout,
+                    steps=list(steps),
+                    frozen_seconds=frozen_seconds,
+                    gpus=list(gpus),
+                )
             except BaseException as error:
                 self.fail(error)
                 self._try_discard()
@@ -221,9 +229,7 @@ class CheckpointWriter:
         if self._committed:
             raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=self._id)
 
-    def _publish(
-        self, steps: list[Step], frozen_seconds: float, timeout: float
-    ) -> CheckpointInfo:
+    def _publish(self, timeout: float, **record: Any) -> CheckpointInfo:
         with self._lock:
             files = [file.entry() for file in self._files.values()]
         recipe = self._draft.recipe
@@ -242,9 +248,8 @@ class CheckpointWriter:
             logical_bytes=sum(length for _, length in files),
             stored_bytes=own + index.length,
             deduplicated_bytes=self._pack_writers.counted(KNOWN),
-            frozen_seconds=frozen_seconds,
-            steps=steps,
             parent=self._draft.parent,
+            **record,
         )
         body = Body(
             info=info,
