@@ -46,9 +46,7 @@ def codes(there: Gpus, here, free, driver: str = "580.1") -> list[str]:
 
 def test_cards_are_held_by_those_whose_programs_had_memory_there():
     held = gpus(A, B, size=70).joined(gpus(A, size=30)).held()
-    assert [(one.uuid, one.name, one.memory) for one in held] == [
-        (A.uuid, A.name, 100)
-    ]
+    assert [(one.uuid, one.name, one.memory) for one in held] == [(A.uuid, A.name, 100)]
 
 
 def test_the_same_cards_are_no_move():

@@ -18,7 +18,7 @@ from docker.errors import APIError, DockerException
 from dockerspawner import DockerSpawner
 from jupyterhub.utils import exponential_backoff, random_port
 from requests.exceptions import RequestException
-from traitlets import Unicode, default
+from traitlets import default
 
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.docker import container as containers
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
+from jupyterhub_gpu_reclaim.hub.spawner.session_traits import ImageTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init.container_labels import INCARNATION
 
@@ -37,29 +38,11 @@ END_SECONDS = 30.0
 _MISSING, _CONFLICT = 404, 409
 
 
-class SessionContainerSpawner(DockerSpawner):
+class SessionContainerSpawner(ImageTraits, DockerSpawner):
     """Makes, watches and ends one session's container, without suspending any."""
 
     #: No setting: a container that is started again would be a former incarnation.
     remove = True
-
-    session_python = Unicode(
-        "python3",
-        help="""The Python (3.7 or later) in the image that runs the session's init.
-
-        A name in the image's PATH, or a path. An image without any Python cannot be
-        used with this spawner.
-        """,
-    ).tag(config=True)
-
-    realm = Unicode(
-        "",
-        help="""Name that tells this Hub's sessions from another's on this machine.
-
-        The agent of these sessions must have the same `AgentApp.realm`. Empty (the
-        default) is right where the machine has one Hub. Example: ``teaching``.
-        """,
-    ).tag(config=True)
 
     object_name: Any
 

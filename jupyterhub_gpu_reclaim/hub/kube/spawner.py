@@ -19,7 +19,6 @@ from jupyterhub.traitlets import Command
 from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import ApiException, V1Preconditions
 from kubespawner import KubeSpawner
-from traitlets import Unicode
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -29,6 +28,7 @@ from jupyterhub_gpu_reclaim.hub.kube import pod_events
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
+from jupyterhub_gpu_reclaim.hub.spawner.session_traits import ImageTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ QUOTA_SECONDS = 10.0
 _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
 
 
-class SessionPodSpawner(KubeSpawner):
+class SessionPodSpawner(ImageTraits, KubeSpawner):
     """Makes, watches and ends one session's pod, without any notion of suspending."""
 
     cmd = Command(
@@ -59,24 +59,6 @@ class SessionPodSpawner(KubeSpawner):
 
         KubeSpawner's own default, the command of the image, cannot be used: it is
         known on the node only. Default: ``jupyterhub-singleuser``.
-        """,
-    ).tag(config=True)
-
-    session_python = Unicode(
-        "python3",
-        help="""The Python (3.7 or later) in the image that runs the session's init.
-
-        A name in the image's PATH, or a path. An image without any Python cannot be
-        used with this spawner.
-        """,
-    ).tag(config=True)
-
-    realm = Unicode(
-        "",
-        help="""Name that tells this Hub's sessions from another's on the same nodes.
-
-        The agents of these sessions must have the same `AgentApp.realm`. Empty (the
-        default) is right where the cluster has one Hub. Example: ``teaching``.
         """,
     ).tag(config=True)
 

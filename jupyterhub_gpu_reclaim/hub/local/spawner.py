@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.hub.local import exit_status, launch
 from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession, find_session
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
+from jupyterhub_gpu_reclaim.hub.spawner.session_traits import RealmTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher, session_init
 from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments, written
@@ -38,7 +39,7 @@ _LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
 _SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 
 
-class SessionProcessSpawner(LocalProcessSpawner):
+class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
     """Starts, watches and ends one session's processes, without suspending any."""
 
     run_as_hub_user = Bool(
@@ -76,15 +77,6 @@ class SessionProcessSpawner(LocalProcessSpawner):
         For a Hub whose systemd unit has ``PrivateDevices=yes`` or ``PrivateTmp=yes``:
         without this, its sessions see no GPU, and lose ``/tmp`` when the Hub is
         restarted. Off (the default): sessions see what the Hub sees.
-        """,
-    ).tag(config=True)
-
-    realm = Unicode(
-        "",
-        help="""Name that tells this Hub's sessions from another Hub's on this machine.
-
-        The agent of these sessions must have the same `AgentApp.realm`. Empty (the
-        default) is right where the machine has one Hub. Example: ``teaching``.
         """,
     ).tag(config=True)
 

@@ -3,7 +3,8 @@
 JupyterHub calls ``mixin``; each call goes on to ``lifecycle``, which asks the service
 and orders the steps. A spawner fills in ``placement``: start, find, end. ``logins``
 keeps a session's token and OAuth client valid, ``progress`` shows the steps of a
-resume, and ``patches`` repairs two methods of JupyterHub itself.
+resume, ``session_traits`` are settings that several spawners have, and ``patches``
+repairs two methods of JupyterHub itself.
 
 What the Hub's database remembers (``state``) is written before each step, so a Hub that
 is killed in between neither loses nor doubles a session (law 6). Without the service's
