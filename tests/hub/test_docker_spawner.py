@@ -32,10 +32,9 @@ class WithoutDocker(ReclaimDockerSpawner):
         raise requests.ConnectionError("No such file or directory")
 
 
-@pytest.fixture
-def spawner():
+def made(cls: type[ReclaimDockerSpawner]) -> ReclaimDockerSpawner:
     settings = {"remove": False, "cmd": "lab"}
-    made = WithoutDocker(
+    made = cls(
         config=Config({"DockerSpawner": settings}),
         hub=SimpleNamespace(base_url="/hub/", api_url="http://hub", public_host=""),
         user=SimpleNamespace(name="ann", id=1, url="/user/ann/", escaped_name="ann"),
@@ -45,6 +44,11 @@ def spawner():
     made.get_env = dict
     made.reclaim_launch = Launch(incarnation="inc-1")
     return made
+
+
+@pytest.fixture
+def spawner():
+    return made(WithoutDocker)
 
 
 def test_containers_are_always_removed_whatever_is_configured(spawner):
@@ -65,4 +69,14 @@ async def test_docker_that_does_not_answer_ends_no_session(spawner):
 async def test_start_without_docker_is_refused_with_a_reason(spawner):
     with pytest.raises(Unreachable) as caught:
         await SessionContainerSpawner.start(spawner)
+    assert caught.value.reason is Reason.DOCKER_SILENT
+
+
+async def test_first_start_of_a_hub_without_docker_says_that_it_does_not_answer(
+    monkeypatch,
+):
+    """The first call makes the client, which fails in a way of its own."""
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    with pytest.raises(Unreachable) as caught:
+        await SessionContainerSpawner.start(made(ReclaimDockerSpawner))
     assert caught.value.reason is Reason.DOCKER_SILENT

@@ -87,6 +87,8 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         try:
             return self._url(*await super().start())
         except DockerException as error:
+            if isinstance(error.__cause__, RequestException):  # making the client
+                raise Unreachable(Reason.DOCKER_SILENT, detail=str(error)) from None
             why = str(getattr(error, "explanation", "") or error).rstrip(".")
             raise Refused(Reason.CONTAINER_REFUSED, why=why) from None
         except RequestException as error:
