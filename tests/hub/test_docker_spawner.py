@@ -38,7 +38,9 @@ def spawner():
     made = WithoutDocker(
         config=Config({"DockerSpawner": settings}),
         hub=SimpleNamespace(base_url="/hub/", api_url="http://hub", public_host=""),
-        user=SimpleNamespace(name="ann", id=1, url="/user/ann/", escaped_name="ann"),
+        user=SimpleNamespace(
+            name="ann", id=1, url="/user/ann/", escaped_name="ann", settings={}
+        ),
         oauth_client_id="unused",
     )
     made.orm_spawner = None
