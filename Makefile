@@ -1,5 +1,5 @@
 # The commands of this project; README.md says what each is for.
-.PHONY: demo demo-check test coverage simulate soak lint venv docs dist clean
+.PHONY: demo demo-check test coverage versions simulate soak lint venv docs dist clean
 
 PYTHON := .venv/bin/python
 PORT ?= 8000
@@ -33,6 +33,12 @@ test: ## lint, types, layers, and every test that runs without a GPU or a cluste
 coverage: ## branches covered by the tests that need no root; a floor in pyproject.toml
 	@$(PYTHON) -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder \
 		-m "not root" --cov --cov-report=term --cov-report=html:build/coverage
+
+versions: ## one whole pass for each combination of versions; docs/reference/versions.md
+	@scripts/bootstrap test
+	@nice -n 19 $(PYTHON) benchmarks/versions.py .cache/versions \
+		$(shell command -v python3.11 python3.12 python3.13 python3.14) \
+		--page docs/reference/versions.md
 
 simulate: ## the whole system by seeds, SEEDS of them from FROM on; docs/explanation/track-record.md
 	@$(PYTHON) -m simulation --seeds $(SEEDS) --from $(FROM) --keep-going

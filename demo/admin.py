@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Admin:
     """Somebody who may see and steer every session of a stack."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, user: User | None = None) -> None:
         self.stack = stack
-        self.user = User(stack.url, "admin", stack.password)
+        self.user = user or User(stack.url, "admin", stack.password)
         self.user.login()
         made = self.user.hub("POST", "users/admin/tokens", json={"expires_in": 3600})
         self.headers = {"Authorization": f"token {made.json()['token']}"}
@@ -28,7 +28,7 @@ class Admin:
         """Call the service's API; insists on a good answer."""
         answer = self.user.http.request(
             method,
-            f"{self.stack.url}/services/gpu-reclaim/api/{path}",
+            f"{self.stack.service_url}/api/{path}",
             headers=self.headers,
             timeout=60,
             **kwargs,

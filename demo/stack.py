@@ -63,6 +63,8 @@ class Stack:
         settings: what ``demo/jupyterhub_config.py`` reads: ``idle_after`` and so on.
     """
 
+    #: What the Hub is started with.
+    config = HERE / "jupyterhub_config.py"
     #: How many times longer a part may take to start and to end, on a busy machine.
     patience = 1.0
 
@@ -126,6 +128,11 @@ class Stack:
     # --- parts ---------------------------------------------------------------------
 
     @property
+    def service_url(self) -> str:
+        """Where people find the service."""
+        return f"{self.url}/services/gpu-reclaim"
+
+    @property
     def agent_socket(self) -> Path:
         """Where the agent listens."""
         return self.folder / "agent.sock"
@@ -168,7 +175,7 @@ class Stack:
             [
                 str(BIN / "jupyterhub"),
                 "--config",
-                str(HERE / "jupyterhub_config.py"),
+                str(self.config),
             ],
             env=env,
         )
@@ -179,7 +186,7 @@ class Stack:
             f"http://127.0.0.1:{self.settings['hub_port']}{self.settings['base_url']}hub/health",
             timeout=5,
         )
-        page = requests.get(f"{self.url}/services/gpu-reclaim/readyz", timeout=5)
+        page = requests.get(f"{self.service_url}/readyz", timeout=5)
         return health.ok and page.ok
 
     def kill(self, part: str) -> None:

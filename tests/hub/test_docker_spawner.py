@@ -37,7 +37,9 @@ def made(cls: type[ReclaimDockerSpawner]) -> ReclaimDockerSpawner:
     made = cls(
         config=Config({"DockerSpawner": settings}),
         hub=SimpleNamespace(base_url="/hub/", api_url="http://hub", public_host=""),
-        user=SimpleNamespace(name="ann", id=1, url="/user/ann/", escaped_name="ann"),
+        user=SimpleNamespace(
+            name="ann", id=1, url="/user/ann/", escaped_name="ann", settings={}
+        ),
         oauth_client_id="unused",
     )
     made.orm_spawner = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
@@ -10,8 +11,8 @@ from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 
-#: The version of the cluster that the tests with a cluster run on.
-VERSION = "1.36.0"
+#: That of the cluster which the tests with a cluster run on, if no other is asked for.
+VERSION = os.environ.get("GPU_RECLAIM_KUBERNETES_VERSION", "1.36.0")
 FOLDER = f"kubernetes-json-schema/v{VERSION}-local-strict"
 
 

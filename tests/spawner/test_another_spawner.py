@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from jupyterhub.spawner import Spawner
+from jupyterhub.utils import subdomain_hook_idna
 
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
@@ -90,7 +91,9 @@ class ReclaimBoxes(InBoxes, ReclaimMixin, Boxes):
 def made(kind, **more):
     spawner = kind(
         hub=SimpleNamespace(base_url="/hub/", api_url="http://hub", public_host=""),
-        user=SimpleNamespace(name="ann", id=1, url="/user/ann/", escaped_name="ann"),
+        user=SimpleNamespace(
+            name="ann", id=1, url="/user/ann/", escaped_name="ann", settings={}
+        ),
         oauth_client_id="unused",
         **more,
     )
@@ -116,6 +119,18 @@ def test_state_of_the_other_spawner_is_kept_beside_the_pointer():
     again = made(ReclaimBoxes)
     again.load_state(state)
     assert again.get_state() == state
+
+
+def test_with_subdomains_its_links_lead_to_the_host_of_the_service():
+    spawner = made(ReclaimBoxes)
+    page = "/services/gpu-reclaim/sessions/ann/-/fresh"
+    assert spawner.reclaim_fresh_url == page
+    spawner.user.settings = {
+        "subdomain_host": "https://hub.example.org:8443",
+        "subdomain_hook": subdomain_hook_idna,
+    }
+    host = "https://gpu-reclaim--service.hub.example.org:8443"
+    assert spawner.reclaim_fresh_url == host + page
 
 
 async def test_suspended_session_of_another_spawner_counts_as_stopped():

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from jupyterhub.spawner import Spawner
 from jupyterhub.utils import maybe_future, url_escape_path
@@ -165,7 +166,7 @@ class ReclaimMixin(SessionPlacement):
             error,
             spawn_url=self.reclaim_spawn_url,
             fresh_url=self.reclaim_fresh_url if suspended else "",
-            messages_url=f"{self._prefix}/messages",
+            messages_url=f"{self._pages}/messages",
             kept_days=self.reclaim_kept_days,
         )
 
@@ -332,13 +333,24 @@ class ReclaimMixin(SessionPlacement):
     @property
     def reclaim_fresh_url(self) -> str:
         """The service's page that offers to start fresh."""
-        return f"{self._prefix}/sessions/{self.reclaim_key.path}/fresh"
+        return f"{self._pages}/sessions/{self.reclaim_key.path}/fresh"
 
     @property
     def reclaim_spawn_url(self) -> str:
         """The Hub's page that starts this server."""
         server = f"/{url_escape_path(self.name)}" if self.name else ""
         return f"{self.hub.base_url}spawn/{self.user.escaped_name}{server}"
+
+    @property
+    def _pages(self) -> str:
+        """The service as a browser finds it: under subdomains it has a host, too."""
+        settings = self.user.settings
+        hub = urlsplit(settings.get("subdomain_host", ""))
+        if not hub.hostname:
+            return self._prefix
+        host = settings["subdomain_hook"](SERVICE_NAME, hub.hostname, kind="service")
+        port = f":{hub.port}" if hub.port else ""
+        return f"{hub.scheme}://{host}{port}{self._prefix}"
 
     @property
     def _prefix(self) -> str:

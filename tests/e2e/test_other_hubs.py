@@ -1,0 +1,264 @@
+"""Hubs that are set up in another way: subdomains, PostgreSQL, an OAuth login, traefik.
+
+A path before everything (``base_url``) is in ``conftest.py``'s stack, ``internal_ssl``
+in ``test_internal_ssl.py``. These need ``GPU_RECLAIM_SLOW_TESTS=1``, and most of them
+``pip install "psycopg[binary]" oauthenticator jupyterhub-traefik-proxy``, Debian's
+``postgresql`` and the program ``traefik``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from demo.admin import Admin
+from demo.stack import BIN
+from demo.user import User
+from tests.support import chromium, light_server
+from tests.support.oauth_provider import PERSON, OAuthProvider
+from tests.support.other_hub import OtherHub, WithSubdomains, resolve_localhost
+from tests.support.postgres import Postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.stack import Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.extra, pytest.mark.timeout(180)]
+
+
+def cycle(admin: Admin, user: User) -> None:
+    """A server with a variable in a kernel; it is there after a suspend."""
+    server = user.server()
+    kernel = server.start_kernel()
+    with kernel:
+        pid = kernel.run("import os; x = 42; print(os.getpid())").text
+    admin.suspend(user.name)
+    assert user.visit(f"{server.prefix}lab").status_code == 200
+    with kernel:
+        assert kernel.run("import os; print(x, os.getpid())").text == f"42 {pid}"
+    admin.wait(user.name, phase="running")
+
+
+def somebody(stack: Stack) -> User:
+    user = User(stack.url, "ada", stack.password)
+    user.login()
+    user.start_server()
+    return user
+
+
+# --- subdomains --------------------------------------------------------------------
+
+
+@pytest.fixture
+def subdomains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WithSubdomains]:
+    resolve_localhost(monkeypatch)
+    with WithSubdomains(tmp_path / "s", server=light_server.WITH_LAB) as stack:
+        yield stack
+
+
+def at_own_host(stack: WithSubdomains, user: User) -> User:
+    """The same browser, at the address of this user's servers."""
+    there = User(stack.host_of(user.name), user.name, user.password)
+    there.http = user.http
+    return there
+
+
+def test_with_subdomains_a_session_comes_back(subdomains: WithSubdomains) -> None:
+    ada = somebody(subdomains)
+    cycle(Admin(subdomains), at_own_host(subdomains, ada))
+
+
+def test_with_subdomains_links_of_our_pages_lead_to_the_service(
+    subdomains: WithSubdomains,
+) -> None:
+    ada = somebody(subdomains)
+    admin = Admin(subdomains)
+    admin.suspend("ada")
+    subdomains.end("agent", signal.SIGTERM)
+    page = ada.http.get(f"{subdomains.url}/hub/spawn/ada", timeout=60)
+    until = time.monotonic() + 90
+    while "gpu-reclaim-reason" not in page.text:
+        assert time.monotonic() < until, page.text
+        time.sleep(0.5)
+        page = ada.http.get(f"{subdomains.url}/hub/spawn-pending/ada", timeout=60)
+    subdomains.start_agent()
+    links = set(re.findall(r'href="([^"]*/services/gpu-reclaim/[^"]+)"', page.text))
+    assert links
+    for link in links:
+        opened = ada.http.get(urljoin(page.url, link), timeout=30)
+        assert opened.status_code == 200, link
+        assert opened.url.startswith(subdomains.service_url), link
+
+
+@chromium.NEEDED
+def test_with_subdomains_a_reload_brings_the_tab_back(
+    subdomains: WithSubdomains,
+) -> None:
+    admin = Admin(subdomains)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium.PATH, args=chromium.ARGUMENTS
+        )
+        tab = browser.new_page()
+        tab.set_default_timeout(60_000)
+        broken: list[str] = []
+        tab.on("pageerror", lambda error: broken.append(str(error)))
+        tab.goto(f"{subdomains.url}/hub/login?next=/hub/spawn")
+        tab.fill("#username_input", "ada")
+        tab.fill("#password_input", subdomains.password)
+        tab.click("#login_submit")
+        tab.wait_for_url(f"{subdomains.host_of('ada')}/user/ada/lab**")
+        tab.locator("#jp-main-dock-panel").wait_for()
+        admin.suspend("ada")
+        tab.reload(wait_until="commit")
+        tab.wait_for_url(f"{subdomains.host_of('ada')}/user/ada/lab**")
+        tab.locator("#jp-main-dock-panel").wait_for()
+        assert admin.wait("ada", phase="running")["generation"] == 1
+        assert broken == []
+        browser.close()
+
+
+# --- databases ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def postgres() -> Iterator[Postgres]:
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a short socket path
+    folder.chmod(0o755)
+    server = None
+    try:
+        server = Postgres(folder / "server")
+        yield server
+    finally:
+        if server is not None:
+            server.close()
+        shutil.rmtree(folder)
+
+
+def test_with_hub_and_journal_in_postgresql_a_session_comes_back_after_a_restart(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    hub, journal = postgres.database("hub"), postgres.database("journal")
+    lines = f"c.JupyterHub.db_url = {hub!r}\n"
+    options = {"ReclaimService.journal_url": journal}
+    with OtherHub(tmp_path / "s", lines, service_options=options) as stack:
+        ada, admin = somebody(stack), Admin(stack)
+        cycle(admin, ada)
+        admin.suspend("ada")
+        stack.kill("hub")
+        stack.kill("service")
+        stack.kill("proxy")
+        stack.start_hub()
+        assert admin.wait("ada", phase="suspended")["generation"] == 2
+        ada.visit("/user/ada/lab")
+        cycle(admin, ada)
+        assert not list((stack.folder / "service").glob("*.sqlite*"))
+        assert not list(stack.folder.glob("jupyterhub.sqlite*"))
+
+
+# --- logins ------------------------------------------------------------------------
+
+OAUTH = """
+import os
+os.environ["JUPYTERHUB_CRYPT_KEY"] = "ab" * 32
+from oauthenticator.generic import GenericOAuthenticator
+
+class TokenForServers(GenericOAuthenticator):
+    async def pre_spawn_start(self, user, spawner):
+        state = await user.get_auth_state()
+        spawner.environment["UPSTREAM_TOKEN"] = state["access_token"]
+
+provider = {provider!r}
+c.JupyterHub.authenticator_class = TokenForServers
+c.OAuthenticator.client_id = c.OAuthenticator.client_secret = "hub"
+c.OAuthenticator.oauth_callback_url = (
+    f"http://127.0.0.1:{{settings['port']}}/hub/oauth_callback"
+)
+c.OAuthenticator.authorize_url = provider + "/authorize"
+c.OAuthenticator.token_url = provider + "/token"
+c.OAuthenticator.userdata_url = provider + "/userdata"
+c.OAuthenticator.username_claim = "username"
+c.Authenticator.auto_login = True
+c.Authenticator.enable_auth_state = True
+c.Authenticator.refresh_pre_spawn = True
+c.Authenticator.auth_refresh_age = 1
+c.JupyterHub.load_roles = c.JupyterHub.load_roles + [
+    {{"name": "reads-logins", "users": ["admin"], "scopes": ["admin:auth_state"]}}
+]
+"""
+
+
+class Visitor(User):
+    """Whom the provider knows already."""
+
+    def login(self) -> None:
+        self.http.cookies.set(PERSON, self.name, domain="127.0.0.1", path="/")
+        page = self.http.get(f"{self.base}/hub/login?next=/hub/home", timeout=30)
+        assert page.url.endswith("/hub/home"), page.url
+        self.logins += 1
+
+
+@pytest.fixture
+def provider() -> Iterator[OAuthProvider]:
+    pytest.importorskip("oauthenticator")
+    provider = OAuthProvider()
+    yield provider
+    provider.close()
+
+
+def test_with_an_oauth_login_the_hub_has_the_new_token_and_the_kernel_the_old_one(
+    tmp_path: Path, provider: OAuthProvider
+) -> None:
+    lines = OAUTH.format(provider=provider.url)
+    with OtherHub(tmp_path / "s", lines) as stack:
+        ada = Visitor(stack.url, "ada", "")
+        ada.login()
+        ada.start_server()
+        admin = Admin(stack, Visitor(stack.url, "admin", ""))
+        kernel = ada.server().start_kernel()
+        asks = "import os; print(os.environ['UPSTREAM_TOKEN'])"
+        with kernel:
+            before = kernel.run(asks).text.strip()
+        assert before in provider.tokens
+        provider.tokens.clear()  # they live for an hour, and a suspend lasts a night
+        cycle(admin, ada)
+        told = admin.user.hub("GET", "users/ada").json()["auth_state"]
+        assert told["access_token"] in provider.tokens
+        with kernel:
+            assert kernel.run(asks).text.strip() == before
+        assert ada.logins == 1
+
+
+# --- proxies -----------------------------------------------------------------------
+
+TRAEFIK = """
+folder = settings["folder"]
+c.JupyterHub.proxy_class = "traefik_file"
+c.TraefikProxy.traefik_api_url = f"http://127.0.0.1:{settings['proxy_api_port']}"
+c.TraefikProxy.traefik_api_username = "hub"
+c.TraefikProxy.traefik_api_password = "of the proxy"
+c.TraefikProxy.static_config_file = folder + "/traefik.toml"
+c.TraefikFileProviderProxy.dynamic_config_file = folder + "/rules.toml"
+"""
+
+
+def test_behind_traefik_a_session_comes_back(tmp_path: Path) -> None:
+    if importlib.util.find_spec("jupyterhub_traefik_proxy") is None:
+        pytest.skip("needs pip install jupyterhub-traefik-proxy")
+    if not (BIN / "traefik").exists() and not shutil.which("traefik"):
+        pytest.skip("needs the program traefik")
+    with OtherHub(tmp_path / "s", TRAEFIK) as stack:
+        cycle(Admin(stack), somebody(stack))
