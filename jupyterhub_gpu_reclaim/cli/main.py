@@ -11,12 +11,12 @@ import argparse
 import sys
 
 from jupyterhub_gpu_reclaim import __version__
-from jupyterhub_gpu_reclaim.cli import config, criu, sessions, store
+from jupyterhub_gpu_reclaim.cli import agents, config, criu, sessions, store
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import plain
 
-COMMANDS = (sessions, config, criu, store)
+COMMANDS = (sessions, config, criu, store, agents)
 
 
 def main(argv: list[str] | None = None) -> int:

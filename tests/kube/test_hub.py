@@ -37,6 +37,9 @@ c.KubeSpawner.extra_containers = [{{"name": "side", "image": "busybox"}}]
 c.KubeSpawner.profile_list = [{{
     "display_name": "GPU", "slug": "gpu", "default": True,
     "kubespawner_override": {{"extra_resource_limits": {{"nvidia.com/gpu": "1"}}}},
+}}, {{
+    "display_name": "Newer", "slug": "newer",
+    "kubespawner_override": {{"image": "quay.io/jupyter/base:newer"}},
 }}]
 c.KubeSpawner.modify_pod_hook = lambda spawner, pod: (
     pod.metadata.labels.update({{"of-the-admin": "yes"}}) or pod
@@ -167,6 +170,21 @@ def test_a_return_that_finds_no_gpu_says_its_place_and_keeps_what_is_saved(
     start(hub, user)
     assert notebook(cluster.pod(f"jupyter-{user}"))["command"][3] == "hold"
     assert cluster.violations == []
+
+
+def test_a_return_under_a_profile_with_another_tag_says_so(hub, elsewhere, user):
+    start(hub, user)
+    wait(lambda: phase(hub, user) == "running", hub)
+    assert reclaim(hub, "POST", f"sessions/{user}/-/suspend").ok
+    wait(lambda: phase(hub, user) == "suspended", hub)
+    wait(lambda: elsewhere.cluster.pod(f"jupyter-{user}") is None, hub)
+    chosen = hub.api("POST", f"users/{user}/server", json={"profile": "newer"})
+    assert chosen.status_code in {201, 202}, chosen.text
+    told = f"{user}: It comes back in the image that it was saved in, "
+    told += "quay.io/jupyter/base:latest, and not in quay.io/jupyter/base:newer,"
+    wait(lambda: told in hub.log(), hub)
+    wait(lambda: phase(hub, user) == "running", hub)
+    assert "@sha256:" in notebook(elsewhere.cluster.pod(f"jupyter-{user}"))["image"]
 
 
 def test_an_agent_that_moves_in_the_middle_of_a_capture_goes_on(hub, elsewhere, user):

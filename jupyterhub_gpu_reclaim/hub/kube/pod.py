@@ -152,17 +152,30 @@ def _hold(container: Any, purpose: PodPurpose) -> None:
     container.env = [_with_token(variable, purpose) for variable in container.env or ()]
 
 
-def other_image(chosen: str, saved: str) -> str:
+def other_image(chosen: str, saved: str, named: str) -> str:
     """What to tell whose profile names another image by now; empty: nothing.
 
-    A return takes the image that the session was saved in, by digest. Of one repository
-    no other tag can be told from it: the digest does not say what it was called.
+    Args:
+        chosen: what the profile names now.
+        saved: what the session was saved in, and comes back in, by digest.
+        named: what its profile named at its fresh start; empty: not known, and then
+            one tag of a repository cannot be told from another.
     """
-    if "@sha256:" not in saved or _repository(chosen) == _repository(saved):
+    if "@sha256:" not in saved:
+        return ""
+    digests = [image.partition("@")[2] for image in (chosen, saved)]
+    if digests[0]:
+        same = digests[0] == digests[1]
+    elif named:
+        same = _full_name(chosen) == _full_name(named)
+    else:
+        same = _repository(chosen) == _repository(saved)
+    if same:
         return ""
     return (
-        f"It comes back in the image that it was saved in, {_repository(saved)}, and"
-        f" not in {chosen}, which its profile names now. A fresh start uses that."
+        "It comes back in the image that it was saved in,"
+        f" {named or _repository(saved)}, and not in {chosen}, which its profile names"
+        " now. A fresh start uses that."
     )
 
 
@@ -175,6 +188,12 @@ def _repository(image: str) -> str:
     if slash and (set(host) & set(".:") or host == "localhost"):
         return name
     return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
+
+
+def _full_name(image: str) -> str:
+    """The same with its tag, which is ``latest`` where none is given."""
+    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+    return f"{_repository(image)}:{tag or 'latest'}"
 
 
 def _with_token(variable: Any, purpose: PodPurpose) -> Any:

@@ -71,7 +71,9 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     async def get_pod_manifest(self) -> Any:
         """KubeSpawner's pod with the session's init in it."""
         purpose = self._purpose()
-        self._other_image = pods.other_image(self.image, purpose.image)
+        self._other_image = pods.other_image(
+            self.image, purpose.image, self.reclaim_launch.image
+        )
         if self._other_image:
             self.log.info("%s: %s", self._reference, self._other_image)
         return pods.prepared(await super().get_pod_manifest(), purpose)
@@ -251,6 +253,10 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         pod = self._pod()
         uid = pod["metadata"]["uid"] if pod else ""
         return Location(pod=uid, name=self.pod_name)
+
+    def reclaim_image(self) -> str:
+        """As settings or profile name it."""
+        return str(self.image)
 
     def reclaim_take(self, place: Location) -> None:
         """Take over an existing pod, under whatever name it has."""

@@ -266,6 +266,7 @@ class SessionLifecycle:
         incarnation = self._spawner.reclaim_launch.incarnation
         self._point(phase=PointerPhase.RUNNING, incarnation=incarnation)
         where = await start()
+        self._point(image=self._spawner.reclaim_image())
         self._now_runs(minted, where)
         await self._tell_service("placed")
         return where
@@ -292,7 +293,12 @@ class SessionLifecycle:
             port=identity.port,
             location=Location(),
         )
-        self._launch(mode="hold", identity=identity, generation=plan.generation)
+        self._launch(
+            mode="hold",
+            identity=identity,
+            generation=plan.generation,
+            image=self.pointer.image,
+        )
         self._become(undo=Undo.RESTORE)
         where = await self._hold(start, reporter)
         self._point(location=self._spawner.reclaim_location())

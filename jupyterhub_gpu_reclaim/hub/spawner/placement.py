@@ -38,6 +38,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str = ""
     identity: Identity | None = None  #: of the suspended session (``hold``)
     generation: int = 0  #: of its checkpoint (``hold``)
+    image: str = ""  #: as it was named at the session's fresh start (``hold``)
 
 
 class SessionPlacement(Base):
@@ -61,6 +62,10 @@ class SessionPlacement(Base):
     @abstractmethod
     def reclaim_location(self) -> Location:
         """Where the session runs, to find it again after a restart of the Hub."""
+
+    def reclaim_image(self) -> str:
+        """The image of what was just started, by name; empty: that does not matter."""
+        return ""
 
     @abstractmethod
     def reclaim_take(self, location: Location) -> None:

@@ -55,6 +55,8 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     token_id: int = 0
     port: int = 0
     location: Location = msgspec.field(default=Location(), name="place")
+    #: As it was named at the fresh start: its digest does not tell the tag.
+    image: str = ""
     #: When ``checkpoint`` became known; only for the home page.
     suspended_at: float = msgspec.field(default=0.0, name="saved_at")
     #: What the service said of ``checkpoint``; only for the pages.

@@ -1,0 +1,125 @@
+"""``jupyterhub-gpu-reclaim agents check``: asks each agent of a cluster how it is.
+
+What ``helm test`` runs. It goes where the service would go, with the same token and the
+same certificate, and tries what nobody should get: an answer to a wrong token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.cli.output import say
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import count
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+
+if TYPE_CHECKING:
+    import argparse
+
+    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+
+#: Seconds for one answer.
+LIMIT = 15.0
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this command to the program's."""
+    parser = commands.add_parser("agents", help="the agents of a cluster's nodes")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    check = actions.add_parser(
+        "check", help="say whether each agent can save sessions, and whom it obeys"
+    )
+    check.add_argument(
+        "--at",
+        required=True,
+        metavar="HOST",
+        help="a name with the addresses of all agents, or the address of one",
+    )
+    check.add_argument(
+        "--port", type=int, default=8099, help="of all agents (default: %(default)s)"
+    )
+    check.add_argument(
+        "--token-file", required=True, type=Path, metavar="FILE", help="their token"
+    )
+    check.add_argument(
+        "--ca-file",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="the authority of their certificate",
+    )
+    check.add_argument(
+        "--tls-name",
+        default="gpu-reclaim-agent",
+        metavar="NAME",
+        help="the name in their certificate (default: %(default)s)",
+    )
+    check.set_defaults(run=_check)
+
+
+def _check(args: argparse.Namespace) -> int:
+    for file in (args.ca_file, args.token_file):
+        if not file.is_file():
+            what = f"There is no file {file}."
+            raise Refused(Reason.SETTING_INVALID, what=what)
+    addresses = _addresses(args.at, args.port)
+    fine = [asyncio.run(_fine(args, address)) for address in addresses]
+    return 0 if all(fine) else 1
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    """All that the name stands for.
+
+    Raises:
+        Unreachable: it stands for none.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unreachable(Reason.NO_AGENT, detail=f"{host}: {error}") from None
+    return sorted({str(address[0]) for *_, address in found})
+
+
+async def _fine(args: argparse.Namespace, ip: str) -> bool:
+    """Say how one agent is; whether it can save sessions and refuses strangers."""
+    address, vouched = f"https://{args.tls_name}:{args.port}", str(args.ca_file)
+    ours = AgentClient(address, args.token_file, ca_file=vouched, at=ip, quick=LIMIT)
+    wrong = {"Authorization": f"Bearer {secrets.token_hex()}"}
+    stranger = Connection(address, lambda: wrong, ca_file=vouched, at=ip)
+    try:
+        status = await ours.status()
+        answer = await stranger.ask("GET", "/v1/sessions", limit=LIMIT)
+    except (ReclaimError, NoResponse) as error:
+        say(f"{ip}: {error}")
+        return False
+    finally:
+        ours.close()
+        stranger.close()
+    say(f"{ip}: {_told(status)}")
+    for finding in status.findings:
+        say(f"  {'Error' if finding.fatal else 'Note'}: {finding.message}")
+        if finding.hint:
+            say(f"    {finding.hint}")
+    refuses = answer.status == 401
+    if not refuses:
+        say(f"  Error: it answers {answer.status}, not 401, to a wrong token.")
+    return status.ready and refuses
+
+
+def _told(status: NodeStatus) -> str:
+    cards = "GPUs do not answer"
+    if status.cards is not None:
+        cards = count(len(status.cards), "GPU")
+    parts = [
+        f"agent {status.version} on {status.host}",
+        f"CRIU {status.criu}" if status.criu else "no CRIU that works",
+        f"driver {status.driver}, {cards}" if status.driver else "no GPU driver",
+    ]
+    able = "can save sessions" if status.ready else "cannot save sessions"
+    return f"{able}: {', '.join(parts)}"
