@@ -222,7 +222,8 @@ def _bury(each: Any) -> None:
     """End what was left in its middle, so that the garbage collector need not."""
     with contextlib.suppress(BaseException):
         if isinstance(each, asyncio.Task) and not each.done():
-            each.get_coro().close()
+            if (coroutine := each.get_coro()) is not None:
+                coroutine.close()
         elif isinstance(each, greenlet) and each:
             each.throw(Killed("the end"))
 

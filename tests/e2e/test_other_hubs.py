@@ -25,6 +25,7 @@ from demo.admin import Admin
 from demo.stack import BIN
 from demo.user import User
 from tests.support import chromium, light_server
+from tests.support.hub import wait_until
 from tests.support.oauth_provider import PERSON, OAuthProvider
 from tests.support.other_hub import OtherHub, WithSubdomains, resolve_localhost
 from tests.support.postgres import Postgres
@@ -195,6 +196,7 @@ c.Authenticator.auto_login = True
 c.Authenticator.enable_auth_state = True
 c.Authenticator.refresh_pre_spawn = True
 c.Authenticator.auth_refresh_age = 1
+c.Authenticator.auth_refresh_strict = True
 c.JupyterHub.load_roles = c.JupyterHub.load_roles + [
     {{"name": "reads-logins", "users": ["admin"], "scopes": ["admin:auth_state"]}}
 ]
@@ -219,27 +221,57 @@ def provider() -> Iterator[OAuthProvider]:
     provider.close()
 
 
+@pytest.fixture
+def with_oauth(tmp_path: Path, provider: OAuthProvider) -> Iterator[OtherHub]:
+    with OtherHub(tmp_path / "s", OAUTH.format(provider=provider.url)) as stack:
+        yield stack
+
+
+@pytest.fixture
+def ada(with_oauth: OtherHub) -> Visitor:
+    """Whose server runs."""
+    ada = Visitor(with_oauth.url, "ada", "")
+    ada.login()
+    ada.start_server()
+    return ada
+
+
 def test_with_an_oauth_login_the_hub_has_the_new_token_and_the_kernel_the_old_one(
-    tmp_path: Path, provider: OAuthProvider
+    with_oauth: OtherHub, provider: OAuthProvider, ada: Visitor
 ) -> None:
-    lines = OAUTH.format(provider=provider.url)
-    with OtherHub(tmp_path / "s", lines) as stack:
-        ada = Visitor(stack.url, "ada", "")
-        ada.login()
-        ada.start_server()
-        admin = Admin(stack, Visitor(stack.url, "admin", ""))
-        kernel = ada.server().start_kernel()
-        asks = "import os; print(os.environ['UPSTREAM_TOKEN'])"
-        with kernel:
-            before = kernel.run(asks).text.strip()
-        assert before in provider.tokens
-        provider.tokens.clear()  # they live for an hour, and a suspend lasts a night
-        cycle(admin, ada)
-        told = admin.user.hub("GET", "users/ada").json()["auth_state"]
-        assert told["access_token"] in provider.tokens
-        with kernel:
-            assert kernel.run(asks).text.strip() == before
-        assert ada.logins == 1
+    admin = Admin(with_oauth, Visitor(with_oauth.url, "admin", ""))
+    kernel = ada.server().start_kernel()
+    asks = "import os; print(os.environ['UPSTREAM_TOKEN'])"
+    with kernel:
+        before = kernel.run(asks).text.strip()
+    assert before in provider.tokens
+    provider.tokens.clear()  # they live for an hour, and a suspend lasts a night
+    cycle(admin, ada)
+    told = admin.user.hub("GET", "users/ada").json()["auth_state"]
+    assert told["access_token"] in provider.tokens
+    with kernel:
+        assert kernel.run(asks).text.strip() == before
+    assert ada.logins == 1
+
+
+def test_when_the_oauth_login_has_ended_a_resume_says_so_and_the_next_login_resumes(
+    with_oauth: OtherHub, provider: OAuthProvider, ada: Visitor
+) -> None:
+    admin = Admin(with_oauth, Visitor(with_oauth.url, "admin", ""))
+    kernel = ada.server().start_kernel()
+    with kernel:
+        kernel.run("x = 42")
+    admin.suspend("ada")
+    provider.tokens = {one for one in provider.tokens if not one.startswith("ada")}
+    provider.refreshes = False
+    admin.resume("ada")
+    failure = wait_until(lambda: admin.session("ada")["failure"], 60)
+    assert failure["message"].endswith("auth has expired for ada, login again.")
+    assert admin.session("ada")["phase"] == "suspended"
+    ada.visit("/user/ada/lab")
+    with kernel:
+        assert kernel.run("x").result == "42"
+    admin.wait("ada", phase="running")
 
 
 # --- proxies -----------------------------------------------------------------------

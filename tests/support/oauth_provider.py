@@ -19,6 +19,7 @@ class OAuthProvider:
 
     def __init__(self) -> None:
         self.tokens: set[str] = set()  #: access tokens that are good
+        self.refreshes = True  #: whether a refresh token is good for another
         self._numbers = itertools.count(1)
         provider = self
 
@@ -42,7 +43,11 @@ class OAuthProvider:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 words = {k: v[0] for k, v in parse_qs(body).items()}
-                self.tell(provider.token(words.get("code") or words["refresh_token"]))
+                if "code" in words or provider.refreshes:
+                    person = words.get("code") or words["refresh_token"]
+                    self.tell(provider.token(person))
+                else:
+                    self.send_error(400)
 
             def tell(self, answer: dict[str, Any]) -> None:
                 body = json.dumps(answer).encode()
