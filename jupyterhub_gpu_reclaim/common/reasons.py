@@ -41,7 +41,7 @@ class Reason(Enum):
     KERNEL_UNKNOWN = (
         "kernel_unknown",
         "The state of kernel {name} is not known, so it may be working.",
-        "A kernel that has just been started or restarted is unknown for seconds.",
+        "A kernel that has just started or restarted reports no state for a few seconds.",
         True,
     )
     PROMPT_OPEN = (
@@ -66,7 +66,7 @@ class Reason(Enum):
     GPU_BUSY = (
         "gpu_busy",
         (
-            "Its GPU was {percent:.0f} % busy in the last {idle_after} at times (more than"
+            "Its GPU was up to {percent:.0f} % busy in the last {idle_after} (more than"
             " {limit:.0f} % counts as work{rule})."
         ),
     )
@@ -80,8 +80,8 @@ class Reason(Enum):
     PAGE_USED = (
         "page_used",
         (
-            "A page of one of its programs sent {rate} a second in the last {idle_after}"
-            " at times (more than {limit} counts as use{rule})."
+            "A page of one of its programs sent up to {rate} a second in the last"
+            " {idle_after} (more than {limit} counts as use{rule})."
         ),
     )
     SAMPLES_MISSING = (
@@ -103,11 +103,11 @@ class Reason(Enum):
     )
     RULED_OUT = (
         "ruled_out",
-        "Never suspended by itself: so says the rule for {rule}.",
+        "Never suspended automatically, by the rule for {rule}.",
     )
     RULES_UNKNOWN = (
         "rules_unknown",
-        "It is not known now which rules hold for this session: {what} cannot be told.",
+        "Which rules apply to this session is not known now: {what} cannot be looked up.",
         (
             "If that lasts, look at the service's log; its role at the Hub needs the scope"
             " read:users:groups."
@@ -118,7 +118,7 @@ class Reason(Enum):
     KEEP_SPENT = (
         "keep_spent",
         (
-            "Your sessions can be kept for {limit} in any 24 h: {left} of it can be had"
+            "Your sessions can be kept for {limit} in any 24 h; {left} of that is available"
             " now{more}."
         ),
         "A session that is not kept is suspended only when nobody uses it.",
@@ -147,14 +147,14 @@ class Reason(Enum):
         "A suspend would end these connections.",
     )
     CONNECTED = ("connected", "Open browser connections: {count}{rule}.")
-    IDLE_OFF = ("idle_off", "Idle sessions are not suspended by themselves here{rule}.")
+    IDLE_OFF = ("idle_off", "Idle sessions are not suspended automatically here{rule}.")
     IDLE = ("idle", "Idle for {idle} (idle after {idle_after}).")
     PRESSURE = (
         "pressure",
-        "Idle for {idle}, and somebody waits for a GPU ({count} in the queue).",
+        "Idle for {idle}, and somebody is waiting for a GPU ({count} in the queue).",
     )
-    NOBODY_WAITS = ("nobody_waits", "Nobody waits for the GPU of this session.")
-    NAP_OFF = ("nap_off", "Idle sessions do not nap by themselves here{rule}.")
+    NOBODY_WAITS = ("nobody_waits", "Nobody is waiting for this session's GPU.")
+    NAP_OFF = ("nap_off", "Idle sessions do not nap automatically here{rule}.")
     NAP_IDLE = ("nap_idle", "Idle for {idle} (naps after {nap_after}).")
     NAP_KERNELS = (
         "nap_kernels",
@@ -166,7 +166,7 @@ class Reason(Enum):
     )
     NAP_ROOM = (
         "nap_room",
-        "Idle for {idle}; another session on its GPU wakes and needs the memory.",
+        "Idle for {idle}; another session on its GPU is waking and needs the memory.",
     )
     NAP_ROOM_OFF = (
         "nap_room_off",
@@ -178,22 +178,22 @@ class Reason(Enum):
     )
     NAP_WAITS = (
         "nap_waits",
-        "It wakes, and waits for memory of GPU {card}: {needed} needed, {free} free.",
+        "It is waking, and waits for memory on GPU {card}: {needed} needed, {free} free.",
         "It goes on by itself as soon as there is room.",
         True,
     )
-    NAP_WAKING = ("nap_waking", "It is being woken, and waits for memory of its GPU.")
+    NAP_WAKING = ("nap_waking", "It is being woken, and waits for memory on its GPU.")
     GPU_CROWDED = (
         "gpu_crowded",
         (
-            "GPU {card} needs fewer seats: in the last hour {wakes} of its sessions woke"
-            " and found none that could nap for them."
+            "GPU {card} has too many sessions: in the last hour {wakes} of them woke, and"
+            " no other could nap to make room."
         ),
         "Lower the number of sessions for each GPU, or suspend sooner.",
     )
     NAP_SHORT = (
         "nap_short",
-        "Its last nap lasted {lasted}: something woke it that is no use.",
+        "Its last nap lasted {lasted}: what woke it was not a person using it.",
         "",
         True,
     )
@@ -355,7 +355,7 @@ class Reason(Enum):
     GPU_STOPPED = (
         "gpu_stopped",
         "Process {pid} ({name}) is stopped, and the driver can checkpoint its GPU only while it runs.",
-        "Let it go on (fg), or end it.",
+        "Let it continue (fg), or end it.",
         True,
     )
     GPU_UNUSED = (
@@ -552,8 +552,8 @@ class Reason(Enum):
     SESSION_RUNS = (
         "session_runs",
         (
-            "The session runs. It is suspended first, and then the other checkpoint comes back, if"
-            " you say so."
+            "The session is running. If you say so, it is suspended first, and then the"
+            " other checkpoint is resumed."
         ),
     )
     ENDED_AFTER_RETURN = (
@@ -596,8 +596,8 @@ class Reason(Enum):
     FILE_SWAPPED = (
         "file_swapped",
         (
-            "In place of {path}, something else came back that was not looked at before;"
-            " the session was ended again."
+            "Something other than the {path} that had been checked came back, so the"
+            " session was ended again."
         ),
         "Try again while no other program changes those files.",
         True,
@@ -659,24 +659,24 @@ class Reason(Enum):
     POD_ENDED = (
         "pod_ended",
         "The session's pod ended before its programs ran: {why}.",
-        "The administrator finds more in the pod's events; the image needs python3.",
+        "The pod's events tell an administrator more; the image needs python3.",
     )
     CONTAINER_REFUSED = (
         "container_refused",
-        "Docker does not take the session's container: {why}.",
-        "The administrator looks after the image or the setting that it names.",
+        "Docker refused the session's container: {why}.",
+        "Ask the administrator to check the image or the setting that it names.",
         True,
     )
     POD_REFUSED = (
         "pod_refused",
-        "The cluster does not take the session's pod: {why}.",
-        "The administrator changes the quota, policy or webhook that says so.",
+        "The cluster refused the session's pod: {why}.",
+        "Ask the administrator to change the quota, policy or webhook behind it.",
         True,
     )
     POD_CHANGED = (
         "pod_changed",
         "The session's pod was changed after it was made ready to resume the session.",
-        "The administrator finds out which hook of KubeSpawner does that.",
+        "Ask the administrator which hook of KubeSpawner does that.",
     )
     GPU_MEMORY = (
         "gpu_memory",
@@ -692,7 +692,7 @@ class Reason(Enum):
     )
     MEMORY_LIMIT = (
         "memory_limit",
-        "The session needs {needed} of memory, the limit here is {limit}.",
+        "The session needs {needed} of memory; the limit here is {limit}.",
     )
     SERVER_TLS = (
         "server_tls",
@@ -701,24 +701,24 @@ class Reason(Enum):
             " users; it is left alone."
         ),
         (
-            "The administrator switches JupyterHub.internal_ssl off, or takes the"
+            "The administrator can switch JupyterHub.internal_ssl off, or take the"
             " certificate out of the server's configuration."
         ),
     )
     IMAGE_MISMATCH = (
         "image_mismatch",
-        "The session ran from image {there}, here it is {here}.",
+        "The session ran from image {there}; here it is {here}.",
     )
     USER_MISMATCH = (
         "user_mismatch",
-        "The suspended session belongs to user id {there}, here it would be {here}.",
+        "The suspended session belongs to user id {there}; here it would be {here}.",
     )
     RENAMED = (
         "renamed",
         "The suspended session is {there}, and its programs cannot become {here}.",
         (
-            "An administrator gives the old name back, the session is resumed under"
-            " it, and what is needed is copied; or start fresh."
+            "Ask an administrator to give the old name back, resume under it, and copy"
+            " what you need; or start fresh."
         ),
     )
     RIGHTS_MISMATCH = (
@@ -739,11 +739,11 @@ class Reason(Enum):
     )
     NOT_ADOPTED = (
         "not_adopted",
-        "A session of {user} runs already. It is not taken over, and goes on: {why}.",
+        "A session of {user} is running already. It is left alone, and goes on: {why}.",
         (
-            "If it is yours, an administrator lets you back in, on the session's page"
-            " or with 'jupyterhub-gpu-reclaim renew-login'; then start your server"
-            " again."
+            "If it is yours, an administrator can let you back in, on the session's"
+            " page or with 'jupyterhub-gpu-reclaim renew-login'; then start your"
+            " server again."
         ),
     )
     CHECKPOINT_DAMAGED = (
@@ -785,15 +785,15 @@ class Reason(Enum):
     STORE_DENIED = (
         "store_denied",
         "The store of checkpoints refuses what the agent asks: {why}.",
-        "The administrator corrects the store's login, its rights or its options.",
+        "Ask the administrator to correct the store's login, its rights or its options.",
         True,
     )
     SECOND_TREE = (
         "second_tree",
-        "Programs of this session run where the Hub does not know of them ({incarnation}); nothing of them is suspended, so they are left alone.",
+        "Programs of this session are running that the Hub does not know of ({incarnation}). They have not been saved, so they are left alone.",
         (
-            "An administrator looks at them, and ends them on the session's page or with"
-            " 'jupyterhub-gpu-reclaim end-tree'."
+            "An administrator can look at them, and end them on the session's page or"
+            " with 'jupyterhub-gpu-reclaim end-tree'."
         ),
     )
     STATE_FULL = (
@@ -828,22 +828,22 @@ class Reason(Enum):
     USER_MISSING = (
         "user_missing",
         "There is no system user {user} on this machine.",
-        "The administrator adds it, or sets run_as_hub_user.",
+        "Ask the administrator to add it, or to set run_as_hub_user.",
     )
     LAUNCH_FAILED = (
         "launch_failed",
         "The session could not be started. {why}",
-        "The administrator finds more in the Hub's log.",
+        "The Hub's log tells an administrator more.",
     )
     CONTAINER_UNSUITABLE = (
         "container_unsuitable",
         "A session in this container could not be suspended: {why}.",
-        "The administrator changes the spawner's settings.",
+        "Ask the administrator to change the spawner's settings.",
     )
     POD_UNSUITABLE = (
         "pod_unsuitable",
         "A session in this pod could not be suspended: {why}.",
-        "The administrator changes the profile, or its hook.",
+        "Ask the administrator to change the profile, or its hook.",
     )
 
     # --- parts that do not answer --------------------------------------------------
@@ -865,7 +865,7 @@ class Reason(Enum):
     NO_AGENT = (
         "no_agent",
         "No agent is ready on any node of the cluster.",
-        "Does the DaemonSet of the agents run?",
+        "Is the DaemonSet of the agents running?",
         True,
     )
     CLUSTER_UNREACHABLE = (
@@ -883,7 +883,7 @@ class Reason(Enum):
     CLUSTER_FORBIDS = (
         "cluster_forbids",
         "Kubernetes does not let the service {verb} {resource}.",
-        "The administrator compares the service's role with etc/kubernetes.",
+        "Ask the administrator to compare the service's role with etc/kubernetes.",
     )
     SERVICE_UNREACHABLE = (
         "service_unreachable",
@@ -891,7 +891,7 @@ class Reason(Enum):
             "The service that keeps suspended sessions does not answer, and there is a"
             " suspended session; it is not replaced by a new one."
         ),
-        "Try again in a minute; the administrator finds the reason in the Hub's log.",
+        "Try again in a minute; the Hub's log tells an administrator the reason.",
         True,
     )
     JOURNAL_HELD = (
@@ -901,7 +901,7 @@ class Reason(Enum):
             " until that one has ended."
         ),
         (
-            "During an update that takes seconds. Else two Hubs share one journal_url:"
+            "During an update that takes seconds. Otherwise two Hubs share one journal_url:"
             " the log says where the other service runs."
         ),
         True,
@@ -912,21 +912,21 @@ class Reason(Enum):
             "The service that keeps suspended sessions does not answer, so it is not"
             " known whether yours is suspended; it is not replaced by a new one."
         ),
-        "Try again in a minute; the administrator finds the reason in the Hub's log.",
+        "Try again in a minute; the Hub's log tells an administrator the reason.",
         True,
     )
     SERVICE_STARTING = (
         "service_starting",
-        "The service that suspends and resumes sessions is being started.",
-        "It takes some seconds; try again.",
+        "The service that suspends and resumes sessions is starting.",
+        "It takes a few seconds; try again.",
         True,
     )
     SERVICE_BROKEN = (
         "service_broken",
         "The service that suspends and resumes sessions cannot work. {why}",
         (
-            "Nothing is lost: suspended sessions are kept. The administrator mends it;"
-            " the Hub's log says more, and so does 'jupyterhub-gpu-reclaim config check'."
+            "Nothing is lost: suspended sessions are kept. For the administrator: the"
+            " Hub's log says more, and so does 'jupyterhub-gpu-reclaim config check'."
         ),
         True,
     )
@@ -944,7 +944,7 @@ class Reason(Enum):
     API_UNREACHABLE = (
         "api_unreachable",
         "The service at {url} does not answer: {why}.",
-        "Is that its address (--url or GPU_RECLAIM_URL), and does the Hub run?",
+        "Is that its address (--url or GPU_RECLAIM_URL), and is the Hub running?",
         True,
     )
     STILL_WAITING = (
@@ -962,7 +962,7 @@ class Reason(Enum):
     PLAIN_HTTP = (
         "plain_http",
         "This page needs HTTPS: without it, other people's pages could use your login.",
-        "Open it by https; the administrator finds it under `trust_plain_http`.",
+        "Open it by https; the administrator's setting for it is `trust_plain_http`.",
     )
     TWO_LOGINS = (
         "two_logins",
@@ -971,7 +971,7 @@ class Reason(Enum):
     )
     UNAUTHENTICATED = (
         "unauthenticated",
-        "Log in first; where you have, reload the page.",
+        "Log in first; if you have, reload the page.",
         "Programs send 'Authorization: token <token of the Hub>'.",
     )
     TOKEN_UNKNOWN = (

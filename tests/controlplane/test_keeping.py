@@ -45,10 +45,10 @@ def test_keep_beyond_the_day_is_refused_with_what_is_left_and_when(person):
         person.keep(2)
     assert caught.value.reason is Reason.KEEP_SPENT
     assert caught.value.message == (
-        "Your sessions can be kept for 4 h in any 24 h: 1 h of it can be had now;"
-        " 2 h can be had in 20 h."
+        "Your sessions can be kept for 4 h in any 24 h; 1 h of that is available now;"
+        " 2 h will be in 20 h."
     )
-    with pytest.raises(Refused, match=r"1 h of it can be had now\.$"):
+    with pytest.raises(Refused, match=r"1 h of that is available now\.$"):
         person.keep(5)
     person.clock.advance(20 * HOUR)
     person.keep(2)

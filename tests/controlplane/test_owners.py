@@ -317,7 +317,7 @@ async def test_running_session_of_an_old_account_is_neither_adopted_nor_ended(wo
     plan = await controller.plan_start(_placement("i2", NEW))
     assert (plan.action, plan.failure.code) == ("refuse", "not_adopted")
     assert controller.users.session(KEY).failure.code == "not_adopted"
-    with pytest.raises(Refused, match="runs already"):
+    with pytest.raises(Refused, match="is running already"):
         await controller.users.start_fresh(KEY, "ada")
     assert [place.contents for place in world.node.living(KEY)] == ["of the old one"]
     await controller.users.renew_login(KEY, "root")

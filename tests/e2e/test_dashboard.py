@@ -1,27 +1,23 @@
 """The dashboard and the rules, asked by a real Prometheus of a Hub that is at work.
 
 Whether a metric exists is asked in ``tests/monitoring``; here, whether the labels meet,
-so that each panel has something to show. Grafana itself is on no registry that a test
-could take it from.
+so that each panel has something to show. What it looks like is drawn by
+``benchmarks/dashboard_picture.py``.
 """
 
 from __future__ import annotations
 
-import re
-import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import requests
-import yaml
 
 from demo import guests
 from demo.admin import Admin
-from demo.stack import free_port
-from tests.monitoring.test_rules import PANELS, PROGRAMS, ROOT, RULES, expressions
+from tests.monitoring.test_rules import PANELS, PROGRAMS, expressions
 from tests.support import light_server
+from tests.support.prometheus import SCRAPE_SECONDS, asked, scraping
 from tests.support.stack import Stack
 
 if TYPE_CHECKING:
@@ -31,7 +27,6 @@ PROMETHEUS = PROGRAMS["prometheus"]
 pytestmark = pytest.mark.skipif(
     PROMETHEUS is None, reason="no Prometheus: run scripts/bootstrap test"
 )
-SCRAPE_SECONDS = 1
 #: Nothing has failed, so it is empty as it should be.
 WELL = {"Failures by reason"}
 
@@ -51,49 +46,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of one that scrapes the stack as ``docs/how-to/operate.md`` says."""
-    folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "token").write_text(Admin(stack).headers["Authorization"].split()[1])
-    scrape = {
-        "job_name": "gpu-reclaim",
-        "metrics_path": "/services/gpu-reclaim/metrics",
-        "authorization": {"credentials_file": str(folder / "token")},
-        "static_configs": [{"targets": [stack.url.partition("//")[2]]}],
-    }
-    settings = {
-        "global": {
-            "scrape_interval": f"{SCRAPE_SECONDS}s",
-            "evaluation_interval": "1s",
-        },
-        "rule_files": [str(ROOT / "etc/prometheus" / name) for name in RULES],
-        "scrape_configs": [scrape],
-    }
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        str(PROMETHEUS),
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={address}",
-    ]
-    with Path(folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def asked(prometheus: str, expression: str) -> list[dict]:
-    """What it answers to an expression of the dashboard, a rule or an alert."""
-    values = {"$job": "gpu-reclaim", "$__rate_interval": "30s", "$__range": "1h"}
-    plain = re.sub(r"\$\w+", lambda found: values[found[0]], expression)
-    answer = requests.get(
-        f"{prometheus}/api/v1/query", params={"query": plain}, timeout=20
-    )
-    assert answer.ok, (expression, answer.text)
-    return answer.json()["data"]["result"]
+    """The address of one that scrapes the stack."""
+    with scraping(stack, tmp_path_factory.mktemp("prometheus"), str(PROMETHEUS)) as url:
+        yield url
 
 
 def test_every_panel_has_something_to_show_and_no_alert_fires(

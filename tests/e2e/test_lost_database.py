@@ -82,7 +82,7 @@ def test_session_that_runs_beside_another_database_is_adopted_or_left_alone(
     for _ in range(2):
         refused = ada.user.hub("POST", "users/ada/server", json={})
         assert refused.status_code == 409
-        assert "A session of ada runs already" in refused.json()["message"]
+        assert "A session of ada is running already" in refused.json()["message"]
         assert ada.inits() == inits
     page = ada.user.http.get(f"{stack.url}/hub/spawn/ada", timeout=60)
     assert "It is not taken over, and goes on" in page.text

@@ -82,7 +82,7 @@ def test_session_that_runs_is_not_ended_by_a_start_that_is_refused(hub, service,
     for _ in range(2):
         refused = start(hub, amy.name)
         assert refused.status_code == 409
-        assert "runs already" in refused.json()["message"]
+        assert "is running already" in refused.json()["message"]
         assert service.init(amy.name) == init
         assert not hub.server(amy.name)["ready"]
         assert tokens(hub, amy.name) == []

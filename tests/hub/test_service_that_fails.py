@@ -50,7 +50,7 @@ def test_hub_with_a_service_that_loads_slowly_is_up_before_it(stack):
     answer = stack.ask("readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "service_starting")
     assert stack.ask("healthz").status_code == 200
-    assert "is being started" in stack.ask("").text
+    assert "is starting" in stack.ask("").text
     (stack.folder / "slow").unlink()
     wait_until(stack.ready, 90, stack.hub.log)
     assert stack.lives()

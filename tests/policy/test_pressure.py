@@ -129,7 +129,7 @@ def test_chosen_session_goes_with_the_reason_and_another_does_not():
     chosen = decide(session("ada", wanted=2), NOW)[0]
     assert (chosen.reclaim, chosen.code) == (True, "pressure")
     assert chosen.message == (
-        "Idle for 10 min, and somebody waits for a GPU (2 in the queue)."
+        "Idle for 10 min, and somebody is waiting for a GPU (2 in the queue)."
     )
     other = decide(session("ada"), NOW)[0]
     assert (other.reclaim, other.code) == (False, "recently_active")

@@ -174,9 +174,9 @@ def test_verdicts_say_which_rule_decided(snapshot, now):
     )
     assert first(idle_after=0.0) == (
         False,
-        f"Idle sessions are not suspended by themselves here {rule}.",
+        f"Idle sessions are not suspended automatically here {rule}.",
     )
-    never = "Never suspended by itself: so says the rule for group staff."
+    never = "Never suspended automatically, by the rule for group staff."
     assert first(never=True) == (False, never)
     assert first(never=False)[0]
     assert first(quiet_hours=["22:00-23:00"]) == (

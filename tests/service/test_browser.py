@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
     GpuSample,
+    KeptState,
     Nap,
     OwnIdleTime,
     Phase,
@@ -216,7 +217,7 @@ async def test_overview_is_live_filtered_and_steered_without_a_reload(service, t
 
     await page.get_by_role("link", name="Next").click()
     await expect(page.locator("#count")).to_have_text("51 to 61 of 61 sessions")
-    await page.get_by_label("Look for").fill("n1")
+    await page.get_by_label("Search").fill("n1")
     await expect(page.locator("tr[data-session]")).to_have_count(1)
     assert page.url.endswith("/all?text=n1&sort=wasted")
 
@@ -226,7 +227,7 @@ async def test_overview_is_live_filtered_and_steered_without_a_reload(service, t
     await page.keyboard.press("Tab")
     await expect(bob.get_by_text("Keep running for 1 h")).to_be_focused()
     service.control.put("bob", facts={"node": "n1", "opted_out_by": "root"})
-    await expect(bob).to_contain_text("root has said so")
+    await expect(bob).to_contain_text("by order of root")
     await expect(bob.get_by_text("Keep running for 1 h")).to_be_focused()
     await page.keyboard.press("Enter")
     await expect(page.locator("#notice")).to_have_text("Noted.")
@@ -393,3 +394,16 @@ async def test_times_are_the_readers_own_and_an_idle_time_can_be_chosen(service,
     await page.get_by_role("button", name="Set", exact=True).click()
     await expect(page.get_by_text("Noted.")).to_be_visible()
     assert ("idle_time", SessionKey("ada"), 1800.0, "ada") in service.control.calls
+
+
+async def test_times_of_a_page_without_a_script_of_its_own_are_the_readers(
+    service, tab
+):
+    kept = [
+        KeptState(id="c2", generation=2, created=1.7e9, keeping="current"),
+        KeptState(id="c1", generation=1, created=1.6e9, keeping="aside"),
+    ]
+    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="c2", kept=kept)
+    page = await tab("token-ada", timezone_id="Asia/Kathmandu", locale="en-GB")
+    await page.goto(service.url + "sessions/ada/-/fresh")
+    await expect(page.get_by_text("Checkpoint of 13 Sept 2020, 18:11")).to_be_visible()

@@ -129,7 +129,7 @@ async def test_overview_shows_what_a_session_holds_and_did(service, root):
 async def test_card_that_needs_fewer_seats_is_named(service, root):
     service.control.crowded_known = {"f00d": CrowdedCard(name="NVIDIA A100", wakes=3)}
     page = (await root.get("all")).body.decode()
-    assert "GPU NVIDIA A100 (f00d) needs fewer seats: in the last hour 3 of" in page
+    assert "GPU NVIDIA A100 (f00d) has too many sessions: in the last hour 3 of" in page
 
 
 async def test_summary_shows_the_present_and_the_plot(service, root):
@@ -239,7 +239,7 @@ async def test_report_is_a_page_and_a_file_for_managers(service, root):
     assert "this machine" in html
     assert "report?month=2026-10" in html
     assert "<strong>12.2 GB·h</strong>" in html
-    assert "They are counted since 2026-11-02 06:13 UTC." in html
+    assert "They have been counted since 2026-11-02 06:13 UTC." in html
     assert "allow-downloads" in page.headers["Content-Security-Policy"]
     file = await root.get("report.csv?month=2026-11")
     assert "attachment" in file.headers["Content-Disposition"]

@@ -242,7 +242,7 @@ async def test_every_form_carries_the_token_and_every_button_a_name(service, bro
 
 
 async def test_static_files_are_served_without_a_login(service):
-    for name in ("service.css", "overview.css", "live.js", "mine.js", "overview.js"):
+    for name in ("service.css", "overview.css", "live.js", "times.js", "mine.js"):
         response = await service.call(f"static/{name}", "")
         assert response.code == 200
         assert response.headers["Cache-Control"] == "no-cache"
@@ -261,7 +261,7 @@ async def test_login_answer_with_an_error_is_a_page_without_a_traceback(browser)
 
 
 REVOKED = Failure(code="token_revoked", message="It was revoked.")
-ALONE = Failure(code="not_adopted", message="A session of ada runs already.")
+ALONE = Failure(code="not_adopted", message="A session of ada is running already.")
 SECOND = Failure(code="second_tree", message="Programs (i2) run.", incarnation="i2")
 
 

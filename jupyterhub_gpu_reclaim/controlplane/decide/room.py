@@ -37,7 +37,7 @@ CROWDED_WAKES, CROWDED_SECONDS = 3, 3600.0
 
 
 class CrowdedCard(NamedTuple):
-    """A card that needs fewer seats."""
+    """A card that has too many sessions."""
 
     name: str
     wakes: int

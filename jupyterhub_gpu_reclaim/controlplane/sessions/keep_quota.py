@@ -88,7 +88,7 @@ class KeepQuota:
             return
         at = possible_at(spans, seconds, self._per_day, now)
         asked = duration(seconds)
-        more = "" if at is None else f"; {asked} can be had in {duration(at - now)}"
+        more = "" if at is None else f"; {asked} will be in {duration(at - now)}"
         raise Refused(
             Reason.KEEP_SPENT,
             limit=duration(self._per_day),

@@ -1,5 +1,6 @@
 // What the pages share: following the service's events, taking fresh parts of a page in,
 // and sending forms without leaving the page. The pages work without it.
+import { inLocalTime } from "./times.js";
 
 /** The URL of a session's pages, of its key "user/server". */
 export const urlOf = (prefix, session) => {
@@ -36,37 +37,6 @@ export async function fetched(url, xsrf) {
 
 const parsed = (html) =>
   inLocalTime(new DOMParser().parseFromString(html, "text/html").body);
-
-const IN_UTC = /(\d{4}-\d\d-\d\d) (\d\d:\d\d) UTC/g; // common/text.py writes so
-
-/** Say all times of a part of the page in the reader's own zone. */
-function inLocalTime(root) {
-  const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
-  while (texts.nextNode()) {
-    const { data } = texts.currentNode;
-    const local = data.replace(IN_UTC, (_, day, time) => said(`${day}T${time}Z`));
-    if (local !== data) texts.currentNode.data = local;
-  }
-  for (const button of root.querySelectorAll("button[data-seconds]")) {
-    const until = new Date(Date.now() + 1000 * button.dataset.seconds);
-    button.textContent = `${button.textContent.trim()}, until ${said(until)}`;
-    delete button.dataset.seconds;
-  }
-  return root;
-}
-
-/** A moment as people say it, with its day where that is another one. */
-function said(at) {
-  const when = new Date(at);
-  const time = { hour: "2-digit", minute: "2-digit" };
-  if (when.toDateString() === new Date().toDateString())
-    return when.toLocaleTimeString([], time);
-  const near = Math.abs(when - Date.now()) < 6 * 86400000;
-  const day = near ? { weekday: "short" } : { dateStyle: "medium" };
-  return near
-    ? when.toLocaleString([], { ...day, ...time })
-    : when.toLocaleString([], { ...day, timeStyle: "short" });
-}
 
 /** Put a fresh element in the place of an old one: what is open stays open, what has
     the focus keeps it, and what is the same is not touched. */
@@ -232,9 +202,8 @@ export function say(text, bad = false) {
   if (text && !bad) silence = setTimeout(say, 8000, "");
 }
 
-/** What every page does once: local times, and a notice that a reload does not repeat. */
+/** What such a page does once: a notice that a reload does not repeat. */
 export function begin() {
-  inLocalTime(document.body);
   const notice = document.getElementById("notice");
   if (notice.textContent) say(notice.textContent);
   const here = new URL(location.href);
@@ -242,13 +211,6 @@ export function begin() {
     here.searchParams.delete("done");
     history.replaceState(null, "", here);
   }
-  document.addEventListener("mouseover", ({ target }) => {
-    if (target.localName === "time")
-      target.title = new Date(target.dateTime).toLocaleString([], {
-        dateStyle: "full",
-        timeStyle: "long", // with the zone
-      });
-  });
 }
 
 /** Do something now and then, and when the person looks at the page again. */

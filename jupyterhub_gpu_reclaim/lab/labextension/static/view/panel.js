@@ -127,7 +127,7 @@ export class Panel {
   async chooseIdleTime() {
     const seconds = Number(this.idleTime.value) || null;
     this.say(await this.service.chooseIdleTime(seconds), () =>
-      seconds ? "Your own time is set." : "It has the Hub's own time again."
+      seconds ? "Your own time is set." : "The Hub's own time applies again."
     );
   }
 
@@ -137,7 +137,7 @@ export class Panel {
     await this.offer();
     (this.choices.querySelector("button") || this.title).focus();
     this.say(answer, ({ kept_until: until }) =>
-      until ? `Kept until ${clockTime(until)}.` : "It is kept no longer."
+      until ? `Kept until ${clockTime(until)}.` : "It is no longer kept."
     );
   }
 
