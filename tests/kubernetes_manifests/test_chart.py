@@ -176,7 +176,7 @@ def test_all_that_values_can_make_is_valid():
 
 @helm.needed
 def test_two_hubs_of_one_cluster_share_nothing_by_name():
-    """Agents, state folders and cluster-wide rights of each; the Hubs' own namespaces."""
+    """Agents, state folders, and the rights of each Hub."""
     one = objects({"realm": "one", "hub": {"namespace": "a"}}, namespace="agents-a")
     two = objects({"realm": "two", "hub": {"namespace": "b"}}, namespace="agents-b")
 
