@@ -152,7 +152,11 @@ def test_values_that_cannot_work_are_refused_with_a_sentence(values, sentence):
 @helm.needed
 @pytest.mark.parametrize(("values", "named"), MISTAKES)
 def test_helm_refuses_typing_mistakes(values, named):
-    assert named in refusal(merged(LEAST, values))
+    said = refusal(merged(LEAST, values))
+    # versions of Helm write the place in different ways
+    places = [part for part in named.strip("'").split("/") if not part.isdigit()]
+    assert all(part in said for part in places)
+    assert "schema" in said
 
 
 @helm.needed
