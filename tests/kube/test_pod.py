@@ -81,6 +81,21 @@ def test_start_with_a_command_prefixes_that_and_leaves_the_arguments() -> None:
     assert container["args"] == CMD
 
 
+@pytest.mark.parametrize("name", ["gvisor", "runsc", "kata", "kata-vm-isolation"])
+@pytest.mark.parametrize("mode", ["start", "hold"])
+def test_a_sandbox_that_hides_its_processes_from_the_node_is_refused(name, mode):
+    pod = a_pod(extra_pod_config={"runtimeClassName": name})
+    with pytest.raises(Refused, match=f"runtime class {name} hides") as refused:
+        prepared(pod, a_purpose(mode))
+    assert refused.value.reason is Reason.POD_UNSUITABLE
+
+
+@pytest.mark.parametrize("name", ["nvidia", "runc", "katalog", ""])
+def test_other_runtime_classes_are_taken(name):
+    pod = a_pod(extra_pod_config={"runtimeClassName": name} if name else {})
+    assert prepared(pod, a_purpose()).spec.runtime_class_name == (name or None)
+
+
 def test_start_without_any_command_is_refused_with_what_to_set() -> None:
     with pytest.raises(Refused, match=r"KubeSpawner\.cmd"):
         prepared(a_pod(cmd=None), a_purpose())

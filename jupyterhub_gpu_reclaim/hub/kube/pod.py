@@ -13,6 +13,7 @@ and nothing else. An image without it does not start; its pod says so.
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ INCARNATION = f"{PREFIX}/incarnation"
 GENERATION = f"{PREFIX}/generation"
 USER = f"{PREFIX}/user"
 SERVER = f"{PREFIX}/server"
+#: Runtime classes of gVisor and Kata, as GKE, AKS, OpenShift and their own manuals name
+#: them. The name is all that a pod tells.
+_SANDBOX = re.compile(r"gvisor|runsc|kata(-.+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,10 @@ def prepared(pod: Any, purpose: PodPurpose) -> Any:
     pod.metadata, pod.spec = copy.copy(pod.metadata), copy.copy(pod.spec)
     if pod.spec.share_process_namespace:
         raise _refused("shareProcessNamespace leaves it no process number 1 of its own")
+    if _SANDBOX.fullmatch(runtime := pod.spec.runtime_class_name or ""):
+        raise _refused(
+            f"its runtime class {runtime} hides its processes from the node's kernel"
+        )
     at = _position(pod)
     container = copy.copy(pod.spec.containers[at])
     pod.spec.containers = [*pod.spec.containers]

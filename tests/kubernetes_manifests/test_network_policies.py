@@ -1,0 +1,138 @@
+"""Who may talk to whom: our policies, held against each connection that the parts make.
+
+What the policies mean is evaluated (``tests/support/network_policies.py``); no plugin
+enforces them here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from kubespawner import KubeSpawner
+
+from jupyterhub_gpu_reclaim.service.settings.options import Options
+from tests.support import helm
+from tests.support.helm import LEAST, is_test, rendered
+from tests.support.kustomized import FOLDER, built, documents
+from tests.support.network_policies import Party, reaches
+
+AGENT = Options().agent_port
+SERVICE = 10101
+HUB = {"app.kubernetes.io/name": "jupyterhub", "app.kubernetes.io/component": "hub"}
+PROXY = {**HUB, "app.kubernetes.io/component": "proxy"}
+USER = {**HUB, "app.kubernetes.io/component": KubeSpawner.component_label.default_value}
+AGENTS = {"app.kubernetes.io/name": "gpu-reclaim-agent"}
+PARTIES = {
+    "hub": Party("jupyterhub", HUB, {"hub": 8081}),
+    "proxy": Party("jupyterhub", PROXY, {"http": 8000, "api": 8001}),
+    "user": Party("jupyterhub", USER, {"notebook-port": 8888}),
+    "agent": Party("gpu-reclaim", AGENTS, {"agent": AGENT}),
+    "beside the agents": Party("gpu-reclaim", {"app": "store"}),
+    "test": Party("gpu-reclaim", {"app.kubernetes.io/name": "gpu-reclaim-agent-test"}),
+    "prometheus": Party("monitoring", {"app": "prometheus"}),
+    "another hub": Party("elsewhere", HUB),
+    "stranger": Party("elsewhere", {}),
+}
+
+
+def ours():
+    return [one for one in built() if one["kind"] == "NetworkPolicy"]
+
+
+def of_values(name):
+    """The Hub's policy: z2jh's own rule for 8081, and what those values add."""
+    path = Path(__file__).parents[2] / "helm-values" / name
+    values = yaml.safe_load(path.read_text())
+    own = {
+        "from": [{"podSelector": {"matchLabels": PROXY}},
+                 {"podSelector": {"matchLabels": USER}}],
+        "ports": [{"port": 8081}],
+    }  # fmt: skip
+    added = values["hub"]["networkPolicy"]["ingress"]
+    return {
+        "metadata": {"namespace": "jupyterhub"},
+        "spec": {
+            "podSelector": {"matchLabels": HUB},
+            "policyTypes": ["Ingress"],
+            "ingress": [own, *added],
+        },
+    }
+
+
+def who_reaches(policies, target, port):
+    return {
+        name
+        for name, party in PARTIES.items()
+        if name != target and reaches(policies, party, PARTIES[target], port)
+    }
+
+
+def test_the_labels_are_those_of_the_real_pods():
+    made = documents(FOLDER / "hub" / "hub.yaml")
+    pods = {
+        one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"]
+        for one in made
+        if one["kind"] == "Deployment"
+    }
+    assert pods == {"hub": HUB, "proxy": PROXY}
+    [agents] = [one for one in built() if one["kind"] == "DaemonSet"]
+    template = agents["spec"]["template"]
+    assert template["metadata"]["labels"] == AGENTS
+    [port] = template["spec"]["containers"][0]["ports"]
+    assert PARTIES["agent"].ports == {port["name"]: port["containerPort"]}
+
+
+def test_only_the_hubs_pod_reaches_the_agents_and_on_their_port_alone():
+    assert who_reaches(ours(), "agent", AGENT) == {"hub"}
+    for port in (22, 8081, SERVICE, AGENT + 1):
+        assert who_reaches(ours(), "agent", port) == set()
+
+
+def test_the_agents_reach_what_they_need():
+    """Their store, wherever it is, and the servers of the sessions on their node."""
+    assert reaches(ours(), PARTIES["agent"], PARTIES["user"], 8888)
+    assert reaches(ours(), PARTIES["agent"], PARTIES["beside the agents"], 9000)
+    assert reaches(ours(), PARTIES["agent"], PARTIES["stranger"], 443)
+
+
+def test_nothing_of_the_hubs_own_connections_is_touched():
+    for source, target, port in [
+        ("user", "hub", 8081),
+        ("proxy", "hub", 8081),
+        ("hub", "proxy", 8001),
+        ("proxy", "user", 8888),
+        ("hub", "user", 8888),
+    ]:
+        assert reaches(ours(), PARTIES[source], PARTIES[target], port)
+
+
+@pytest.mark.parametrize(
+    ("values", "readers"),
+    [("minimal.yaml", {"proxy"}), ("full.yaml", {"proxy", "prometheus"})],
+)
+def test_the_service_is_reached_through_the_proxy_and_by_no_user(values, readers):
+    policies = [of_values(values), *ours()]
+    assert who_reaches(policies, "hub", SERVICE) == readers
+    assert who_reaches(policies, "hub", 8081) == {"proxy", "user"}
+    assert reaches(policies, PARTIES["hub"], PARTIES["agent"], AGENT)
+
+
+@helm.needed
+def test_the_chart_lets_in_its_hub_and_while_it_is_tested_the_test():
+    values = {**LEAST, "hub": {"namespace": "elsewhere"}}
+    made = [one for one in rendered(values) if one["kind"] == "NetworkPolicy"]
+    always = [one for one in made if not is_test(one)]
+    assert who_reaches(always, "agent", AGENT) == {"another hub"}
+    assert who_reaches(made, "agent", AGENT) == {"another hub", "test"}
+    assert who_reaches(made, "agent", 22) == set()
+
+
+@pytest.mark.parametrize("lost", ["namespaceSelector", "podSelector", "ports"])
+def test_a_policy_that_has_lost_a_part_would_be_noticed(lost):
+    [policy] = ours()
+    rule = policy["spec"]["ingress"][0]
+    (rule if lost == "ports" else rule["from"][0]).pop(lost)
+    changed = [who_reaches([policy], "agent", port) for port in (AGENT, 22)]
+    assert changed != [{"hub"}, set()]

@@ -1,0 +1,144 @@
+"""Which level of the Pod Security Standards each of our pods needs, and why.
+
+``docs/how-to/kubernetes-platforms.md`` says so to administrators, and is read here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from kubespawner.objects import make_pod
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.hub.kube.pod import PodPurpose, prepared
+from tests.kube.schemas import as_json
+from tests.support import helm
+from tests.support.helm import LEAST, is_test, rendered
+from tests.support.kustomized import FOLDER, built, documents
+from tests.support.pod_security import LEVELS, broken, level
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes-platforms.md"
+#: What KubeSpawner is told, for a pod of the level.
+SETTINGS = {
+    "restricted": {
+        "uid": 1000,
+        "allow_privilege_escalation": False,
+        "container_security_context": {
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    },
+    "baseline": {"uid": 1000},
+    "privileged": {"privileged": True},
+}
+
+
+def agent():
+    [found] = [one for one in built() if one["kind"] == "DaemonSet"]
+    return found["spec"]["template"]["spec"]
+
+
+def hub_and_proxy():
+    return {
+        one["metadata"]["name"]: one["spec"]["template"]["spec"]
+        for one in documents(FOLDER / "hub" / "hub.yaml")
+        if one["kind"] == "Deployment"
+    }
+
+
+def session(**more):
+    return make_pod(
+        name="jupyter-ada",
+        cmd=["jupyterhub-singleuser"],
+        port=8888,
+        image="quay.io/jupyter/base:1",
+        image_pull_policy="IfNotPresent",
+        logger=logging.getLogger(),
+        volumes=[{"name": "home", "persistentVolumeClaim": {"claimName": "a"}}],
+        **more,
+    )
+
+
+def table(head):
+    """The rows of the page's table that has this first column."""
+    _, _, text = PAGE.read_text().partition(f"| {head} |")
+    assert text, head
+    rows = text.partition("\n\n")[0].splitlines()[2:]
+    return {
+        cells[0]: cells[1:]
+        for cells in (
+            [cell.strip() for cell in row.strip("|").split(" | ")] for row in rows
+        )
+    }
+
+
+def test_the_agents_break_these_rules_and_no_other():
+    rules = table("the agents break")
+    assert broken(agent(), "baseline") == set(rules)
+    assert level(agent()) == "privileged"
+    [namespace] = [one for one in built() if one["kind"] == "Namespace"]
+    enforced = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+    assert enforced == "privileged"
+
+
+def test_each_pod_needs_the_level_that_the_page_says():
+    told = {name: cells[0].strip("`") for name, cells in table("pod").items()}
+    assert told.pop("agent") == level(agent())
+    for name, pod in hub_and_proxy().items():
+        assert told.pop(f"{name} of `etc/kubernetes/hub`") == level(pod)
+    assert told.pop("pod of `helm test`") == "restricted"
+    [of_sessions] = told
+    assert of_sessions == "session"
+
+
+@helm.needed
+def test_the_pod_of_helm_test_is_restricted():
+    [pod] = [o["spec"] for o in rendered(LEAST) if is_test(o) and o["kind"] == "Pod"]
+    assert broken(pod, "restricted") == set()
+
+
+@pytest.mark.parametrize("wanted", LEVELS)
+@pytest.mark.parametrize("mode", ["start", "hold"])
+def test_a_sessions_pod_needs_no_other_level_than_kubespawners(wanted, mode):
+    pod = session(**SETTINGS[wanted])
+    image = "quay.io/jupyter/base@sha256:" + "a" * 64
+    purpose = PodPurpose(
+        mode=mode, key=SessionKey("ada"), incarnation="f" * 32, image=image
+    )
+    ours, theirs = (as_json(one)["spec"] for one in (prepared(pod, purpose), pod))
+    assert level(theirs) == wanted
+    assert broken(ours, "restricted") == broken(theirs, "restricted")
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"hostPID": True}, "Host Namespaces"),
+        ({"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}, "HostPath Volumes"),
+        ({"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}, "SELinux"),
+        ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "Seccomp"),
+        ({"securityContext": {"sysctls": [{"name": "kernel.msgmax"}]}}, "Sysctls"),
+    ],
+)
+def test_the_rules_find_what_they_are_for(changed, rule):
+    pod = hub_and_proxy()["proxy"]
+    assert broken(pod, "restricted") == set()
+    assert rule in broken({**pod, **changed}, "baseline")
+
+
+def test_what_the_page_says_of_admission_is_what_the_pods_are():
+    text = re.sub(r"\s+", " ", PAGE.read_text())
+    assert "restartPolicy: Never" in text
+    pod = prepared(session(), PodPurpose(
+        mode="hold", key=SessionKey("ada"), incarnation="f" * 32,
+        image="quay.io/jupyter/base@sha256:" + "a" * 64,
+    ))  # fmt: skip
+    spec = as_json(pod)["spec"]
+    assert spec["restartPolicy"] == "Never"
+    [notebook] = spec["containers"]
+    assert not [name for name in notebook if name.endswith("Probe")]
+    assert notebook["image"].endswith("@sha256:" + "a" * 64)
