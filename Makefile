@@ -37,7 +37,7 @@ coverage: ## branches covered by the tests that need no root; a floor in pyproje
 versions: ## one whole pass for each combination of versions; docs/reference/versions.md
 	@scripts/bootstrap test
 	@nice -n 19 $(PYTHON) benchmarks/versions.py .cache/versions \
-		$(shell command -v python3.11 python3.12 python3.13 python3.14) \
+		$$(for each in 3.11 3.12 3.13 3.14; do command -v python$$each; done) \
 		--page docs/reference/versions.md
 
 simulate: ## the whole system by seeds, SEEDS of them from FROM on; docs/explanation/track-record.md

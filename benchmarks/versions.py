@@ -239,8 +239,10 @@ def _run(command: list[str], env: dict[str, str] | None = None) -> str:
 
 
 def _version(python: str) -> str:
+    """Its first two numbers; nothing of one that does not run, as pyenv's may not."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    return _run([python, "-c", code]).strip()
+    done = subprocess.run([python, "-c", code], capture_output=True, check=False)
+    return done.stdout.decode().strip()
 
 
 def _told(report: Path) -> str:
