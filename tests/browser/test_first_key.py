@@ -2,7 +2,7 @@
 
 JupyterLab shows a notebook before it knows which kernels the server runs. Each round
 here suspends the session, opens its notebook in a new tab, and runs a cell as soon as
-it is shown, also while the server is slow to tell its kernels.
+it is shown, also while the server takes eight seconds to tell its kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .conftest import notebook_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from playwright.sync_api import BrowserContext, Locator, Page, Route
+    from playwright.sync_api import BrowserContext, Page, Route
 
     from demo.admin import Admin
     from demo.user import Kernel, Server
@@ -40,11 +40,6 @@ SLOW_LIST = """(() => {
     return answer;
   };
 })()"""
-#: It reaches the page when the test lets it.
-HELD_LIST = SLOW_LIST.replace(
-    "new Promise((wake) => setTimeout(wake, MILLISECONDS))", "held"
-).replace("(() => {", "(() => {\n  const held = new Promise((go) => { letIn = go; });")
-LET_IN = "letIn()"
 #: A tab that its user does not look at.
 HIDDEN = """Object.defineProperty(document, "hidden", {get: () => !window.shown})
 Object.defineProperty(document, "visibilityState",
@@ -119,30 +114,14 @@ def without_extension(stack: Stack, new_name: str) -> None:
 
 def press(tab: Page) -> str:
     """Type into the second cell and run it at once; what it has printed."""
-    run_second(tab)
-    return printed(tab)
-
-
-def run_second(tab: Page) -> None:
-    """Type into the second cell and run it, as soon as it is shown."""
     cell = tab.locator(".jp-Notebook .jp-CodeCell").nth(1)
     cell.locator(".cm-content").click(timeout=90_000)
     tab.keyboard.press("Control+End")
     tab.keyboard.type("  # typed")
     tab.keyboard.press("Shift+Enter")
-
-
-def printed(tab: Page) -> str:
-    """What the second cell prints."""
-    output = tab.locator(".jp-Notebook .jp-CodeCell").nth(1)
-    output = output.locator(".jp-OutputArea-output")
+    output = cell.locator(".jp-OutputArea-output")
     output.first.wait_for(timeout=30_000)
     return output.first.inner_text().strip()
-
-
-def waits(tab: Page) -> Locator:
-    """What says that a cell waits for its kernel."""
-    return tab.locator("#gpu-reclaim-notice", has_text="Connecting to the kernel")
 
 
 def slowly(milliseconds: int) -> str:
@@ -176,7 +155,7 @@ def rounds_without(somebody: Somebody, page: str, slow: int, number: int) -> Non
 def test_first_key_while_the_list_of_kernels_fails_and_is_late_runs_in_the_old_kernel(
     somebody: Somebody,
 ) -> None:
-    tab = somebody.returns("notebook", HELD_LIST)
+    tab = somebody.returns("notebook", slowly(8000))
     left = [502]
 
     def fail(route: Route) -> None:
@@ -186,10 +165,7 @@ def test_first_key_while_the_list_of_kernels_fails_and_is_late_runs_in_the_old_k
             route.continue_()
 
     tab.route(re.compile(r"/api/sessions(\?|$)"), fail)
-    run_second(tab)
-    waits(tab).wait_for()
-    tab.evaluate(LET_IN)
-    assert printed(tab) == "it is 42"
+    assert press(tab) == "it is 42"
     assert not left
     assert somebody.kernels() == [somebody.kernel.id]
 
@@ -220,19 +196,19 @@ def test_first_key_without_the_extension_runs_in_the_old_kernel(
 def test_first_keys_while_the_list_is_late_wait_for_the_old_kernel_in_their_order(
     somebody: Somebody,
 ) -> None:
-    tab = somebody.returns("lab", HELD_LIST)
+    tab = somebody.returns("lab", slowly(8000))
     cells = tab.locator(".jp-Notebook .jp-CodeCell")
     cells.nth(0).locator(".cm-content").click(timeout=90_000)
     tab.keyboard.press("Control+a")
     tab.keyboard.type("x += 100")
     tab.keyboard.press("Shift+Enter")
     tab.keyboard.press("Shift+Enter")
-    waits(tab).wait_for()
-    tab.evaluate(LET_IN)
+    waiting = tab.locator("#gpu-reclaim-notice", has_text="Connecting to the kernel")
+    waiting.wait_for()
     output = cells.nth(1).locator(".jp-OutputArea-output")
     output.first.wait_for()
     assert output.first.inner_text().strip() == "it is 142"
-    waits(tab).wait_for(state="hidden")
+    waiting.wait_for(state="hidden")
     assert somebody.kernels() == [somebody.kernel.id]
 
 

@@ -213,7 +213,7 @@ async def test_names_and_reasons_are_escaped(service):
     service.control.put(evil, evil, failure=failure)
     page = (await Browser(service, "token-root").get("all")).body.decode()
     sources = [one.get("src") for one in Tags(page).all("script")]
-    scripts = ["health.js", "overview.js"]
+    scripts = ["times.js", "health.js", "overview.js"]
     assert sources == [f"/services/gpu-reclaim/static/{one}" for one in scripts]
     assert "alert(1)</script>" not in page
 
