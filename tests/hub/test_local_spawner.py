@@ -74,7 +74,7 @@ def test_session_that_crashed_ends_with_its_status_in_the_hubs_log(hub, service,
     (server,) = children(root)
     incarnation = hub.server("games")["state"]["gpu_reclaim"]["incarnation"]
     os.kill(server, signal.SIGKILL)
-    said = "games server stopped, with exit code: 137"
+    said = "games server stopped, with exit code: -9"
     wait_until(lambda: said in hub.log(), 60, hub.log)
     # Nobody asks any more.
     wait_until(lambda: exit_status.read(incarnation) == 0, 60, hub.log)

@@ -287,3 +287,49 @@ def test_a_hub_killed_while_it_is_suspended_brings_it_back(hub, elsewhere, user)
     assert notebook(pod)["command"][3] == "hold"
     wait(lambda: phase(hub, user) == "running", hub)
     assert elsewhere.cluster.violations == []
+
+
+def begin(hub):
+    """Without the service's plan a start would leave no owner in the journal."""
+    hub.start()
+    wait(hub.service_ready, hub, 60)
+
+
+@pytest.mark.extra  # three Hubs; e2e/test_lost_database.py has the local ones
+def test_session_that_runs_beside_another_database_is_adopted_or_left_alone(
+    hub, elsewhere, user
+):
+    """Whatever database the Hub has: what runs keeps its pod, and what is in it."""
+    cluster = elsewhere.cluster
+    hub.api("POST", f"users/{user}")
+    hub.terminate()
+    database = hub.folder / "jupyterhub.sqlite"
+    backup = database.read_bytes()
+    begin(hub)
+    first = start(hub, user)
+    assert wait(lambda: phase(hub, user) == "running", hub)
+    pod = cluster.pod(f"jupyter-{user}")
+
+    hub.kill()
+    database.write_bytes(backup)  # it has the account, and no server of it
+    begin(hub)
+    assert start(hub, user)["url"] == first["url"]
+    now = cluster.pod(f"jupyter-{user}")
+    assert now["metadata"]["uid"] == pod["metadata"]["uid"]
+
+    hub.kill()
+    database.unlink()
+    begin(hub)
+    hub.api("POST", f"users/{user}")
+    for _ in range(2):
+        refused = hub.api("POST", f"users/{user}/server")
+        assert refused.status_code == 409, refused.text
+        assert f"A session of {user} runs already" in refused.json()["message"]
+        now = cluster.pod(f"jupyter-{user}")
+        assert now["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert reclaim(hub, "POST", f"sessions/{user}/-/renew-login").ok
+    assert start(hub, user)["url"] == first["url"]
+    now = cluster.pod(f"jupyter-{user}")
+    assert now["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert "deletionTimestamp" not in now["metadata"]
+    assert cluster.violations == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,6 +103,16 @@ def made(kind, **more):
     return spawner
 
 
+def without_logins():
+    return SimpleNamespace(
+        account=lambda: "1",
+        save_state=lambda: None,
+        token_id=lambda _: 0,
+        hash_of=lambda _: "",
+        delete=lambda _: None,
+    )
+
+
 def test_spawner_whose_will_resume_cannot_be_set_loads_a_suspended_session():
     spawner = made(ReclaimBoxes)
     assert not spawner.will_resume
@@ -143,13 +155,7 @@ async def test_without_a_service_it_starts_and_stops_as_ever():
     spawner = made(ReclaimBoxes)
     spawner.port = 4711
     spawner.api_token = ""
-    spawner._lifecycle.logins = SimpleNamespace(
-        account=lambda: "1",
-        save_state=lambda: None,
-        token_id=lambda _: 0,
-        hash_of=lambda _: "",
-        delete=lambda _: None,
-    )
+    spawner._lifecycle.logins = without_logins()
     assert await spawner.start() == ("127.0.0.1", 4711)
     assert spawner.reclaim_pointer.location == Location(name="box-2")
     assert await spawner.poll() is None
@@ -200,3 +206,46 @@ def test_systemdspawner_with_the_mixin_keeps_its_unit_and_the_pointer():
     state = spawner.get_state()
     assert state["unit_name"] == "of-ann"
     assert Pointer.from_state(state[KEY]) == suspended
+
+
+class Patient(ReclaimBoxes):
+    """It works for some time before it calls our start, and after that."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.before, self.after = asyncio.Event(), asyncio.Event()
+
+    async def start(self):
+        await self.before.wait()
+        where = await super().start()
+        await self.after.wait()
+        return where
+
+    async def progress_so_far(self):
+        """What a page is shown until nothing more comes for some time."""
+        lines = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                async for line in self.progress():
+                    lines += [line["message"]]
+        return lines
+
+
+async def test_own_progress_is_shown_before_and_after_our_part_of_a_start():
+    spawner = made(Patient)
+    spawner.port, spawner.api_token = 4711, ""
+    spawner._lifecycle.logins = without_logins()
+    assert await spawner.progress_so_far() == ["Spawning server..."]
+    start = asyncio.create_task(spawner.start())
+    spawner.before.set()
+    while not spawner.box:
+        await asyncio.sleep(0)
+    assert await spawner.progress_so_far() == ["Spawning server..."]
+    spawner.after.set()
+    await start
+
+
+async def test_page_before_a_resume_waits_for_its_steps():
+    spawner = made(Patient)
+    spawner.load_state({"box": "box-1", KEY: SUSPENDED.to_state()})
+    assert await spawner.progress_so_far() == []

@@ -7,6 +7,7 @@ down before it ends, into a folder of root's that a reboot empties.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from pathlib import Path
 from typing import Final
@@ -26,11 +27,16 @@ def file_of(incarnation: str) -> Path | None:
 
 
 def read(incarnation: str) -> int:
-    """The exit status, 128 + n for a signal; 0 where it is not known."""
+    """The exit status, -n for a signal, as Popen says it; 0 where it is not known.
+
+    The init says 128 + n, as a shell does. A server that exits with such a code by
+    itself, for a program of its own that a signal has ended, reads as ended by it.
+    """
     try:
-        return int(_path(incarnation).read_bytes()[:8])
+        code = int(_path(incarnation).read_bytes()[:8])
     except (OSError, ValueError):
         return 0
+    return 128 - code if code - 128 in signal.valid_signals() else code
 
 
 def remove(incarnation: str) -> None:

@@ -108,7 +108,6 @@ class SessionLifecycle:
         self._clock = clock
         self._log = spawner.log
         self._reporter: ProgressReporter | None = None
-        self._last_story: dict[str, Any] | None = None
         self._repair: ClientRepair | None = None
 
     # --- the pointer ---
@@ -195,7 +194,9 @@ class SessionLifecycle:
         """
         minted = self._spawner.api_token
         self._become(starting=True, undo=Undo.NOTHING, refused=False)
-        reporter = self._reporter = self._reporter or ProgressReporter()
+        if self._reporter is None or self._reporter.ended:
+            self._reporter = ProgressReporter()
+        reporter = self._reporter
         try:
             return await self._start_as_planned(start, minted, reporter)
         except asyncio.CancelledError:
@@ -209,7 +210,6 @@ class SessionLifecycle:
         finally:
             self._become(starting=False)
             reporter.end()
-            self._last_story, self._reporter = reporter.story, None
             self._launch(identity=None)
 
     async def _start_as_planned(
@@ -493,15 +493,20 @@ class SessionLifecycle:
         return (state.pointer.suspended and state.starting) or state.unanswered
 
     def reporter(self) -> ProgressReporter:
-        """Of the start under way, or of one that is about to begin."""
+        """Of the start under way or the last one, or of one that is about to begin."""
         self._reporter = self._reporter or ProgressReporter()
         return self._reporter
 
     @property
     def story(self) -> dict[str, Any]:
         """The start so far, or the last one."""
-        story = self._reporter.story if self._reporter else self._last_story
-        return story or ProgressReporter().story
+        return (self._reporter or ProgressReporter()).story
+
+    @property
+    def expects_nothing(self) -> bool:
+        """Whether no start of ours has begun, and none is known that would resume."""
+        begun = self._reporter is not None and self._reporter.ended
+        return not (begun or self.state.starting or self.pointer.precious)
 
     # --- poll ---
 

@@ -181,11 +181,18 @@ class ReclaimMixin(SessionPlacement):
         super().add_poll_callback(callback, *args, **kwargs)
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """Steps of a resume with bytes and seconds; else the spawner's own."""
+        """Steps of a resume with bytes and seconds; else the spawner's own.
+
+        A subclass may work for some time before it calls our start, and after that.
+        """
         reporter = self._lifecycle.reporter()
+        before = self._lifecycle.expects_nothing
+        if before:
+            async for line in super().progress():
+                yield line
         async for line in reporter.lines():
             yield line
-        if reporter.handed_over:
+        if reporter.handed_over and not before:
             async for line in super().progress():
                 yield line
 

@@ -29,7 +29,7 @@ class ProgressReporter:
         self._told: list[dict[str, Any]] = []
         self._steps: dict[str, dict[str, str]] = {}  #: the newest state of each
         self._status = ""  #: newest words that are no step's
-        self._ended = False
+        self.ended = False  #: no more lines will come
         self.handed_over = False  #: the spawner itself says the rest
         self._news = asyncio.Event()
         self._percent = 2.0
@@ -68,7 +68,7 @@ class ProgressReporter:
 
     def end(self) -> None:
         """No more lines will come."""
-        self._ended = True
+        self.ended = True
         self._wake()
 
     def hand_over(self) -> None:
@@ -84,7 +84,7 @@ class ProgressReporter:
             while shown < len(self._told):
                 yield self._told[shown]
                 shown += 1
-            if self._ended:
+            if self.ended:
                 return
             await news.wait()
 
