@@ -245,6 +245,20 @@ async def test_own_progress_is_shown_before_and_after_our_part_of_a_start():
     await start
 
 
+async def test_page_before_the_next_start_is_shown_nothing_of_the_last_one():
+    spawner = made(Patient)
+    spawner.port, spawner.api_token = 4711, ""
+    spawner._lifecycle.logins = without_logins()
+    spawner.before.set()
+    spawner.after.set()
+    spawner._lifecycle.reporter().report("A step of the first start")
+    await spawner.start()
+    spawner.clear_state()  # as at a stop
+    spawner.load_state({"box": "box-1", KEY: SUSPENDED.to_state()})
+    assert spawner._lifecycle.story["status"] == "A step of the first start"
+    assert await spawner.progress_so_far() == []
+
+
 async def test_page_before_a_resume_waits_for_its_steps():
     spawner = made(Patient)
     spawner.load_state({"box": "box-1", KEY: SUSPENDED.to_state()})

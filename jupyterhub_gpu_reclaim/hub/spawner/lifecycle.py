@@ -108,6 +108,7 @@ class SessionLifecycle:
         self._clock = clock
         self._log = spawner.log
         self._reporter: ProgressReporter | None = None
+        self._last_story: dict[str, Any] | None = None
         self._repair: ClientRepair | None = None
 
     # --- the pointer ---
@@ -500,7 +501,16 @@ class SessionLifecycle:
     @property
     def story(self) -> dict[str, Any]:
         """The start so far, or the last one."""
-        return (self._reporter or ProgressReporter()).story
+        story = self._reporter.story if self._reporter else self._last_story
+        return story or ProgressReporter().story
+
+    def close_start(self) -> None:
+        """What is shown from now on is of the next start; ``story`` is kept until then.
+
+        A page may look before our part of that start begins.
+        """
+        if self._reporter is not None and self._reporter.ended:
+            self._last_story, self._reporter = self._reporter.story, None
 
     @property
     def expects_nothing(self) -> bool:

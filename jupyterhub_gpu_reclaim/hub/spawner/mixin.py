@@ -237,6 +237,7 @@ class ReclaimMixin(SessionPlacement):
     def clear_state(self) -> None:
         """The Hub calls this at stop and before start; the pointer outlives both."""
         super().clear_state()
+        self._lifecycle.close_start()
         if self.reclaim_pointer.phase is not PointerPhase.NONE:
             self.reclaim_take(self.reclaim_pointer.location)
 
