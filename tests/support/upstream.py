@@ -7,6 +7,7 @@ pass is in ``upstream_differences.py``; ``tests/hub/test_upstream.py`` runs it.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -50,6 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for module in modules:
         if hasattr(module, "normalize_user"):
             module.normalize_user = _without_ours(module.normalize_user)
+        if hasattr(module, "wait_for_spawner"):
+            wait = module.wait_for_spawner
+            module.wait_for_spawner = functools.partial(wait, timeout=PATIENCE)
 
 
 def _without_ours(normalize: Callable[[Any], Any]) -> Callable[[Any], Any]:
