@@ -231,7 +231,7 @@ class SimulatedSpawner(ReclaimMixin, ProcessesOnMachine):  # type: ignore[misc]
     def reclaim_key(self) -> SessionKey:
         return self.key
 
-    reclaim_fresh_url = reclaim_spawn_url = _prefix = ""
+    reclaim_fresh_url = reclaim_spawn_url = _prefix = _pages = ""
 
     def _service(self) -> Any:
         return self._wire
