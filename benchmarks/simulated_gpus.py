@@ -184,6 +184,7 @@ class Place(MemorySession):
     worked: float = 0.0  # seconds of work so far
     busy_since: float | None = None
     active: float = 0.0  # when it was last used or at work
+    misjudged: bool = False  # work that looks like none, or the reverse
     card: Card = field(default_factory=Card)
 
     def allocate(self) -> bool:
@@ -202,6 +203,8 @@ class Place(MemorySession):
     def sample(self, now: float) -> Sample:
         busy = self.busy_since is not None and self.nap is None
         worked = self.worked + (now - self.busy_since if busy else 0.0)
+        if self.misjudged and self.nap is None:
+            busy, worked = not busy, now if not busy else 0.0
         kernel = KernelSample(
             id="k",
             name="train.ipynb",

@@ -75,6 +75,7 @@ class SimulatedAgent(MemoryAgent[Place]):
         self._room = CardRoom(RESERVE)
         self._of: dict[SessionKey, list[Place]] = {}
         self._saved_of: dict[SessionKey, dict[str, CheckpointInfo]] = {}
+        self.cut_off = 0  #: sessions that were saved in the middle of work
 
     def put(self, place: Place) -> None:
         self.places[place.incarnation] = place
@@ -174,6 +175,7 @@ class SimulatedAgent(MemoryAgent[Place]):
             yield self._no_host_memory(place)
             return
         yield Event(step=Step(step="dump", title="Saving the memory"))
+        self.cut_off += place.busy_since is not None
         await self.clock.sleep(seconds)
         if place.nap is None:
             self._host.release(place.incarnation)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -76,6 +77,8 @@ class Rules:
     room_after: float = 60.0  #: 0: nobody naps for others
     under_pressure: float = 0.0  #: ``pressure_idle_after``; 0: off
     beat: float = BEAT  #: between two samples, and two ticks
+    overlooked: float = 0.0  #: share of stretches of work that look idle
+    mistaken: float = 0.0  #: share of idle stretches that look like work
     #: what tells who is expected back soon, and so is not suspended; None: nothing
     expected: Callable[[Pauses, SessionKey, float, float], bool] | None = None
 
@@ -103,7 +106,7 @@ class Plain:
     def __init__(self, machine: Machine, kill_after: float = math.inf) -> None:
         self.clock = LoopClock()
         self.gpus = machine.cards()
-        self.lost = self.suspends = 0
+        self.lost = self.suspends = self.cut_off = 0
         self.naps = self.naps_failed = self.wakes_unserved = 0
         self._kill_after = kill_after
         self._places: dict[SessionKey, Place] = {}
@@ -174,6 +177,7 @@ class Ours:
         self, machine: Machine, journal: str, rules: Rules, pauses: Pauses
     ) -> None:
         self.clock = LoopClock()
+        self._rules, self._chance = rules, random.Random("misjudged")
         self.gpus = machine.cards()
         self.agent = SimulatedAgent(self.clock, self.gpus, machine.host)
         self.hub = SimulatedHub(self.agent)
@@ -246,6 +250,11 @@ class Ours:
         return self._counters.wakes_unserved
 
     @property
+    def cut_off(self) -> int:
+        """Sessions that were saved in the middle of work."""
+        return self.agent.cut_off
+
+    @property
     def _counters(self) -> Counters:
         return self.controller.metrics_snapshot().counters
 
@@ -315,7 +324,9 @@ class Ours:
     async def work(self, key: SessionKey, seconds: float) -> None:
         place = self._place(key)
         assert place is not None
+        place.misjudged = self._chance.random() < self._rules.overlooked
         await place.work(seconds, self.clock.now)
+        place.misjudged = self._chance.random() < self._rules.mistaken
 
     async def stop(self, key: SessionKey) -> None:
         await self.hub.stop(key)

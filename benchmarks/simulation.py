@@ -73,6 +73,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--beat", type=float, default=BEAT, help="of the service, s")
     parser.add_argument("--room-after", type=float, default=60.0, help="of naps, s")
     parser.add_argument("--differ", type=float, default=0.0, help="Habits.differ")
+    parser.add_argument(
+        "--overlooked", type=float, default=0.0, help="share of work that looks idle"
+    )
+    parser.add_argument(
+        "--mistaken", type=float, default=0.0, help="share of idleness that does not"
+    )
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--seats", type=int, default=1, help="of each card")
     parser.add_argument("--card-gb", type=float, default=80.0, help="with --shared")
@@ -122,7 +128,13 @@ def _world(options: Any, journal: str, pauses: Pauses) -> Ours | Plain:
         case "kill":
             return Plain(machine, options.hours * 3600)
     rules = RULES[options.strategy]
-    rules = replace(rules, beat=options.beat, room_after=options.room_after)
+    rules = replace(
+        rules,
+        beat=options.beat,
+        room_after=options.room_after,
+        overlooked=options.overlooked,
+        mistaken=options.mistaken,
+    )
     return Ours(machine, journal, rules, pauses)
 
 
@@ -178,6 +190,7 @@ def _sums(world: Ours | Plain, points: list[list[int]]) -> dict[str, Any]:
     return {
         "lost": world.lost,
         "suspends": world.suspends,
+        "cut_off": world.cut_off,
         "held_gpu_hours": round(hours * sum(point[0] for point in points)),
         "worked_gpu_hours": round(hours * sum(point[1] for point in points)),
         "point_seconds": POINT,

@@ -11,6 +11,7 @@ import pytest
 
 from demo.user import User
 from tests.support.axe import problems
+from tests.support.hub import wait_until
 from tests.support.screenshots import shoot
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def test_simulated_gpu_is_called_so_and_its_memory_freed_by_a_suspend(
         kernel.run(take)
         more = kernel.collect(kernel.send("GpuMemory(8, gpu=1)"))
         assert "Simulated GPU 1 has 4 GiB left." in more.error
+    wait_until(lambda: admin.session(user.name)["gpus"], 60)  # else in a minute
     service.goto(f"{stack.url}/services/gpu-reclaim/all?by=card")
     card = service.locator("tr.group", has_text="Simulated GPU 00000001")
     card.get_by_text("21 GB of 26 GB held by 1 session").wait_for()

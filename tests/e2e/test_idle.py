@@ -67,7 +67,8 @@ def why(admin: Admin, name: str) -> str | None:
 
 def test_upload_comes_to_its_end_and_an_idle_session_is_suspended(stack: Stack) -> None:
     admin = Admin(stack)
-    busy, _ = (arrived(stack, name) for name in ("ada", "bob"))
+    arrived(stack, "bob")
+    busy = arrived(stack, "ada")  # who would be idle while another one starts
     server = busy.server()
     answer = server.api("PUT", "contents/large.txt", data=slowly())
     assert answer.status_code == 201, answer.text

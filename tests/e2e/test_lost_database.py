@@ -85,7 +85,7 @@ def test_session_that_runs_beside_another_database_is_adopted_or_left_alone(
         assert "A session of ada is running already" in refused.json()["message"]
         assert ada.inits() == inits
     page = ada.user.http.get(f"{stack.url}/hub/spawn/ada", timeout=60)
-    assert "It is not taken over, and goes on" in page.text
+    assert "It is left alone, and goes on" in page.text
     assert "Start fresh" not in page.text
     admin = Admin(stack)
     assert admin.session("ada")["failure"]["code"] == "not_adopted"

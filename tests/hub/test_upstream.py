@@ -23,7 +23,7 @@ OF_SERVERS = "spawn or progress or slow or never or race or options"
     ("suite", "which", "at_least"),
     [
         ("test_spawner", "test", 36),
-        ("test_api", OF_SERVERS, 20),
+        pytest.param("test_api", OF_SERVERS, 20, marks=pytest.mark.extra),
         pytest.param("test_named_servers", "test", 34, marks=pytest.mark.extra),
         pytest.param("test_api", f"not ({OF_SERVERS})", 125, marks=pytest.mark.extra),
         pytest.param("test_pages", "test", 126, marks=pytest.mark.extra),
