@@ -27,6 +27,16 @@ for line in sys.stdin:
         tell(id=asked["id"], code=0, state=asked["pid"] % 2)
     threading.Thread(target=work).start()
 """
+#: As driver 615 is read to do; the states' numbers are the pid's digits.
+MOVES = """
+asked_before = 0
+for line in sys.stdin:
+    asked = json.loads(line)
+    states = str(asked["pid"])
+    state = int(states[min(asked_before, len(states) - 1)])
+    asked_before += 1
+    tell(id=asked["id"], code=0, state=state)
+"""
 HANGS = "sys.stdin.read()"
 DIES = "sys.stdin.readline()"
 COUNTS = """
@@ -85,6 +95,23 @@ def test_many_calls_go_at_the_same_time_and_answers_find_their_callers(made):
         states = list(pool.map(driver.state, range(400, 420)))
     assert states == [CudaState(number % 2) for number in range(20)]
     assert time.monotonic() - begun < 7  # one after the other they take eight
+
+
+@pytest.mark.parametrize(
+    ("states", "last"), [(442, CudaState.CHECKPOINTED), (551, CudaState.LOCKED)]
+)
+def test_state_while_memory_moves_is_told_when_it_has_moved(made, states, last):
+    assert made(BEGIN, MOVES).state(states) is last
+
+
+def test_state_of_memory_that_moves_for_too_long_is_an_error(made):
+    with pytest.raises(DriverError, match="moves after 0 s"):
+        made(BEGIN, MOVES).state(4, seconds=0.2)
+
+
+def test_state_that_is_unknown_is_an_error(made):
+    with pytest.raises(DriverError, match="9 is unknown"):
+        made(BEGIN, MOVES).state(9)
 
 
 def test_a_helper_that_hangs_is_ended_and_replaced(made):

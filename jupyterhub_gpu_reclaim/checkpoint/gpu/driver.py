@@ -37,18 +37,26 @@ QUICK_SECONDS = 20.0
 #: A machine without a driver is asked again so much later: one may be installed.
 ABSENT_SECONDS = 300.0
 
+#: How often a driver is asked that tells that memory moves, instead of waiting.
+MOVING_SECONDS = 0.05
+
 # From cuda.h, CUresult.
 NOT_READY = 600
 NOT_SUPPORTED = 801
 
 
 class CudaState(IntEnum):
-    """CUprocessState."""
+    """CUprocessState; the last two are told by driver 615 and later."""
 
     RUNNING = 0
     LOCKED = 1
     CHECKPOINTED = 2
     FAILED = 3
+    CHECKPOINTING = 4
+    RESTORING = 5
+
+
+_MOVING = (CudaState.CHECKPOINTING, CudaState.RESTORING)
 
 
 class DriverError(Exception):
@@ -108,15 +116,29 @@ class Driver:
     def state(self, pid: int, *, seconds: float = QUICK_SECONDS) -> CudaState | None:
         """Of a process by its host pid; None for one that has no CUDA.
 
-        While its memory moves, the driver answers when that has been done.
+        While its memory moves, the answer comes when that has been done.
+
+        Raises:
+            DriverError: there is no driver, it does not answer, the memory still moves
+                after so many seconds, or the state is none that we know.
         """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                answer = self._ask("state", seconds, pid=pid)["state"]
+            except DriverError as error:
+                if error.code is None:
+                    raise
+                return None
+            if answer not in _MOVING:
+                break
+            if time.monotonic() > deadline:
+                raise DriverError("state", None, f"memory moves after {seconds:.0f} s")
+            time.sleep(MOVING_SECONDS)
         try:
-            answer = self._ask("state", seconds, pid=pid)
-        except DriverError as error:
-            if error.code is None:
-                raise
-            return None
-        return CudaState(answer["state"])
+            return CudaState(answer)
+        except ValueError:
+            raise DriverError("state", None, f"{answer} is unknown") from None
 
     def thread(self, pid: int) -> int | None:
         """The thread of a process that does the driver's work there; None for none.
