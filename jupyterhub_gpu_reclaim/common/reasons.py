@@ -248,7 +248,7 @@ class Reason(Enum):
     IO_URING = (
         "io_uring",
         "Process {pid} ({name}) uses io_uring, which cannot be suspended.",
-        "libuv: set UV_USE_IO_URING=0 in the session's environment.",
+        "libuv (Node, PyTorch's ranks): set UV_USE_IO_URING=0 where it is started.",
     )
     USERFAULTFD = (
         "userfaultfd",

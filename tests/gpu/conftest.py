@@ -22,11 +22,13 @@ from tests.support.agent import Agent, Jupyter, criu_folder, wait_for
 from tests.support.agent import places as make_places
 
 PATIENCE = 90
-#: Frameworks find the driver by it, and cuBLAS is deterministic with it.
+#: Frameworks find the driver by it, and cuBLAS is deterministic with it. The last is
+#: what spawners set: PyTorch's ranks meet through libuv.
 ENVIRONMENT = {
     "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "UV_USE_IO_URING": "0",
 }
 
 

@@ -123,6 +123,12 @@ def test_spawner_whose_will_resume_cannot_be_set_loads_a_suspended_session():
     assert not spawner.will_resume
 
 
+def test_sessions_programs_open_no_io_uring_by_themselves_unless_configured():
+    assert made(ReclaimBoxes).get_env()["UV_USE_IO_URING"] == "0"
+    spawner = made(ReclaimBoxes, environment={"UV_USE_IO_URING": "1"})
+    assert spawner.get_env()["UV_USE_IO_URING"] == "1"
+
+
 def test_state_of_the_other_spawner_is_kept_beside_the_pointer():
     spawner = made(ReclaimBoxes)
     spawner.load_state({"box": "box-1", KEY: SUSPENDED.to_state()})

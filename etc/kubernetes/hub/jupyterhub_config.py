@@ -28,8 +28,6 @@ c.KubeSpawner.volume_mounts = [{"name": "home", "mountPath": "/home/jovyan"}]
 c.KubeSpawner.uid = 1000
 c.KubeSpawner.fs_gid = 100
 c.KubeSpawner.mem_guarantee = "512M"
-# Node opens an io_uring in each process, just because it can; CRIU cannot dump one.
-c.KubeSpawner.environment = {"UV_USE_IO_URING": "0"}
 
 configure(
     c,

@@ -212,8 +212,13 @@ class ReclaimMixin(SessionPlacement):
         return "" if self.reclaim_suspended else await super().get_options_form()
 
     def get_env(self) -> dict[str, str]:
-        """Adds the key for the tab tokens of the session's open tabs."""
+        """Adds the key for tab tokens, and keeps libuv from what CRIU cannot dump.
+
+        libuv (Node, PyTorch's rendezvous of ranks) opens an io_uring where it can, and
+        does without where this says so. What is configured stands.
+        """
         env: dict[str, str] = super().get_env()
+        env.setdefault("UV_USE_IO_URING", "0")
         if self.reclaim_service and self.reclaim_token_file:
             with suppress(OSError):
                 secret = Path(self.reclaim_token_file).read_text().strip().encode()
