@@ -248,7 +248,8 @@ class Reason(Enum):
     IO_URING = (
         "io_uring",
         "Process {pid} ({name}) uses io_uring, which cannot be suspended.",
-        "libuv (Node, PyTorch's ranks): set UV_USE_IO_URING=0 where it is started.",
+        "Let a seccomp profile forbid it, as Kubernetes' RuntimeDefault does;"
+        " UV_USE_IO_URING=0 helps for libuv before 1.49 (Node 20) alone.",
     )
     USERFAULTFD = (
         "userfaultfd",

@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import errno
 import grp
 import json
 import os
-import struct
 import sys
 import time
 from pathlib import Path
@@ -39,19 +37,6 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = (
     0x4000,
     0x80000,
 )
-
-# <linux/prctl.h>, <linux/seccomp.h>, <linux/filter.h>, <asm-generic/unistd.h>
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
-SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW = 0x00050000, 0x7FFF0000
-BPF_LD_W_ABS, BPF_JGE_K, BPF_JGT_K, BPF_RET_K = 0x20, 0x35, 0x25, 0x06
-BPF_JEQ_K = 0x15
-IO_URING_SETUP, IO_URING_REGISTER = 425, 427
-#: <linux/audit.h>; socket(2) of that architecture
-ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-IPPROTO_MPTCP = 262
-#: Of struct seccomp_data: the call, the architecture, the lower half of the third
-#: argument (both are little-endian).
-CALL, ARCHITECTURE, THIRD = 0, 4, 32
 
 #: v1 hierarchies that a session gets a group in; ``systemd`` is where a systemd of
 #: the legacy layout finds what belongs to a service that it restarts.
@@ -230,8 +215,6 @@ def become_init(options: argparse.Namespace) -> NoReturn:
         # Not before the fork: the launcher must go on seeing the machine's own /proc.
         _unshare(CLONE_NEWNS)
         private_mounts(private_tmp=options.private_tmp)
-        deny_io_uring()
-        deny_multipath_tcp()
         os.execv(options.init[0], options.init)  # noqa: S606 - no shell is wanted
     except (LaunchError, OSError) as error:
         report(options.report_fd, error=_sentence(error))
@@ -279,64 +262,6 @@ def private_mounts(*, private_tmp: bool) -> None:
         _mount("/dev/pts/ptmx", "/dev/ptmx", None, MS_BIND)
     if private_tmp:
         _mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")  # noqa: S108
-
-
-def deny_io_uring() -> None:
-    """Answer ENOSYS to io_uring from here on, in all descendants; nothing else changes.
-
-    CRIU cannot save its rings, and some programs open one just because they can (Node
-    of Debian 13 does, and JupyterLab runs Node); all of them do without it, as they
-    must under Docker's default profile. The calls have these numbers on every
-    architecture (<asm-generic/unistd.h>). Root needs no "no new privileges" for this,
-    so ``sudo`` in a session works as ever.
-
-    Raises:
-        LaunchError: this kernel has no seccomp filters.
-    """
-    _install_filter(
-        "io_uring",
-        (BPF_LD_W_ABS, 0, 0, CALL),
-        (BPF_JGE_K, 0, 2, IO_URING_SETUP),
-        (BPF_JGT_K, 1, 0, IO_URING_REGISTER),
-        (BPF_RET_K, 0, 0, SECCOMP_RET_ERRNO | errno.ENOSYS),
-        (BPF_RET_K, 0, 0, SECCOMP_RET_ALLOW),
-    )
-
-
-def deny_multipath_tcp() -> None:
-    """Let this kernel look as if it had no multipath TCP, in all descendants.
-
-    CRIU cannot save such a socket, and Go's listeners are of that kind wherever the
-    kernel offers it. Where it does not, Go listens by plain TCP, as others do.
-
-    Raises:
-        LaunchError: this kernel has no seccomp filters.
-    """
-    known = ARCHITECTURES.get(os.uname().machine)
-    if known is None:
-        return
-    architecture, call = known
-    _install_filter(
-        "multipath TCP",
-        (BPF_LD_W_ABS, 0, 0, ARCHITECTURE),
-        (BPF_JEQ_K, 0, 5, architecture),
-        (BPF_LD_W_ABS, 0, 0, CALL),
-        (BPF_JEQ_K, 0, 3, call),
-        (BPF_LD_W_ABS, 0, 0, THIRD),
-        (BPF_JEQ_K, 0, 1, IPPROTO_MPTCP),
-        (BPF_RET_K, 0, 0, SECCOMP_RET_ERRNO | errno.EPROTONOSUPPORT),
-        (BPF_RET_K, 0, 0, SECCOMP_RET_ALLOW),
-    )
-
-
-def _install_filter(what: str, *instructions: tuple[int, int, int, int]) -> None:
-    program = b"".join(struct.pack("=HBBI", *one) for one in instructions)
-    filters = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: unsigned short, padding, pointer
-    prog = struct.pack("@HP", len(program) // 8, ctypes.addressof(filters))
-    if _libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, prog, 0, 0):
-        reason = os.strerror(ctypes.get_errno())
-        raise LaunchError(f"A session's {what} cannot be switched off: {reason}.")
 
 
 def _tty_group() -> str:

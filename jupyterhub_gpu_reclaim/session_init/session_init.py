@@ -46,11 +46,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import select
 import signal
 import stat
+import struct
 import sys
 import threading
 
@@ -65,6 +67,19 @@ ATOMIC_WRITE = 4096
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
+
+# <linux/prctl.h>, <linux/seccomp.h>, <linux/filter.h>, <asm-generic/unistd.h>
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW = 0x00050000, 0x7FFF0000
+BPF_LD_W_ABS, BPF_JGE_K, BPF_JGT_K, BPF_RET_K = 0x20, 0x35, 0x25, 0x06
+BPF_JEQ_K = 0x15
+IO_URING_SETUP, IO_URING_REGISTER = 425, 427
+#: <linux/audit.h>; socket(2) of that architecture
+ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+IPPROTO_MPTCP = 262
+#: Of struct seccomp_data: the call, the architecture, the lower half of the third
+#: argument (both are little-endian).
+CALL, ARCHITECTURE, THIRD = 0, 4, 32
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: The init's name (comm) once its signals and its output are set up; the root's.
@@ -108,11 +123,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def prctl(option: int, value: int | bytes) -> None:
+def prctl(option: int, value: int | bytes, more: bytes | None = None) -> None:
     """Set one attribute of this process; OSError when the kernel says no."""
     libc = ctypes.CDLL(None, use_errno=True)
     argument = ctypes.c_ulong(value) if isinstance(value, int) else value
-    if libc.prctl(option, argument, 0, 0, 0) != 0:
+    if libc.prctl(option, argument, more, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), "prctl")
 
@@ -183,6 +198,61 @@ def become(args: argparse.Namespace) -> None:
         os.chdir(args.chdir)
 
 
+def deny_io_uring() -> None:
+    """Answer ENOSYS to io_uring from here on, in all descendants; nothing else changes.
+
+    CRIU cannot save its rings, and some programs open one just because they can: libuv
+    does from 1.49 on, whatever ``UV_USE_IO_URING`` says, and so do Node, which
+    JupyterLab runs, and PyTorch's ranks where they meet. All of them do without it, as
+    they must under Docker's default profile. The calls have these numbers on every
+    architecture (<asm-generic/unistd.h>).
+
+    Raises:
+        OSError: this process may install no filters, or this kernel has none.
+    """
+    install_filter(
+        (BPF_LD_W_ABS, 0, 0, CALL),
+        (BPF_JGE_K, 0, 2, IO_URING_SETUP),
+        (BPF_JGT_K, 1, 0, IO_URING_REGISTER),
+        (BPF_RET_K, 0, 0, SECCOMP_RET_ERRNO | errno.ENOSYS),
+        (BPF_RET_K, 0, 0, SECCOMP_RET_ALLOW),
+    )
+
+
+def deny_multipath_tcp() -> None:
+    """Let this kernel look as if it had no multipath TCP, in all descendants.
+
+    CRIU cannot save such a socket, and Go's listeners are of that kind wherever the
+    kernel offers it. Where it does not, Go listens by plain TCP, as others do.
+
+    Raises:
+        OSError: this process may install no filters, or this kernel has none.
+    """
+    known = ARCHITECTURES.get(os.uname().machine)
+    if known is None:
+        return
+    architecture, call = known
+    install_filter(
+        (BPF_LD_W_ABS, 0, 0, ARCHITECTURE),
+        (BPF_JEQ_K, 0, 5, architecture),
+        (BPF_LD_W_ABS, 0, 0, CALL),
+        (BPF_JEQ_K, 0, 3, call),
+        (BPF_LD_W_ABS, 0, 0, THIRD),
+        (BPF_JEQ_K, 0, 1, IPPROTO_MPTCP),
+        (BPF_RET_K, 0, 0, SECCOMP_RET_ERRNO | errno.EPROTONOSUPPORT),
+        (BPF_RET_K, 0, 0, SECCOMP_RET_ALLOW),
+    )
+
+
+def install_filter(*instructions: tuple[int, int, int, int]) -> None:
+    """Add a seccomp filter; OSError when the kernel says no."""
+    program = b"".join(struct.pack("=HBBI", *one) for one in instructions)
+    filters = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: unsigned short, padding, pointer
+    prog = struct.pack("@HP", len(program) // 8, ctypes.addressof(filters))
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, prog)
+
+
 def run_server(command: list[str]) -> int:
     """In the server's process: exec the command, or end as a shell would."""
     os.setsid()
@@ -207,6 +277,11 @@ def run_root(args: argparse.Namespace) -> int:
     try:
         prctl(PR_SET_NAME, ROOT_NAME)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
+        # Root may, and so may whoever has "no new privileges", as most pods do; for
+        # another it would take ``sudo`` away.
+        with contextlib.suppress(OSError):
+            deny_io_uring()
+            deny_multipath_tcp()
         become(args)
     except OSError as error:
         complain(f"cannot become the session's user: {error}")

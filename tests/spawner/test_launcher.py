@@ -217,35 +217,6 @@ def test_init_that_cannot_be_run_is_one_sentence(launch, tmp_path):
     assert "No such file" in error
 
 
-def test_launch_denies_io_uring_and_nothing_else(launch):
-    probe = (
-        "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True);"
-        "asked = [(libc.syscall(n, 1, 0, 0), ctypes.get_errno()) for n in (425, 427)];"
-        "print(asked, libc.syscall(39) == os.getpid(), flush=True)"
-    )
-    launch(f'{sys.executable} -c "{probe}"; exec sleep 30')
-    until = time.monotonic() + 20
-    while not (said := launch.out.read_text()) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert said == "[(-1, 38), (-1, 38)] True\n"
-
-
-def test_launch_offers_plain_tcp_only(launch):
-    """CRIU cannot dump multipath TCP, of which Go's listeners are where it is there."""
-    probe = (
-        "import ctypes, socket; libc = ctypes.CDLL(None, use_errno=True);"
-        "asked = [(libc.socket(f, 1, 262), ctypes.get_errno()) for f in (2, 10)];"
-        "plain = [libc.socket(f, 1, p) > 2 for f in (2, 10) for p in (0, 6)];"
-        "far = libc.syscall(39, 2, 1, 262) > 0;"
-        "print(asked, all(plain), far, flush=True)"
-    )
-    launch(f'{sys.executable} -c "{probe}"; exec sleep 30')
-    until = time.monotonic() + 20
-    while not (said := launch.out.read_text()) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert said == "[(-1, 93), (-1, 93)] True True\n"
-
-
 def test_session_of_a_unit_with_private_folders_sees_the_machines_own(launch, tmp_path):
     folder = tmp_path / "tmp"
     folder.mkdir()

@@ -86,6 +86,55 @@ def test_start_command_missing_says_so():
     )
 
 
+#: How io_uring and multipath TCP end; that other calls and sockets do not; who asks.
+ASKS = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def code(call, *arguments):
+    return ctypes.get_errno() if call(*arguments) < 0 else 0
+rings = {code(libc.syscall, number, 1, 0, 0) for number in (425, 427)}
+multipath = {code(libc.socket, family, 1, 262) for family in (2, 10)}
+plain = [libc.socket(family, 1, which) > 2 for family in (2, 10) for which in (0, 6)]
+others = libc.syscall(39) == os.getpid() and libc.syscall(39, 2, 1, 262) > 0
+print(rings == {38}, multipath == {93}, all(plain) and others, os.getuid())
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "denied", "uid"),
+    [
+        ((), ("--uid", "54321", "--gid", "54321"), True, 54321),
+        (("setpriv", "--no-new-privs", "--reuid", "54321"), (), True, 54321),
+        (("setpriv", "--reuid", "54321"), (), False, 54321),
+    ],
+)
+def test_start_denies_what_criu_cannot_save_where_it_may(words, options, denied, uid):
+    """As root for a user; in a pod without new privileges; in one with ``sudo``."""
+    python = "/usr/bin/python3"  # that user may not read our own
+    command = (python, "-I", "-S", "-c", ASKS)
+    text = INIT.read_text()
+    popen = subprocess.Popen(
+        [
+            *UNSHARE,
+            *words,
+            python,
+            "-c",
+            text,
+            "start",
+            *NAMES,
+            *options,
+            "--",
+            *command,
+        ],
+        text=True,
+        cwd="/",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    code, output = finish(popen)
+    assert (code, output) == (0, f"{denied} {denied} True {uid}\n")
+
+
 @pytest.mark.parametrize("options", [(), ("--relay",), ("--first-pid", "1234")])
 def test_start_pids_are_the_same_every_time(options):
     first = 1234 if "--first-pid" in options else 300

@@ -36,11 +36,9 @@ CRIU_FOLDERS = (
     str(Path(__file__).parents[2] / ".cache" / "criu"),
     str(criu_module.FOLDER),
 )
-#: As the launcher starts it, without JupyterLab: nobody here looks at a page.
+#: Without JupyterLab: nobody here looks at a page.
 SERVER = """
-from jupyterhub_gpu_reclaim.session_init.launcher import deny_io_uring
 from jupyter_server.serverapp import ServerApp
-deny_io_uring()
 ServerApp.find_server_extensions = lambda self: None
 ServerApp.launch_instance(jpserver_extensions={"jupyter_server_terminals": True})
 """

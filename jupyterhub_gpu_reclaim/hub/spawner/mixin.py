@@ -214,8 +214,9 @@ class ReclaimMixin(SessionPlacement):
     def get_env(self) -> dict[str, str]:
         """Adds the key for tab tokens, and keeps libuv from what CRIU cannot dump.
 
-        libuv (Node, PyTorch's rendezvous of ranks) opens an io_uring where it can, and
-        does without where this says so. What is configured stands.
+        libuv before 1.49 (Node 20) opens an io_uring where it can, and does without
+        where this says so; for later ones ``session_init`` has a filter, where it may.
+        What is configured stands.
         """
         env: dict[str, str] = super().get_env()
         env.setdefault("UV_USE_IO_URING", "0")
