@@ -72,6 +72,38 @@ def own_address():
     subprocess.run(["ip", "address", "del", *words], check=True)
 
 
+#: Has answered on an address of the machine, closed the connections itself, and listens
+#: on; its port is not one that may be taken beside them (no SO_REUSEADDR), as NCCL's.
+ANSWERED = """
+import socket, time
+listener = socket.socket()
+listener.bind(("{address}", 0))
+listener.listen()
+for _ in range(3):
+    client = socket.create_connection(listener.getsockname())
+    listener.accept()[0].close()
+    client.close()
+print("up", flush=True)
+while True:
+    print("again", listener.accept()[1], flush=True)
+"""
+
+
+def test_listener_whose_connections_have_just_ended_comes_back_at_once(
+    agent, places, own_address
+):
+    program = ANSWERED.format(address=own_address)
+    place = places("start", sys.executable, "-c", program, env={})
+    wait_for(lambda: "up" in place.output.read_text())
+    captured = agent.capture(place, "cp-1")
+    assert captured[-1].get("checkpoint"), captured[-1]
+    path = f"/v1/sessions/{place.incarnation}/release"
+    released = agent.post(path, {"checkpoint": "cp-1"})
+    assert released.json()["state"] == "gone"
+    restored = agent.restore(places("hold"), "cp-1")
+    assert restored[-1].get("tree"), restored[-1]
+
+
 def test_ranks_that_share_a_port_come_back_three_times(agent, places, own_address):
     """As NCCL's do: over the machine's own address, and with one port for both."""
     program = RANKS.format(family="AF_INET", address=own_address, loop="127.0.0.1")

@@ -57,6 +57,15 @@ _LOOK_AGAIN: Final = 0.01  # seconds
 _WAITING: Final = frozenset(
     {TcpState.ESTABLISHED, TcpState.CLOSE_WAIT, TcpState.SYN_RECV}
 )
+_ENDING: Final = frozenset(
+    {
+        TcpState.FIN_WAIT1,
+        TcpState.FIN_WAIT2,
+        TcpState.CLOSING,
+        TcpState.LAST_ACK,
+        TcpState.TIME_WAIT,
+    }
+)
 
 
 class Port(NamedTuple):
@@ -159,13 +168,14 @@ def cut_external(init_pid: int, pids: Iterable[int], *, patience: float = 0.5) -
 def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:
     """End every TCP and UDP socket of a tree that is about to be killed.
 
-    Connections are reset instead of closed, so that no TIME_WAIT keeps a port busy.
+    Connections are reset instead of closed, so that no TIME_WAIT keeps a port busy; nor
+    do those that have ended at a listener of the tree before.
     """
     inodes = tree_inodes(pids)
     with Diag(init_pid) as diag:
         found = diag.sockets()
         mine = [one for one in found if one.inode in inodes]
-        return _destroy(diag, mine + _unaccepted(found, mine))
+        return _destroy(diag, mine + _at_listeners(found, mine, _WAITING | _ENDING))
 
 
 def close_external(
@@ -275,20 +285,22 @@ def _external(found: list[InetSocket], inodes: Collection[int]) -> list[InetSock
             one.state in _CONNECTED
             and _leads_out(_Link(one.protocol, one.local, one.remote), links)
         )
-    ] + _unaccepted(found, mine)
+    ] + _at_listeners(found, mine, _WAITING)
 
 
-def _unaccepted(
-    found: Iterable[InetSocket], mine: Iterable[InetSocket]
+def _at_listeners(
+    found: Iterable[InetSocket],
+    mine: Iterable[InetSocket],
+    states: Collection[TcpState],
 ) -> list[InetSocket]:
-    """Connections in the accept queues of the tree's listeners."""
+    """Connections at the tree's listeners that no program has: not yet, or no more."""
     listening = {one.local for one in mine if one.state is TcpState.LISTEN}
     return [
         one
         for one in found
         if one.inode == 0
         and one.protocol == socket.IPPROTO_TCP
-        and one.state in _WAITING
+        and one.state in states
         and any(
             one.local.port == listener.port
             and listener.address in (one.local.address, *_WILDCARDS)
