@@ -101,6 +101,25 @@ def parse_engine_container(table: str) -> ContainerCgroup | None:
     return ContainerCgroup(pod="", id=found.pop()) if len(found) == 1 else None
 
 
+def is_roots(pid: int, container: str) -> bool:
+    """Whether root has made the groups of that container that a process lives in.
+
+    Users may be allowed to make groups below one of their own, of any name (systemd
+    gives each who logs in such a one): those are theirs. False also where no mounted
+    hierarchy shows them.
+    """
+    folders = {
+        folder
+        for group in groups_of(pid)
+        for folder in (group.folder, *group.folder.parents)
+        if (named := _SCOPE.fullmatch(folder.name)) and named[1] == container
+    }
+    try:
+        return bool(folders) and not any(folder.stat().st_uid for folder in folders)
+    except OSError:  # it has ended
+        return False
+
+
 def _parse_path(path: str) -> ContainerCgroup | None:
     parts = path.split("/")
     for at, part in enumerate(parts):
