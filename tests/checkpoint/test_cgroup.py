@@ -192,19 +192,17 @@ def named_groups(parents):
     remove(made)
 
 
-def test_container_is_that_of_a_process_only_in_groups_that_root_has_made(
-    named_groups,
-):
+def test_owners_of_a_containers_groups_are_those_who_have_made_them(named_groups):
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             put(process.pid, named_groups)
-            assert cgroups.is_roots(process.pid, CONTAINER)
-            assert not cgroups.is_roots(process.pid, "cd" * 32)
+            assert cgroups.owners(process.pid, CONTAINER) == {0}
+            assert cgroups.owners(process.pid, "cd" * 32) == set()
             for group in named_groups:  # as systemd's Delegate= lets a user do
                 os.chown(group.folder, 1000, 1000)
-                assert not cgroups.is_roots(process.pid, CONTAINER)
+                assert 1000 in cgroups.owners(process.pid, CONTAINER)
                 os.chown(group.folder, 0, 0)
         finally:
             process.kill()
             process.wait()
-    assert not cgroups.is_roots(process.pid, CONTAINER)
+    assert cgroups.owners(process.pid, CONTAINER) == set()

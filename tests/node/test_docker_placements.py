@@ -89,7 +89,7 @@ def proc(tmp_path):
 def placements(docker, proc, tmp_path):
     engine = DockerEngine(str(tmp_path / "d.sock"))
     return DockerPlacements(
-        engine, "", proc.folder, patience=0.0, is_roots=lambda pid, container: True
+        engine, "", proc.folder, patience=0.0, owners=lambda pid, pod: {0}
     )
 
 
@@ -141,13 +141,11 @@ def test_group_that_a_user_has_made_in_a_containers_name_is_not_believed(
 ):
     engine, asked = DockerEngine(str(tmp_path / "d.sock")), []
 
-    def is_roots(pid, container):
+    def owners(pid, container):
         asked.append((pid, container))
-        return pid == 8
+        return {0} if pid == 8 else {0, 1000}
 
-    placements = DockerPlacements(
-        engine, "", proc.folder, patience=0.0, is_roots=is_roots
-    )
+    placements = DockerPlacements(engine, "", proc.folder, patience=0.0, owners=owners)
     users = f"/user.slice/user@1000.service/docker-{ANNS}.scope"
     proc.add(7, group=f"0::{users}\n", start=1)
     proc.add(8, group=group(ANNS), start=2)

@@ -44,8 +44,7 @@ class DockerPlacements(PodPlacements):
 
     Args:
         engine: says which container is whose.
-        realm, proc, patience: as for pods.
-        is_roots: whether the groups of a container that a process is in are root's.
+        realm, proc, patience, owners: as for pods.
     """
 
     parse = staticmethod(_parse)
@@ -57,11 +56,10 @@ class DockerPlacements(PodPlacements):
         proc: Path = Path("/proc"),
         *,
         patience: float = PATIENCE,
-        is_roots: Callable[[int, str], bool] = cgroups.is_roots,
+        owners: Callable[[int, str], AbstractSet[int]] = cgroups.owners,
     ) -> None:
-        super().__init__(realm, proc, patience=patience)
+        super().__init__(realm, proc, patience=patience, owners=owners)
         self._engine = engine
-        self._is_roots = is_roots
 
     def list(self) -> list[Session]:
         """Every session that Docker has a container of."""
@@ -81,12 +79,6 @@ class DockerPlacements(PodPlacements):
         for claim in super()._claims(pod):
             if made_for.get(claim.hint.pod, claim.incarnation) == claim.incarnation:
                 yield claim
-
-    def _look(self, pid: int, pod: str) -> tuple[int, cgroups.ContainerCgroup] | None:
-        found = super()._look(pid, pod)
-        if found is None or self._is_roots(pid, found[1].id):
-            return found
-        return None
 
     def _inquire(self, incarnations: AbstractSet[str]) -> None:
         with self._lock:
