@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="a name with the addresses of all agents, or the address of one",
     )
     check.add_argument(
-        "--port", type=int, default=8099, help="of all agents (default: %(default)s)"
+        "--port", type=_port, default=8099, help="of all agents (default: %(default)s)"
     )
     check.add_argument(
         "--token-file", required=True, type=Path, metavar="FILE", help="their token"
@@ -63,11 +64,23 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     check.set_defaults(run=_check)
 
 
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 < port < 65536:
+        raise ValueError(text)
+    return port
+
+
 def _check(args: argparse.Namespace) -> int:
     for file in (args.ca_file, args.token_file):
         if not file.is_file():
             what = f"There is no file {file}."
             raise Refused(Reason.SETTING_INVALID, what=what)
+    try:
+        ssl.create_default_context(cafile=str(args.ca_file))
+    except OSError:
+        what = f"There is no certificate in {args.ca_file}."
+        raise Refused(Reason.SETTING_INVALID, what=what) from None
     addresses = _addresses(args.at, args.port)
     fine = [asyncio.run(_fine(args, address)) for address in addresses]
     return 0 if all(fine) else 1
@@ -81,7 +94,7 @@ def _addresses(host: str, port: int) -> list[str]:
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # that of a name with an empty label
         raise Unreachable(Reason.NO_AGENT, detail=f"{host}: {error}") from None
     return sorted({str(address[0]) for *_, address in found})
 

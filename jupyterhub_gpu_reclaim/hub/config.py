@@ -60,6 +60,7 @@ _SPAWNERS = {
 
 def configure(
     c: Any,
+    /,
     *,
     placement: str = "local",
     agent: str = "unix:/run/jupyterhub-gpu-reclaim/agent.sock",

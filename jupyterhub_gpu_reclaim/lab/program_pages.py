@@ -32,9 +32,12 @@ def install(facts: dict[str, Any]) -> None:
     prepare, on_message = ProxyHandler.prepare, ProxyHandler.on_message
     facts[FIELD] = 0
 
-    def counted_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        facts[FIELD] += len(self.request.uri) + len(self.request.body)
-        return prepare(self, *args, **kwargs)
+    async def counted_request(self: Any, *args: Any, **kwargs: Any) -> None:
+        prepared = prepare(self, *args, **kwargs)
+        if prepared is not None:
+            await prepared
+        if self.current_user:  # anybody may try, and is refused
+            facts[FIELD] += len(self.request.uri) + len(self.request.body)
 
     def counted_message(self: Any, message: str | bytes) -> Any:
         facts[FIELD] += len(message)

@@ -101,6 +101,29 @@ def parse_engine_container(table: str) -> ContainerCgroup | None:
     return ContainerCgroup(pod="", id=found.pop()) if len(found) == 1 else None
 
 
+def owners(pid: int, pod: str) -> frozenset[int]:
+    """Who has made the groups of that name that a process lives in, by user id.
+
+    Root's are those of engine and kubelet. Users may be allowed to make groups below
+    one of their own, of any name (systemd gives each who logs in such a one). Empty:
+    it has ended, or is in none of that name that a mounted hierarchy shows.
+
+    Args:
+        pid: whose.
+        pod: uid of the pod, or an engine's id of the container.
+    """
+    folders = {
+        folder
+        for group in groups_of(pid)
+        for folder in (group.folder, *group.folder.parents)
+        if _is_named(folder, pod)
+    }
+    try:
+        return frozenset(folder.stat().st_uid for folder in folders)
+    except OSError:
+        return frozenset()
+
+
 def _parse_path(path: str) -> ContainerCgroup | None:
     parts = path.split("/")
     for at, part in enumerate(parts):
@@ -393,9 +416,13 @@ def _up_to_pod(group: Group, pod: str) -> list[Path]:
     folders = []
     for folder in _upwards(group):
         folders.append(folder)
-        if pod.replace("-", "_") in folder.name.replace("-", "_"):
+        if _is_named(folder, pod):
             return folders
     return folders[:1]
+
+
+def _is_named(folder: Path, pod: str) -> bool:
+    return pod.replace("-", "_") in folder.name.replace("-", "_")
 
 
 def _below(target: Path, root: str, path: str) -> Path | None:

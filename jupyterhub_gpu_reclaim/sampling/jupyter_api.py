@@ -14,9 +14,10 @@ import asyncio
 import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
+import msgspec
 from tornado.gen import with_timeout
 from tornado.httpclient import AsyncHTTPClient, HTTPError, HTTPRequest
 from tornado.iostream import IOStream
@@ -38,6 +39,8 @@ _SESSION = ".session"
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 #: Larger ones are not remembered.
 MAX_REMEMBERED_BYTES = 256 * 1024
+#: A counter of theirs; larger numbers no float holds, and some have no float at all.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Kernel(Value, frozen=True, kw_only=True):
@@ -47,7 +50,7 @@ class Kernel(Value, frozen=True, kw_only=True):
     name: str = ""
     execution_state: str = "unknown"
     last_activity: datetime
-    connections: int = 0
+    connections: Count = 0
     #: since when its cell waits for an answer; told by our server extension alone
     gpu_reclaim_prompt_since: datetime | None = None
 
@@ -81,11 +84,11 @@ class Contents(Value, frozen=True, kw_only=True):
 class Status(Value, frozen=True, kw_only=True):
     """``GET api/status``."""
 
-    connections: int = 0
+    connections: Count = 0
     #: when a file was last changed through it; told by our server extension alone
     gpu_reclaim_file_changed: datetime | None = None
     #: bytes that pages have sent to programs behind it; likewise
-    gpu_reclaim_paged: int | None = None
+    gpu_reclaim_paged: Count | None = None
 
 
 class Version(Value, frozen=True, kw_only=True):

@@ -10,3 +10,4 @@ from typing import Final
 INCARNATION: Final = "gpu-reclaim.incarnation"
 USER: Final = "gpu-reclaim.user"
 SERVER: Final = "gpu-reclaim.server"
+REALM: Final = "gpu-reclaim.realm"

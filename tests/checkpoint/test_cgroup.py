@@ -13,6 +13,7 @@ from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.linux.cgroups import Group, LimitRecord
 
 MIB = 1 << 20
+CONTAINER = "ab" * 32
 
 
 @pytest.fixture
@@ -181,3 +182,27 @@ def test_raised_limit_is_put_down_for_the_group_and_its_pod(tmp_path):
     )
     assert cgroups.restore_memory_limit(record.raised(50))
     assert (own.read_text(), pod.read_text()) == ("150", "250")
+
+
+@pytest.fixture
+def named_groups(parents):
+    """Groups with a container's name; ended with what is in them."""
+    made = cgroups.create(parents, f"docker-{CONTAINER}.scope")
+    yield made
+    remove(made)
+
+
+def test_owners_of_a_containers_groups_are_those_who_have_made_them(named_groups):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            put(process.pid, named_groups)
+            assert cgroups.owners(process.pid, CONTAINER) == {0}
+            assert cgroups.owners(process.pid, "cd" * 32) == set()
+            for group in named_groups:  # as systemd's Delegate= lets a user do
+                os.chown(group.folder, 1000, 1000)
+                assert 1000 in cgroups.owners(process.pid, CONTAINER)
+                os.chown(group.folder, 0, 0)
+        finally:
+            process.kill()
+            process.wait()
+    assert cgroups.owners(process.pid, CONTAINER) == set()

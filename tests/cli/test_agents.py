@@ -122,12 +122,32 @@ def test_another_certificate_fails(serve, check, tmp_path):
     assert "CERTIFICATE_VERIFY_FAILED" in said
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"one\ntwo", "ä".encode()])
+def test_a_token_that_is_no_line_of_text_is_said_and_fails(
+    serve, check, tmp_path, content
+):
+    port = serve(lambda: make_application(NodeInMemory(), TOKEN))
+    (tmp_path / "token").write_bytes(content)
+    status, said = check(port)
+    assert status == 1
+    assert f"token file {tmp_path}/token: it is no " in said
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536", "https"])
+def test_port_that_there_is_not_is_named(check, capsys, port):
+    with pytest.raises(SystemExit):
+        check(port)
+    assert "--port" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({"at": "nobody.invalid"}, "No agent is ready on any node of the cluster."),
         ({"ca-file": "/nowhere/ca.crt"}, "There is no file /nowhere/ca.crt."),
         ({"token-file": "/nowhere/token"}, "There is no file /nowhere/token."),
+        ({"at": "no..body"}, "No agent is ready on any node of the cluster."),
+        ({"ca-file": __file__}, f"There is no certificate in {__file__}."),
     ],
 )
 def test_what_cannot_be_asked_is_an_error_in_words(serve, check, changed, says):

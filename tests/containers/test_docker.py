@@ -199,6 +199,44 @@ def test_agent_and_docker_that_are_started_anew_know_the_session(
     assert is_whole(ann)
 
 
+def test_docker_that_is_away_in_a_stop_and_in_a_start_loses_nothing(hub, docker, ann):
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    docker.stop()
+    hub.api("DELETE", "users/ann/server")
+    wait(lambda: hub.server("ann")["stopped"], hub)
+    docker.start()
+    ann.start_server()
+    assert is_whole(ann)
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    suspend(hub, docker)
+    docker.stop()
+    refused = hub.api("POST", "users/ann/server")
+    assert refused.status_code == 409
+    assert "Docker does not answer" in refused.json()["message"]
+    docker.start()
+    ann.start_server()
+    assert is_whole(ann)
+
+
+def test_container_of_another_hub_that_has_the_name_goes_on(hub, docker, ann):
+    anns = docker.of("ann")
+    body = {
+        "Image": IMAGE,
+        "Cmd": ["/bin/sleep", "1000"],
+        "Labels": {**anns["Config"]["Labels"], "gpu-reclaim.realm": "another"},
+        "HostConfig": {"Binds": anns["HostConfig"]["Binds"], "NetworkMode": "host"},
+    }
+    path = "/containers/create?name=jupyter-bob"
+    made = docker.ask("POST", path, json=body).json()["Id"]
+    docker.ask("POST", f"/containers/{made}/start")
+    hub.user("bob")
+    refused = hub.api("POST", "users/bob/server")
+    assert refused.status_code == 409
+    assert "jupyter-bob" in refused.json()["message"]
+    assert docker.ask("GET", f"/containers/{made}/json").json()["State"]["Running"]
+    docker.ask("DELETE", f"/containers/{made}?force=1")
+
+
 def test_stop_removes_the_container_and_the_next_start_is_a_new_session(
     hub, docker, ann
 ):
@@ -207,3 +245,15 @@ def test_stop_removes_the_container_and_the_next_start_is_a_new_session(
     assert docker.containers() == []
     ann.start_server()
     assert ann.server().json("GET", "kernels") == []
+
+
+def test_image_that_was_removed_is_named_and_the_session_kept(hub, docker, ann):
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    image = docker.of("ann")["Image"]
+    suspend(hub, docker)
+    docker.tag(packed(("etc/other", b"")))
+    assert docker.ask("DELETE", f"/images/{image}").is_success
+    refused = hub.api("POST", "users/ann/server")
+    assert refused.status_code == 409
+    assert f"No such image: {image}" in refused.json()["message"]
+    assert phase(hub, "ann") == "suspended"

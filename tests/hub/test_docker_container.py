@@ -47,6 +47,7 @@ def test_start_puts_the_init_before_the_command_and_keeps_the_rest():
         "gpu-reclaim.incarnation": "inc-1",
         "gpu-reclaim.user": "ann",
         "gpu-reclaim.server": "--gpu",
+        "gpu-reclaim.realm": "lab",
     }
     assert "entrypoint" not in made
     assert made["host_config"] == {

@@ -1,14 +1,15 @@
-"""DockerSpawner with the session's init, without a Hub and without Docker."""
+"""DockerSpawner with the session's init, without a Hub and without containers."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
-import requests
+from dockerspawner import DockerSpawner
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Identity
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.docker.spawner import (
     ReclaimDockerSpawner,
@@ -21,20 +22,14 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import (
     Pointer,
     PointerPhase,
 )
+from tests.support import docker_api
 
 ANNS = "a" * 64
 
 
-class WithoutDocker(ReclaimDockerSpawner):
-    """On a machine whose Docker is being restarted."""
-
-    async def docker(self, method, *args, **kwargs):
-        raise requests.ConnectionError("No such file or directory")
-
-
-def made(cls: type[ReclaimDockerSpawner]) -> ReclaimDockerSpawner:
-    settings = {"remove": False, "cmd": "lab"}
-    made = cls(
+def made(**settings) -> ReclaimDockerSpawner:
+    settings = {"remove": False, "cmd": "lab", **settings}
+    made = ReclaimDockerSpawner(
         config=Config({"DockerSpawner": settings}),
         hub=SimpleNamespace(base_url="/hub/", api_url="http://hub", public_host=""),
         user=SimpleNamespace(
@@ -48,37 +43,203 @@ def made(cls: type[ReclaimDockerSpawner]) -> ReclaimDockerSpawner:
     return made
 
 
+def labels(incarnation="inc-0", user="ann", server="", realm=""):
+    return {
+        "gpu-reclaim.incarnation": incarnation,
+        "gpu-reclaim.user": user,
+        "gpu-reclaim.server": server,
+        "gpu-reclaim.realm": realm,
+    }
+
+
+@pytest.fixture(autouse=True)
+def _no_client_of_another_test(monkeypatch):
+    monkeypatch.setattr(DockerSpawner, "_client", None)
+    monkeypatch.setattr(ReclaimDockerSpawner, "_client", None)
+
+
 @pytest.fixture
-def spawner():
-    return made(WithoutDocker)
+def away(monkeypatch):
+    """A machine whose Docker is being restarted."""
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
 
 
-def test_containers_are_always_removed_whatever_is_configured(spawner):
+@pytest.fixture
+def docker(monkeypatch):
+    server = docker_api.serving()
+    api = next(server)
+    monkeypatch.setenv("DOCKER_HOST", api.url)
+    yield api
+    next(server, None)
+
+
+@pytest.fixture
+def host():
+    """A spawner of the host's network, which asks Docker for no address."""
+    return made(network_name="host")
+
+
+def test_containers_are_always_removed_whatever_is_configured():
+    spawner = made()
     assert spawner.remove is True
     assert spawner.will_resume is False
 
 
-async def test_docker_that_does_not_answer_ends_no_session(spawner):
-    pointer = Pointer(
-        phase=PointerPhase.RUNNING, location=Location(pod=ANNS, name="jupyter-ann")
-    )
+def load(spawner, phase=PointerPhase.RUNNING, **more):
+    location = Location(pod=ANNS, name="jupyter-ann")
+    pointer = Pointer(phase=phase, location=location, **more)
     spawner.load_state({KEY: pointer.to_state()})
+
+
+@pytest.mark.usefixtures("away")
+async def test_docker_that_does_not_answer_ends_no_session():
+    spawner = made()
+    load(spawner)
     assert spawner.reclaim_alive()
     assert await spawner.poll() is None
     assert spawner.object_id == ANNS
 
 
-async def test_start_without_docker_is_refused_with_a_reason(spawner):
+@pytest.mark.usefixtures("away")
+async def test_start_without_docker_is_refused_with_a_reason():
     with pytest.raises(Unreachable) as caught:
-        await SessionContainerSpawner.start(spawner)
+        await SessionContainerSpawner.start(made())
     assert caught.value.reason is Reason.DOCKER_SILENT
 
 
-async def test_first_start_of_a_hub_without_docker_says_that_it_does_not_answer(
-    monkeypatch,
+@pytest.mark.usefixtures("away")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda spawner: spawner.reclaim_find("inc-0"),
+        lambda spawner: spawner.reclaim_token(),
+        lambda spawner: spawner.reclaim_where(8888),
+        lambda spawner: spawner.reclaim_end(),
+    ],
+    ids=["find", "token", "where", "end"],
+)
+async def test_every_question_to_a_docker_that_is_away_says_so(ask):
+    spawner = made()
+    load(spawner)
+    with pytest.raises(Unreachable) as caught:
+        await ask(spawner)
+    assert caught.value.reason is Reason.DOCKER_SILENT
+
+
+@pytest.mark.usefixtures("away")
+async def test_session_out_of_sight_runs_as_long_as_docker_is_away():
+    spawner = made()
+    pointer = Pointer(phase=PointerPhase.RUNNING, incarnation="inc-0")
+    spawner.load_state({KEY: pointer.to_state()})
+    assert await spawner.poll() is None
+
+
+@pytest.mark.usefixtures("docker")
+async def test_token_that_is_no_text_is_a_service_that_does_not_answer(tmp_path):
+    spawner = made()
+    spawner.reclaim_service = "http://127.0.0.1:1"
+    spawner.reclaim_token_file = str(tmp_path / "token")
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    load(spawner)
+    assert await spawner.poll() == 0
+    assert spawner.reclaim_pointer.phase is PointerPhase.UNKNOWN  # it may be saved
+
+
+async def test_docker_with_an_error_of_its_own_ends_no_session(docker):
+    spawner = made()
+    load(spawner)
+    docker.failing = True
+    assert await spawner.poll() is None
+    assert spawner.object_id == ANNS
+
+
+async def test_renamed_container_is_still_the_session(docker):
+    spawner = made()
+    identity = docker.add("jupyter-ann", labels("inc-1"))
+    spawner.reclaim_take(Location(pod=identity, name="jupyter-ann"))
+    docker.containers[0]["Name"] = "/mine"
+    assert await spawner.poll() is None
+    assert spawner.object_id == identity
+
+
+@pytest.mark.parametrize(
+    ("others", "realm"),
+    [
+        (labels(user="bob"), ""),
+        (labels(server="gpu"), ""),
+        (labels(realm="teaching"), "research"),
+        ({}, ""),
+        (labels(), ""),
+    ],
+    ids=["user", "server", "hub", "plain DockerSpawner", "forgotten"],
+)
+async def test_start_ends_no_container_that_has_the_name_already(
+    docker, host, others, realm
 ):
-    """The first call makes the client, which fails in a way of its own."""
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-    with pytest.raises(Unreachable) as caught:
-        await SessionContainerSpawner.start(made(ReclaimDockerSpawner))
-    assert caught.value.reason is Reason.DOCKER_SILENT
+    host.realm = realm
+    docker.add("jupyter-ann", others)
+    with pytest.raises(Refused) as caught:
+        await SessionContainerSpawner.start(host)
+    assert caught.value.reason is Reason.CONTAINER_REFUSED
+    assert "jupyter-ann" in caught.value.message
+    await host.reclaim_end()  # as the lifecycle cleans up
+    assert docker.names() == ["jupyter-ann"]
+    assert await host.poll() == 0
+
+
+async def test_stopped_container_of_another_hub_is_not_removed(docker, host):
+    docker.add("jupyter-ann", labels(realm="teaching"), running=False)
+    with pytest.raises(Refused):
+        await SessionContainerSpawner.start(host)
+    assert docker.names() == ["jupyter-ann"]
+
+
+async def test_what_a_former_start_has_left_is_removed(docker, host):
+    former = docker.add("jupyter-ann", labels(), running=False)
+    await SessionContainerSpawner.start(host)
+    assert docker.names() == ["jupyter-ann"]
+    assert docker.find("jupyter-ann")["Id"] == host.object_id
+    assert former not in {one["Id"] for one in docker.containers if one["Created"]}
+    await host.reclaim_end()
+    assert docker.names() == []
+
+
+async def test_container_that_dockerspawner_itself_has_started_goes_on(docker):
+    identity = docker.add("jupyter-ann")
+    spawner = made()
+    spawner.load_state({"object_id": identity, "object_name": "jupyter-ann"})
+    assert await spawner.poll() is None
+    assert spawner.object_id == identity
+
+
+async def test_container_is_found_by_who_made_it_and_when(docker):
+    spawner = made(network_name="host")
+    first = docker.add("jupyter-ann", labels(), created=1)
+    docker.add("of-an-image", labels(), created=2)
+    docker.add("bobs", labels(user="bob"), created=0)
+    found = await spawner.reclaim_find("inc-0")
+    assert found == Location(pod=first, name="jupyter-ann")
+    spawner.realm = "teaching"
+    assert await spawner.reclaim_find("inc-0") is None
+
+
+async def test_container_without_an_address_is_refused_with_a_reason(docker):
+    spawner = made(network_name="lab")
+    with pytest.raises(Refused) as caught:
+        await SessionContainerSpawner.start(spawner)
+    assert caught.value.reason is Reason.CONTAINER_REFUSED
+    assert "lab" in caught.value.message
+
+
+async def test_nothing_else_runs_in_a_place_that_waits_for_a_restore(docker, host):
+    host.post_start_cmd = "echo"  # (a call that the double does not know)
+    identity = Identity(api_token="t", port=8888)
+    host.reclaim_launch = Launch(mode="hold", incarnation="inc-1", identity=identity)
+    host.port = 8888
+    assert await SessionContainerSpawner.start(host) == "http://127.0.0.1:8888"
+
+
+def test_server_on_the_hosts_network_listens_on_this_machine_alone(host):
+    assert host.ip == "127.0.0.1"
+    assert made(network_name="lab").ip == "0.0.0.0"
+    assert made(network_name="host", ip="10.0.0.1").ip == "10.0.0.1"

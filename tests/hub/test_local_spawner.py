@@ -7,6 +7,7 @@ import os
 import pwd
 import signal
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import requests
@@ -60,11 +61,12 @@ def test_shell_limits_and_loader_variables_reach_the_session(hub, service, ask):
     assert "jupyterhub-gpu-reclaim" in facts["cgroup"]
 
 
-def test_user_who_does_not_exist_is_refused_with_a_sentence(hub, service):
-    hub.api("POST", "users/ghost")
-    answer = hub.api("POST", "users/ghost/server")
+@pytest.mark.parametrize("name", ["ghost", "gh%00ost"])
+def test_user_who_does_not_exist_is_refused_with_a_sentence(hub, service, name):
+    hub.api("POST", f"users/{name}")
+    answer = hub.api("POST", f"users/{name}/server")
     assert answer.status_code == 409
-    assert "no system user ghost" in answer.json()["message"]
+    assert f"no system user {unquote(name)}" in answer.json()["message"]
     assert json.dumps(answer.json()).count("Traceback") == 0
 
 

@@ -98,6 +98,11 @@ def test_what_is_read_after_the_plugins_keeps_its_place_and_takes_none(hub_of):
     assert found_wrong(hub.config) == []
 
 
+def test_name_of_an_argument_that_is_no_setting_does_not_end_the_hub(hub_of, said):
+    said["gpu_reclaim"] |= {"c": 1}
+    assert "configure() takes no c" in " ".join(found_wrong(hub_of().config))
+
+
 def test_keys_of_tljh_config_are_arguments_and_a_wrong_one_is_named(hub_of, said):
     said["gpu_reclaim"] |= {"idle_after": 1800, "admins": ["ada"]}
     hub = hub_of()

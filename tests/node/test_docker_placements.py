@@ -39,13 +39,15 @@ class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         super().__init__(str(path), _Answer)
 
     @staticmethod
-    def container(identity, incarnation, user):
+    def container(identity, incarnation, user, *, realm="", created=1):
         labels = {
             "gpu-reclaim.incarnation": incarnation,
             "gpu-reclaim.user": user,
             "gpu-reclaim.server": "gpu",
+            "gpu-reclaim.realm": realm,
         }
-        return {"Id": identity, "ImageID": IMAGE, "Labels": labels, "State": "running"}
+        facts = {"ImageID": IMAGE, "Created": created, "State": "running"}
+        return {"Id": identity, "Labels": labels, **facts}
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):
@@ -86,7 +88,9 @@ def proc(tmp_path):
 @pytest.fixture
 def placements(docker, proc, tmp_path):
     engine = DockerEngine(str(tmp_path / "d.sock"))
-    return DockerPlacements(engine, "", proc.folder, patience=0.0)
+    return DockerPlacements(
+        engine, "", proc.folder, patience=0.0, owners=lambda pid, pod: {0}
+    )
 
 
 def test_session_is_found_with_its_container_and_image(placements, proc):
@@ -130,6 +134,57 @@ def test_attacker_does_not_hide_the_session_that_he_claims_to_be(placements, pro
     proc.add(8, group=group(ANNS), start=2)
     (session,) = placements.list()
     assert session.init_pid == placements.find("inc-1").init_pid == 8
+
+
+def test_group_that_a_user_has_made_in_a_containers_name_is_not_believed(
+    docker, proc, tmp_path
+):
+    engine, asked = DockerEngine(str(tmp_path / "d.sock")), []
+
+    def owners(pid, container):
+        asked.append((pid, container))
+        return {0} if pid == 8 else {0, 1000}
+
+    placements = DockerPlacements(engine, "", proc.folder, patience=0.0, owners=owners)
+    users = f"/user.slice/user@1000.service/docker-{ANNS}.scope"
+    proc.add(7, group=f"0::{users}\n", start=1)
+    proc.add(8, group=group(ANNS), start=2)
+    (session,) = placements.list()
+    assert session.init_pid == placements.find("inc-1").init_pid == 8
+    assert {(7, ANNS), (8, ANNS)} == set(asked)
+
+
+def test_container_of_another_hub_is_none_of_ours(placements, proc, docker):
+    docker.containers = [docker.container(ANNS, "inc-1", "ann", realm="teaching")]
+    proc.add(group=group(ANNS))  # its user writes a command line as they like
+    assert placements.list() == []
+    with pytest.raises(NotFound):
+        placements.find("inc-1")
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_image_with_the_labels_of_a_session_takes_its_place_in_no_order(
+    placements, proc, docker, newest_first
+):
+    docker.containers.append(docker.container(BOBS, "inc-1", "ann", created=2))
+    if newest_first:
+        docker.containers.reverse()
+    proc.add(7, group=group(BOBS), start=1)
+    proc.add(8, group=group(ANNS), start=2)
+    (session,) = placements.list()
+    assert session.init_pid == placements.find("inc-1").init_pid == 8
+
+
+def test_claims_in_a_known_container_hide_nobody_while_docker_is_silent(
+    placements, proc, docker, tmp_path
+):
+    proc.add(7, group=group(ANNS))
+    assert placements.list()
+    proc.add(8, group=group(ANNS), incarnation="made-up")
+    assert len(placements.list()) == 1
+    assert docker.asked == 1
+    (tmp_path / "d.sock").unlink()
+    assert len(placements.list()) == 1
 
 
 def test_container_that_docker_does_not_know_as_a_session_is_none(

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -13,12 +14,14 @@ from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     Refused,
     StoreError,
+    Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
 from jupyterhub_gpu_reclaim.node.workflows import recovery as recovery_module
 from jupyterhub_gpu_reclaim.node.workflows.recovery import _CRIU_WORDS
 from tests.support.agent import goes_on, wait_for
@@ -163,6 +166,45 @@ async def test_what_has_not_gone_on_yet_ends_for_another_attempt(recovery, count
 
     with pytest.raises(NotFound):  # an init ends with the programs that it has started
         processes.snapshot_init(counter.init_pid, counter.init_start)
+
+
+class NodeWithoutItsEngine:
+    """Placements whose engine is away: it tells of sessions that have a record."""
+
+    def __init__(self, placements) -> None:
+        self._placements = placements
+        self.hints = {}
+
+    def list(self):
+        raise Unreachable(Reason.DOCKER_SILENT, detail="it is being restarted")
+
+    def find(self, incarnation, pod=""):
+        assert incarnation in self.hints
+        return self._placements.find(incarnation, pod)
+
+    def set_hint(self, incarnation, hint):
+        self.hints[incarnation] = hint
+
+
+async def test_engine_that_is_away_keeps_no_recorded_session_frozen(recovery, counter):
+    placements = NodeWithoutItsEngine(recovery.placements)
+    recovery = dataclasses.replace(recovery, placements=placements)
+    record = captured_in_part(counter)
+    recovery.releases.records.save(
+        msgspec.structs.replace(record, pod="a" * 64, image="sha256:1")
+    )
+    for process in counter.tree.processes:
+        os.kill(process.pid, signal.SIGSTOP)
+
+    await recovery.recover(patience=5)
+
+    assert goes_on(counter)
+    # without its image, a capture now could come back over another one
+    assert placements.hints == {
+        counter.incarnation: PodHint(
+            pod="a" * 64, key=SessionKey("ann"), image="sha256:1"
+        )
+    }
 
 
 def captured_in_part(place) -> Record:

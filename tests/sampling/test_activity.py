@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
+import httpx
 import pytest
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
@@ -551,6 +552,20 @@ def test_what_a_page_sends_through_a_unix_socket_is_told_by_its_server(server):
         type_in()
         first, second = looks(server, type_in)
     assert second.paged - first.paged == len("key")
+
+
+def test_request_of_somebody_without_a_login_is_no_use_of_a_program(server):
+    if not PROXIES:
+        pytest.skip(f"{PROXY} is not installed: scripts/bootstrap test")
+    wait_for(lambda: server.client.get("program/").text == "page")
+    url = f"{server.url}program/"
+
+    def try_it() -> None:
+        answer = httpx.get(url, headers={"Authorization": "token wrong"})
+        assert answer.status_code in {302, 403}
+
+    first, second = looks(server, try_it)
+    assert second.paged == first.paged
 
 
 def test_download_by_the_browser_counts_when_it_lasts_longer_than_a_page_loads(server):

@@ -2,6 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
     KernelSample,
@@ -9,9 +11,23 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     TerminalSample,
 )
+from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.window import UNUSED_SECONDS, Window
 
 START = 1_700_000_000.0
+
+
+@pytest.mark.parametrize("field", ["gpu_reclaim_paged", "connections"])
+@pytest.mark.parametrize("number", [-1, 2**53 + 1, 10**400])
+def test_number_that_a_user_makes_up_ends_no_measurement_of_others(field, number):
+    """A float of the last one is an error, which would end the look at all sessions."""
+    told = f'{{"{field}": {number}}}'.encode()
+    with pytest.raises(BadRequest):
+        codec.decode(told, jupyter_api.Status)
+    known = codec.decode(f'{{"{field}": {2**53}}}'.encode(), jupyter_api.Status)
+    window = Window(span=600.0, interval=10.0)
+    window.add(sample(0, paged=getattr(known, field)))
+    assert window.usage(START, 600.0).page_peak_rate is None
 
 
 def sample(at, *, incarnation="i1", state="idle", active=0.0, typed=-100.0, **changes):

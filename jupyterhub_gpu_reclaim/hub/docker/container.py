@@ -17,20 +17,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS
 from jupyterhub_gpu_reclaim.session_init import command_line
 from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from jupyterhub_gpu_reclaim.session_init.container_labels import (
     INCARNATION,
+    REALM,
     SERVER,
     USER,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,15 @@ def _labels(given: Any, purpose: ContainerPurpose) -> dict[str, str]:
         INCARNATION: purpose.incarnation,
         USER: purpose.key.user,
         SERVER: purpose.key.server,
+        REALM: purpose.realm,
     }
+
+
+def is_of(labels: Mapping[str, str] | None, key: SessionKey, realm: str) -> bool:
+    """Whether a container with these labels was made for that server of that Hub."""
+    said = labels or {}
+    whose = SessionKey(said.get(USER, ""), said.get(SERVER, ""))
+    return whose == key and said.get(REALM) == realm
 
 
 def _command(asked: Mapping[str, Any], purpose: ContainerPurpose) -> list[str]:

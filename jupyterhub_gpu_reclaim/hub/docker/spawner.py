@@ -14,28 +14,29 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from docker.errors import APIError, DockerException
+from docker.errors import APIError, DockerException, NotFound
 from dockerspawner import DockerSpawner
 from jupyterhub.utils import exponential_backoff, random_port
 from requests.exceptions import RequestException
 from traitlets import default
 
-from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.docker import container as containers
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.session_traits import ImageTraits
-from jupyterhub_gpu_reclaim.hub.spawner.state import Location
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location, PointerPhase
 from jupyterhub_gpu_reclaim.session_init.container_labels import INCARNATION
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
 #: Seconds for Docker to end and remove a container.
 END_SECONDS = 30.0
-_MISSING, _CONFLICT = 404, 409
+#: What changes nothing: an engine that fails at these knows nothing at the moment.
+_QUESTIONS = frozenset({"containers", "inspect_container", "port"})
 
 
 class SessionContainerSpawner(ImageTraits, DockerSpawner):
@@ -44,6 +45,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
     #: No setting: a container that is started again would be a former incarnation.
     remove = True
 
+    object_id: Any
     object_name: Any
 
     reclaim_launch = Launch()
@@ -51,12 +53,24 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
 
     # --- the container ---
 
-    def docker(self, method: str, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Ask Docker; for a container with the session's init in it."""
+    async def docker(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Ask Docker; for a container with the session's init in it.
+
+        Raises:
+            APIError: Docker refuses.
+            Unreachable: it does not answer, or cannot (``docker_silent``).
+        """
         if method == "create_container":
             kwargs = containers.prepared(kwargs, self._purpose())
-        answer: Awaitable[Any] = super().docker(method, *args, **kwargs)
-        return answer
+        try:
+            return await super().docker(method, *args, **kwargs)
+        except APIError as error:
+            if method not in _QUESTIONS or error.is_client_error():
+                raise
+            why = str(error)
+        except (DockerException, RequestException) as error:
+            why = str(error)
+        raise Unreachable(Reason.DOCKER_SILENT, detail=why)
 
     def _purpose(self) -> containers.ContainerPurpose:
         launch = self.reclaim_launch
@@ -87,12 +101,8 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         try:
             return self._url(*await super().start())
         except DockerException as error:
-            if isinstance(error.__cause__, RequestException):  # making the client
-                raise Unreachable(Reason.DOCKER_SILENT, detail=str(error)) from None
             why = str(getattr(error, "explanation", "") or error).rstrip(".")
             raise Refused(Reason.CONTAINER_REFUSED, why=why) from None
-        except RequestException as error:
-            raise Unreachable(Reason.DOCKER_SILENT, detail=str(error)) from None
 
     async def get_command(self) -> list[str]:
         """The server's command; none to hold a place, whatever image is chosen now."""
@@ -106,6 +116,15 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         if self.reclaim_launch.mode != "hold":
             await super().pull_image(image)
 
+    async def post_start_exec(self) -> None:
+        """The administrator's command; not in a place that only waits for a restore."""
+        if self.reclaim_launch.mode != "hold":
+            await super().post_start_exec()
+
+    @default("ip")
+    def _of_this_machine_alone(self) -> str:
+        return "127.0.0.1" if self.network_name == "host" else "0.0.0.0"  # noqa: S104
+
     @default("use_internal_ip")
     def _of_its_own_network(self) -> bool:
         return bool(self.network_name != "bridge")  # the host's publishes no ports
@@ -114,7 +133,13 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         """Where its server listens; with the host's network, on the host itself."""
         if self.network_name == "host":
             return ("127.0.0.1", self.port)
-        ip, port = await super().get_ip_and_port()
+        try:
+            ip, port = await super().get_ip_and_port()
+        except (ReclaimError, APIError):
+            raise
+        except Exception as error:  # noqa: BLE001 - DockerSpawner raises bare ones
+            why = str(error).rstrip(".")
+            raise Refused(Reason.CONTAINER_REFUSED, why=why) from None
         return (ip, port)
 
     def _url(self, ip: str, port: int) -> str:
@@ -126,15 +151,41 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         """None while it runs, or Docker does not answer; DockerSpawner's words then."""
         try:
             return await super().poll()
-        except (DockerException, RequestException) as error:
+        except Unreachable as error:
             self.log.warning("%s: Docker does not answer: %s", self._log_name, error)
             return None
 
     async def get_object(self) -> dict[str, Any] | None:
-        """The container as Docker has it now; None: there is none."""
-        found: dict[str, Any] | None = await super().get_object()
+        """The container as Docker has it now; None: there is none.
+
+        By its id where that is known: names are changed, and given to others. What only
+        has the name is another server's, or another Hub's, or may be a session that
+        this Hub has forgotten; unless it is left of a former start.
+        """
+        known = self.object_id
+        found = await self._inspected(known or self.object_name)
+        if found is not None and not known and not self._may_be_taken(found):
+            found = None
+        self.object_id = found["Id"] if found else ""
         self._running = found is not None and bool(found["State"]["Running"])
         return found
+
+    async def _inspected(self, name: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = await self.docker("inspect_container", name)
+        except NotFound:
+            return None
+        return found
+
+    def _may_be_taken(self, found: dict[str, Any]) -> bool:
+        labels = found["Config"].get("Labels") or {}
+        if labels.get(INCARNATION) == self.reclaim_launch.incarnation:
+            return True
+        return self._is_own(labels) and not found["State"]["Running"]
+
+    def _is_own(self, labels: Mapping[str, str] | None) -> bool:
+        key = SessionKey(self.user.name, self.name)
+        return containers.is_of(labels, key, self.realm)
 
     async def stop(self, now: bool = False) -> None:
         """End the container, and wait until its name is free."""
@@ -150,9 +201,15 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         return await self._waited(looked)
 
     async def _waited(self, ended: Callable[[], Awaitable[bool]]) -> bool:
+        async def looked() -> bool:
+            try:
+                return await ended()
+            except Unreachable:  # nothing is known
+                return False
+
         with suppress(TimeoutError):
             await exponential_backoff(
-                ended, f"container {self.object_name} did not end", timeout=END_SECONDS
+                looked, f"container {self.object_name} did not end", timeout=END_SECONDS
             )
             return True
         self.log.warning("%s: the container has not ended yet", self.object_name)
@@ -161,6 +218,12 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
 
 class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
     """Sessions in Docker's containers that can be suspended and resumed."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """A container of DockerSpawner itself is known by that state alone."""
+        super().load_state(state)
+        if self.reclaim_pointer.phase is PointerPhase.NONE:
+            self.object_id = state.get("object_id", "")
 
     def reclaim_location(self) -> Location:
         """The container."""
@@ -191,9 +254,16 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
     async def reclaim_find(self, incarnation: str) -> Location | None:
         """Look for the container of an incarnation that the Hub has lost sight of."""
         label = f"{INCARNATION}={incarnation}"
-        for found in await self.docker("containers", filters={"label": label}):
-            return Location(pod=found["Id"], name=found["Names"][0].lstrip("/"))
-        return None
+        found = [
+            one
+            for one in await self.docker("containers", filters={"label": label})
+            if self._is_own(one["Labels"])
+        ]
+        if not found:
+            return None
+        # Images may have labels, too: the first is the one that the Hub has made.
+        first = min(found, key=lambda one: int(one["Created"]))
+        return Location(pod=first["Id"], name=first["Names"][0].lstrip("/"))
 
     async def reclaim_where(self, port: int) -> str:
         """The address of its server."""

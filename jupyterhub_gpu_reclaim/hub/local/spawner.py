@@ -107,6 +107,8 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         Raises:
             Refused: the namespaces, the cgroup or the user cannot be had.
         """
+        if "\0" in self.user.name:  # no system user and no folder can be called so
+            raise Refused(Reason.USER_MISSING, user=self.user.name)
         if self.port == 0:
             self.port = random_port()
         env = self.get_env()

@@ -537,7 +537,11 @@ class SessionLifecycle:
         if self.pointer.precious and not self.state.stopping:
             return 0
         if self.pointer.out_of_sight:
-            await self._look_for_it()
+            try:
+                await self._look_for_it()
+            except Unreachable as error:
+                self._warn("not looked for: %s", error)
+                return None  # nothing is known, so nothing has ended
         status = await poll()
         if (
             status is not None

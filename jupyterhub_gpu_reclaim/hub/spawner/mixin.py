@@ -221,7 +221,7 @@ class ReclaimMixin(SessionPlacement):
         env: dict[str, str] = super().get_env()
         env.setdefault("UV_USE_IO_URING", "0")
         if self.reclaim_service and self.reclaim_token_file:
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
                 secret = Path(self.reclaim_token_file).read_text().strip().encode()
                 env[tab_tokens.VARIABLE] = tab_tokens.session_key(
                     secret, self.reclaim_key, _CLOCK.now()
@@ -380,7 +380,7 @@ def _client(
     """One client per service."""
     try:
         token = Path(token_file).read_text().strip()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: it is no text
         raise Unreachable(Reason.SERVICE_UNREACHABLE, detail=str(error)) from None
     return ServiceClient(
         address, token, prefix=prefix, timeout=timeout, slow_timeout=slow_timeout

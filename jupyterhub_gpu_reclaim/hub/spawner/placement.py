@@ -88,7 +88,11 @@ class SessionPlacement(Base):
 
     @abstractmethod
     async def reclaim_find(self, incarnation: str) -> Location | None:
-        """Look for an incarnation that the Hub has lost sight of."""
+        """Look for an incarnation that the Hub has lost sight of.
+
+        Raises:
+            Unreachable: whether it is there cannot be known now.
+        """
 
     @abstractmethod
     async def reclaim_where(self, port: int) -> Any:

@@ -153,7 +153,8 @@ class Record(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
     gpus: Gpus | None = None
     memory_limit: LimitRecord = LimitRecord()
-    pod: str = ""  #: uid of its pod; empty outside of Kubernetes
+    pod: str = ""  #: uid of its pod, or its container; empty for one without
+    image: str = ""  #: of its container, where it was told
     #: of a capture or nap: the checkpoint that the tree was restored from
     parent: str = ""
     nap: NapRecord | None = None

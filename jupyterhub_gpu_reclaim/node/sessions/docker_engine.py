@@ -1,8 +1,9 @@
 """What Docker says of the sessions' containers, over its UNIX socket.
 
 The Hub's spawner labels each container as it makes it (``hub/docker/container.py``),
-and whoever may change a label may do anything on the machine. A container's id, labels
-and image are its own for life.
+and whoever may make containers may do anything on the machine. A container's id, labels
+and image are its own for life. It has its image's labels, too, so of several containers
+of one incarnation the first counts: nobody knows an incarnation before that is made.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
 from jupyterhub_gpu_reclaim.session_init.container_labels import (
     INCARNATION,
+    REALM,
     SERVER,
     USER,
 )
@@ -35,6 +37,7 @@ class _Container(msgspec.Struct, frozen=True, rename="pascal"):
     """A container in Docker's list; fields that we do not know are left out."""
 
     id: str
+    created: int  #: seconds since 1970
     image_id: str = msgspec.field(default="", name="ImageID")
     labels: dict[str, str] | None = None
 
@@ -49,21 +52,28 @@ class DockerEngine:
     def __init__(self, path: str = SOCKET) -> None:
         self._path = path
 
-    def hints(self) -> dict[str, PodHint]:
+    def hints(self, realm: str = "") -> dict[str, PodHint]:
         """The facts about every session that has a container here, by incarnation.
+
+        Args:
+            realm: only of containers that the Hub of this realm has made.
 
         Raises:
             Unreachable: Docker does not answer (``docker_silent``).
         """
         filters = quote(json.dumps({"label": [INCARNATION]}))
-        found = {}
-        for container in self._containers(f"/containers/json?filters={filters}"):
+        there = self._containers(f"/containers/json?filters={filters}")
+        found: dict[str, PodHint] = {}
+        for container in sorted(there, key=lambda one: one.created):
             labels = container.labels or {}
-            found[labels[INCARNATION]] = PodHint(
+            if labels.get(REALM, "") != realm:
+                continue
+            hint = PodHint(
                 pod=container.id,
                 key=SessionKey(labels.get(USER, ""), labels.get(SERVER, "")),
                 image=container.image_id,
             )
+            found.setdefault(labels[INCARNATION], hint)
         return found
 
     def _containers(self, path: str) -> list[_Container]:

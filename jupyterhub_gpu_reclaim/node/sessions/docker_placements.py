@@ -1,9 +1,10 @@
 """Finds sessions in Docker's containers, and lets none pose as another.
 
 A process is believed as in a pod (``placements.PodPlacements``), with a container in
-the pod's place. The kernel tells in which container it lives, and Docker, instead of
-the service, which session the Hub has made that container for. What a user writes into
-a command line names no session of another container.
+the pod's place. The kernel tells in which container it lives, by control groups that
+root has made, and Docker, instead of the service, which session the Hub has made that
+container for. What a user writes into a command line names no session of another
+container.
 
 Docker is asked once for each incarnation, so that it may be restarted while its
 containers run. While it is silent, a session of which it has never told is an error,
@@ -25,6 +26,7 @@ from jupyterhub_gpu_reclaim.node.sessions.placements import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.node.sessions.docker_engine import DockerEngine
@@ -42,7 +44,7 @@ class DockerPlacements(PodPlacements):
 
     Args:
         engine: says which container is whose.
-        realm, proc, patience: as for pods.
+        realm, proc, patience, owners: as for pods.
     """
 
     parse = staticmethod(_parse)
@@ -54,8 +56,9 @@ class DockerPlacements(PodPlacements):
         proc: Path = Path("/proc"),
         *,
         patience: float = PATIENCE,
+        owners: Callable[[int, str], AbstractSet[int]] = cgroups.owners,
     ) -> None:
-        super().__init__(realm, proc, patience=patience)
+        super().__init__(realm, proc, patience=patience, owners=owners)
         self._engine = engine
 
     def list(self) -> list[Session]:
@@ -69,16 +72,24 @@ class DockerPlacements(PodPlacements):
         if hint.pod:
             super().set_hint(incarnation, hint)
 
+    def _claims(self, pod: str = "") -> Iterator[Session]:
+        # A container is made for one session: where that is known, nobody has to ask.
+        with self._lock:
+            made_for = {hint.pod: name for name, hint in self._hints.items()}
+        for claim in super()._claims(pod):
+            if made_for.get(claim.hint.pod, claim.incarnation) == claim.incarnation:
+                yield claim
+
     def _inquire(self, incarnations: AbstractSet[str]) -> None:
         with self._lock:
             known = {name: self._hints.get(name, PodHint()) for name in incarnations}
         if all(hint.image for hint in known.values()):
             return
         try:
-            told = self._engine.hints()
+            told = self._engine.hints(self._realm)
         except Unreachable:
             if all(hint.pod for hint in known.values()):
-                return  # of a record: enough for all but a first capture
+                return  # of a record
             raise
         for name in incarnations & told.keys():
             super().set_hint(name, told[name])

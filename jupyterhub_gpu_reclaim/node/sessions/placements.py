@@ -8,10 +8,10 @@ is pid 1 of a pid namespace of its own and runs our ``session_init``.
 :class:`PodPlacements` lets no pod pose as another. There a session's init runs as the
 pod's user, possibly behind the image's own entry point, and the user may write anything
 into its command line, which is therefore only a claim. The kernel tells in which pod a
-process lives (``linux.cgroups``), the service tells which pod belongs to which
-incarnation (:meth:`PodPlacements.set_hint`), and an order is carried out only where all
-three agree. If several processes in a pod claim the same, the oldest is the init: it
-was there before its user's first program.
+process lives (``linux.cgroups``, by groups that root has made), the service tells which
+pod belongs to which incarnation (:meth:`PodPlacements.set_hint`), and an order is
+carried out only where all three agree. If several processes in a pod claim the same,
+the oldest is the init: it was there before its user's first program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.session_init import command_line, session_init
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -186,6 +186,7 @@ class PodPlacements:
         realm: only sessions of this realm are ours.
         proc: where processes are found; it must be that of the host (``hostPID``).
         patience: seconds that a pod's first program has to become an init.
+        owners: who has made the control groups of a pod that a process is in.
     """
 
     #: Reads the container from a /proc/<pid>/cgroup.
@@ -197,10 +198,12 @@ class PodPlacements:
         proc: Path = Path("/proc"),
         *,
         patience: float = PATIENCE,
+        owners: Callable[[int, str], AbstractSet[int]] = cgroups.owners,
     ) -> None:
         self._realm = realm
         self._proc = proc
         self._patience = patience
+        self._owners = owners
         self._lock = threading.Lock()
         self._hints: dict[str, PodHint] = {}
 
@@ -307,6 +310,8 @@ class PodPlacements:
         fields = stat.rpartition(")")[2].split()
         if container is None or pod not in {"", container.pod} or fields[0] in "ZX":
             return None
+        if self._owners(pid, container.pod) - {0}:
+            return None  # a user of the machine has made them
         depth = len(_namespace_pids("self", self._proc)) + 1
         if len(_namespace_pids(pid, self._proc)) != depth:
             return None

@@ -171,6 +171,7 @@ class Capture:
             init_start=session.init_start,
             begun=tools.clock.now(),
             pod=session.hint.pod,
+            image=session.hint.image,
             parent=former.origin if former else "",
             nap=former.nap if former else None,
         )

@@ -260,6 +260,7 @@ class Nap:
             init_start=session.init_start,
             begun=clock.now(),
             pod=session.hint.pod,
+            image=session.hint.image,
         )
         former = record.nap
         unfinished = former is not None and former.stage is not NapStage.ASLEEP

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,12 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    StoreError,
+    Unreachable,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
 from jupyterhub_gpu_reclaim.linux.processes import Process
@@ -89,7 +95,7 @@ class Recovery:
                 once.
         """
         await asyncio.to_thread(self._remember_pods)
-        sessions = await asyncio.to_thread(self.placements.list)
+        sessions = await asyncio.to_thread(self._sessions)
         sessions = await asyncio.to_thread(_one_each, sessions)
         await asyncio.to_thread(self._forget_gone, sessions)
         begun = [(session, self._begin(session)) for session in sessions]
@@ -134,11 +140,26 @@ class Recovery:
         operation = Operation(trees.RECOVER, session.key, "")
         return self.operations.begin(session.incarnation, operation, work)
 
+    def _sessions(self) -> list[Session]:
+        """Those here; while nothing is known of others, those that have a record.
+
+        An agent that waited for the others' engine would leave the recorded frozen.
+        """
+        try:
+            return self.placements.list()
+        except Unreachable as error:
+            _log.warning("- sessions without a record are not known: %s", error)
+        found = []
+        for record in self.releases.records.list():
+            with suppress(NotFound):
+                found.append(self.placements.find(record.incarnation))
+        return found
+
     def _remember_pods(self) -> None:
         """Register the former agent's pods; the service names them again only later."""
         for record in self.releases.records.list():
             if record.pod:
-                hint = PodHint(pod=record.pod, key=record.key)
+                hint = PodHint(pod=record.pod, key=record.key, image=record.image)
                 self.placements.set_hint(record.incarnation, hint)
 
     async def _insist(
@@ -302,6 +323,7 @@ class Recovery:
             init_start=session.init_start,
             begun=self.releases.clock.now(),
             pod=session.hint.pod,
+            image=session.hint.image,
         )
         if mine:
             self.releases.records.save(record)

@@ -129,6 +129,7 @@ class Restore:
             init_start=session.init_start,
             begun=tools.clock.now(),
             pod=session.hint.pod,
+            image=session.hint.image,
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:

@@ -98,10 +98,16 @@ class AgentClient:
         if isinstance(self._token, str):
             return self._token
         try:
-            return self._token.read_text().strip()
+            token = self._token.read_text("ascii").strip()
+            why = "" if token.isprintable() else "it is no line of text"
         except OSError as error:
-            detail = f"token file {self._token}: {error.strerror}"
-            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=detail) from None
+            why = str(error.strerror)
+        except ValueError:
+            why = "it is no text"
+        if why:
+            detail = f"token file {self._token}: {why}"
+            raise Unreachable(Reason.AGENT_UNREACHABLE, detail=detail)
+        return token
 
     # --- looking
     async def ready(self) -> list[Finding]:
