@@ -149,6 +149,7 @@ def test_container_that_claims_to_be_anns_is_not_believed(docker, agent, ann):
         json={
             "Image": IMAGE,
             "Entrypoint": anns["Config"]["Entrypoint"],  # her init's own words
+            "Env": anns["Config"]["Env"],
             "HostConfig": {"Binds": anns["HostConfig"]["Binds"], "NetworkMode": "host"},
         },
     ).json()
