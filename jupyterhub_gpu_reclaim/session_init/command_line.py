@@ -16,11 +16,18 @@ from jupyterhub_gpu_reclaim.session_init import session_init
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Stands in one of the first words, also where the text of the init is the argument of
-#: ``python3 -c``.
+#: Stands in one of the first words, also where an init was started with its whole text
+#: as the argument of ``python3 -c``, as in a container it was at first.
 _MARKER: Final = b"session_init"
 _MARKED_WORDS: Final = 6
 _MODES: Final = ("start", "hold")
+#: In a container the text of the init is this variable's value.
+INLINE_VARIABLE: Final = "GPU_RECLAIM_INIT"
+#: Runs that text; no program of the session inherits it.
+_RUN_INLINE: Final = (
+    f'import os; exec(compile(os.environ.pop("{INLINE_VARIABLE}"), "session_init",'
+    ' "exec"))'
+)
 
 
 class InitArguments(NamedTuple):
@@ -47,10 +54,19 @@ def written(arguments: InitArguments) -> list[str]:
     ]
 
 
-@cache
 def inline(python: str) -> tuple[str, str, str]:
-    """The init as a program of an image that does not have its file."""
-    return (python, "-c", Path(session_init.__file__).read_text())
+    """The init as a program of an image that does not have its file.
+
+    Its text stands in :func:`inline_environment`: entry points print the command that
+    they run, and would print all of it.
+    """
+    return (python, "-c", _RUN_INLINE)
+
+
+@cache
+def inline_environment() -> dict[str, str]:
+    """What :func:`inline` has to find in its environment."""
+    return {INLINE_VARIABLE: Path(session_init.__file__).read_text()}
 
 
 def is_init(words: Sequence[bytes]) -> bool:

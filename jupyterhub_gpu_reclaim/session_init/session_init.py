@@ -1,9 +1,9 @@
 """Pid 1 of a session: starts its programs, or waits for a restore.
 
 The launcher executes it as ``python3 -I -S session_init.py …``; a container runs it
-inline as ``python3 -c "$(cat session_init.py)" …``. Only the standard library,
-Python >= 3.7, one file: it runs in the user's image. It never decides anything and
-never becomes part of a checkpoint (pid 1 cannot be in one).
+from the variable ``GPU_RECLAIM_INIT``, which holds this text. Only the standard
+library, Python >= 3.7, one file: it runs in the user's image. It never decides anything
+and never becomes part of a checkpoint (pid 1 cannot be in one).
 
 ::
 

@@ -2,101 +2,35 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from demo.stack import free_port
-from tests.support.agent import Agent, criu_folder, wait_for
+from tests.support.agent import wait_for
 from tests.support.containerd import packed
-from tests.support.docker import IMAGE, PROGRAMS, ROOT, daemon
-from tests.support.elsewhere import phase, reclaim, suspended, wait
-from tests.support.hub import HubUnderTest, proxy_command
-
-CONFIG = """
-from jupyterhub_gpu_reclaim.hub.config import configure
-c.DockerSpawner.image = {image!r}
-c.DockerSpawner.client_kwargs = {{"base_url": "unix://{folder}/docker/d.sock"}}
-c.DockerSpawner.network_name = "host"
-c.DockerSpawner.read_only_volumes = {{path: path for path in {programs!r}}}
-c.DockerSpawner.volumes = {{"{folder}/homes/{{username}}": "/home"}}
-c.SessionContainerSpawner.session_python = {python!r}
-c.SessionContainerSpawner.realm = {realm!r}
-c.Spawner.args = ["--allow-root"]
-c.Spawner.environment = {{**c.Spawner.environment, "HOME": "/home"}}
-c.Spawner.notebook_dir = "/home"
-c.Spawner.poll_interval = 1
-c.JupyterHub.load_roles.append({{
-    "name": "tests-reclaim",
-    "services": ["tests"],
-    "scopes": ["custom:gpu-reclaim:manage", "access:services!service=gpu-reclaim"],
-}})
-configure(
-    c,
-    placement="docker",
-    agent="unix:{folder}/agent.sock",
-    agent_token_file="{folder}/token",
-    state_dir="{folder}/service",
-    service_port={service_port},
-    idle_after=0,
-    sample_interval=0.5,
-    service_options={{"ReclaimService.tick_interval": 0.5}},
+from tests.support.docker import (
+    IMAGE,
+    ROOT,
+    agent_beside,
+    daemon,
+    hub_beside,
+    options,
+    short_folder,
+    suspend,
 )
-"""
+from tests.support.elsewhere import phase, wait
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.root, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def folder():
-    """A folder with a short path: UNIX sockets stand in it."""
-    path = Path(tempfile.mkdtemp(prefix="grd-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def options(docker):
-    return (
-        "--AgentApp.placement=docker",
-        f"--AgentApp.docker_socket={docker.socket}",
-    )
-
-
+folder = pytest.fixture(short_folder, scope="module")
 docker = pytest.fixture(daemon, scope="module")
-
-
-@pytest.fixture(scope="module")
-def agent(folder, docker):
-    made = Agent(folder, criu_folder())
-    made.start(*options(docker))
-    yield made
-    made.terminate()
-    print(made.log.read_text()[-5000:])
+agent = pytest.fixture(agent_beside, scope="module")
 
 
 @pytest.fixture(scope="module")
 def hub(folder, agent):
-    if proxy_command() is None:
-        pytest.skip("configurable-http-proxy is not installed (npm install)")
-    config = CONFIG.format(
-        image=IMAGE,
-        folder=folder,
-        programs=PROGRAMS,
-        python=sys.executable,
-        realm=agent.folder.name,
-        service_port=free_port(),
-    )
-    hub = HubUnderTest(folder, config)
-    try:
-        hub.start()
-        wait(hub.service_ready, hub)
-        yield hub
-    finally:
-        hub.close()
-        print(hub.log()[-8000:])
+    yield from hub_beside(folder, agent, 'c.DockerSpawner.network_name = "host"')
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +51,6 @@ def is_whole(ann):
     with ann.kernel as kernel:
         told = kernel.run("print(x, pid == os.getpid(), open('/srv/mine').read())")
     return told.text.strip() == "42 True in the root"
-
-
-def suspend(hub, docker):
-    assert reclaim(hub, "POST", "sessions/ann/-/suspend").ok
-    suspended(hub, "ann", 60)
-    wait(lambda: docker.of("ann") is None, hub)
 
 
 def test_session_comes_back_in_a_new_container_of_the_same_image(hub, docker, ann):
@@ -149,6 +77,7 @@ def test_container_that_claims_to_be_anns_is_not_believed(docker, agent, ann):
         json={
             "Image": IMAGE,
             "Entrypoint": anns["Config"]["Entrypoint"],  # her init's own words
+            "Env": anns["Config"]["Env"],
             "HostConfig": {"Binds": anns["HostConfig"]["Binds"], "NetworkMode": "host"},
         },
     ).json()

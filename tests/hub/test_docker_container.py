@@ -55,7 +55,10 @@ def test_start_puts_the_init_before_the_command_and_keeps_the_rest():
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
     }
-    assert made["environment"] == ASKED["environment"]
+    assert made["environment"] == {
+        **ASKED["environment"],
+        **command_line.inline_environment(),
+    }
 
 
 def test_hold_is_the_init_alone_in_the_saved_image_with_the_same_gpus():
@@ -65,7 +68,11 @@ def test_hold_is_the_init_alone_in_the_saved_image_with_the_same_gpus():
     assert read(made["entrypoint"]) == ("inc-1", "ann", "--gpu", "lab", True)
     assert made["command"] is None
     assert made["image"] == IMAGE
-    assert made["environment"] == {"JUPYTERHUB_API_TOKEN": "known", "A": "b"}
+    assert made["environment"] == {
+        "JUPYTERHUB_API_TOKEN": "known",
+        "A": "b",
+        **command_line.inline_environment(),
+    }
     assert made["host_config"]["DeviceRequests"] == GPUS
     assert made["host_config"]["Binds"] == ["a:b:rw"]
     assert made["host_config"]["Init"] is False
@@ -75,15 +82,21 @@ def test_what_was_asked_for_stays_as_it_is():
     prepared(ASKED, purpose(holding=True))
     assert ASKED["image"] == "lab:latest"
     assert "RestartPolicy" not in ASKED["host_config"]
+    assert ASKED["environment"] == {"JUPYTERHUB_API_TOKEN": "fresh", "A": "b"}
 
 
 def test_words_and_names_alone_are_taken_as_docker_takes_them():
-    asked = {"command": "jupyter lab", "labels": ["bare"], "environment": ["A=b=c"]}
+    asked = {"command": "jupyter lab", "labels": ["bare"]}
+    asked["environment"] = ["A=b=c", "B"]
     made = prepared(asked, purpose())
     assert made["command"][-2:] == ["jupyter", "lab"]
     assert made["labels"]["bare"] == ""
-    held = prepared(asked, purpose(holding=True))
-    assert held["environment"] == {"A": "b=c"}
+    for each in (made, prepared(asked, purpose(holding=True))):
+        assert each["environment"] == {
+            "A": "b=c",
+            "B": None,
+            **command_line.inline_environment(),
+        }
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.hub.kube.pod import (
     other_image,
     prepared,
 )
-from jupyterhub_gpu_reclaim.session_init import session_init
+from jupyterhub_gpu_reclaim.session_init import command_line, session_init
 from tests.kube.schemas import as_json, problems
 
 CMD = ["jupyterhub-singleuser", "--ip=0.0.0.0"]
@@ -58,17 +58,25 @@ def expanded(word: str) -> str:
     return word.replace("$$", "$")
 
 
-def init_of(words: list[str]):
-    """The command line as the session's init reads it."""
-    assert words[:2] == ["python3", "-c"]
-    compile(expanded(words[2]), "session_init", "exec")
+def variables(container) -> dict[str, str | None]:
+    """What its programs find in their environment."""
+    return {
+        each["name"]: expanded(each["value"]) if each.get("value") else None
+        for each in container["env"]
+    }
+
+
+def init_of(container, words: list[str]):
+    """The command line as the session's init reads it, whose text is a variable."""
+    assert tuple(map(expanded, words[:3])) == command_line.inline("python3")
+    assert command_line.inline_environment().items() <= variables(container).items()
     return session_init.parse([expanded(word) for word in words[3:]])
 
 
 def test_start_prefixes_the_arguments_and_leaves_the_entrypoint() -> None:
     container = notebook(prepared(a_pod(), a_purpose()))
     assert "command" not in container
-    init = init_of(container["args"])
+    init = init_of(container, container["args"])
     assert (init.mode, init.user, init.incarnation) == ("start", "ada", "f" * 32)
     assert init.command == CMD
     assert init.relay
@@ -77,7 +85,8 @@ def test_start_prefixes_the_arguments_and_leaves_the_entrypoint() -> None:
 def test_start_with_a_command_prefixes_that_and_leaves_the_arguments() -> None:
     pod = a_pod(extra_container_config={"command": ["tini", "--", "start.sh"]})
     container = notebook(prepared(pod, a_purpose()))
-    assert init_of(container["command"]).command == ["tini", "--", "start.sh"]
+    words = container["command"]
+    assert init_of(container, words).command == ["tini", "--", "start.sh"]
     assert container["args"] == CMD
 
 
@@ -105,14 +114,17 @@ def test_hold_is_pid_1_by_digest_with_the_saved_login(monkeypatch) -> None:
     monkeypatch.setattr(session_init.os, "getpid", lambda: 1)
     purpose = a_purpose("hold", image=DIGEST, token="saved", generation=3)
     container = notebook(prepared(a_pod(image_pull_policy="Always"), purpose))
-    assert init_of(container["command"]).mode == "hold"
+    assert init_of(container, container["command"]).mode == "hold"
     assert not container.get("args")
     assert (container["image"], container["imagePullPolicy"]) == (
         DIGEST,
         "IfNotPresent",
     )
-    env = {each["name"]: each["value"] for each in container["env"]}
-    assert env == {"JUPYTERHUB_API_TOKEN": "saved", "HOME": "/home/jovyan"}
+    assert variables(container) == {
+        "JUPYTERHUB_API_TOKEN": "saved",
+        "HOME": "/home/jovyan",
+        **command_line.inline_environment(),
+    }
 
 
 def test_an_image_without_a_digest_stays_for_the_agent_to_compare() -> None:
@@ -166,13 +178,19 @@ def test_probes_and_hooks_that_a_stopped_tree_cannot_answer_go() -> None:
 def test_what_an_administrator_wrote_as_json_is_understood() -> None:
     extra = {
         "lifecycle": {"postStart": {"exec": {"command": ["true"]}}},
-        "env": [{"name": "JUPYTERHUB_API_TOKEN", "value": "fresh"}, {"name": "A"}],
+        "env": [
+            {"name": "JUPYTERHUB_API_TOKEN", "value": "fresh"},
+            {"name": command_line.INLINE_VARIABLE, "value": "another's"},
+            {"name": "A"},
+        ],
     }
     for options in ({"extra_container_config": extra}, {"lifecycle_hooks": {}}):
         held = notebook(prepared(a_pod(**options), a_purpose("hold", token="saved")))
         assert not held.get("lifecycle")
-        env = {each["name"]: each.get("value") for each in held["env"]}
+        env = variables(held)
         assert env["JUPYTERHUB_API_TOKEN"] == "saved"
+        assert command_line.inline_environment().items() <= env.items()
+        assert len(env) == len(held["env"])
 
 
 def test_the_node_of_a_return_is_of_the_same_kind() -> None:
@@ -207,6 +225,17 @@ def test_a_hook_that_takes_the_init_out_is_noticed() -> None:
         pod.spec.containers[0].command, pod.spec.containers[0].args = None, CMD
         assert not holds(pod, purpose)
     assert not holds(prepared(a_pod(), a_purpose()), a_purpose(incarnation="e" * 32))
+
+
+@pytest.mark.parametrize("mode", ["start", "hold"])
+def test_a_hook_that_takes_only_the_text_of_the_init_out_is_refused(mode) -> None:
+    """Nothing would run in that pod."""
+    purpose = a_purpose(mode)
+    pod = prepared(a_pod(), purpose)
+    pod.spec.containers[0].env = None
+    with pytest.raises(Refused, match=command_line.INLINE_VARIABLE) as refused:
+        holds(pod, purpose)
+    assert refused.value.reason is Reason.POD_UNSUITABLE
 
 
 def test_sidecars_and_init_containers_stay_as_they_are() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import jupyterhub_gpu_reclaim.session_init
+from jupyterhub_gpu_reclaim.session_init import command_line
 
 INIT = Path(jupyterhub_gpu_reclaim.session_init.__file__).with_name("session_init.py")
 NAMES = ("--incarnation", "test", "--user", "ann", "--server", "", "--realm", "si")
@@ -336,12 +337,50 @@ def test_names_that_look_like_options_are_names(name):
     assert popen.returncode == 6
 
 
-def test_runs_inline_as_in_a_container():
-    words = [*UNSHARE, sys.executable, "-c", INIT.read_text(), "start", *NAMES]
+def inline(*command, entry_point=(), **env):
+    """Run as in a container: what it said, line by line."""
+    words = [*UNSHARE, *entry_point, *command_line.inline(sys.executable), "start"]
     done = subprocess.run(
-        [*words, "--", "echo", "inline"], capture_output=True, text=True, check=False
+        [*words, *NAMES, "--", *command],
+        env={**os.environ, **command_line.inline_environment(), **env},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "inline\n")
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_runs_inline_as_in_a_container(locale):
+    assert inline("echo", "inline", LC_ALL=locale) == (0, ["inline"])
+
+
+def test_entry_point_that_prints_its_command_prints_a_line_of_the_init():
+    prints = ("sh", "-c", 'echo "Executing the command: $*"; exec "$@"', "start.sh")
+    code, (printed, said) = inline("echo", "inline", entry_point=prints)
+    assert (code, said) == (0, "inline")
+    assert printed.endswith("-- echo inline")
+    assert len(printed) < 300
+
+
+def test_no_program_of_the_session_inherits_the_text_of_the_init():
+    code, said = inline("sh", "-c", "cat /proc/$$/environ", CANARY="still here")
+    assert code == 0
+    assert "still here" in said[0]
+    assert command_line.INLINE_VARIABLE not in "\n".join(said)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [command_line.inline("python3"), ("python3", "-c", INIT.read_text())],
+    ids=["as now", "as in pods of before"],
+)
+def test_inline_command_line_is_recognised(program):
+    words = [*program, "hold", *NAMES, "--relay"]
+    assert command_line.parse([word.encode() for word in words]) == (
+        *("test", "ann", "", "si"),
+        True,
+    )
 
 
 def test_source_is_python_3_7():

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.linux import processes
-from tests.support.agent import INIT, PATIENCE, wait_for
+from jupyterhub_gpu_reclaim.session_init import command_line
+from tests.support.agent import PATIENCE, wait_for
 from tests.support.containers import Ordered, leave_groups, run
 
 IMAGE = "docker.io/test/session:1"
@@ -149,8 +150,9 @@ class Task(Ordered):
             f"--cgroup=/kubepods/besteffort/pod{self.uid}/{self.id}",
             f"--log-uri=file://{folder}/{self.id}.log",
             f"--pid-file={folder}/{self.id}.pid",
+            *(f"--env={n}={v}" for n, v in command_line.inline_environment().items()),
             *(IMAGE, self.id),
-            *(sys.executable, "-c", INIT.read_text(), mode, "--relay"),
+            *(*command_line.inline(sys.executable), mode, "--relay"),
             *("--incarnation", self.incarnation, "--user=ann", "--server="),
             f"--realm={folder.parent.name}",
             *(["--", *command] if command else []),

@@ -19,7 +19,8 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
-from tests.support.agent import INIT, PATIENCE, SERVER, Agent, Jupyter, wait_for
+from jupyterhub_gpu_reclaim.session_init import command_line
+from tests.support.agent import PATIENCE, SERVER, Agent, Jupyter, wait_for
 
 #: What Docker and containerd leave to a container's root.
 CAPABILITIES = [
@@ -138,12 +139,12 @@ class Pod(Ordered):
         self.ip = self._address()
         words = [
             *(ENTRY_POINT if mode == "start" else ()),
-            *(sys.executable, "-c", INIT.read_text(), mode, "--relay"),
+            *(*command_line.inline(sys.executable), mode, "--relay"),
             *("--incarnation", self.incarnation, "--user=ann", "--server="),
             f"--realm={folder.name}",
             *(["--", *command] if command else []),
         ]
-        env = {"PATH": "/usr/bin:/bin"} | dict(env)
+        env = {"PATH": "/usr/bin:/bin", **command_line.inline_environment()} | dict(env)
         self._write_bundle(words, home, env, memory, user)
         self._start()
         self.init_pid = int((self.folder / "pid").read_text())

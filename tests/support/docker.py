@@ -9,19 +9,29 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
+from demo.stack import free_port
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.node.sessions.docker_engine import DockerEngine
-from tests.support.agent import PATIENCE, wait_for
+from tests.support.agent import PATIENCE, Agent, criu_folder, wait_for
 from tests.support.containerd import FOLDERS, entry, packed
 from tests.support.containers import run
+from tests.support.elsewhere import reclaim, suspended, wait
+from tests.support.hub import HubUnderTest, proxy_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 IMAGE = "test/session:1"
+#: Containers have the machine's network, or one without anything in it.
+NO_NETWORK = ("--bridge=none", "--iptables=false")
 #: What a session's programs need, at the same path in its container.
 PROGRAMS = sorted({"/usr", sys.base_prefix, sys.prefix, str(Path(__file__).parents[2])})
 ROOT = packed(
@@ -31,12 +41,44 @@ ROOT = packed(
         for name in ("bin", "lib", "lib64", "sbin")
     ),
 )
+#: Of a Hub, with lines of the test's own.
+CONFIG = """
+from jupyterhub_gpu_reclaim.hub.config import configure
+c.DockerSpawner.image = {image!r}
+c.DockerSpawner.client_kwargs = {{"base_url": "unix://{folder}/docker/d.sock"}}
+c.DockerSpawner.read_only_volumes = {{path: path for path in {programs!r}}}
+c.DockerSpawner.volumes = {{"{folder}/homes/{{username}}": "/home"}}
+c.SessionContainerSpawner.session_python = {python!r}
+c.SessionContainerSpawner.realm = {realm!r}
+c.Spawner.args = ["--allow-root"]
+c.Spawner.environment = {{**c.Spawner.environment, "HOME": "/home"}}
+c.Spawner.notebook_dir = "/home"
+c.Spawner.poll_interval = 1
+c.JupyterHub.load_roles.append({{
+    "name": "tests-reclaim",
+    "services": ["tests"],
+    "scopes": ["custom:gpu-reclaim:manage", "access:services!service=gpu-reclaim"],
+}})
+{more}
+configure(
+    c,
+    placement="docker",
+    agent="unix:{folder}/agent.sock",
+    agent_token_file="{folder}/token",
+    state_dir="{folder}/service",
+    service_port={service_port},
+    idle_after=0,
+    sample_interval=0.5,
+    service_options={{"ReclaimService.tick_interval": 0.5}},
+)
+"""
 
 
 class Docker:
     """The daemon, and what is asked of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, network: Sequence[str]) -> None:
+        self.network = network
         self.folder = folder / "docker"
         self.folder.mkdir()
         self.socket = self.folder / "d.sock"
@@ -47,8 +89,8 @@ class Docker:
         with (self.folder / "log").open("ab") as log:
             self.popen = subprocess.Popen(
                 [
-                    *("dockerd", "--bridge=none", "--iptables=false"),
-                    *("--ip6tables=false", "--live-restore"),
+                    *("dockerd", "--live-restore", "--ip6tables=false"),
+                    *self.network,
                     f"--data-root={self.folder}/data",
                     f"--exec-root={self.folder}/run",
                     f"--pidfile={self.folder}/pid",
@@ -97,6 +139,28 @@ class Docker:
                 return json.loads(found.content) if found.is_success else None
         return None
 
+    def run_beside(self, network: str, *command: str) -> str:
+        """Start a container that is no session; its id."""
+        made = self.ask(
+            "POST",
+            "/containers/create",
+            json={
+                "Image": IMAGE,
+                "Cmd": command,
+                "HostConfig": {
+                    "NetworkMode": network,
+                    "Binds": [f"{path}:{path}:ro" for path in PROGRAMS],
+                },
+            },
+        ).json()["Id"]
+        started = self.ask("POST", f"/containers/{made}/start")
+        assert started.is_success, started.text
+        return made
+
+    def remove(self, container: str) -> None:
+        """End a container."""
+        self.ask("DELETE", f"/containers/{container}?force=1")
+
     def stop(self) -> None:
         self.popen.terminate()
         self.popen.wait(PATIENCE)
@@ -112,10 +176,64 @@ class Docker:
                 run("umount", "-l", mount.target)
 
 
-def daemon(folder: Path):
+def short_folder():
+    """A folder with a short path: UNIX sockets stand in it."""
+    path = Path(tempfile.mkdtemp(prefix="grd-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def daemon(folder: Path, network: Sequence[str] = NO_NETWORK):
     """One daemon, or the reason why there is none."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("dockerd", "containerd"))):
         pytest.skip("needs root and dockerd: apt-get install docker.io")
-    made = Docker(folder)
+    made = Docker(folder, network)
     yield made
     made.close()
+
+
+def options(docker: Docker) -> tuple[str, str]:
+    """What the agent of that machine is started with."""
+    return (
+        "--AgentApp.placement=docker",
+        f"--AgentApp.docker_socket={docker.socket}",
+    )
+
+
+def agent_beside(folder: Path, docker: Docker):
+    """The machine's agent."""
+    made = Agent(folder, criu_folder())
+    made.start(*options(docker))
+    yield made
+    made.terminate()
+    print(made.log.read_text()[-5000:])
+
+
+def hub_beside(folder: Path, agent: Agent, more: str):
+    """A Hub with its service, and those lines of configuration."""
+    if proxy_command() is None:
+        pytest.skip("configurable-http-proxy is not installed (npm install)")
+    config = CONFIG.format(
+        image=IMAGE,
+        folder=folder,
+        programs=PROGRAMS,
+        python=sys.executable,
+        realm=agent.folder.name,
+        service_port=free_port(),
+        more=more,
+    )
+    hub = HubUnderTest(folder, config)
+    try:
+        hub.start()
+        wait(hub.service_ready, hub)
+        yield hub
+    finally:
+        hub.close()
+        print(hub.log()[-8000:])
+
+
+def suspend(hub: HubUnderTest, docker: Docker) -> None:
+    """Have ann's session suspended; its container is gone then."""
+    assert reclaim(hub, "POST", "sessions/ann/-/suspend").ok
+    suspended(hub, "ann", 60)
+    wait(lambda: docker.of("ann") is None, hub)

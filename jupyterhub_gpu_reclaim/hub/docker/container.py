@@ -6,7 +6,7 @@ Pure: what is given stays as it is. It takes and returns the arguments of docker
 *Start*: the session's init runs before the server's command, behind the image's own
 ENTRYPOINT (tini, start.sh), which stays. *Hold*: the init alone, as pid 1, so that the
 restored tree becomes its child, in the very image that the session was saved in. The
-init comes as text (``python3 -c``): images need ``python3`` in their PATH and nothing
+init comes as text in a variable: images need ``python3`` in their PATH and nothing
 else.
 """
 
@@ -78,6 +78,8 @@ def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, A
         "labels": _labels(asked.get("labels"), purpose),
         "host_config": host,
     }
+    variables = _variables(asked.get("environment"))
+    changes["environment"] = {**variables, **command_line.inline_environment()}
     if not purpose.holding:
         return {**asked, **changes, "command": _command(asked, purpose)}
     host["Init"] = False  # the session's own is pid 1
@@ -88,7 +90,7 @@ def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, A
         **changes,
         "entrypoint": _init(purpose),
         "command": None,
-        "environment": _with_token(asked.get("environment"), purpose.token),
+        "environment": _with_token(changes["environment"], purpose.token),
     }
 
 
@@ -133,12 +135,17 @@ def _init(purpose: ContainerPurpose) -> list[str]:
     ]
 
 
-def _with_token(environment: Any, token: str) -> dict[str, Any]:
+def _variables(environment: Any) -> dict[str, Any]:
+    """The environment, which may be words; one without a value takes a name out."""
+    if isinstance(environment, dict):
+        return environment
+    words = [word.partition("=") for word in environment or ()]
+    return {name: value if equals else None for name, equals, value in words}
+
+
+def _with_token(variables: dict[str, Any], token: str) -> dict[str, Any]:
     """The environment, in which the session's own token stands."""
-    given = environment or {}
-    if not isinstance(given, dict):
-        given = dict(word.partition("=")[::2] for word in given)
-    return {name: token if name in TOKENS else value for name, value in given.items()}
+    return {n: token if n in TOKENS else value for n, value in variables.items()}
 
 
 def _refused(why: str) -> Refused:

@@ -6,7 +6,7 @@ any Kubernetes client will do. Nothing here makes a request.
 *Start*: the session's init runs before the server's command, behind the image's own
 ENTRYPOINT (tini, start.sh), which stays. *Hold*: the init alone, as pid 1, so that the
 restored tree becomes its child; the image by digest, and a node of the same kind. The
-init comes as text in the pod (``python3 -c``): images need ``python3`` in their PATH
+init comes as text in a variable of the pod: images need ``python3`` in their PATH
 and nothing else. An image without it does not start; its pod says so.
 """
 
@@ -88,6 +88,7 @@ def prepared(pod: Any, purpose: PodPurpose) -> Any:
     container = copy.copy(pod.spec.containers[at])
     pod.spec.containers = [*pod.spec.containers]
     pod.spec.containers[at] = container
+    container.env = _with_init(container.env)
     _mark(pod.metadata, purpose)
     # A container that was ended on purpose must not come up again by itself.
     pod.spec.restart_policy = "Never"
@@ -102,15 +103,26 @@ def prepared(pod: Any, purpose: PodPurpose) -> Any:
 
 
 def holds(pod: Any, purpose: PodPurpose) -> bool:
-    """Whether that pod would still do what is wanted, after all hooks."""
+    """Whether that pod would still do what is wanted, after all hooks.
+
+    Raises:
+        Refused: nothing would run in it: the init is asked for, and its text is gone.
+    """
     container = pod.spec.containers[_position(pod)]
     words = [*(container.command or ()), *(container.args or ())]
     prefix = _prefix(purpose)
     if (pod.metadata.labels or {}).get(INCARNATION) != purpose.incarnation:
         return False
     if purpose.mode == "hold":
-        return bool(container.command) and words == prefix
-    return any(words[at : at + len(prefix)] == prefix for at in range(len(words)))
+        asked = bool(container.command) and words == prefix
+    else:
+        asked = any(words[at : at + len(prefix)] == prefix for at in range(len(words)))
+    lost = command_line.INLINE_VARIABLE not in map(_name, container.env or ())
+    if asked and lost:
+        raise _refused(
+            f"a hook has removed the variable {command_line.INLINE_VARIABLE} from it"
+        )
+    return asked
 
 
 def _position(pod: Any) -> int:
@@ -132,6 +144,15 @@ def _mark(metadata: Any, purpose: PodPurpose) -> None:
         USER: purpose.key.user,
         SERVER: purpose.key.server,
     }
+
+
+def _with_init(variables: Any) -> list[Any]:
+    """The variables and the init's text, in the form that the others have."""
+    ours = command_line.inline_environment()
+    others = [each for each in variables or () if _name(each) not in ours]
+    form = type(others[0]) if others else dict
+    added = [form(name=name, value=_literal(text)) for name, text in ours.items()]
+    return [*others, *added]
 
 
 def _start(container: Any, purpose: PodPurpose) -> None:
@@ -204,9 +225,13 @@ def _full_name(image: str) -> str:
     return f"{_repository(image)}:{tag or 'latest'}"
 
 
+def _name(variable: Any) -> str:
+    named = variable["name"] if isinstance(variable, dict) else variable.name
+    return str(named)
+
+
 def _with_token(variable: Any, purpose: PodPurpose) -> Any:
-    given = variable if isinstance(variable, dict) else vars(variable)
-    if given.get("name", given.get("_name")) not in TOKENS:
+    if _name(variable) not in TOKENS:
         return variable
     value = _literal(purpose.token)
     return _changed(variable, value=value, value_from=None, valueFrom=None)
