@@ -248,8 +248,10 @@ class Reason(Enum):
     IO_URING = (
         "io_uring",
         "Process {pid} ({name}) uses io_uring, which cannot be suspended.",
-        "Let a seccomp profile forbid it, as Kubernetes' RuntimeDefault does;"
-        " UV_USE_IO_URING=0 helps for libuv before 1.49 (Node 20) alone.",
+        (
+            "Let a seccomp profile forbid it, as Kubernetes' RuntimeDefault does;"
+            " UV_USE_IO_URING=0 helps for libuv before 1.49 (Node 20) alone."
+        ),
     )
     USERFAULTFD = (
         "userfaultfd",
