@@ -111,6 +111,36 @@ async def test_idle_session_naps_for_one_that_wakes_without_a_tick(world, slow):
     assert (crowd.asked(BOB), crowd.asked(EVE)) == (1, 0)
 
 
+async def test_session_that_is_used_while_it_is_asked_who_waits_does_not_nap(
+    world, slow
+):
+    crowd = await Crowd(world, Gives(BOB)).start()
+    tree, for_room = crowd.node.tree, crowd.policy.for_room
+    judged, used = asyncio.Event(), asyncio.Event()
+
+    def judged_anew(snapshot, now):
+        if snapshot.key == BOB and waits():
+            judged.set()
+        return for_room(snapshot, now)
+
+    async def used_meanwhile(incarnation):
+        told = await tree(incarnation)
+        if judged.is_set() and incarnation == crowd.places[ADA].incarnation:
+            crowd.policy.keys.discard(BOB)
+            used.set()
+        return told
+
+    def waits() -> bool:
+        return crowd.controller._sessions.runtime(BOB).makes_room_for is not None
+
+    crowd.node.tree, crowd.policy.for_room = used_meanwhile, judged_anew
+    crowd.wake(ADA)
+    await asyncio.wait_for(used.wait(), 30)
+    await asyncio.sleep(1.0)  # long enough for the order that must not come
+    assert crowd.states() == ["napping", "running", "running"]
+    assert crowd.asked(BOB) == 0
+
+
 async def test_nobody_that_may_not_nap_does_and_place_and_reason_are_told(world, slow):
     crowd = await Crowd(world, Gives()).start()
     crowd.wake(ADA)

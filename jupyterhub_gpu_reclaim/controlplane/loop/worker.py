@@ -340,9 +340,10 @@ class Worker:
         """Let it nap for another one, if that waits and a fresh sample agrees."""
         if not await self._warnings.is_fresh(row):
             return self._settings.pace
-        why = self._judge.gives_room(row)
-        wanted = why is not None and await self._room.is_wanted(row)
-        if why is not None and wanted and self._sessions.row(row.key) == row:
+        wanted = self._judge.gives_room(row) and await self._room.is_wanted(row)
+        # A sample that has come in the meantime may say otherwise.
+        why = self._judge.gives_room(row) if wanted else None
+        if why is not None and self._sessions.row(row.key) == row:
             await self._napper.make_room(row, why)
         self._room.refresh()  # another one has to, if this one could not
         return 0.0
