@@ -472,6 +472,12 @@ class Reason(Enum):
         "The root file system of its container ({kind}) is of a kind that cannot be suspended.",
         "Use the overlayfs snapshotter, or a read-only root file system.",
     )
+    VOLUME_ENDS = (
+        "volume_ends",
+        "What is in {path} would be lost: that volume ends with its container.",
+        "Move it to your home, or ask the administrator for a lasting volume there.",
+        True,
+    )
     NO_TREE = ("no_tree", "There is no running program to suspend in this session.")
     NOT_ENOUGH_MEMORY = (
         "not_enough_memory",

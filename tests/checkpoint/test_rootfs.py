@@ -76,6 +76,40 @@ def test_session_on_the_hosts_root_keeps_what_the_host_has_unmounted_to_itself()
     assert rootfs.sessions_own(SESSION, ours) == []
 
 
+@pytest.mark.parametrize(
+    "folder",
+    [
+        f"/var/lib/docker/volumes/{ID}/_data",
+        f"/volumes/{ID}/_data",  # a disk of its own
+        f"{KUBELET}/kubernetes.io~empty-dir/scratch",
+        f"{KUBELET}/kubernetes.io~empty-dir/scratch/part",
+        f"/var/lib/containerd/io.containerd.grpc.v1.cri/containers/{ID}/volumes/x1",
+    ],
+)
+def test_volume_that_ends_with_its_container_is_known_by_its_folder(folder):
+    line = "40 10 8:1 {} /scratch {} - ext4 /dev/sda1 rw\n"
+    found = rootfs.ending_volumes(
+        [*SESSION, *mounts.parse_mounts(line.format(folder, "rw,relatime"))]
+    )
+    assert [str(mount.target) for mount in found] == ["/scratch"]
+    shut = mounts.parse_mounts(line.format(folder, "ro"))
+    assert rootfs.ending_volumes([*SESSION, *shut]) == []
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "/var/lib/docker/volumes/homes/_data",
+        f"{KUBELET}/kubernetes.io~csi/pvc-1/mount",
+        f"{KUBELET}/kubernetes.io~configmap/settings",
+        "/srv/homes/ann",
+    ],
+)
+def test_volume_that_lasts_is_none_of_those(folder):
+    line = f"40 10 8:1 {folder} /home/ann rw - ext4 /dev/sda1 rw\n"
+    assert rootfs.ending_volumes([*SESSION, *mounts.parse_mounts(line)]) == []
+
+
 def test_root_that_nobody_can_write_to_is_not_saved():
     shut = [SESSION[0]._replace(options=frozenset({"ro"})), *SESSION[1:]]
     found = rootfs.pods_own(shut, host(CONTAINERD), POD)

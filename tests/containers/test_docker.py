@@ -18,7 +18,12 @@ from tests.support.docker import (
     short_folder,
     suspend,
 )
-from tests.support.elsewhere import phase, wait
+from tests.support.elsewhere import phase, reclaim, wait
+
+CONFIG = """
+c.DockerSpawner.network_name = "host"
+c.DockerSpawner.extra_create_kwargs = {"volumes": ["/scratch"]}
+"""
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.root, pytest.mark.slow]
 
@@ -30,7 +35,7 @@ agent = pytest.fixture(agent_beside, scope="module")
 
 @pytest.fixture(scope="module")
 def hub(folder, agent):
-    yield from hub_beside(folder, agent, 'c.DockerSpawner.network_name = "host"')
+    yield from hub_beside(folder, agent, CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +72,24 @@ def test_session_comes_back_in_a_new_container_of_the_same_image(hub, docker, an
         assert is_whole(ann)
         wait(lambda: phase(hub, "ann") == "running", hub)
     docker.tag(ROOT)
+
+
+def test_files_in_a_volume_that_ends_with_the_container_keep_it_awake(hub, docker, ann):
+    before = docker.of("ann")["Id"]
+    with ann.kernel as kernel:
+        kernel.run("file = open('/scratch/mine', 'w')")
+    reclaim(hub, "POST", "sessions/ann/-/suspend")
+    wait(lambda: "/scratch would be lost" in said(hub, "ann"), hub)
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    assert docker.of("ann")["Id"] == before
+    with ann.kernel as kernel:
+        kernel.run("file.close(); os.unlink('/scratch/mine')")
+    assert is_whole(ann)
+
+
+def said(hub, user):
+    """Why the last order was not carried out."""
+    return str(reclaim(hub, "GET", f"sessions/{user}/-").json())
 
 
 def test_container_that_claims_to_be_anns_is_not_believed(docker, agent, ann):

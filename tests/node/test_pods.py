@@ -177,11 +177,17 @@ def test_first_program_that_was_just_started_is_waited_for(proc, placements):
 
 
 def test_group_that_a_user_of_the_node_has_made_in_a_pods_name_is_not_believed(proc):
-    placements = PodPlacements(
-        "", proc.folder, patience=0.0, owners=lambda pid, pod: {1000 if pid == 7 else 0}
-    )
+    asked = []
+
+    def owners(pid, pod):
+        asked.append((pid, pod))
+        return {1000} if pid == 7 else {0}
+
+    placements = PodPlacements("", proc.folder, patience=0.0, owners=owners)
     placements.set_hint("inc-1", told())
     proc.add(7, start=100)
     proc.add(8, start=200)
     (session,) = placements.list()
     assert session.init_pid == placements.find("inc-1").init_pid == 8
+    # once for each: it takes a look at all mounts of a node
+    assert sorted(asked) == [(7, POD), (8, POD)]

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 #: What ``session_init/launcher.py`` mounts for a session.
 _LAUNCHERS: Final = frozenset({Path("/dev/shm"), Path("/tmp")})  # noqa: S108
 _ID: Final = re.compile(r"[0-9a-f]{64}")
+#: Folders on a disk that are made for one container or pod, and deleted with it:
+#: Docker's anonymous volumes, containerd's for an image's ``VOLUME``, ``emptyDir``.
+_ENDING: Final = re.compile(
+    r".*/volumes/[0-9a-f]{64}/_data(/.*)?"
+    r"|.*/containers/[0-9a-f]{64}/volumes/.+"
+    r"|.*/pods/[^/]+/volumes/kubernetes\.io~empty-dir/.+"
+)
 
 
 def private_mounts(init_pid: int, pod: str = "") -> list[Mount]:
@@ -99,6 +106,17 @@ def unsavable_root(session: list[Mount]) -> str:
     if not roots or roots[0].kind == "overlay" or "ro" in roots[0].options:
         return ""
     return roots[0].kind
+
+
+def ending_volumes(session: list[Mount]) -> list[Mount]:
+    """The volumes on a disk that end with its container and are not archived. Pure."""
+    return [
+        mount
+        for mount in visible(session)
+        if mount.kind != "tmpfs"
+        and "ro" not in mount.options
+        and _ENDING.fullmatch(mount.root)
+    ]
 
 
 def open_contents(init_pid: int, mount: Mount) -> int:

@@ -204,6 +204,9 @@ class PodPlacements:
         self._proc = proc
         self._patience = patience
         self._owners = owners
+        #: Whether root has made a process' groups, by pid, start and container: that
+        #: takes a look at all mounts of the node.
+        self._is_roots: dict[tuple[int, int, cgroups.ContainerCgroup], bool] = {}
         self._lock = threading.Lock()
         self._hints: dict[str, PodHint] = {}
 
@@ -310,12 +313,23 @@ class PodPlacements:
         fields = stat.rpartition(")")[2].split()
         if container is None or pod not in {"", container.pod} or fields[0] in "ZX":
             return None
-        if self._owners(pid, container.pod) - {0}:
-            return None  # a user of the machine has made them
         depth = len(_namespace_pids("self", self._proc)) + 1
         if len(_namespace_pids(pid, self._proc)) != depth:
             return None
-        return int(fields[19]), container
+        start = int(fields[19])
+        return (start, container) if self._made_by_root(pid, start, container) else None
+
+    def _made_by_root(
+        self, pid: int, start: int, container: cgroups.ContainerCgroup
+    ) -> bool:
+        """Whether its groups are no user's of the machine, who may name them so."""
+        known = self._is_roots.get((pid, start, container))
+        if known is None:
+            if len(self._is_roots) >= _REMEMBERED:
+                self._is_roots.clear()
+            known = not self._owners(pid, container.pod) - {0}
+            self._is_roots[pid, start, container] = known
+        return known
 
     def _is_young(self, pod: str) -> bool:
         """Whether a first program of that pod may be about to become an init."""

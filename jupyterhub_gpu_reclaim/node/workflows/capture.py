@@ -129,6 +129,7 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     )
     found += tools.memory.findings(_need(session, gpus))
     found += filesystem.refuse_root(session)
+    found += filesystem.refuse_volumes(session)
     rights = rights_of(snapshot.processes)
     found += refuse_beyond_agent(rights)
     found += refuse_reaching(rights, session, tools.trusted_capabilities)

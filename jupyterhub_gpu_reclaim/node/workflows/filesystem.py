@@ -16,9 +16,10 @@ from jupyterhub_gpu_reclaim.checkpoint.archive import reader, rootfs
 from jupyterhub_gpu_reclaim.checkpoint.archive import writer as archive
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets
-from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.beneath import names_in
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.requirements import (
@@ -96,6 +97,30 @@ def refuse_root(session: Session) -> list[Finding]:
         return []  # the machine's own, which stays
     kind = rootfs.unsavable_root(read_mounts(session.init_pid))
     return [finding(Reason.ROOT_UNSUPPORTED, kind=kind)] if kind else []
+
+
+def refuse_volumes(session: Session) -> list[Finding]:
+    """Which files would be lost with its container; touches nothing."""
+    if not session.hint.pod:
+        return []
+    return [
+        finding(Reason.VOLUME_ENDS, path=str(mount.target))
+        for mount in rootfs.ending_volumes(read_mounts(session.init_pid))
+        if _holds_files(session.init_pid, mount)
+    ]
+
+
+def _holds_files(init_pid: int, mount: Mount) -> bool:
+    try:
+        folder = archive.open_mount(init_pid, mount)
+    except Refused:
+        return True  # it is a file itself
+    try:
+        return bool(names_in(folder))
+    except OSError:
+        return True  # what it holds is not known
+    finally:
+        os.close(folder)
 
 
 def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) -> None:
