@@ -7,6 +7,7 @@
 import { Attach } from "./attach.js";
 import { Item } from "./view/item.js";
 import { Notice } from "./view/notice.js";
+import { markRequests } from "./requests.js";
 import { Runs } from "./runs.js";
 import { Saves } from "./saves.js";
 import { Service } from "./service.js";
@@ -40,6 +41,7 @@ export async function makePlugins(load) {
         return ConnectionLost; // no Hub here: the page's own words
       }
       addStyle();
+      markRequests(ServerConnection);
       here.notice = new Notice();
       here.service = new Service(paths.urls, ServerConnection);
       const parts = { ...here, Dialog, ServerConnection };
