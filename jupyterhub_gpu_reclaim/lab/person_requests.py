@@ -7,8 +7,8 @@ the same method and come every few seconds. The page knows which of them a perso
 caused, and marks them (``labextension/static/requests.js``); this adds the time of the
 last one that the server has done to its status (``status.py``).
 
-A mark says no more than who can use the server could say by running a cell: one of a
-request that was refused does not count.
+A mark says no more than who can use the server could say by running a cell: that of a
+request which was refused, or sent to a login, does not count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def install(server: Any, facts: dict[str, Any]) -> None:
         def transform_first_chunk(
             self, status_code: int, headers: Any, chunk: bytes, finishing: bool
         ) -> tuple[int, Any, bytes]:
-            if self._marked and status_code < 400:
+            if self._marked and status_code < 300:
                 facts[FIELD] = datetime.now(UTC).isoformat()
             return super().transform_first_chunk(status_code, headers, chunk, finishing)
 
