@@ -164,15 +164,17 @@ class Run:
     def _use(self) -> None:
         if self.play.act is None:
             return
+        with self._kept():  # what went before may have taken longer than IDLE_AFTER
+            self.play.act(self.scene)
         until, codes = time.monotonic() + USED, []
         while time.monotonic() < until:
-            self.play.act(self.scene)
             codes += list(self._codes(EVERY))
             if codes[-1] in {"suspending", "releasing", "suspended"}:
                 self.report.used = "**suspended while in use**"
                 self.admin.wait(self.play.name, phase="suspended")
                 self._back(reload=True)
                 return
+            self.play.act(self.scene)
         # once it could have been suspended
         late = sorted(set(codes[IDLE_AFTER:]))
         self.report.used = "kept: " + ", ".join(f"`{code}`" for code in late)

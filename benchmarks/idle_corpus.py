@@ -100,7 +100,8 @@ def before(samples: list[Sample], idle_after: float) -> Judgement:
         connections_after=0,
     )
     window = Window(span=idle_after, interval=3 * INTERVAL, unused=math.inf)
-    blind = [msgspec.structs.replace(one, last_typed=None) for one in samples]
+    unseen = {"last_typed": None, "last_asked": None}
+    blind = [msgspec.structs.replace(one, **unseen) for one in samples]
     return _judged(policy, window, blind, mean=True)
 
 

@@ -627,6 +627,33 @@ def _(stage: Stage) -> None:
     stage.later(ONCE, rename)
 
 
+@idle("a forgotten panel asks for its state every 3 s, with POST requests")
+def _(stage: Stage) -> None:
+    _open_panel(stage)
+
+
+@used(
+    "something is changed in a panel of that kind, as a commit is",
+    THERE,
+    needs_extension=True,
+)
+def _(stage: Stage) -> None:
+    ask = _open_panel(stage)
+    stage.later(ONCE, lambda: ask({"X-GPU-Reclaim-Person": "1"}))
+
+
+def _open_panel(stage: Stage) -> Callable[[dict[str, str]], object]:
+    """As jupyterlab-git's; what sends one more of its requests, with those headers."""
+    (stage.home / "a.txt").write_text("Hello")
+
+    def ask(headers: dict[str, str]) -> object:
+        path = "api/contents/a.txt/checkpoints"  # its server calls that no change
+        return stage.server.client.post(path, headers=headers)
+
+    stage.every(3, lambda: ask({}))
+    return ask
+
+
 @used("a kernel is opened", THERE)
 def _(stage: Stage) -> None:
     stage.later(ONCE, lambda: stage.server.client.post("api/kernels", json={}))

@@ -140,6 +140,8 @@ class Sample(Value, frozen=True, kw_only=True):
     connections: int | None = None
     #: newest save of a notebook that is open, or change of a file through its server
     last_saved: float | None = None
+    #: last change that a person has asked a page of its server for
+    last_asked: float | None = None
     started: float | None = None  #: when the tree was started or restored
     gpus: list[GpuSample] | None = []  #: empty: none used, or none there
     problem: str = ""  #: why something is not known, for the log and the page

@@ -2,7 +2,7 @@
 
 ``server_extension`` runs in the session's own Jupyter server: it gives an open tab its
 token, and installs ``kernel_keeper``, ``quiet_messages``, ``prompts``, ``status``,
-``file_changes`` and ``program_pages``.
+``file_changes``, ``person_requests`` and ``program_pages``.
 ``labextension`` is the JavaScript of the tab; ``server_config`` switches the server
 extension on.
 

@@ -87,6 +87,8 @@ class Status(Value, frozen=True, kw_only=True):
     connections: Count = 0
     #: when a file was last changed through it; told by our server extension alone
     gpu_reclaim_file_changed: datetime | None = None
+    #: when a person last changed something through a page of it; likewise
+    gpu_reclaim_person_asked: datetime | None = None
     #: bytes that pages have sent to programs behind it; likewise
     gpu_reclaim_paged: Count | None = None
 

@@ -81,5 +81,6 @@ def _alone(sample: Sample, kernel: KernelSample) -> Sample:
         outside=None,
         last_typed=None,
         last_saved=None,
+        last_asked=None,
         started=None,
     )

@@ -325,6 +325,7 @@ def _sum_up(
         last_typed=usage.typed_elsewhere if usage else None,
         connections=status.connections if status else None,
         last_saved=_last_saved(answers),
+        last_asked=_moment(status.gpu_reclaim_person_asked) if status else None,
         gpus=answers.gpus,
         problem="; ".join(problems),
     )

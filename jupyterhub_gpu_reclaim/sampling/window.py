@@ -203,6 +203,8 @@ def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, 
         yield min(sample.last_typed, sample.at), "terminal of a program"
     if sample.last_saved is not None and sample.last_saved <= sample.at:
         yield sample.last_saved, "file saved"
+    if sample.last_asked is not None:
+        yield min(sample.last_asked, sample.at), "request of a person"
     if before is not None and before.at < sample.at:
         yield from _changes(sample, before)
 

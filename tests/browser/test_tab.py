@@ -10,16 +10,18 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jupyterhub_gpu_reclaim.lab.person_requests import FIELD as PERSON_ASKED
 from tests.support import axe
 from tests.support.agent import wait_for
 
 from .conftest import (
     ON_REQUEST_ONLY,
     edit_cell,
+    notebook_of,
     open_notebook,
     output_of,
     run_cell,
@@ -286,3 +288,26 @@ def test_tab_of_an_hour_ago_says_so_through_a_restart_of_the_hub(
     corner.get_by_role("button", name="Resume").press("Enter")
     notice_of(notebook, "Your session is back.").wait_for(state="attached")
     assert output_of(notebook, 1) == "it is 42"
+
+
+def test_request_that_a_person_causes_is_told_and_those_of_a_page_itself_are_not(
+    stack: Stack, new_name: str, sign_in: Callable[[str], Page]
+) -> None:
+    """Looked at from outside: what Playwright evaluates in a page counts as a click."""
+    home = stack.folder / "homes" / new_name
+    home.mkdir(parents=True)
+    (home / "mine.ipynb").write_text(notebook_of("1"))
+    page = sign_in(new_name)
+    lab = f"/user/{new_name}/lab/tree/mine.ipynb?reset"
+    page.goto(f"{stack.url}/hub/spawn/{new_name}?next={lab}", wait_until="commit")
+
+    def told(path: str) -> Any:
+        answer = page.request.get(f"{stack.url}/user/{new_name}/api/{path}")
+        return answer.json() if answer.ok else None
+
+    wait_for(lambda: told("sessions"))  # the page has asked for the kernel itself
+    assert PERSON_ASKED not in told("status")
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=90_000)
+    page.locator(".jp-Notebook").click()
+    page.keyboard.press("Control+s")
+    wait_for(lambda: PERSON_ASKED in told("status"))

@@ -635,6 +635,30 @@ def test_file_that_somebody_changes_is_use_and_one_that_is_opened_is_not(server)
     assert sample(watched(server))[0].last_saved > saved.last_saved
 
 
+def test_request_that_a_person_has_caused_is_use_and_one_of_a_page_itself_is_not(
+    server,
+):
+    mark = {"X-GPU-Reclaim-Person": "1"}
+
+    def asked() -> float | None:
+        return sample(watched(server))[0].last_asked
+
+    names = [server.client.post("api/terminals").json()["name"]]  # a page by itself
+    server.client.get("api/terminals", headers=mark)
+    with httpx.Client(headers={"Authorization": "token wrong", **mark}) as stranger:
+        assert stranger.post(f"{server.url}api/terminals").status_code == 403
+    assert asked() is None
+    begun = time.time()
+    made = server.client.post("api/terminals", headers=mark)
+    assert begun - 1 < (first := asked()) < time.time() + 1
+    assert server.client.delete("api/terminals/missing", headers=mark).is_error
+    assert asked() == first
+    names.append(made.json()["name"])
+    for name in names:
+        server.client.delete(f"api/terminals/{name}", headers=mark).raise_for_status()
+    assert asked() > first
+
+
 def test_what_programs_write_is_counted_and_an_idle_session_writes_little(server):
     kernel = server.kernels()[0]["id"]
     code = "import tempfile; tempfile.TemporaryFile().write(bytes(3 << 20))"

@@ -256,6 +256,14 @@ def test_keys_in_a_terminal_of_another_program_are_activity():
     assert usage.last_active_what == "terminal of a program"
 
 
+def test_request_of_a_person_is_activity_and_one_ahead_counts_as_now():
+    usage = usage_of(*regular(100), sample(110, last_asked=START + 107))
+    assert usage.last_active == START + 107
+    assert usage.last_active_what == "request of a person"
+    ahead = usage_of(*regular(100), sample(110, last_asked=START + 9999))
+    assert ahead.last_active == START + 110
+
+
 def test_data_rate_is_that_of_what_moves_most():
     def usage(written: float | None, moved: float | None):
         return usage_of(

@@ -6,7 +6,9 @@
  */
 import { Attach } from "./attach.js";
 import { Item } from "./view/item.js";
+import { connectLanguages } from "./languages.js";
 import { Notice } from "./view/notice.js";
+import { markRequests } from "./requests.js";
 import { Runs } from "./runs.js";
 import { Saves } from "./saves.js";
 import { Service } from "./service.js";
@@ -22,6 +24,7 @@ export async function makePlugins(load) {
   const { CodeCell } = await load("@jupyterlab/cells");
   const { IDocumentManager } = await load("@jupyterlab/docmanager");
   const { Context } = await load("@jupyterlab/docregistry");
+  const lsp = await load("@jupyterlab/lsp").catch(() => ({})); // not everywhere
   const { IStatusBar } = await load("@jupyterlab/statusbar");
   const { ServerConnection } = await load("@jupyterlab/services");
   const { Widget } = await load("@lumino/widgets");
@@ -40,6 +43,7 @@ export async function makePlugins(load) {
         return ConnectionLost; // no Hub here: the page's own words
       }
       addStyle();
+      markRequests(ServerConnection);
       here.notice = new Notice();
       here.service = new Service(paths.urls, ServerConnection);
       const parts = { ...here, Dialog, ServerConnection };
@@ -56,13 +60,16 @@ export async function makePlugins(load) {
     id: `${NAME}:state`,
     description: "Shows the session's GPU and when it is suspended; warns before that.",
     requires: [IConnectionLost],
-    optional: [IStatusBar, IDocumentManager],
+    optional: [IStatusBar, IDocumentManager, lsp.ILSPDocumentConnectionManager].filter(Boolean),
     autoStart: true,
-    activate(app, lost, statusBar, documents) {
+    activate(app, lost, statusBar, documents, languages) {
       if (!here.watch) {
         return;
       }
       new Saves({ app, watch: here.watch, documents }).install(Context);
+      if (languages) {
+        here.watch.addEventListener("returned", () => connectLanguages(languages));
+      }
       const item = new Item(here.service, statusBar, Widget);
       here.watch.absence.item = item;
       const updates = new Updates(here, item);

@@ -1,0 +1,53 @@
+"""Tells when a person last changed something through the server's pages.
+
+Whoever stages and commits in jupyterlab-git, or scales a cluster in dask-labextension,
+may use no kernel, no terminal and no file of the server's. What their pages send then
+is lost among the requests that open pages send by themselves: those of one panel have
+the same method and come every few seconds. The page knows which of them a person has
+caused, and marks them (``labextension/static/requests.js``); this adds the time of the
+last one that the server has done to its status (``status.py``).
+
+A mark says no more than who can use the server could say by running a cell: that of a
+request which was refused, or sent to a login, does not count.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from tornado.web import OutputTransform
+
+#: The server's status has it once there was one.
+FIELD: Final = "gpu_reclaim_person_asked"
+#: As ``requests.js`` has it.
+HEADER: Final = "X-GPU-Reclaim-Person"
+_CHANGES: Final = frozenset({"DELETE", "PATCH", "POST", "PUT"})
+
+
+def install(server: Any, facts: dict[str, Any]) -> None:
+    """Note a server's requests that a person has caused.
+
+    Args:
+        server: a ``jupyter_server.serverapp.ServerApp``.
+        facts: what its status tells.
+    """
+
+    class Noted(OutputTransform):
+        """Sees each answer, of whichever extension, and leaves it as it is.
+
+        The server's log function would see them too, but JupyterHub replaces it.
+        """
+
+        def __init__(self, request: Any) -> None:
+            super().__init__(request)
+            self._marked = request.method in _CHANGES and HEADER in request.headers
+
+        def transform_first_chunk(
+            self, status_code: int, headers: Any, chunk: bytes, finishing: bool
+        ) -> tuple[int, Any, bytes]:
+            if self._marked and status_code < 300:
+                facts[FIELD] = datetime.now(UTC).isoformat()
+            return super().transform_first_chunk(status_code, headers, chunk, finishing)
+
+    server.web_app.add_transform(Noted)
