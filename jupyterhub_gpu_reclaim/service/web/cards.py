@@ -252,6 +252,11 @@ def ahead(at: float, now: float) -> Moment:
     return Moment(f"in {words.duration(at - now)}" if at > now else "now", _iso(at))
 
 
+def instant(at: float) -> Moment:
+    """A moment in full: "2026-11-22 06:44 UTC"."""
+    return Moment(words.moment(at), _iso(at))
+
+
 def saved_words(info: CheckpointInfo, now: float) -> str:
     """Size and time of a checkpoint: "1.2 GB in 3.4 s, 400 MB stored"."""
     took = sum(step.seconds for step in info.steps) or info.frozen_seconds
@@ -274,7 +279,7 @@ def _due(view: SessionView, now: float) -> Moment | None:
 
 
 def _gpu(view: SessionView) -> str:
-    """What it holds: "NVIDIA A100, 12 GB used"; or what its suspend has freed."""
+    """What it holds: "12 GB on NVIDIA A100"; or what its suspend has freed."""
     if view.phase is Phase.SUSPENDED:
         freed = view.facts.gpus_held
         return f"{words.count(freed, 'GPU')} freed" if freed else ""
@@ -289,7 +294,8 @@ def _gpu(view: SessionView) -> str:
         text = f"{len(view.gpus)} \N{MULTIPLICATION SIGN} {text}"
     if any(gpu.instance is not None for gpu in view.gpus):
         text += " (MIG)"
-    text += f", {words.size(sum(held))} used" if held else ""
+    if held:  # first, as the table cuts off what is too long
+        text = f"{words.size(sum(held))} on {text}"
     return ", ".join(filter(None, [text, out]))
 
 
@@ -359,7 +365,7 @@ def _until(view: SessionView) -> Moment | None:
     known = view.facts.suspension
     if not known or known.until is None or view.phase is not Phase.SUSPENDED:
         return None
-    return Moment(words.moment(known.until), _iso(known.until))
+    return instant(known.until)
 
 
 def _place(view: SessionView) -> str:
