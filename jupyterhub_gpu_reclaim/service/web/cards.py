@@ -258,13 +258,13 @@ def instant(at: float) -> Moment:
 
 
 def saved_words(info: CheckpointInfo, now: float) -> str:
-    """Size and time of a checkpoint: "1.2 GB in 3.4 s, 400 MB stored"."""
+    """A checkpoint's age and size: "5 min ago, 1.2 GB in 3.4 s, 400 MB stored"."""
     took = sum(step.seconds for step in info.steps) or info.frozen_seconds
     text = words.size(info.logical_bytes)
     if took:
         text += f" in {took:.1f} s"
     stored = words.size(info.stored_bytes)
-    return f"{text}, {stored} stored, {ago(info.created, now).words}"
+    return f"{ago(info.created, now).words}, {text}, {stored} stored"
 
 
 def _iso(at: float) -> str:
@@ -374,12 +374,12 @@ def _place(view: SessionView) -> str:
 
 
 def _back(view: SessionView, now: float) -> str:
-    """Size and time of its last return: "1.2 GB in 2.1 s, 5 min ago"."""
+    """When it last returned, and how: "5 min ago, 1.2 GB in 2.1 s"."""
     resumed = view.facts.resumed
     if not resumed:
         return ""
     took = f"{words.size(resumed.bytes)} in {resumed.seconds:.1f} s"
-    return f"{took}, {ago(resumed.at, now).words}"
+    return f"{ago(resumed.at, now).words}, {took}"
 
 
 def _progress(step: Step) -> ProgressLine:
