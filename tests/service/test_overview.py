@@ -140,12 +140,25 @@ async def test_summary_shows_the_present_and_the_plot(service, root):
     )
     part = (await root.part("all/summary?hours=168")).body.decode()
     assert service.control.calls[-1] == ("totals", 168)
-    assert "in the last 7 days" in part
+    assert "in the last 7 days; 0 in all" in part
+    assert "<dd>2.0</dd>" in part  # GPU-hours
     assert "<dd>7</dd>" in part
     assert 'class="area freed"' in part
     assert [a["data-state"] for a in Tags(part).all("a") if "data-state" in a] == [
         "suspended"
     ]
+
+
+async def test_summary_of_an_hour_shows_what_is_new_here(service, root):
+    points = [Point(at=1000.0 + 300 * n, gpus_freed=n) for n in range(3)]
+    service.control.totals_known = Totals(
+        now=Point(at=1900.0), step=300, points=points, gpu_seconds_freed=900.0
+    )
+    part = (await root.part("all/summary?hours=1")).body.decode()
+    assert service.control.calls[-1] == ("totals", 1)
+    assert "in the last hour" in part
+    assert "<dd>0.2</dd>" in part
+    assert "<span>45 min ago</span>" in part
 
 
 async def test_buttons_of_a_row_lead_back_to_the_same_rows(service, root):
