@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -16,10 +17,15 @@ from demo.check import check
 from demo.simulated_gpu import GPUS
 from demo.stack import Stack, StackError
 from demo.user import UserError
+from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
 #: Long enough to read a warning, and to press its button.
 WARN_SECONDS = 30
+#: For a server's first start: three of them at once, of packages never used before.
+START_SECONDS = 150
+#: Bytes for homes and suspended sessions of some people.
+ROOM = 10**9
 
 WELCOME = """
   JupyterHub with suspended sessions is running on this machine.
@@ -30,7 +36,7 @@ WELCOME = """
   To try:
 
     1. As "ada": start the server, open a notebook, run  import os; x = 42; os.getpid()
-    2. As "admin", in a private window: {url}/services/gpu-reclaim/
+    2. As "admin", in a private window: {url}/services/gpu-reclaim/all?hours=1
        has every session, what it does, and why it is not suspended.
     3. Leave the notebook alone. After {idle} s its tab warns and counts; {warn} s later
        the session is suspended: its processes have ended.
@@ -71,6 +77,8 @@ def main() -> int:
     try:
         if processes.claim(folder) is None:
             return fail(f"Another run has {folder}: end that first.")
+        if why := cramped(folder):
+            return fail(why)
         if chosen.check:
             return check(folder)
         if not free(chosen.port):
@@ -87,6 +95,17 @@ def fail(sentence: str) -> int:
     """Say why it does not go on; returns the exit status."""
     print(sentence, file=sys.stderr)
     return 1
+
+
+def cramped(folder: Path, needed: int = ROOM) -> str:
+    """Why the disk has too little room for a demo, in a sentence; empty if it has."""
+    left = shutil.disk_usage(folder).free
+    if left >= needed:
+        return ""
+    return (
+        f"The disk of {folder} has {size(left)} left, and the demo needs {size(needed)}"
+        " for homes and suspended sessions. Make room there."
+    )
 
 
 def free(at: int) -> bool:
@@ -113,7 +132,11 @@ def show(folder: Path, at: int, idle_after: int) -> int:
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
-    settings = {"idle_after": idle_after, "warn_for": WARN_SECONDS}
+    settings = {
+        "idle_after": idle_after,
+        "warn_for": WARN_SECONDS,
+        "http_timeout": START_SECONDS,
+    }
     none_here = Nvml().measure(time.time()) == []
     with Stack(folder, port=at, simulated_gpus=none_here, **settings) as stack:
         print(welcome(stack, idle_after), flush=True)

@@ -27,8 +27,13 @@ GUESTS = {
 
 def come(stack: Stack) -> None:
     """Let them come while the demo goes on."""
+    threading.Thread(target=_come, args=(stack,), daemon=True).start()
+
+
+def _come(stack: Stack) -> None:
+    """One after the other: somebody who tries the demo starts a server meanwhile."""
     for name in GUESTS:
-        threading.Thread(target=visit, args=(stack, name), daemon=True).start()
+        visit(stack, name)
 
 
 def visit(stack: Stack, name: str) -> None:
@@ -43,4 +48,6 @@ def visit(stack: Stack, name: str) -> None:
             for cell in others:
                 kernel.send(cell)
     except (UserError, requests.RequestException, OSError) as error:
+        if "hub" not in stack.parts:
+            return  # the demo has been ended meanwhile
         print(f"{name}, a guest of the demo, did not come: {error}", file=sys.stderr)

@@ -14,6 +14,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from html import unescape
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urljoin, urlparse
 
@@ -37,6 +38,14 @@ class Output:
     result: str = ""
     error: str = ""
     events: list[tuple[float, str]] = field(default_factory=list)
+
+
+def trail(seen: list[str]) -> str:
+    """Pages in their order, in a line: what came again and again stands once."""
+    counted = [(page, len([*same])) for page, same in groupby(seen)]
+    return ", then ".join(
+        page + (f" ({many} times)" if many > 1 else "") for page, many in counted[-8:]
+    )
 
 
 class User:
@@ -89,7 +98,7 @@ class User:
             here = urlparse(page.url).path
             seen.append(f"{page.status_code} {here}")
             if "/hub/login" in here:
-                raise UserError(f"a new login was asked for: {seen}")
+                raise UserError(f"a new login was asked for: {trail(seen)}")
             if page.status_code == 200 and "/hub/" not in here:
                 return page
             refused = re.search(r'gpu-reclaim-reason" data-code="([^"]+)"', page.text)
@@ -97,7 +106,7 @@ class User:
                 raise UserError(f"{wanted} was not started: {refused[1]}")
             url = self._where_the_script_goes(page, wanted)
             time.sleep(0.3)
-        raise UserError(f"{wanted} did not open: {seen[-8:]}")
+        raise UserError(f"{wanted} did not open: {trail(seen)}")
 
     def _where_the_script_goes(self, page: requests.Response, wanted: str) -> str:
         resume = re.search(r'data-gpu-reclaim-resume="([^"]+)"', page.text)

@@ -325,7 +325,7 @@ def _owner(view: _View) -> Iterator[Finding]:
     try:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
-        user = str(uid)
+        user = f"user {uid}"
     capability = "CAP_SYS_RESOURCE"
     yield finding(Reason.CAPABILITY_MISSING, capability=capability, user=user)
 

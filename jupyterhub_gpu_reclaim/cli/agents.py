@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.cli.output import say
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import count
+from jupyterhub_gpu_reclaim.common.text import count, sentence
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 
 if TYPE_CHECKING:
@@ -33,9 +33,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add this command to the program's."""
     parser = commands.add_parser("agents", help="the agents of a cluster's nodes")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    check = actions.add_parser(
-        "check", help="say whether each agent can save sessions, and whom it obeys"
-    )
+    text = "say whether each agent can save sessions, and whom it obeys"
+    check = actions.add_parser("check", help=text, description=sentence(text))
     check.add_argument(
         "--at",
         required=True,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import plain
+from jupyterhub_gpu_reclaim.common.text import plain, sentence
 
 if TYPE_CHECKING:
     import argparse
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the program's."""
     text = "look for mistakes in a jupyterhub_config.py"
-    config = commands.add_parser(
-        "config", help=text, description=f"{text.capitalize()}."
-    )
+    config = commands.add_parser("config", help=text, description=sentence(text))
     actions = config.add_subparsers(required=True, metavar="ACTION")
     check = actions.add_parser(
         "check",

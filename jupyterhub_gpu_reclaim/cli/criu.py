@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary
 from jupyterhub_gpu_reclaim.checkpoint.criu import install as criu_install
+from jupyterhub_gpu_reclaim.common.text import sentence
 
 if TYPE_CHECKING:
     import argparse
@@ -20,9 +21,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
-    install = actions.add_parser(
-        "install", help="unpack Debian's CRIU into a private folder"
-    )
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=text, description=sentence(text))
+
+    install = add("install", "unpack Debian's CRIU into a private folder")
     _folder(install, "--to", "where to put it")
     install.add_argument(
         "--suite",
@@ -42,11 +44,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     install.set_defaults(run=_install)
 
-    check = actions.add_parser("check", help="say whether CRIU works on this machine")
+    check = add("check", "say whether CRIU works on this machine")
     _folder(check, "--folder", "where the private copy is")
     check.set_defaults(run=_check)
 
-    path = actions.add_parser("path", help="say which CRIU is used")
+    path = add("path", "say which CRIU is used")
     _folder(path, "--folder", "where the private copy is")
     path.set_defaults(run=_path)
 

@@ -124,7 +124,7 @@ class Reason(Enum):
         "A session that is not kept is suspended only when nobody uses it.",
         True,
     )
-    OPTED_OUT = ("opted_out", "Opted out by {by}.")
+    OPTED_OUT = ("opted_out", "Never suspended when idle, by order of {by}.")
     QUIET_HOURS = ("quiet_hours", "No session is suspended between {start} and {end}.")
     OPERATION_IN_FLIGHT = (
         "operation_in_flight",
@@ -236,10 +236,7 @@ class Reason(Enum):
     )
     CAPABILITY_MISSING = (
         "capability_missing",
-        (
-            "The agent lacks {capability}, which it needs to suspend a session of user"
-            " {user}."
-        ),
+        "The agent lacks {capability}, which it needs to suspend sessions of {user}.",
         (
             "Give the agent that capability (systemd: CapabilityBoundingSet; Kubernetes:"
             " securityContext.capabilities)."
@@ -412,7 +409,7 @@ class Reason(Enum):
             "Huge pages are '{setting}' on this machine; with 'always', GPUs are emptied"
             " and filled faster."
         ),
-        "echo always > /sys/kernel/mm/transparent_hugepage/enabled",
+        "Run: echo always > /sys/kernel/mm/transparent_hugepage/enabled",
     )
     FEW_WATCHES = (
         "few_watches",
@@ -421,7 +418,7 @@ class Reason(Enum):
             " instances together; where they are used up, no session that watches a"
             " folder is suspended or resumed."
         ),
-        "sysctl -w fs.inotify.max_user_instances=8192, and the same in /etc/sysctl.d",
+        "Run: sysctl -w fs.inotify.max_user_instances=8192; and put it in /etc/sysctl.d.",
     )
     CGROUPS_DENIED = (
         "cgroups_denied",
@@ -705,10 +702,7 @@ class Reason(Enum):
     )
     SERVER_TLS = (
         "server_tls",
-        (
-            "The session's server speaks TLS, so it could not be resumed under its"
-            " users; it is left alone."
-        ),
+        "The session's server speaks TLS, so it could not be resumed; it is left alone.",
         (
             "The administrator can switch JupyterHub.internal_ssl off, or take the"
             " certificate out of the server's configuration."

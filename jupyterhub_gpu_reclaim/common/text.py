@@ -63,6 +63,11 @@ def count(number: float, noun: str) -> str:
     return f"{number:g} {noun}{'' if number == 1 else 's'}"
 
 
+def sentence(words: str) -> str:
+    """Words as a sentence: ``"name the GPUs"`` → ``"Name the GPUs."``."""
+    return f"{words[:1].upper()}{words[1:]}."
+
+
 def plain(value: object) -> str:
     """As text in which nothing moves a terminal's cursor."""
     return "".join(

@@ -60,7 +60,7 @@ def names(bits: int) -> list[str]:
     return [name(n) for n in range(bits.bit_length()) if bits >> n & 1]
 
 
-def missing(needed: int, has: int, user: str = "any") -> Iterator[Finding]:
+def missing(needed: int, has: int, user: str = "any user") -> Iterator[Finding]:
     """A finding for each of a set that another one lacks."""
     for one in names(needed & ~has):
         yield finding(Reason.CAPABILITY_MISSING, capability=one, user=user)

@@ -64,6 +64,6 @@ def name_groups_as_host() -> None:
         raise Refused(
             Reason.CAPABILITY_MISSING,
             capability="CAP_SYS_ADMIN or CAP_SYS_PTRACE",
-            user="any",
+            user="any user",
             detail=f"control groups of the host: {error}",
         ) from None

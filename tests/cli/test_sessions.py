@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from argparse import ArgumentTypeError
 
 import pytest
 
 from jupyterhub_gpu_reclaim.cli import sessions
+from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.cli.sessions.progress import How, outcome
 from jupyterhub_gpu_reclaim.cli.sessions.selection import is_idle, key_of
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
@@ -70,3 +72,21 @@ def test_outcome_follows_from_phase_and_wish(action, phase, intent, how):
 def test_nothing_known_is_never_idle():
     view = SessionView(key=ADA, phase=Phase.RUNNING, since=1.0)
     assert not is_idle(view, 0, time.time())
+
+
+def test_every_command_says_what_it_does_in_a_sentence(capsys):
+    for words in (
+        ["nap"],
+        ["wake"],
+        ["config", "check"],
+        ["criu", "install"],
+        ["criu", "check"],
+        ["criu", "path"],
+        ["agents", "check"],
+        ["store", "ls"],
+    ):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        told = capsys.readouterr().out.split("\n\n")[1]
+        assert re.fullmatch(r"[A-Z][^.]+\.", told, re.DOTALL), (words, told)
+        assert "gpu" not in told  # an abbreviation stays one

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from demo import processes
+from demo.__main__ import cramped
 from demo.causes import cause
 from demo.stack import StackError
+from demo.user import trail
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations, read_sysctl
 from tests.support.hub import wait_until
@@ -60,6 +62,19 @@ LOGS = {
 @pytest.mark.parametrize(("log", "words"), LOGS.values(), ids=LOGS)
 def test_cause_is_the_first_complaint_of_a_log(log: str, words: str) -> None:
     assert cause(log) == words
+
+
+def test_too_little_room_is_a_sentence_before_anything_starts(tmp_path: Path) -> None:
+    assert cramped(tmp_path, 1) == ""
+    why = cramped(tmp_path, 10**18)
+    assert why.startswith(f"The disk of {tmp_path} has ")
+    assert "and the demo needs" in why
+
+
+def test_pages_that_come_again_stand_once_in_what_a_user_met() -> None:
+    assert trail(["200 /a", "500 /b", "500 /b", "200 /a"]) == (
+        "200 /a, then 500 /b (2 times), then 200 /a"
+    )
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def test_suspended_card_offers_resume_and_start_fresh():
     assert [button.label for button in one.main] == ["Resume"]
     assert one.can_start_fresh
     assert one.deletes == "c1"
-    assert one.last == "1.5 GB in 3.4 s, 400 MB stored, 2 min ago"
+    assert one.last == "2 min ago, 1.5 GB in 3.4 s, 400 MB stored"
 
 
 def test_suspended_card_after_a_failure_offers_to_try_again():

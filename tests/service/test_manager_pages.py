@@ -55,7 +55,7 @@ async def test_order_goes_to_what_is_selected_and_makes_sense(service, root):
     assert "1 session is being suspended." in answer.body.decode()
     assert orders(service.control) == [("suspend", "ada/")]
     answer = await bulk(root, order="resume", session="bob/")
-    assert "None of these sessions can be meant by" in answer.body.decode()
+    assert "None of these sessions is in a state for" in answer.body.decode()
 
 
 async def test_order_goes_to_all_that_the_filter_takes(service, root):
@@ -124,6 +124,15 @@ async def test_store_lists_checkpoints_in_the_order_that_is_asked(service, root)
     assert await shown("order=nonsense&user=ada") == ["c2", "c1"]
 
 
+async def test_store_offers_no_deletion_that_would_be_refused(service, root):
+    names = ("current", "superseded", "aside")
+    service.control.put("ada", kept=[kept(name, 1.0, 5, name) for name in names])
+    page = (await root.get("store")).body.decode()
+    assert "the session came back from it" in page
+    offered = [name for name in names if f'value="{name}"' in page]
+    assert offered == ["current", "aside"]
+
+
 async def test_store_deletes_a_checkpoint_and_leads_back_there(service, root):
     service.control.put("ada", kept=[kept("c1", 1.0, 5)])
     answer = await root.post(
@@ -173,6 +182,7 @@ async def test_messages_have_every_code_and_failures_lead_there(service, root):
     page = (await Browser(service, "token-ada").get("messages")).body.decode()
     assert all(f'id="{reason.value}"' in page for reason in Reason)
     assert all(f'id="{alert.name}"' in page for alert in ALERTS)
+    assert 'in the middle of it. <span class="soft">It may be worth' in page
     assert "<code>jupyterhub-gpu-reclaim store verify</code>" in page
     lost = Failure(code="file_missing", message="The file is gone.")
     service.control.put("ada", phase=Phase.SUSPENDED, failure=lost)

@@ -119,7 +119,7 @@ async def test_overview_shows_what_a_session_holds_and_did(service, root):
     )
     service.control.put("cy", phase=Phase.RESUMING, facts={"place": 2})
     page = (await root.get("all")).body.decode()
-    assert "NVIDIA A100, 12 GB used" in page
+    assert "12 GB on NVIDIA A100" in page
     assert "GPU use of the last hour: 5 % on average" in page
     assert "gpu-7" in page
     assert "1 waiting for a GPU" in page
@@ -140,12 +140,25 @@ async def test_summary_shows_the_present_and_the_plot(service, root):
     )
     part = (await root.part("all/summary?hours=168")).body.decode()
     assert service.control.calls[-1] == ("totals", 168)
-    assert "in the last 7 days" in part
+    assert "in the last 7 days; 0 in all" in part
+    assert "<dd>2.0</dd>" in part  # GPU-hours
     assert "<dd>7</dd>" in part
     assert 'class="area freed"' in part
     assert [a["data-state"] for a in Tags(part).all("a") if "data-state" in a] == [
         "suspended"
     ]
+
+
+async def test_summary_of_an_hour_shows_what_is_new_here(service, root):
+    points = [Point(at=1000.0 + 300 * n, gpus_freed=n) for n in range(3)]
+    service.control.totals_known = Totals(
+        now=Point(at=1900.0), step=300, points=points, gpu_seconds_freed=900.0
+    )
+    part = (await root.part("all/summary?hours=1")).body.decode()
+    assert service.control.calls[-1] == ("totals", 1)
+    assert "in the last hour" in part
+    assert "<dd>0.2</dd>" in part
+    assert "<span>45 min ago</span>" in part
 
 
 async def test_buttons_of_a_row_lead_back_to_the_same_rows(service, root):
@@ -239,7 +252,8 @@ async def test_report_is_a_page_and_a_file_for_managers(service, root):
     assert "this machine" in html
     assert "report?month=2026-10" in html
     assert "<strong>12.2 GB·h</strong>" in html
-    assert "They have been counted since 2026-11-02 06:13 UTC." in html
+    assert "They have been counted since <time" in html
+    assert ">2026-11-02 06:13 UTC</time>." in html
     assert "allow-downloads" in page.headers["Content-Security-Policy"]
     file = await root.get("report.csv?month=2026-11")
     assert "attachment" in file.headers["Content-Disposition"]
@@ -251,6 +265,13 @@ async def test_report_is_a_page_and_a_file_for_managers(service, root):
     )
     html = (await root.get("report?month=2026-11")).body.decode()
     assert "Naps were not counted in this month." in html
+    assert "Naps, GB·h" not in html
+    control.report_known = msgspec.structs.replace(
+        control.report_known, gpu_hours=0.063, nap_gb_hours=0.0, naps_since=1.0
+    )
+    html = (await root.get("report?month=2026-11")).body.decode()
+    assert "<strong>0.06 GPU-hours</strong>" in html
+    assert "No session napped in this month; naps have been counted since" in html
     assert "Naps, GB·h" not in html
     assert (await root.get("report?month=2026-13")).code == 400
     assert (await service.call("report.csv")).code == 403

@@ -20,6 +20,7 @@ STATIC = (
 )
 WORDS = STATIC / "view" / "words.js"
 UPDATES = STATIC / "updates.js"
+SERVICE = STATIC / "service.js"
 MODULES = sorted(STATIC.rglob("*.js"))
 
 
@@ -248,3 +249,21 @@ def test_progress_grows_with_steps_and_bytes_and_never_says_done(words):
 )
 def test_duration_is_in_minutes_and_hours(words, seconds, expected):
     assert words(("duration", seconds)) == [expected]
+
+
+def test_clock_of_a_page_is_the_services_and_no_count_jumps_back():
+    # (the page's clock, the service's when it answers); the header has whole seconds
+    answers = [(100.5, 160.9), (102.5, 162.9), (104.9, 162.0), (106.1, 166.1)]
+    later = [(200.0, 230.4), (210.0, None)]  # somebody has set the page's clock
+    code = f"""
+        import {{ Service }} from {json.dumps(SERVICE.as_uri())};
+        const service = new Service({{}}, null);
+        const ahead = [];
+        for (const [here, there] of {json.dumps(answers + later)}) {{
+          Date.now = () => 1000 * here;
+          service.setClock(there && new Date(1000 * there).toUTCString());
+          ahead.push(Math.round(10 * (service.now() - here)) / 10);
+        }}
+        console.log(JSON.stringify(ahead));
+    """
+    assert json.loads(node(code)) == [59.5, 59.5, 59.5, 59.9, 30.0, 30.0]

@@ -146,7 +146,7 @@ def check(folder: Path = FOLDER, *, untried: bool = False) -> list[Finding]:
                 Reason.CAPABILITY_MISSING,
                 fatal=False,
                 capability="CAP_SYS_RESOURCE",
-                user="any other than root",
+                user="any user but root",
             )
         )
     return findings

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.text import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         f" nothing: the user visits the server. {renew.epilog}"
     )
 
-    end = add("end-tree", "actions", "end programs of a session beside it")
+    end = add("end-tree", "actions", "end programs that run beside a session")
     end.add_argument("target", metavar="USER[/SERVER]")
     end.add_argument(
         "incarnation", metavar="INCARNATION", help="which; the report names them"
@@ -163,7 +164,7 @@ def _add(
     text: str,
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
-        name, help=text, description=text.capitalize() + ".", epilog=_EPILOG
+        name, help=text, description=sentence(text), epilog=_EPILOG
     )
     parser.set_defaults(run=partial(_run, module, name))
     parser.add_argument("--json", action="store_true", help="print JSON, no table")

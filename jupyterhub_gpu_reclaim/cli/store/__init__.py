@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import sentence
 from jupyterhub_gpu_reclaim.store.read.subset import Subset
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _add(
     module: str,
     text: str,
 ) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+    parser = actions.add_parser(name, help=text, description=sentence(text))
     parser.set_defaults(run=partial(_run, module, name.replace("import", "import_")))
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
     _which_store(parser)

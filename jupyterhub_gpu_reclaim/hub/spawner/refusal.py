@@ -148,5 +148,5 @@ def _choices(
     days = text.count(kept_days, "day")
     return (
         f'{again}</p><p><a id="gpu-reclaim-fresh" href="{escape(fresh_url)}">'
-        f"Start fresh (your suspended session is kept {days})</a>"
+        f"Start fresh (your suspended session is kept for {days})</a>"
     )

@@ -252,14 +252,19 @@ def ahead(at: float, now: float) -> Moment:
     return Moment(f"in {words.duration(at - now)}" if at > now else "now", _iso(at))
 
 
+def instant(at: float) -> Moment:
+    """A moment in full: "2026-11-22 06:44 UTC"."""
+    return Moment(words.moment(at), _iso(at))
+
+
 def saved_words(info: CheckpointInfo, now: float) -> str:
-    """Size and time of a checkpoint: "1.2 GB in 3.4 s, 400 MB stored"."""
+    """A checkpoint's age and size: "5 min ago, 1.2 GB in 3.4 s, 400 MB stored"."""
     took = sum(step.seconds for step in info.steps) or info.frozen_seconds
     text = words.size(info.logical_bytes)
     if took:
         text += f" in {took:.1f} s"
     stored = words.size(info.stored_bytes)
-    return f"{text}, {stored} stored, {ago(info.created, now).words}"
+    return f"{ago(info.created, now).words}, {text}, {stored} stored"
 
 
 def _iso(at: float) -> str:
@@ -274,7 +279,7 @@ def _due(view: SessionView, now: float) -> Moment | None:
 
 
 def _gpu(view: SessionView) -> str:
-    """What it holds: "NVIDIA A100, 12 GB used"; or what its suspend has freed."""
+    """What it holds: "12 GB on NVIDIA A100"; or what its suspend has freed."""
     if view.phase is Phase.SUSPENDED:
         freed = view.facts.gpus_held
         return f"{words.count(freed, 'GPU')} freed" if freed else ""
@@ -289,7 +294,8 @@ def _gpu(view: SessionView) -> str:
         text = f"{len(view.gpus)} \N{MULTIPLICATION SIGN} {text}"
     if any(gpu.instance is not None for gpu in view.gpus):
         text += " (MIG)"
-    text += f", {words.size(sum(held))} used" if held else ""
+    if held:  # first, as the table cuts off what is too long
+        text = f"{words.size(sum(held))} on {text}"
     return ", ".join(filter(None, [text, out]))
 
 
@@ -359,7 +365,7 @@ def _until(view: SessionView) -> Moment | None:
     known = view.facts.suspension
     if not known or known.until is None or view.phase is not Phase.SUSPENDED:
         return None
-    return Moment(words.moment(known.until), _iso(known.until))
+    return instant(known.until)
 
 
 def _place(view: SessionView) -> str:
@@ -368,12 +374,12 @@ def _place(view: SessionView) -> str:
 
 
 def _back(view: SessionView, now: float) -> str:
-    """Size and time of its last return: "1.2 GB in 2.1 s, 5 min ago"."""
+    """When it last returned, and how: "5 min ago, 1.2 GB in 2.1 s"."""
     resumed = view.facts.resumed
     if not resumed:
         return ""
     took = f"{words.size(resumed.bytes)} in {resumed.seconds:.1f} s"
-    return f"{took}, {ago(resumed.at, now).words}"
+    return f"{ago(resumed.at, now).words}, {took}"
 
 
 def _progress(step: Step) -> ProgressLine:

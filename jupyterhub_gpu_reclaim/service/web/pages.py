@@ -43,16 +43,14 @@ if TYPE_CHECKING:
 DONE = {
     "suspend": "The session is being suspended.",
     "resume": "The session is coming back.",
-    "nap": "Its GPU memory is moved out; the session keeps running.",
-    "wake": "Its GPU memory is moved back.",
-    "keep": "Noted.",
-    "idle-time": "Noted.",
-    "pin": "Noted.",
+    "nap": "Its GPU memory is being moved out; the session keeps running.",
+    "wake": "Its GPU memory is being moved back.",
+    "keep": "Done.",
+    "idle-time": "Done.",
+    "pin": "Done.",
     "delete": "The suspended session is deleted.",
-    "bring-back": "That state is coming back.",
-    "renew-login": (
-        "Noted: the login is made valid at the next visit of the session's user."
-    ),
+    "bring-back": "The session is coming back from that checkpoint.",
+    "renew-login": "The login is made valid when the session's user next visits it.",
     "end-tree": "The programs are ended.",
     "delete-later": (
         "The order to delete it stands: it cannot be brought back, and is deleted as"

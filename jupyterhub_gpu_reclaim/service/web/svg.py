@@ -190,5 +190,7 @@ def _before(hours: float) -> str:
 
 
 def _span(hours: float) -> str:
-    """Hours as hours up to two days, then as days: "24 h", "7 d"."""
+    """Hours as hours up to two days, then as days: "45 min", "24 h", "7 d"."""
+    if hours < 1:
+        return f"{60 * hours:g} min"
     return f"{hours:g} h" if hours <= 48 else f"{hours / 24:g} d"

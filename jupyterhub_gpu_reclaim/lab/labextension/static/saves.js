@@ -6,7 +6,7 @@
  *
  * It wraps Context of JupyterLab's document registry.
  */
-const HELD = "Not saved yet: your file is saved when the session returns.";
+const HELD = "Not saved yet: your file will be saved when the session is back.";
 const AWAY = [424, 502, 503, 504]; // what the Hub and the proxy answer meanwhile
 
 export class Saves {

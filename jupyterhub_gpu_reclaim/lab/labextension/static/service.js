@@ -5,6 +5,7 @@
  */
 const PATIENCE_MS = 10000;
 const HEADER = "X-GPU-Reclaim-Tab";
+const LATE = 2 + PATIENCE_MS / 1000; // seconds by which an answer's own time may be late
 
 export class Service {
   /** `connection` is JupyterLab's ServerConnection. */
@@ -16,12 +17,21 @@ export class Service {
     this.session = `${encodeURIComponent(hubUser)}/${encodeURIComponent(server)}`;
     this.prefix = `${base}services/gpu-reclaim/`;
     this.pass = null;
-    this.ahead = 0; // seconds by which the service's clock is ahead of ours
+    this.ahead = null; // seconds by which the service's clock is ahead of ours
   }
 
   /** Seconds of the service's clock. */
   now() {
-    return Date.now() / 1000 + this.ahead;
+    return Date.now() / 1000 + (this.ahead ?? 0);
+  }
+
+  /** Sets our clock by an answer's own time, which is in whole seconds and comes late. */
+  setClock(date) {
+    const told = Date.parse(date) / 1000 - Date.now() / 1000;
+    // so the one that is furthest ahead is nearest to it; and a count never jumps back
+    if (this.ahead === null || told > this.ahead || told < this.ahead - LATE) {
+      this.ahead = told || 0;
+    }
   }
 
   /** The page that explains a reason, by its code. */
@@ -74,7 +84,7 @@ export class Service {
         return null; // not the service: the proxy, or the Hub
       }
       const value = await answer.json();
-      this.ahead = Date.parse(answer.headers.get("Date")) / 1000 - Date.now() / 1000 || 0;
+      this.setClock(answer.headers.get("Date"));
       return { ok: answer.ok, value };
     } catch {
       return null; // away; the next question may find it

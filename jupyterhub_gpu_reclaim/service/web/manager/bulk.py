@@ -89,7 +89,7 @@ class Bulk(SessionsPage):
         done = len(views) - len(refused)
         _, outcome = _ORDERS[order]
         if not views:
-            return f"None of these sessions can be meant by '{BULK_ORDERS[order]}'."
+            return f"None of these sessions is in a state for '{BULK_ORDERS[order]}'."
         told = (
             f"{words.count(done, 'session')} {'is' if done == 1 else 'are'} {outcome}."
         )

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point
 
 #: How far back the plot may reach: hours, and the words for it.
-PERIODS = ((24, "24 hours"), (7 * 24, "7 days"), (31 * 24, "31 days"))
+PERIODS = (
+    (1, "1 hour"),
+    (24, "24 hours"),
+    (7 * 24, "7 days"),
+    (31 * 24, "31 days"),
+)
 #: Orders for many sessions (``bulk.py``), and their buttons.
 BULK_ORDERS = {
     "suspend": "Suspend",
@@ -99,7 +104,7 @@ class SessionsPage(ManagerPage):
         present = totals.now
         freed = totals.gpu_seconds_freed / 3600
         whole = totals.gpu_seconds_reclaimed / 3600
-        period = f"in the last {dict(PERIODS)[hours]}"
+        period = f"in the last {dict(PERIODS)[hours].removeprefix('1 ')}"
         return {
             "hours": hours,
             "periods": PERIODS,
@@ -109,7 +114,9 @@ class SessionsPage(ManagerPage):
                 Number(str(present.gpus_idle), "GPUs idle", "held, not used", "idle"),
                 _freed(present),
                 Number(
-                    f"{freed:,.0f}", "GPU-hours freed", f"{period}; {whole:,.0f} in all"
+                    _hours(freed),
+                    "GPU-hours freed",
+                    f"{period}; {_hours(whole)} in all",
                 ),
                 _stored(views),
             ],
@@ -155,6 +162,11 @@ class Part(SessionsPage):
             self.page("table.html", **self.table(views, wanted))
         else:
             self.page("summary.html", wanted=wanted, **self.summary(views))
+
+
+def _hours(count: float) -> str:
+    """Whole ones, and tenths where there are few."""
+    return f"{count:,.{0 if count >= 10 else 1}f}" if count else "0"
 
 
 def _freed(present: Point) -> Number:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.report import as_csv, month_at, neighbours
-from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.service.api.history import report_of
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX
+from jupyterhub_gpu_reclaim.service.web.cards import instant
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
 if TYPE_CHECKING:
@@ -42,9 +42,11 @@ class ReportPage(ManagerPage):
         self.page(
             "report.html",
             report=report,
-            made=moment(now),
-            naps=_naps(report.nap_gb_hours),
-            naps_since=moment(report.naps_since) if report.naps_since else "",
+            made=instant(now),
+            gpu_hours=_number(report.gpu_hours) or "0",
+            naps=_number(report.nap_gb_hours),
+            naps_counted=report.nap_gb_hours is not None,
+            naps_since=instant(report.naps_since) if report.naps_since else None,
             before=before,
             after=after if after <= month_at(now) else "",
             tables=[
@@ -78,17 +80,18 @@ def _rows(shares: list[Share], empty: str) -> list[tuple[str, str, int, str, flo
     return [
         (
             share.name or empty,
-            f"{share.gpu_hours:,.1f}",
+            _number(share.gpu_hours) or "0",
             share.suspensions,
-            _naps(share.nap_gb_hours),
+            _number(share.nap_gb_hours) or "0",
             round(100 * share.gpu_hours / most, 1),
         )
         for share in shares
     ]
 
 
-def _naps(gb_hours: float | None) -> str:
-    return "" if gb_hours is None else f"{gb_hours:,.1f}"
+def _number(hours: float | None) -> str:
+    """Two or more digits of it; empty where there is nothing."""
+    return f"{hours:,.{1 if hours >= 10 else 2}f}" if hours else ""
 
 
 def rules(prefix: str) -> list[tuple[Any, ...]]:

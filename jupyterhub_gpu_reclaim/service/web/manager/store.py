@@ -32,9 +32,9 @@ ORDERS: dict[str, tuple[str, Callable[[Stored], Any]]] = {
 }
 #: Why one is kept, in words.
 _KEEPING = {
-    "current": "suspended in it",
-    "superseded": "came back from it",
-    "aside": "put aside",
+    "current": "the session is suspended",
+    "superseded": "the session came back from it",
+    "aside": "it was put aside",
 }
 
 
@@ -59,6 +59,7 @@ class StoredRow:
     stored: str
     keeping: str
     until: Moment | None
+    deletable: bool  #: no person may delete what a session has just come back from
 
 
 def stored(views: Iterable[SessionView], user: str, order: str) -> list[Stored]:
@@ -125,6 +126,7 @@ def _row(one: Stored, now: float) -> StoredRow:
         stored=words.size(state.stored_bytes),
         keeping=_KEEPING.get(state.keeping, state.keeping),
         until=None if state.expires is None else ahead(state.expires, now),
+        deletable=state.keeping != "superseded",
     )
 
 

@@ -1,8 +1,11 @@
 // Says the times of every page in the reader's own zone.
 const IN_UTC = /(\d{4}-\d\d-\d\d) (\d\d:\d\d) UTC/g; // common/text.py writes so
+const WHOLE = { dateStyle: "medium", timeStyle: "long" }; // with the zone
 
 /** Say all times of a part of the page in the reader's own zone. */
 export function inLocalTime(root) {
+  for (const time of root.querySelectorAll("time.whole")) // of what may be printed
+    time.textContent = new Date(time.dateTime).toLocaleString([], WHOLE);
   const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const { data } = texts.currentNode;

@@ -4,6 +4,7 @@
  * has a button to resume it. In JupyterLab it is an item of the status bar; a page without
  * one (Notebook), or whose bar is hidden, gets it at its lower edge.
  */
+import { eachSecond } from "./beat.js";
 import { element } from "./elements.js";
 import { Panel } from "./panel.js";
 import { inOneLine } from "./words.js";
@@ -24,6 +25,7 @@ export class Item {
     this.panel = new Panel(service, this.node);
     this.open = () => this.panel.toggle();
     this.act = () => {};
+    this.view = null; // what is shown of a session that is there
     this.node.addEventListener("click", () => this.open());
     this.action.addEventListener("click", () => this.act());
     this.frame = element("div", { class: "gpu-reclaim-corner", role: "region" });
@@ -40,6 +42,7 @@ export class Item {
     }
     this.place();
     this.tell(null);
+    eachSecond(() => this.draw());
   }
 
   /** Into the status bar, where that is shown. */
@@ -55,6 +58,7 @@ export class Item {
   /** Shows what is known; nothing of a session that nobody knows about. */
   tell(view) {
     const shown = Boolean(view && KNOWN.includes(view.phase));
+    this.view = shown ? view : null;
     this.open = () => this.panel.toggle();
     this.frame.hidden = !shown;
     this.action.hidden = true;
@@ -64,12 +68,21 @@ export class Item {
     }
     this.place();
     this.node.classList.toggle("gpu-reclaim-soon", view.phase === "warned");
-    this.node.textContent = inOneLine(view, this.service.now());
+    this.draw();
     this.panel.tell(view);
+  }
+
+  /** It counts between two answers of the service, too. */
+  draw() {
+    const line = this.view && inOneLine(this.view, this.service.now());
+    if (line && line !== this.node.textContent) {
+      this.node.textContent = line;
+    }
   }
 
   /** Shows that the session is away, as long as it is; `open` says more. */
   tellAbsence({ corner, action }, open) {
+    this.view = null;
     this.panel.close();
     this.place();
     this.open = open;

@@ -2,6 +2,7 @@
  * it needs nothing from there: JupyterLab's own notices load a script when the first one
  * is shown, and that would fail just then.
  */
+import { eachSecond } from "./beat.js";
 import { button, element } from "./elements.js";
 
 export class Notice {
@@ -9,7 +10,8 @@ export class Notice {
     this.node = element("div", { id: "gpu-reclaim-notice", role: "status" });
     this.node.hidden = true;
     document.body.append(this.node);
-    this.timer = this.clock = 0;
+    this.timer = 0;
+    this.still = () => {}; // ends the counting
     this.topic = "";
   }
 
@@ -20,18 +22,18 @@ export class Notice {
    */
   show(message, kind, { topic = "", action = null, more = null, forMs = 0, ticking = null } = {}) {
     clearTimeout(this.timer);
-    clearInterval(this.clock);
+    this.still();
     this.topic = topic;
     const text = element("span", {}, message);
     if (more) {
       text.append(" ", more);
     }
     if (ticking) {
-      const end = element("span", { "aria-live": "off" }, ticking());
+      const end = element("span", { "aria-live": "off" });
       text.append(" ", end);
-      this.clock = setInterval(() => {
+      this.still = eachSecond(() => {
         end.textContent = ticking();
-      }, 1000);
+      });
     }
     const close = button("×", "gpu-reclaim-close", () => this.hide());
     close.setAttribute("aria-label", "Close");
@@ -52,7 +54,7 @@ export class Notice {
   /** Hides it; with a topic, only while it is about that. */
   hide(topic = this.topic) {
     if (topic === this.topic) {
-      clearInterval(this.clock);
+      this.still();
       this.node.hidden = true;
     }
   }
