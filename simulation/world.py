@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import LeaseHolder
+from jupyterhub_gpu_reclaim.hub.spawner.patches import STOP_IS_OURS
 from jupyterhub_gpu_reclaim.node.local_node import ORDER_SECONDS
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
@@ -318,7 +319,7 @@ class World:
         return Server(service.program, ServiceApi(service, self))
 
     def _hub_server(self) -> Server | None:
-        return Server(self.hub.program, self.hub) if self.hub else None
+        return Server(self.hub.program, HubApi(self.hub)) if self.hub else None
 
     def working(self) -> Service | None:
         """The service that holds the lease."""
@@ -631,6 +632,21 @@ class NodeApi:
                 world.history.wrong(
                     "a failed nap leaves it running", f"{place.key} is left stopped"
                 )
+
+
+class HubApi:
+    """The Hub's calls for the service, which it knows by its token."""
+
+    def __init__(self, hub: HubProcess) -> None:
+        self._hub = hub
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hub, name)
+
+    async def stop(self, key: SessionKey) -> None:
+        """A stop, as the patched handler notes who asks for it."""
+        STOP_IS_OURS.set(True)  # in this call's own task
+        await self._hub.stop(key)
 
 
 class ServiceApi:

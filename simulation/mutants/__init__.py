@@ -156,7 +156,7 @@ MUTANTS: dict[str, Mutant] = {
         " back meanwhile.",
         "this simulator (seed 1004026202)",
         node.LATE_ORDERS,
-        seed=1004026202,
+        seed=1004022964,
     ),
     "the-spawner-starts-cold-without-an-answer": Mutant(
         "The service was away, and the spawner started cold.",
@@ -170,6 +170,20 @@ MUTANTS: dict[str, Mutant] = {
         "this simulator (seed 200079)",
         hub.REFUSED_START_ENDS,
         seed=200079,
+    ),
+    "an-older-database-is-all-that-the-hub-knows": Mutant(
+        "A Hub whose database was put back started a session cold beside what ran, as"
+        " the service was killed while it answered, or no agent could be asked.",
+        "this simulator (seeds 1118000032 and 1160000903)",
+        hub.OLDER_DATABASE,
+        seed=1160000903,
+    ),
+    "a-stop-of-ours-ends-what-runs": Mutant(
+        "The stop that releases what is saved ended what its user had let go on by"
+        " hand, as the service was away by then.",
+        "this simulator (seed 931000956)",
+        hub.ANYBODYS_STOP,
+        seed=931000956,
     ),
     "a-hub-killed-in-a-start-forgets-it": Mutant(
         "A Hub that was killed as a start ended did not know where that session ran,"

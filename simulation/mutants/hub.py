@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import StartPlan
+from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
 from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
 
 if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.hub.spawner.progress import ProgressReporter
     from simulation.mutants.patch import Patch
 
 _plan_start = SessionLifecycle._plan_start
 _become = SessionLifecycle._become
 _login = SessionLifecycle._login
+_stop = SessionLifecycle.stop
 
 
 async def _cold_then(self: SessionLifecycle, reporter: ProgressReporter) -> StartPlan:
@@ -41,10 +44,26 @@ def _refused_beside_an_older_database(
     return _login(self, token, minted, renew=False)
 
 
+def _unheard_of(self: KnownServers, key: SessionKey) -> bool:
+    """As it was then: an older database was all that the Hub knew."""
+    del self, key
+    return False
+
+
+OLDER_DATABASE: tuple[Patch, ...] = ((KnownServers, "has", _unheard_of),)
 REFUSED_START_ENDS: tuple[Patch, ...] = (
+    *OLDER_DATABASE,
     (SessionLifecycle, "_become", _never_refused),
     (SessionLifecycle, "_login", _refused_beside_an_older_database),
 )
+
+
+async def _whoever_asks(self: SessionLifecycle, stop: Any, *, ours: bool) -> None:
+    del ours
+    await _stop(self, stop)
+
+
+ANYBODYS_STOP: tuple[Patch, ...] = ((SessionLifecycle, "stop", _whoever_asks),)
 
 
 async def _look_nowhere(self: SessionLifecycle) -> None:

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot, allow
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 from simulation.doubles import spawner
+from simulation.mutants.hub import ANYBODYS_STOP
 from simulation.mutants.patch import Patch, nothing, yes
 
 if TYPE_CHECKING:
@@ -111,7 +112,11 @@ async def _for_ever(self: Lease) -> None:
     await asyncio.Event().wait()
 
 
-NO_LEASE: tuple[Patch, ...] = ((Lease, "take", _take_it), (Lease, "keep", _for_ever))
+NO_LEASE: tuple[Patch, ...] = (
+    (Lease, "take", _take_it),
+    (Lease, "keep", _for_ever),
+    *ANYBODYS_STOP,  # what the other service has asked for
+)
 
 
 async def _leave_it(self: Worker, row: SessionRow, tree: Tree) -> float:

@@ -293,6 +293,16 @@ async def test_our_own_stop_that_comes_late_ends_nothing_that_is_not_saved(world
     assert world.phase(controller) == "running"
 
 
+async def test_plan_stop_of_an_earlier_life_beside_a_suspended_one_forgets_nothing(
+    world,
+):
+    """A Hub whose database was put back would start it cold while we are away."""
+    controller = await _suspended(world)
+    earlier = Placement(key=KEY, incarnation="an-earlier-one", remembered=True)
+    assert (await controller.plan_stop(earlier)).action == "keep"
+    assert world.phase(controller) == "suspended"
+
+
 async def test_plan_stop_of_an_unknown_session_agent_down_is_no_answer(world):
     controller = await world.controller()
     world._servers[0].stop()
@@ -362,6 +372,27 @@ async def test_plan_start_of_what_only_the_hub_remembers_waits_for_the_agent(wor
     mine = Placement(key=SessionKey("new"), incarnation="i1", remembered=True)
     plan = await controller.plan_start(mine)
     assert (plan.action, plan.failure.code) == ("refuse", "agent_unreachable")
+
+
+async def test_plan_start_of_what_the_hub_remembers_as_running_waits_for_the_agent(
+    world,
+):
+    """The journal is older: it knows of a stop, and not of the start since."""
+    controller, _ = await _running(world)
+    await world.hub.stop(KEY)
+    world._servers[0].stop()
+    mine = Placement(key=KEY, incarnation="i2", remembered=True)
+    plan = await controller.plan_start(mine)
+    assert (plan.action, plan.failure.code) == ("refuse", "agent_unreachable")
+    forgotten = Placement(key=KEY, incarnation="i2")
+    assert (await controller.plan_start(forgotten)).action == "cold"
+
+
+async def test_start_that_is_told_after_its_session_was_saved_changes_nothing(world):
+    controller = await _suspended(world)
+    before = controller._sessions.row(KEY)
+    await controller.placed(Placement(key=KEY, incarnation=before.incarnation))
+    assert controller._sessions.row(KEY) == before
 
 
 def _store_is_away(world):

@@ -44,6 +44,14 @@ url = urllib.parse.urlparse(os.environ["JUPYTERHUB_SERVICE_URL"])
 http.server.HTTPServer(("127.0.0.1", url.port), Handler).serve_forever()
 """
 
+#: Of a service of our own name, whose program is the double.
+SERVICE_TOKEN = "token-of-our-service-0123456789abcdef"
+SERVICE = f"""
+c.JupyterHub.services.append({{"name": "gpu-reclaim", "api_token": {SERVICE_TOKEN!r}}})
+c.JupyterHub.load_roles.append({{
+    "name": "gpu-reclaim", "services": ["gpu-reclaim"], "scopes": ["delete:servers"],
+}})
+"""
 CONFIG = """
 c.Spawner.poll_interval = 1
 async def form(spawner):
@@ -99,7 +107,7 @@ def shared_hub(shared_service):
     """A Hub that runs, with ReclaimLocalSpawner and our templates."""
     folder = shared_service.folder
     config = f"{shared_service.config}\nPROGRAM = {PROGRAM!r}\n"
-    config += f"FOLDER = {str(folder)!r}\n{CONFIG}"
+    config += f"FOLDER = {str(folder)!r}\n{SERVICE}{CONFIG}"
     hub = HubUnderTest(folder, config)
     try:
         yield hub.start()

@@ -127,6 +127,34 @@ def test_session_that_runs_beside_an_older_database_is_adopted_by_its_account(
     assert again.visit(f"/user/{name}/lab").status_code == 200
 
 
+def test_session_that_an_older_database_does_not_know_waits_for_the_service(
+    hub, service, name
+):
+    """Without an answer, the next start would be cold, beside what runs."""
+    amy = hub.user(name)
+    hub.terminate()
+    database = hub.folder / "jupyterhub.sqlite"
+    backup = database.read_bytes()
+    hub.start()
+    amy.start_server()
+    init = service.init(name)
+    hub.terminate()
+    database.write_bytes(backup)
+    hub.start()
+
+    service.down()
+    refused = start(hub, name)
+    assert refused.status_code == 409
+    assert "not known whether yours is suspended" in refused.json()["message"]
+    assert service.init(name) == init
+    newcomer = f"{name}-new"
+    hub.api("POST", f"users/{newcomer}")
+    assert start(hub, newcomer).status_code in {201, 202}
+    wait_until(lambda: hub.server(newcomer)["ready"], 60, hub.log)
+    hub.stop_server(newcomer)
+    service.up()
+
+
 def test_session_that_runs_and_whose_login_was_revoked_is_left_alone(hub, service, amy):
     """The Hub knows the session: its login is unknown since somebody revoked it."""
     service.capture(amy.name)

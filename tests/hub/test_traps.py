@@ -17,6 +17,7 @@ import jupyterhub
 import requests
 
 from demo.user import User
+from tests.hub.conftest import SERVICE_TOKEN
 from tests.support.hub import API_TOKEN, PASSWORD, wait_until
 from tests.support.relaunching_service import children, tree
 
@@ -263,6 +264,32 @@ def test_t8_tree_that_goes_on_while_no_plan_comes_is_kept(hub, service, amy):
     assert service.called("plan-stop")
     assert pointer(hub, amy.name)["phase"] == "unknown"
     assert service.init(amy.name) == init
+
+
+def test_t28_stop_that_our_service_asks_for_ends_nothing_without_its_plan(
+    hub, service, amy
+):
+    """It was let go on by hand before the stop, and the service is killed meanwhile."""
+    init = service.init(amy.name)
+    service.down()
+    answer = requests.delete(
+        f"{hub.url}/hub/api/users/{amy.name}/server",
+        headers={"Authorization": f"token {SERVICE_TOKEN}"},
+        timeout=60,
+    )
+    assert answer.status_code in {202, 204}
+    wait_until(lambda: not hub.server(amy.name)["ready"], 60, hub.log)
+    assert settled(hub, amy.name)["state"]["gpu_reclaim"]["phase"] == "unknown"
+    assert service.init(amy.name) == init
+
+    service.up()
+    service.plan = {
+        "action": "adopt",
+        "incarnation": pointer(hub, amy.name)["incarnation"],
+    }
+    assert comes_back(amy)
+    hub.stop_server(amy.name)  # an administrator's is a real one, with or without it
+    assert gone(service, amy.name)
 
 
 def test_t9_stop_during_a_resume_leaves_no_orphan_and_keeps_the_session(

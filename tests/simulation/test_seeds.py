@@ -22,6 +22,7 @@ FOUND = (
     *(66000095, 67000194, 104000681, 106000308, 106000715, 107000338, 109000068),
     *(301001200, 607000393, 702000978, 845001206, 847001354, 851001447, 921000371),
     *(925001150, 1110000494, 1110000615, 1005002566, 1153001033, 1194000808),
+    *(931000956, 1118000032, 1152000416, 1160000903, 1161000139, 1184000017),
     # Two wishes, the first refused last; work between a stop and its end; a message for
     # a kernel that is stopped without a nap; two agents of one machine: the simulator's
     # own faults.

@@ -1,8 +1,9 @@
-"""A stop while another service takes over: was it the service's own, after a save?
+"""A stop or a look without a plan of the service, or with one that comes too late.
 
-The service that had asked for the stop is gone, and the next one does not work yet. The
-spawner ends the programs, which nobody has frozen, and asks again before it forgets the
-session: it may have been saved.
+A service that takes over: was the stop the last one's own, after a save? The spawner
+ends the programs, which nobody has frozen, and asks again before it forgets the
+session: it may have been saved. A stop that our service has asked for itself ends
+nothing without its plan.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     StopPlan,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.spawner.patches import STOP_IS_OURS
 from tests.support.simulated_hub import run, started
 
 if TYPE_CHECKING:
@@ -117,3 +119,79 @@ def test_plan_whose_answer_is_lost_is_asked_for_again(tmp_path: Path) -> None:
     run(stop())
     assert service.released
     assert service.asked == 2
+
+
+class Dies:
+    """A service that has asked for a stop and says no more, or knows of none."""
+
+    def __init__(self, plan: StopPlan | None) -> None:
+        self.plan = plan
+
+    async def plan_start(self, placement: object) -> StartPlan:
+        return StartPlan(action="cold")
+
+    async def plan_stop(self, placement: object) -> StopPlan:
+        if self.plan is None:
+            raise Unreachable(Reason.SERVICE_UNREACHABLE, detail="it was killed")
+        return self.plan
+
+    async def placed(self, placement: object) -> None: ...
+
+    stopped = cancelled = placed
+
+
+@pytest.mark.parametrize("plan", [None, StopPlan(action="stop")], ids=["none", "stop"])
+@pytest.mark.parametrize("ours", [True, False], ids=["service's", "person's"])
+def test_stop_that_the_service_asked_for_ends_nothing_that_runs(
+    plan: StopPlan | None, ours: bool, tmp_path: Path
+) -> None:
+    """Its user has let it go on by hand: what it does since then is saved nowhere."""
+    left: list[str] = []
+
+    async def stop() -> None:
+        hub = started(tmp_path, Dies(plan), users=["ann"])
+        await hub.start(ANN)
+        STOP_IS_OURS.set(ours)
+        await hub.stop(ANN)
+        while await hub.server(ANN) is not HubState.STOPPED:
+            await asyncio.sleep(1.0)
+        left.extend(place.incarnation for place in hub.machines.of_session(ANN))
+        known = (hub.database.servers[ANN].state or {}).get("gpu_reclaim", {})
+        assert known.get("phase", "") == ("unknown" if ours else "")
+
+    run(stop())
+    assert bool(left) is ours
+
+
+class AnswersLate(Dies):
+    """A service whose first answer about an end comes after the second one."""
+
+    asked = 0
+
+    async def plan_stop(self, placement: object) -> StopPlan:
+        self.asked += 1
+        if self.asked == 1:
+            await asyncio.sleep(100.0)
+        return StopPlan(action="stop")
+
+
+def test_look_that_is_answered_late_says_nothing_of_the_next_session(
+    tmp_path: Path,
+) -> None:
+    """Another look has settled that end, and the Hub has another spawner since."""
+    service = AnswersLate(None)
+
+    async def visit() -> None:
+        hub = started(tmp_path, service, users=["ann"])
+        await hub.start(ANN)
+        (place,) = hub.machines.of_session(ANN)
+        hub.end(place, "the OOM killer")
+        await asyncio.sleep(40.0)
+        assert service.asked == 1
+        await hub.start(ANN)
+        (place,) = hub.machines.of_session(ANN)
+        await asyncio.sleep(100.0)
+        known = hub.database.servers[ANN].state["gpu_reclaim"]
+        assert (known["phase"], known["incarnation"]) == ("running", place.incarnation)
+
+    run(visit())

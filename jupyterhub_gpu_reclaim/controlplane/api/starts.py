@@ -372,15 +372,17 @@ class StartPlanner:
     ) -> StartPlan | None:
         """The journal knows of no checkpoint: checks that, and whether a tree runs."""
         key = row.key
-        trees: list[Tree] = []
+        trees: list[Tree] | None = None
         try:
             trees = await self._agent.trees(key)
             saved = await self._agent.checkpoints(key)
         except (Unreachable, StoreError) as error:
-            if any(tree.key == key for tree in trees):
+            if any(tree.key == key for tree in trees or ()):
                 raise
             if self._sessions.row(key) != row:
                 return None  # what was saved was found meanwhile
+            if placement.remembered and trees is None:
+                raise  # the Hub knows of something, and what runs nobody has said
             if self._may_be_cold(row, placement, error.reason):
                 return StartPlan(action="cold")
             raise
@@ -538,8 +540,8 @@ class StartPlanner:
 
     def _started(self, row: SessionRow, placement: Placement) -> None:
         """A cold start; a checkpoint, if there is one, is set aside."""
-        if row.phase in LIVE and row.incarnation == placement.incarnation:
-            return
+        if row.incarnation == placement.incarnation:
+            return  # it was found before; whatever has become of it since is newer
         kept = expiry.kept(
             self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
         )

@@ -167,9 +167,12 @@ class StopPlanner:
         """
         saved = await self._agent.checkpoints(row.key)
         observed = self._starts.facts(row.key, trees, saved)
+        row = self._sessions.row(row.key)
         found = lineage.found(row, observed)
         if not found:
-            return StopPlan(action="stop")
+            # The Hub asks about an earlier life: what it was told of this one is lost.
+            there = row.phase in {*SAVED, Phase.RESUMING}
+            return StopPlan(action="keep" if there else "stop")
         newest = found[0]
         if newest.incarnation != placement.incarnation:
             return StopPlan(action="keep")

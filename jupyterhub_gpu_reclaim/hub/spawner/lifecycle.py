@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Failure
     from jupyterhub_gpu_reclaim.hub.client import ServiceClient
+    from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
     from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
 
     #: The spawner's own ``start()``.
@@ -93,6 +94,7 @@ class SessionLifecycle:
         spawner: starts, finds and ends the session's processes.
         service: the connection to the service; raises ``Unreachable`` if it has none.
         clock: for the time of a suspend.
+        known: servers that have a session, whatever the Hub's database says.
     """
 
     def __init__(
@@ -100,8 +102,10 @@ class SessionLifecycle:
         spawner: SessionPlacement,
         service: Callable[[], ServiceClient],
         clock: Clock,
+        known: KnownServers,
     ) -> None:
         self.state = SpawnerState()
+        self._known = known
         self.logins = Logins(spawner)
         self._spawner = spawner
         self._service = service
@@ -110,6 +114,7 @@ class SessionLifecycle:
         self._reporter: ProgressReporter | None = None
         self._last_story: dict[str, Any] | None = None
         self._repair: ClientRepair | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     # --- the pointer ---
 
@@ -119,7 +124,12 @@ class SessionLifecycle:
         return self.state.pointer
 
     def load(self, pointer: Pointer) -> None:
-        """Continue from what the Hub's database remembers."""
+        """Continue from what the Hub's database remembers, unless it is older (T27)."""
+        key = self._spawner.reclaim_key
+        if pointer.phase is not PointerPhase.NONE:
+            self._known.add(key)  # of a release that did not note it
+        elif self._known.has(key):
+            pointer = msgspec.structs.replace(pointer, phase=PointerPhase.UNKNOWN)
         self._become(pointer=pointer)
         self._launch(incarnation=pointer.incarnation)
         self._spawner.reclaim_take(pointer.location)
@@ -130,6 +140,7 @@ class SessionLifecycle:
         """The server is deleted: so is its login, and nothing is remembered."""
         self.logins.delete(self.pointer.token_id)
         self._become(pointer=Pointer())
+        self._known.remove(self._spawner.reclaim_key)
 
     def _become(self, **changes: Any) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
@@ -159,7 +170,12 @@ class SessionLifecycle:
     def _write(self, pointer: Pointer) -> None:
         self._become(pointer=pointer)
         self._spawner.will_resume = pointer.precious
+        there = pointer.phase is not PointerPhase.NONE
+        if there:
+            self._known.add(self._spawner.reclaim_key)
         self.logins.save_state()
+        if not there:
+            self._known.remove(self._spawner.reclaim_key)
 
     # --- the service ---
 
@@ -269,7 +285,9 @@ class SessionLifecycle:
         where = await start()
         self._point(image=self._spawner.reclaim_image())
         self._now_runs(minted, where)
-        await self._tell_service("placed")
+        # It runs. The start's limit must not end it for a service that is slow to hear
+        # so, or is being started.
+        self._telling = asyncio.ensure_future(self._tell_service("placed"))
         return where
 
     async def _restore(
@@ -563,8 +581,15 @@ class SessionLifecycle:
         self._point(location=found, token_id=token_id, port=port)
 
     async def _settle_death(self) -> None:
-        """It ended without a stop by the Hub: suspended (T1), or really over?"""
+        """It ended without a stop by the Hub: suspended (T1), or really over?
+
+        An answer that comes late is of no use: another look, or a stop, has settled it
+        meanwhile, and there may be another session, of another spawner of the Hub.
+        """
+        before = self.pointer
         plan = await self._plan_stop()
+        if self.pointer != before:
+            return
         if plan.action == "release":
             self._point(
                 phase=PointerPhase.SUSPENDED,
@@ -580,9 +605,19 @@ class SessionLifecycle:
 
     # --- stop ---
 
-    async def stop(self, stop: Callable[[], Awaitable[None]]) -> None:
-        """End it for real, or release it, as the service says."""
+    async def stop(
+        self, stop: Callable[[], Awaitable[None]], *, ours: bool = False
+    ) -> None:
+        """End it for real, or release it, as the service says.
+
+        Args:
+            stop: ends it.
+            ours: the service itself has asked the Hub for this stop, which it only does
+                to release what is saved: whatever runs by now goes on (T28).
+        """
         self._become(stopping=True, unsure=False)
+        if self._telling is not None:
+            self._telling.cancel()  # that it runs would be heard after its end
         try:
             await self._cleaned_up()
             if self.state.unanswered:
@@ -591,8 +626,8 @@ class SessionLifecycle:
             plan = await self._plan_stop()
             if plan.action == "release":
                 await self._release(plan)
-            elif plan.action == "keep" or self.state.checked:
-                # Nobody asked for this stop: a restarted Hub got no answer in time.
+            elif plan.action == "keep" or self.state.checked or ours:
+                # Nobody asked for this end; a restarted Hub gets no answer in time.
                 self._warn("its programs are kept")
                 self._point(phase=PointerPhase.UNKNOWN)
             else:

@@ -36,6 +36,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
 from jupyterhub_gpu_reclaim.hub.spawner import patches
+from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
 from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
 from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
 from jupyterhub_gpu_reclaim.hub.spawner.refusal import StartRefused
@@ -124,7 +125,15 @@ class ReclaimMixin(SessionPlacement):
 
     @cached_property
     def _lifecycle(self) -> SessionLifecycle:
-        return SessionLifecycle(self, self._service, _CLOCK)
+        return SessionLifecycle(
+            self, self._service, _CLOCK, KnownServers(self._shared_folder())
+        )
+
+    def _shared_folder(self) -> Path | None:
+        """The service's folder on the Hub's machine; None: there is no service."""
+        if not (self.reclaim_service and self.reclaim_token_file):
+            return None
+        return Path(self.reclaim_token_file).parent
 
     def _service(self) -> ServiceClient:
         """The client, shared by all spawners.
@@ -202,8 +211,8 @@ class ReclaimMixin(SessionPlacement):
 
     async def stop(self, now: bool = False) -> None:
         """End it for real, or release it, as the service says."""
-        stop = super().stop
-        await self._lifecycle.stop(lambda: stop(now=now))
+        stop, ours = super().stop, patches.STOP_IS_OURS.get()
+        await self._lifecycle.stop(lambda: stop(now=now), ours=ours)
 
     # --- other calls of the Hub ---
 
@@ -286,9 +295,9 @@ class ReclaimMixin(SessionPlacement):
         The Hub deletes a server once: neither a service that is away nor a lost answer
         may lose that.
         """
-        if not (self.reclaim_service and self.reclaim_token_file):
+        folder = self._shared_folder()
+        if folder is None:
             return None
-        folder = Path(self.reclaim_token_file).parent
         try:
             return deletion_orders.write(folder, self.reclaim_key)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Two repairs of JupyterHub itself, applied once, when the mixin is imported in a Hub.
+"""Three repairs of JupyterHub itself, applied once, as a Hub imports the mixin.
 
 A restart must not log suspended sessions out. ``JupyterHub.cleanup_oauth_clients``
 deletes, at every start, the OAuth client of each server that does not run, and with it
@@ -14,6 +14,10 @@ supervisor answers at once and stays; the second wrapper is for what it cannot p
 like one that ends later. It also holds the service's address for as long as the Hub
 lives (``service/process/held_socket.py``).
 
+A stop that our service has asked for, to release what is saved, must never end what is
+not. A spawner is not told who asks for a stop (trap T28): the third wrapper, of the
+API's handler, notes that it was our service, in :data:`STOP_IS_OURS`.
+
 Nothing else of JupyterHub is ever changed.
 """
 
@@ -24,10 +28,12 @@ import contextlib
 import functools
 import inspect
 import logging
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from jupyterhub import orm
+from jupyterhub.apihandlers.users import UserServerAPIHandler
 from jupyterhub.app import JupyterHub
 
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
@@ -44,9 +50,15 @@ _TIMEOUT = 10
 #: Seconds that the service of a Hub that has just ended has to leave its address.
 _PREDECESSOR = 5.0
 
+#: Whether the stop under way was asked for by our service. The Hub's task that stops
+#: the server has it from the request's.
+STOP_IS_OURS: ContextVar[bool] = ContextVar("STOP_IS_OURS", default=False)
 
-def apply(hub: type[Any] = JupyterHub) -> bool:
-    """Wrap both methods; returns whether both are in place afterwards.
+
+def apply(
+    hub: type[Any] = JupyterHub, servers: type[Any] = UserServerAPIHandler
+) -> bool:
+    """Wrap the methods; returns whether all are in place afterwards.
 
     If a method of the Hub is not the one we know (missing, other arguments), it is left
     alone, with a warning that says what is not repaired then.
@@ -66,17 +78,25 @@ def apply(hub: type[Any] = JupyterHub) -> bool:
         _sparing_the_hub,
         "starts services in a way we do not know; where ours cannot listen, it ends",
     )
-    return kept and spared
+    told = _wrap(
+        servers,
+        "delete",
+        ["self", "user_name", "server_name"],
+        _noting_who_stops,
+        "stops servers in a way we do not know; a session that goes on while our"
+        " service has it stopped, and is away, is ended unsaved",
+    )
+    return kept and spared and told
 
 
 def _wrap(
-    hub: type[Any],
+    owner: type[Any],
     name: str,
     parameters: list[str],
     wrapper: Callable[[Any], Any],
     otherwise: str,
 ) -> bool:
-    original = getattr(hub, name, None)
+    original = getattr(owner, name, None)
     if getattr(original, _MARK, False):
         return True
     if original is None or list(inspect.signature(original).parameters) != parameters:
@@ -85,8 +105,21 @@ def _wrap(
         return False
     wrapped = functools.wraps(original)(wrapper(original))
     setattr(wrapped, _MARK, True)
-    setattr(hub, name, wrapped)
+    setattr(owner, name, wrapped)
     return True
+
+
+def _noting_who_stops(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def delete(self: Any, user_name: str, server_name: str = "") -> Any:
+        asks = self.current_user
+        ours = getattr(asks, "kind", "") == "service" and asks.name == SERVICE_NAME
+        token = STOP_IS_OURS.set(ours)
+        try:
+            return await original(self, user_name, server_name)
+        finally:
+            STOP_IS_OURS.reset(token)
+
+    return delete
 
 
 def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:

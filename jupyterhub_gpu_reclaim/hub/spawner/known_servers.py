@@ -1,0 +1,86 @@
+"""Which servers have a session, as files beside the journal: for an older Hub database.
+
+A database that is put back says nothing of a session that was begun after the backup.
+As long as the service answers, it knows; without it the next start would be cold,
+beside what runs or is saved. So a file stands for each server whose pointer says that
+there is something, written before the pointer and removed after it. Where it says more
+than the database, what becomes of that server is *unknown*, never *nothing*.
+
+The folder is the service's own, on the Hub's machine, like that of the orders to delete
+(``common/deletion_orders.py``). Where it cannot be written, a Hub works as it would
+without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
+from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+#: Name of the folder inside the service's.
+FOLDER = "servers"
+VERSION = 1
+
+
+class KnownServer(Value, frozen=True, kw_only=True):
+    """What stands in a file: for a person who looks, since its name tells nothing."""
+
+    version: int = VERSION
+    user: str
+    server: str = ""
+
+
+class KnownServers:
+    """The files of all servers.
+
+    Args:
+        folder: the service's own; None: nothing is noted.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder / FOLDER if folder is not None else None
+
+    def has(self, key: SessionKey) -> bool:
+        """Whether something was begun for that server, and has not ended for good."""
+        path = self._path(key)
+        return path is not None and path.exists()
+
+    def add(self, key: SessionKey) -> None:
+        """Something is begun for that server."""
+        path = self._path(key)
+        if path is None or path.exists():
+            return
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_durably(
+                path, codec.encode(KnownServer(user=key.user, server=key.server))
+            )
+        except OSError as error:
+            _log.warning("%s: not noted beside the Hub's database: %s", key, error)
+
+    def remove(self, key: SessionKey) -> None:
+        """Nothing of it is left."""
+        path = self._path(key)
+        if path is None or not path.exists():
+            return
+        try:
+            path.unlink()
+            sync_folder(path.parent)
+        except OSError as error:
+            _log.warning("%s: its note is not removed: %s", key, error)
+
+    def _path(self, key: SessionKey) -> Path | None:
+        if self._folder is None:
+            return None
+        # A user's name may hold anything, and be longer than a file's may be.
+        name = hashlib.sha256(f"{key.user}\0{key.server}".encode()).hexdigest()
+        return self._folder / f"{name}.json"
