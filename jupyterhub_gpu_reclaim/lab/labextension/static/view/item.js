@@ -4,7 +4,7 @@
  * has a button to resume it. In JupyterLab it is an item of the status bar; a page without
  * one (Notebook), or whose bar is hidden, gets it at its lower edge.
  */
-import { eachSecond } from "./beat.js";
+import { beat, eachSecond } from "./beat.js";
 import { element } from "./elements.js";
 import { Panel } from "./panel.js";
 import { inOneLine } from "./words.js";
@@ -68,7 +68,7 @@ export class Item {
     }
     this.place();
     this.node.classList.toggle("gpu-reclaim-soon", view.phase === "warned");
-    this.draw();
+    beat(); // a warning counts to the same end, by the same clock
     this.panel.tell(view);
   }
 
