@@ -116,7 +116,9 @@ class Environment:
         _run([str(uv), *made], env=env)
         python = f"--python={self.bin / 'python'}"
         packages = [f"{wheel}[agent,demo,test]", *self.combination.requirements]
-        _run([str(uv), "pip", "install", "-q", python, *packages], env=env)
+        # As pip does; else the first server has to compile JupyterLab in its 30 s.
+        install = ["pip", "install", "-q", "--compile-bytecode", python]
+        _run([str(uv), *install, *packages], env=env)
         proxy = self.folder / "proxy/node_modules/.bin/configurable-http-proxy"
         (self.bin / "configurable-http-proxy").symlink_to(proxy)
         ours = str(self.bin / "jupyterhub-gpu-reclaim")

@@ -127,6 +127,22 @@ async def test_a_pod_counts_as_dead_when_the_kubelet_says_so_and_not_before(
     assert cluster.pod("jupyter-ada") is not None
 
 
+async def test_a_container_that_was_killed_ends_with_its_own_status(cluster, make):
+    """As by the kernel, which had no memory left for it."""
+    spawner = make()
+    await spawner.start()
+    for node in cluster.nodes:
+        node.agent.places.clear()
+    seen = []
+
+    async def ended():
+        seen.append(await spawner.poll())
+        return seen[-1] is not None
+
+    await until(ended)
+    assert seen[-1] == 137
+
+
 async def test_a_pod_that_is_ending_is_waited_for_and_never_forced(cluster, make):
     """Its name is taken (409) until its containers are dead: one volume, one pod."""
     former = make()
