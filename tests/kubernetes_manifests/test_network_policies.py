@@ -61,6 +61,23 @@ def of_values(name):
     }
 
 
+def of_users_pods():
+    """z2jh's policy for users' pods, as the chart makes it unless told otherwise."""
+    way_in = {
+        "from": [{"podSelector": {"matchLabels": HUB}},
+                 {"podSelector": {"matchLabels": PROXY}}],
+        "ports": [{"port": "notebook-port"}],
+    }  # fmt: skip
+    return {
+        "metadata": {"namespace": "jupyterhub"},
+        "spec": {
+            "podSelector": {"matchLabels": USER},
+            "policyTypes": ["Ingress"],
+            "ingress": [way_in],
+        },
+    }
+
+
 def who_reaches(policies, target, port):
     return {
         name
@@ -91,10 +108,15 @@ def test_only_the_hubs_pod_reaches_the_agents_and_on_their_port_alone():
 
 
 def test_the_agents_reach_what_they_need():
-    """Their store, wherever it is, and the servers of the sessions on their node."""
-    assert reaches(ours(), PARTIES["agent"], PARTIES["user"], 8888)
+    """Their store, wherever it is."""
     assert reaches(ours(), PARTIES["agent"], PARTIES["beside the agents"], 9000)
     assert reaches(ours(), PARTIES["agent"], PARTIES["stranger"], 443)
+
+
+def test_agents_need_no_way_into_users_pods():
+    """They ask a session's server on its loopback (``sampling/jupyter_api.py``)."""
+    policies = [of_values("minimal.yaml"), of_users_pods(), *ours()]
+    assert who_reaches(policies, "user", 8888) == {"hub", "proxy"}
 
 
 def test_nothing_of_the_hubs_own_connections_is_touched():
