@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from tests.support.docker import (
     suspend,
 )
 from tests.support.elsewhere import phase, reclaim, wait
+from tests.support.relaunching_service import children
 
 CONFIG = """
 c.DockerSpawner.network_name = "host"
@@ -197,6 +200,21 @@ def test_stop_removes_the_container_and_the_next_start_is_a_new_session(
     assert docker.containers() == []
     ann.start_server()
     assert ann.server().json("GET", "kernels") == []
+
+
+def test_session_that_crashed_says_how_and_the_next_start_is_a_new_one(
+    hub, docker, ann
+):
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    first = docker.of("ann")
+    [root] = children(first["State"]["Pid"])
+    [server] = children(root)
+    os.kill(server, signal.SIGKILL)
+    wait(lambda: "ann server stopped, with exit code: ExitCode=137" in hub.log(), hub)
+    wait(lambda: not hub.server("ann")["ready"], hub)
+    ann.start_server()
+    assert docker.of("ann")["Id"] != first["Id"]
+    assert len(docker.containers()) == 1
 
 
 def test_image_that_was_removed_is_named_and_the_session_kept(hub, docker, ann):
