@@ -114,6 +114,40 @@ async def test_journal_from_before_the_suspend_a_visit_before_any_look_is_no_col
     assert contents(world) == "tensors"
 
 
+async def test_journal_from_before_the_suspend_what_has_ended_is_no_stop(
+    world, tmp_path
+):
+    """A restarted Hub asks before the service has looked: it must not forget it."""
+    first = await running(world, "tensors")
+    backup = Backup(world, tmp_path)
+    saved = await suspend(world, first)
+    (info, _) = world.node.saved[saved]
+    world.settings = type(world.settings)(
+        **{**vars(world.settings), "tick_interval": 60.0}
+    )
+    second = await restored_journal(world, first, backup)
+    plan = await second.plan_stop(Placement(key=KEY, incarnation=info.incarnation))
+    assert (plan.action, plan.checkpoint) == ("release", saved)
+
+
+async def test_plan_stop_of_an_earlier_life_beside_one_that_came_back_forgets_nothing(
+    world,
+):
+    """Its programs have just ended with the machine: it goes back to what was saved."""
+    controller = await running(world, "tensors")
+    earlier = controller._sessions.row(KEY).incarnation
+    await suspend(world, controller)
+    await resume(world, controller)
+    world.settings = type(world.settings)(
+        **{**vars(world.settings), "tick_interval": 60.0}
+    )
+    await world.kill(controller)
+    world.node.places.clear()
+    again = await world.controller()
+    plan = await again.plan_stop(Placement(key=KEY, incarnation=earlier))
+    assert plan.action == "keep"
+
+
 async def test_journal_from_before_the_suspend_its_checkpoint_does_not_expire(
     world, tmp_path
 ):

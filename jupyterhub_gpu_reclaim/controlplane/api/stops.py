@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     Refused,
+    StoreError,
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import (
@@ -104,7 +105,7 @@ class StopPlanner:
             # It could be neither cancelled nor finished, or nobody but us has asked for
             # the end of what is not saved: nothing may be ended now.
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
-        if row.phase in LIVE and row.checkpoint:
+        if row.phase in LIVE:
             await self._look_for_loss(row)
             row = self._sessions.row(key)
         if row.phase in SAVED or row.phase is Phase.RESUMING:
@@ -171,8 +172,8 @@ class StopPlanner:
         found = lineage.found(row, observed)
         if not found:
             # The Hub asks about an earlier life: what it was told of this one is lost.
-            there = row.phase in {*SAVED, Phase.RESUMING}
-            return StopPlan(action="keep" if there else "stop")
+            there = row.phase in {*SAVED, *LIVE, Phase.RESUMING}
+            return StopPlan(action="keep" if there and row.checkpoint else "stop")
         newest = found[0]
         if newest.incarnation != placement.incarnation:
             return StopPlan(action="keep")
@@ -230,26 +231,38 @@ class StopPlanner:
         return row
 
     async def _look_for_loss(self, row: SessionRow) -> None:
-        """A session that died soon after its return goes back to its checkpoint.
+        """A session whose programs have ended is what was saved of it, if anything was.
+
+        One that died soon after its return goes back to its checkpoint; one that was
+        captured, which a journal of before that does not know, is suspended.
 
         Raises:
             Unreachable: the agent does not answer; the spawner can see by itself
                 whether the programs live, and keeps what may come back if not.
             StoreError: they have ended, and it is not known what may come back.
         """
-        trees = await self._agent.trees(row.key)
-        if any(
-            tree.incarnation == row.incarnation and tree.state is not TreeState.GONE
-            for tree in trees
-        ):
-            return
-        saved = await self._agent.checkpoints(row.key)
-        info = next((s for s in saved if s.id == row.checkpoint), None)
+        try:
+            trees = await self._agent.trees(row.key)
+            if any(
+                tree.incarnation == row.incarnation and tree.state is not TreeState.GONE
+                for tree in trees
+            ):
+                return
+            saved = await self._agent.checkpoints(row.key)
+        except (Unreachable, StoreError):
+            if row.checkpoint:
+                raise
+            return  # as far as anybody knows, nothing of it was ever saved
         now = self._sessions.row(row.key)
         # Not the whole row: an order that came meanwhile does not undo what is lost.
         session = (row.incarnation, row.checkpoint)
-        same = now.phase in LIVE and (now.incarnation, now.checkpoint) == session
-        if info is not None and same:
+        if now.phase not in LIVE or (now.incarnation, now.checkpoint) != session:
+            return
+        observed = self._starts.facts(row.key, trees, saved)
+        missed = [s for s in observed.unknown() if s.incarnation == row.incarnation]
+        if missed:
+            adoption.saved(self._sessions, now, observed, self._settings, missed[-1].id)
+        elif info := observed.checkpoint(row.checkpoint):
             adoption.lost(self._sessions, now, info)
 
     async def release(self, placement: Placement) -> None:
