@@ -37,7 +37,7 @@ c.Spawner.environment = {
 }
 c.Spawner.default_url = settings.get("default_url", "/lab")
 c.Spawner.cmd = settings.get("server", ["jupyterhub-singleuser"])
-c.Spawner.http_timeout = settings.get("http_timeout", 30)
+c.Spawner.http_timeout = settings.get("http_timeout", 120)
 # How long a Hub that starts waits for sessions that do not answer, before it serves.
 c.JupyterHub.init_spawners_timeout = settings.get("init_spawners_timeout", 10)
 
