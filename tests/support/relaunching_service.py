@@ -102,8 +102,10 @@ class RelaunchingService:
         """Freeze a session and remember how it was started."""
         init = self.init(user, server)
         root = children(init)[0]
-        for pid in tree(root):
+        stopped = tree(root)
+        for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
+        _wait_stopped(stopped)
         reaper = "session_init" in _read(root, "cmdline")
         program = children(root)[0] if reaper else root
         environ = dict(
@@ -332,6 +334,15 @@ def children(pid: int) -> list[int]:
 def tree(pid: int) -> list[int]:
     """A process and all below it."""
     return [pid, *(each for child in children(pid) for each in tree(child))]
+
+
+def _wait_stopped(pids: list[int]) -> None:
+    """As an agent does: on a busy machine a signal takes its time."""
+    until = time.monotonic() + 30
+    while any(_status(pid, "State")[:1] not in {"T", "t", "Z", ""} for pid in pids):
+        if time.monotonic() > until:
+            raise TimeoutError(f"not stopped: {pids}")
+        time.sleep(0.01)
 
 
 def _alive(pid: int) -> bool:
