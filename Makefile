@@ -26,9 +26,10 @@ soak: ## sessions suspended and resumed for hours, parts killed; SOAK="--minutes
 test: ## lint, types, layers, and every test that runs without a GPU or a cluster
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory lint
-	@# Most tests wait for programs to start and end: six at a time keep two cores busy.
+	@# Most tests wait for programs to start and end: four at a time keep two cores busy,
+	@# and more of them only have each other's servers start late.
 	@# Whole files, in the order of tests/conftest.py: the longest first.
-	@$(PYTHON) -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder
+	@$(PYTHON) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
 coverage: ## branches covered by the tests that need no root; a floor in pyproject.toml
 	@$(PYTHON) -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder \
