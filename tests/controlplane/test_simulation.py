@@ -22,6 +22,7 @@ def _day(strategy, **more):
     options = {"people": 40, "gpus": 3, "days": 1, "seed": 3, "hours": 1.0, "out": None}
     options |= {"shared": False, "seats": 1, "vram_gb": 12.0}
     options |= {"beat": 300.0, "differ": 0.0, "room_after": 60.0}
+    options |= {"overlooked": 0.0, "mistaken": 0.0}
     return simulation.simulate(Namespace(strategy=strategy, **options | more))
 
 
