@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from demo.admin import Admin
     from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 #: Idle for longer than the 10 s between two polls of a tab. Where a page of some
 #: megabytes takes more than 20 s to load, it would pass for a download for a minute.

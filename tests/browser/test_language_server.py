@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from demo.admin import Admin
     from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 #: Without the folder in which tests leave out the extension for language servers.
 SETTINGS = {**ON_REQUEST_ONLY, "environment": {"PYTHONPATH": ""}}

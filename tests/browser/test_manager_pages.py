@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from demo.admin import Admin
     from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 SETTINGS = {"idle_after": 0, "sample_interval": 1, "simulated_gpus": True}
 PAGES = ("all", "nodes", "store", "report", "log", "settings", "messages", "mine")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from demo.admin import Admin
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 LOOK = "print(x, len(held))"
 
 

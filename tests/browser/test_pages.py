@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from demo.user import Kernel, User
     from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 #: The managers' pages that a person walks through by Tab.
 MANAGERS_PAGES = ("all", "nodes", "store", "report", "log", "settings", "messages")

@@ -42,7 +42,7 @@ SOMEBODY_LOOKS = (
     "window.shown = true; document.dispatchEvent(new Event('visibilitychange'))"
 )
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 SETTINGS = {
     **ON_REQUEST_ONLY,

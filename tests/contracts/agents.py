@@ -118,7 +118,7 @@ class AgentInMemory:
 
     def __init__(self) -> None:
         self._node = NodeInMemory()
-        self._node.step_seconds = 0.1  # for orders that come meanwhile
+        self._node.step_seconds = 0.3  # for orders that come meanwhile
         self._server, address = serve_node(self._node)
         self.agent = AgentClient(address, TOKEN, quick=2, slow=5, silence=5)
         self._names = itertools.count(1)

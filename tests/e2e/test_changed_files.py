@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from demo.user import Kernel, User
     from tests.support.stack import Stack
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def home_of(stack: Stack, user: User) -> Path:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from demo.user import Kernel, User
     from tests.support.stack import Stack
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_session_suspended_and_visited_comes_back_whole(

@@ -16,7 +16,7 @@ from tests.support.stack import Stack
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 #: Much shorter than the upload, and longer than two samples are apart.
 IDLE_AFTER = 5

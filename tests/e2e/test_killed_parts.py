@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from demo.user import Kernel
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 #: What goes down together. A Hub that is killed takes its service with it in time;
 #: "everything" leaves nobody who could notice anything: a power cut for the programs.

@@ -154,10 +154,10 @@ class Record(Value, frozen=True, kw_only=True):
     gpus: Gpus | None = None
     memory_limit: LimitRecord = LimitRecord()
     pod: str = ""  #: uid of its pod, or its container; empty for one without
-    image: str = ""  #: of its container, where it was told
     #: of a capture or nap: the checkpoint that the tree was restored from
     parent: str = ""
     nap: NapRecord | None = None
+    image: str = ""  #: of its container, where it was told
 
     @property
     def origin(self) -> str:
