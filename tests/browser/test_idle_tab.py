@@ -37,19 +37,6 @@ SETTINGS = {
 SOMEBODY_LOOKS = "document.dispatchEvent(new Event('visibilitychange'))"
 
 
-#: What the warning and the corner count, ten times in three seconds.
-COUNTS = """async () => {
-  const seen = [];
-  for (let time = 0; time < 10; time += 1) {
-    const warning = document.querySelector("#gpu-reclaim-notice").textContent;
-    const corner = document.querySelector(".gpu-reclaim-item").textContent;
-    seen.push([warning.match(/in (\\d+) s/)[1], corner.match(/in (\\d+) s/)[1]]);
-    await new Promise((done) => setTimeout(done, 300));
-  }
-  return seen;
-}"""
-
-
 def polls_of(tab: Page) -> list[str]:
     """What this tab asks the session's server, from now on."""
     asked: list[str] = []
@@ -92,11 +79,6 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     warning.wait_for()
     shoot(front, "tab-warning")
     warning.get_by_text(re.compile(r"^in \d+ s\.$")).wait_for()
-    counts = front.evaluate(COUNTS)
-    assert all(notice == corner for notice, corner in counts), counts
-    counted = [int(notice) for notice, _ in counts]
-    assert counted == sorted(counted, reverse=True)
-    assert counted[0] > counted[-1]
     warning.get_by_role("button", name=re.compile("Keep 1 h, until")).click()
     front.get_by_text("Kept running until").wait_for()
     assert admin.session(new_name)["kept_until"]
