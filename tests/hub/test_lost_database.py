@@ -100,21 +100,27 @@ def test_session_that_runs_is_not_ended_by_a_start_that_is_refused(hub, service,
         service.init(amy.name)
 
 
-def test_session_that_runs_beside_an_older_database_is_adopted_by_its_account(
-    hub, service, name
-):
-    """The service knows the account; that Hub has never heard of the session."""
-    amy = hub.user(name)
+def begun_since_the_backup(hub, service, name):
+    """The init of a server that the Hub's database, put back, does not know."""
+    person = hub.user(name)
     hub.terminate()
     database = hub.folder / "jupyterhub.sqlite"
     backup = database.read_bytes()
     hub.start()
-    amy.start_server()
+    person.start_server()
     init = service.init(name)
-    placed = next(facts for call, facts in reversed(service.calls) if call == "placed")
     hub.terminate()
     database.write_bytes(backup)
     hub.start()
+    return init
+
+
+def test_session_that_runs_beside_an_older_database_is_adopted_by_its_account(
+    hub, service, name
+):
+    """The service knows the account; that Hub has never heard of the session."""
+    init = begun_since_the_backup(hub, service, name)
+    placed = next(facts for call, facts in reversed(service.calls) if call == "placed")
 
     incarnation = placed["incarnation"]
     service.plan = {"action": "adopt", "incarnation": incarnation, "owned": True}
@@ -131,16 +137,7 @@ def test_session_that_an_older_database_does_not_know_waits_for_the_service(
     hub, service, name
 ):
     """Without an answer, the next start would be cold, beside what runs."""
-    amy = hub.user(name)
-    hub.terminate()
-    database = hub.folder / "jupyterhub.sqlite"
-    backup = database.read_bytes()
-    hub.start()
-    amy.start_server()
-    init = service.init(name)
-    hub.terminate()
-    database.write_bytes(backup)
-    hub.start()
+    init = begun_since_the_backup(hub, service, name)
 
     service.down()
     refused = start(hub, name)
