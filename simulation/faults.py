@@ -275,9 +275,9 @@ class Faults:
             if place.tree is not None and place.tree.frozen and place.tree.whole:
                 woken = PIDS[: 1 + int(event.share * 3)]
                 place.tree.stopped -= set(woken)
-                # It works on, unless its agent has noted that it ends it: its
-                # connections may be gone by then, so that it cannot go on.
-                if place.tree.runs and not self._world.is_ended(place):
+                # It works on, unless that is documented not to count: its connections
+                # may be gone already, or its memory not be there yet.
+                if place.tree.runs and not self._world.ends_as_saved(place):
                     self._world.ledger.work(place.key, place.tree)
 
     async def criu_fails(self, event: Event) -> None:

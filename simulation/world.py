@@ -399,10 +399,15 @@ class World:
         record = self._record(place)
         return record is not None and record.naps
 
-    def is_ended(self, place: Place) -> bool:
-        """Whether its agent has noted that it ends that tree, whose state is saved."""
+    def ends_as_saved(self, place: Place) -> bool:
+        """Whether that tree ends, whatever its user does, as what is saved of it.
+
+        Its agent has noted that it ends it, or has not noted yet that all of its memory
+        is back: looking does not tell, and nothing incomplete may go on.
+        """
         record = self._record(place)
-        return record is not None and record.stage is Stage.RELEASING
+        ends = {Stage.RELEASING, Stage.RESTORING}
+        return record is not None and record.stage in ends
 
     def _record(self, place: Place) -> Record | None:
         """What its agent has noted of that tree."""

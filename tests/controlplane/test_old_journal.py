@@ -130,6 +130,25 @@ async def test_journal_from_before_the_suspend_what_has_ended_is_no_stop(
     assert (plan.action, plan.checkpoint) == ("release", saved)
 
 
+async def test_journal_from_before_the_suspend_notes_what_is_captured_before_it_ends(
+    world, tmp_path
+):
+    """Its machine loses power, and the Hub asks before the agent is there again."""
+    first = await running(world, "tensors")
+    backup = Backup(world, tmp_path)
+    world.hub.refuses_stop = True
+    await first.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(first) == "releasing")
+    row = first._sessions.row(KEY)
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: world.phase(second) == "releasing")
+    world.node.places.clear()
+    world.node.silent = {row.incarnation}
+    plan = await second.plan_stop(Placement(key=KEY, incarnation=row.incarnation))
+    assert (plan.action, plan.checkpoint) == ("release", row.checkpoint)
+    assert "thaw" not in world.node.calls
+
+
 async def test_plan_stop_of_an_earlier_life_beside_one_that_came_back_forgets_nothing(
     world,
 ):
@@ -719,6 +738,13 @@ def info(name, generation, parent="", created=1.0):
         stored_bytes=1,
         parent=parent,
     )
+
+
+def test_journal_that_knows_the_newest_takes_none_that_it_goes_back_to_for_newer():
+    """The generations were counted anew once; the chain of parents tells."""
+    infos = (info("c1", 7), info("c2", 1, parent="c1"))
+    row = SessionRow(key=KEY, phase=Phase.SUSPENDED, checkpoint="c2", generation=1)
+    assert not lineage.found(row, Observed((), infos, None, frozenset({"c2"})))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ FOUND = (
     *(301001200, 607000393, 702000978, 845001206, 847001354, 851001447, 921000371),
     *(925001150, 1110000494, 1110000615, 1005002566, 1153001033, 1194000808),
     *(931000956, 1118000032, 1152000416, 1160000903, 1161000139, 1184000017),
+    *(1305000330, 1310000421, 1326000154, 1350000628),
     # Two wishes, the first refused last; work between a stop and its end; a message for
     # a kernel that is stopped without a nap; two agents of one machine: the simulator's
     # own faults.
@@ -32,6 +33,7 @@ FOUND = (
     900000130,
     # A tree that its user wakes when its agent can only end it.
     3132769609057,
+    1005003513,
     # Room that came free in the last second of a run.
     1100000376,
     # An agent beside its watchdog; one that is suspended as it is written to; a clock

@@ -53,7 +53,8 @@ def found(
 ) -> list[CheckpointInfo]:
     """The newest checkpoint that the journal missed, followed by its rivals.
 
-    Empty if the journal knows one that is as new as those in the store.
+    Empty if the journal knows one that is as new as those in the store. What the
+    session's own checkpoint goes back to is none, whatever its generation says.
 
     Args:
         row: the journal's row.
@@ -61,9 +62,12 @@ def found(
         pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
     """
     saved = observed.saved or ()
+    own = observed.checkpoint(row.checkpoint)
+    older = ancestors(own, saved) if own is not None else set()
+    unknown = [info for info in observed.unknown() if info.id not in older]
     missed = [
         info
-        for info in observed.unknown()
+        for info in unknown
         if info.id == pointer
         or info.generation > row.generation
         or (row.checkpoint and row.checkpoint in ancestors(info, saved))

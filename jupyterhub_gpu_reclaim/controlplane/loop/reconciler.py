@@ -12,8 +12,10 @@ RUNNING      running, napping⁶           any          ready: policy and intent
 WARNED)      running                     any          wakes (NAPPING → RUNNING)
              running, and a second one   running      kill³ the second if what it came
                                                       from is kept, else report it³
-             captured                    running      thaw
-             captured                    stopped      found captured (→ RELEASING)
+             captured, its checkpoint    any          found captured (→ RELEASING)
+             unknown
+             captured, otherwise         running      thaw
+             captured, otherwise         stopped      found captured (→ RELEASING)
              capturing                   any          cancel
              gone, another one runs,     running      adopt that one
              or is captured
@@ -125,10 +127,12 @@ def _live(
     if tree.state is TreeState.CAPTURING:
         return Action(ActionKind.CANCEL, tree)
     if tree.state is TreeState.CAPTURED:
-        if observed.hub is HubState.STOPPED and observed.checkpoint(tree.checkpoint):
-            return Action(
-                ActionKind.FOUND_CAPTURED, tree, observed.checkpoint(tree.checkpoint)
-            )
+        # A journal of before that capture knows of no order to take back. What is
+        # saved is noted first: thawed, it may end before it is.
+        missed = observed.missed(tree.checkpoint)
+        saved = observed.checkpoint(tree.checkpoint)
+        if saved and (missed or observed.hub is HubState.STOPPED):
+            return Action(ActionKind.FOUND_CAPTURED, tree, saved)
         return (
             Action(ActionKind.THAW, tree)
             if observed.hub is HubState.RUNNING
