@@ -22,8 +22,9 @@ from playwright.sync_api import sync_playwright
 from demo.admin import Admin
 from demo.user import User
 from tests.support import chromium as chromium_program
-from tests.support import light_server
+from tests.support import light_server, seen
 from tests.support.screenshots import shoot  # noqa: F401 - for the tests here
+from tests.support.seen import pytest_runtest_makereport  # noqa: F401 - a hook
 from tests.support.stack import Stack
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ def new_name() -> str:
 
 
 @pytest.fixture
-def sign_in(chromium: Browser, stack: Stack) -> Iterator[Callable[[str], Page]]:
+def sign_in(
+    request: pytest.FixtureRequest, chromium: Browser, stack: Stack
+) -> Iterator[Callable[[str], Page]]:
     """Opens a browser of a person who has signed in; their server is left as it is."""
     contexts = []
 
@@ -82,6 +85,7 @@ def sign_in(chromium: Browser, stack: Stack) -> Iterator[Callable[[str], Page]]:
         user.login()
         context = chromium.new_context(viewport={"width": 1280, "height": 800})
         contexts.append(context)
+        seen.watch(request.node, context)
         context.add_cookies(chromium_program.cookies(user))
         context.set_default_timeout(60_000)
         return context.new_page()
