@@ -31,7 +31,7 @@ from .conftest import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator, Page, Response, Route
 
     from demo.admin import Admin
     from tests.support.stack import Stack
@@ -218,6 +218,39 @@ def test_suspended_tab_says_so_holds_saves_and_asks_before_a_cell_runs_by_keyboa
     output.wait_for()
     assert output.inner_text().strip() == "saved later: 42"
     wait_for(lambda: "saved later" in file.read_text())
+
+
+def is_end_of_a_save(answer: Response) -> bool:
+    return "/checkpoints" in answer.url and answer.request.method == "POST"
+
+
+def test_save_whose_answer_the_suspend_cuts_off_is_no_conflict_after_the_return(
+    stack: Stack, admin: Admin, new_name: str, notebook: Page
+) -> None:
+    file = stack.folder / "homes" / new_name / "mine.ipynb"
+    with notebook.expect_response(is_end_of_a_save):  # there is one at a time
+        notebook.keyboard.press("Control+s")
+    edit_cell(notebook, 1, "print('saved:', x + 1)")
+
+    def is_saved_and_then_cut_off(route: Route) -> None:
+        if route.request.method != "PUT":
+            route.fallback()
+            return
+        assert route.fetch().ok
+        admin.suspend(new_name)
+        route.fulfill(status=503)
+        notebook.unroute("**/api/contents/mine.ipynb**")
+
+    notebook.route("**/api/contents/mine.ipynb**", is_saved_and_then_cut_off)
+    notebook.keyboard.press("Control+s")
+    dialog_of(notebook).get_by_role("button", name="Resume").click()
+    notice_of(notebook, "Your session is back.").wait_for()
+    assert "saved later:" not in file.read_text()
+    edit_cell(notebook, 1, "print('saved later:', x + 1)")
+    assert output_of(notebook, 1) == "saved later: 42"
+    notebook.keyboard.press("Control+s")
+    wait_for(lambda: "saved later:" in file.read_text(), 20)
+    assert notebook.locator(".jp-Dialog").count() == 0
 
 
 def is_focused(element: Locator) -> bool:
