@@ -399,14 +399,14 @@ class AgentOverWire:
         del more
         await self._quick("cancel", incarnation)
 
-    async def discard(self, checkpoint: str) -> None:
-        await self._slow("discard", checkpoint)
+    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
+        await self._slow("discard", checkpoint, runs=runs)
 
     async def _quick(self, name: str, *args: Any) -> Any:
         return await self._wire.ask(name, *args, limit=15.0)
 
-    async def _slow(self, name: str, *args: Any) -> Any:
-        return await self._wire.ask(name, *args, limit=120.0)
+    async def _slow(self, name: str, *args: Any, **more: Any) -> Any:
+        return await self._wire.ask(name, *args, limit=120.0, **more)
 
 
 class HubOverWire:

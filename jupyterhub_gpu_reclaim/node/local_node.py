@@ -355,8 +355,23 @@ class LocalNode:
         else:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
 
-    async def discard(self, checkpoint: str) -> None:
-        """Delete a checkpoint that is no longer needed; idempotent."""
+    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
+        """Delete a checkpoint that is no longer needed; idempotent.
+
+        Args:
+            checkpoint: its id.
+            runs: the incarnation that makes it superfluous; an order may come late.
+
+        Raises:
+            NotFound: that incarnation is unknown.
+            Refused: ``wrong_phase``: it has ended, or a stopped tree needs it.
+        """
+        if runs:
+            tree = await self.tree(runs)
+            if not (tree.runs or tree.state is TreeState.CAPTURING):
+                raise Refused(
+                    Reason.WRONG_PHASE, phase=tree.state.value, action="do without it"
+                )
         await asyncio.to_thread(self.outcomes.refuse_if_needed, checkpoint)
         await asyncio.to_thread(self.tools.store.delete, checkpoint)
         await asyncio.to_thread(self.ports.release, checkpoint)

@@ -369,8 +369,12 @@ class MemoryAgent(Generic[S]):
         else:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
 
-    async def discard(self, checkpoint: str) -> None:
+    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
         """Delete a checkpoint that no stopped session needs; idempotent."""
+        if runs:
+            session = self._find(runs)
+            if not (session.tree().runs or session.state is TreeState.CAPTURING):
+                raise _wrong(session, "do without it")
         for session in self.places.values():
             stopped = session.state in {TreeState.CAPTURED, TreeState.RESTORING}
             if stopped and session.checkpoint == checkpoint:

@@ -387,6 +387,17 @@ async def test_discard_spares_the_only_image_of_a_stopped_tree(node):
     assert await stored(node) == []
 
 
+async def test_discard_of_what_a_session_came_from_waits_until_that_one_runs(node):
+    """The order is late: what it went by is over when it arrives."""
+    ended = await released(node)
+    late = node.agent.discard("c1", runs=ended)
+    assert await refusal(late) in {Reason.WRONG_PHASE, Reason.UNKNOWN_SESSION}
+    assert await refusal(node.agent.discard("c1", runs="nobody")) is not None
+    assert await stored(node) == ["c1"]
+    await node.agent.discard("c1", runs=node.run(BOB))
+    assert await stored(node) == []
+
+
 async def test_identity_is_inside_the_checkpoint(node):
     await released(node)
     await node.agent.identity("c1")

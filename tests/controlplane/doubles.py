@@ -280,9 +280,9 @@ class NodeInMemory(MemoryAgent[Place]):
     async def preflight(self, incarnation):
         return []
 
-    async def discard(self, checkpoint):
+    async def discard(self, checkpoint, *, runs=""):
         self.calls.append(f"discard {checkpoint}")
-        await super().discard(checkpoint)
+        await super().discard(checkpoint, runs=runs)
 
     async def capture(self, incarnation, checkpoint, generation, *, seen=None):
         self._take_up(seen)

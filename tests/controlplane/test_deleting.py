@@ -113,11 +113,11 @@ async def test_older_one_that_cannot_be_deleted_outlives_no_newer_one(world):
     newer = controller.users.session(KEY).checkpoint
     discard, asked = world.node.discard, []
 
-    async def fails(checkpoint):
+    async def fails(checkpoint, *, runs):
         asked.append(checkpoint)
         if checkpoint == older:
             raise StoreError(Reason.STORE_FAILED, why="it is damaged")
-        await discard(checkpoint)
+        await discard(checkpoint, runs=runs)
 
     world.node.discard = fails
     await world.hub.start(KEY)

@@ -221,6 +221,19 @@ async def test_the_store_is_asked_of_whoever_answers(cluster, service, two):
     assert await service.fleet.checkpoints() == []
 
 
+async def test_what_a_session_came_from_is_deleted_where_it_is_seen_to_run(
+    cluster, service, two
+):
+    await all_of(service.fleet.capture(I1, "c1", 1))
+    await service.fleet.release(I1, "c1")
+    await node_of(cluster, two[1]).silence_agent()
+    with pytest.raises(Unreachable):
+        await service.fleet.discard("c1", runs=I2)
+    with pytest.raises(NotFound):
+        await service.fleet.discard("c1", runs="nobody")
+    assert [info.id for info in await service.fleet.checkpoints()] == ["c1"]
+
+
 async def test_without_any_agent_nothing_is_known(cluster, service):
     for node in cluster.nodes:
         await node.stop_agent()

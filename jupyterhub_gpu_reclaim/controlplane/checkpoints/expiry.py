@@ -114,11 +114,13 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
         if row is not None and row.checkpoint == due.id and not living:
             continue
         superseded = due.keeping is Keeping.SUPERSEDED
-        if superseded and living and not await _runs(agent, living.incarnation):
+        runs = living.incarnation if superseded and living else ""
+        if runs and not await _runs(agent, runs):
             stuck.add(due.key)
             continue
         try:
-            await agent.discard(due.id)
+            # It may end before a late order arrives: its agent looks once more.
+            await agent.discard(due.id, runs=runs)
         except Unreachable:
             return
         except ReclaimError as error:

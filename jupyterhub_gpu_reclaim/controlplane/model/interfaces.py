@@ -125,8 +125,14 @@ class Agent(Protocol):
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint."""
 
-    async def discard(self, checkpoint: str) -> None:
-        """Delete a checkpoint."""
+    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
+        """Delete a checkpoint; idempotent.
+
+        Args:
+            checkpoint: its id.
+            runs: the incarnation that came from it; where that does not run any more
+                when the order arrives, it is refused.
+        """
 
 
 class Hub(Protocol):

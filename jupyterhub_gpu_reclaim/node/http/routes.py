@@ -118,8 +118,8 @@ class Node(Protocol):
     async def identity(self, checkpoint: str) -> Identity:
         """The login of a saved session."""
 
-    async def discard(self, checkpoint: str) -> None:
-        """Delete a checkpoint; idempotent."""
+    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
+        """Delete a checkpoint, if that incarnation runs here; idempotent."""
 
 
 class Handler(RequestHandler):
@@ -429,7 +429,7 @@ class DeleteCheckpoint(Handler):
 
     async def delete(self, checkpoint: str) -> None:
         """Discard it."""
-        await self.node.discard(checkpoint)
+        await self.node.discard(checkpoint, runs=self.get_query_argument("runs", ""))
         self.set_status(204)
         self.finish()
 

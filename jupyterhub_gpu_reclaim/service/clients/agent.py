@@ -8,7 +8,7 @@ Calls, repetition and failure are in ``docs/explanation/architecture.md``.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
@@ -240,9 +240,11 @@ class AgentClient:
         path = _session(incarnation, "cancel", pod)
         await self._post(path, dict[str, Any], limit=self._quick)
 
-    async def discard(self, checkpoint: str) -> None:
-        """Delete a checkpoint."""
+    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
+        """Delete a checkpoint, if that incarnation runs when the order arrives."""
         path = f"/v1/checkpoints/{checkpoint}"
+        if runs:
+            path += "?" + urlencode({"runs": runs})
         await self._ask("DELETE", path, limit=self._slow)
 
     # --- the border

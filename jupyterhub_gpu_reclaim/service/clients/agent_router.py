@@ -336,8 +336,12 @@ class AgentRouter:
         """The login inside a checkpoint, and what it needs."""
         return await self._agents.anyone(lambda client: client.identity(checkpoint))
 
-    async def discard(self, checkpoint: str) -> None:
-        """Delete a checkpoint."""
+    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
+        """Delete a checkpoint; whether a session runs, its own node's agent sees."""
+        if runs:
+            _, client = await self._seat(runs)
+            await client.discard(checkpoint, runs=runs)
+            return
         await self._agents.anyone(
             lambda client: client.discard(checkpoint), seconds=_ORDER_SECONDS
         )
