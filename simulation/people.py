@@ -8,6 +8,7 @@ is told to the ledger before it is said, since a lost answer may still be obeyed
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
@@ -23,6 +24,7 @@ class People:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._deleting: set[SessionKey] = set()
         self._acts: dict[str, Any] = {
             "visit": self.visit,
             "work": self.work,
@@ -38,7 +40,13 @@ class People:
             "nap": self.nap,
             "wake": self.wake,
             "write": self.write,
+            "drain": self.drain,
+            "rename": self.rename,
         }
+
+    def do(self, what: str) -> bool:
+        """Whether that is theirs to do."""
+        return what in self._acts
 
     async def act(self, event: Event) -> None:
         """Do it; what is refused is said."""
@@ -93,17 +101,58 @@ class People:
     async def delete(self, key: SessionKey, event: Event) -> None:
         """The administrator deletes the user, and makes one of that name again."""
         hub = self._world.hub
-        if hub is None or await hub.server(key) is not HubState.STOPPED:
+        if hub is None or not await self._may_delete(key):
             return
         self._world.ledger.give_up_all(key)
-        if await hub.delete(key):
+        self._deleting.add(key)
+        try:
+            if not await hub.delete(key):
+                return
             self._world.ledger.account_deleted(key)
             try:
                 await asyncio.sleep(event.share * 60.0)
             finally:
                 self._world.add_account(key.user)
+        finally:
+            self._deleting.discard(key)
+
+    async def _may_delete(self, key: SessionKey) -> bool:
+        """Whether there is such an account, whose server does not run."""
+        hub = self._world.hub
+        there = key.user in self._world.database.accounts
+        return there and hub is not None and await hub.server(key) is HubState.STOPPED
+
+    async def rename(self, key: SessionKey, event: Event) -> None:
+        """The administrator renames a user, who comes by; then back again.
+
+        Their session, running or saved, has the former name in its address and logins.
+        """
+        world, new = self._world, self._world.renamed(key)
+        if key in self._deleting or not world.rename(key, new):
+            return
+        try:
+            await asyncio.sleep(event.share * 90.0)
+            if world.hub is not None and world.ledger.newest(key):
+                try:
+                    await self.visit(new)
+                except ReclaimError as error:
+                    world.history.say(f"{new.user} is refused: {error.reason.value}")
+                if world.machines.of_session(new):
+                    law = "no cold start in silence"
+                    world.history.wrong(law, f"{new} has a place, {key} is saved")
+            await asyncio.sleep(event.share * 20.0)
+        finally:
+            world.rename(new, key)
 
     # --- at the service's pages
+    async def drain(self, key: SessionKey, event: Event) -> None:
+        """The administrator suspends whatever runs on one machine."""
+        del key
+        places = self._world.machine(event.count).places.values()
+        for each in {place.key for place in places if place.tree is not None}:
+            with suppress(ReclaimError):
+                await self.suspend(each, event)
+
     def _users(self) -> Any:
         service = self._world.working()
         return service.controller.users if service and service.controller else None

@@ -32,6 +32,10 @@ LAZY_FROM, LAZY = 1_100_000_000, 0.7
 #: What these have found, they had found before there were such.
 NOT_LAZY = frozenset({1_795_456_028_959, 1_848_806_109_096})
 
+#: Seeds from here on have work of administrators, likewise, and the share of those.
+OPERATED_FROM, OPERATED = 1_370_000_000, 0.6
+NOT_OPERATED = NOT_LAZY | {3_132_769_609_057}
+
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
 
@@ -62,6 +66,8 @@ NAP_FAULTS = {
     "the agent is gone for good": 1,
 }
 NAP_FAULTED = 0.4
+#: What administrators do to many sessions, or to an account, with their weights.
+OPERATIONS = {"drain": 3, "rename": 3, "the service is upgraded": 3}
 #: Faults, with their weights.
 FAULTS = {
     "the service is killed": 6,
@@ -151,7 +157,23 @@ def draw(seed: int) -> Plan:
     drawn = _with_naps(drawn) if seed >= NAPS_FROM else drawn
     drawn = _crowded(drawn) if seed >= CROWDED_FROM else drawn
     may_be_lazy = seed >= LAZY_FROM and seed not in NOT_LAZY
-    return _lazy(drawn) if may_be_lazy else drawn
+    drawn = _lazy(drawn) if may_be_lazy else drawn
+    operated = seed >= OPERATED_FROM and seed not in NOT_OPERATED
+    return _operated(drawn) if operated else drawn
+
+
+def _operated(plan: Plan) -> Plan:
+    """The same plan, most times with some work of administrators in it."""
+    rng = random.Random(f"operations {plan.seed}")
+    if rng.random() >= OPERATED:
+        return plan
+    events = list(plan.events)
+    for _ in range(rng.randint(1, 5)):
+        at = rng.uniform(20.0, SPAN)
+        if rng.random() < NEAR:
+            at = min(SPAN, rng.choice(events).at + rng.uniform(0.0, SOON))
+        events.append(_draw(rng, OPERATIONS, rng.choice(plan.keys), at))
+    return replace(plan, events=_in_order(events))
 
 
 def _lazy(plan: Plan) -> Plan:

@@ -28,7 +28,7 @@ from simulation.doubles.kernel import installed
 from simulation.faults import Faults
 from simulation.loop import VirtualLoop
 from simulation.people import People
-from simulation.plan import ACTS, NAPS, SPAN, Plan, draw
+from simulation.plan import SPAN, Plan, draw
 from simulation.world import Tracebacks, World
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ class Run:
         world = self._world
         for event in world.plan.events:
             await self._until(event.at)
-            people = event.what in ACTS or event.what in NAPS
-            who = self._people if people else self._faults
+            who = self._people if self._people.do(event.what) else self._faults
             self._begun.append(asyncio.create_task(who.act(event)))
         await self._until(SPAN)
 
@@ -127,6 +126,8 @@ class Run:
             return "a program does not come up"
         if len(world.agents) < len(world.machines.by_name):
             return "an agent does not come up"
+        if not world.rename_back():
+            return "an account does not get its name back"
         views = service.controller.users.sessions()
         if found := self._session_unrest(views) or self._tree_unrest(views):
             return found

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import LeaseHolder
@@ -61,7 +64,7 @@ from simulation.programs import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree
+    from jupyterhub_gpu_reclaim.common.models import Tree
     from jupyterhub_gpu_reclaim.node.local_node import LocalNode
     from simulation.plan import Plan
 
@@ -69,6 +72,12 @@ CARD = 16 * GIB
 WANTED = 6 * GIB  #: that a session with a GPU holds of it
 #: Seconds for which a watchdog may keep an agent from starting: it moves memory.
 LOCKED = 30.0
+#: What each version of the journal has added, the newest first, taken away again.
+AGED = (
+    (10, "DROP TABLE nap_memory"),
+    (9, "ALTER TABLE sessions DROP COLUMN own_idle_time"),
+    (8, "DROP TABLE reclaimed"),
+)
 
 
 class World:
@@ -152,6 +161,42 @@ class World:
         made = datetime.fromtimestamp(MONDAY + self.loop.time() + self.skew, UTC)
         account = f"{self._accounts}.{made:%Y%m%dT%H%M%S%f}"
         self.database.accounts[user] = account
+
+    def renamed(self, key: SessionKey) -> SessionKey:
+        """That server under another name of its user's."""
+        return SessionKey(f"{key.user}-renamed", key.server)
+
+    def rename_back(self) -> bool:
+        """Whether every account has the name that it had at first, or has it now.
+
+        One that was deleted meanwhile has a successor of that name.
+        """
+        names = self.database.accounts
+        return all(
+            new.user not in names or key.user in names or self.rename(new, key)
+            for key in self.plan.keys
+            for new in [self.renamed(key)]
+        )
+
+    def rename(self, old: SessionKey, new: SessionKey) -> bool:
+        """An account has another name from now on, as have its server and logins."""
+        database = self.database
+        if old.user not in database.accounts or new.user in database.accounts:
+            return False
+        if self.hub is not None:
+            if old in self.hub.pending:
+                return False
+            if (spawner := self.hub.spawners.pop(old, None)) is not None:
+                spawner.key = new
+                self.hub.spawners[new] = spawner
+        database.accounts[new.user] = database.accounts.pop(old.user)
+        if (row := database.servers.pop(old, None)) is not None:
+            database.servers[new] = row
+        for number, (token, user) in database.tokens.items():
+            if user == old.user:
+                database.tokens[number] = (token, new.user)
+        self.history.say(f"{old.user} is called {new.user} now")
+        return True
 
     def machine(self, number: int) -> Machine:
         """One of them."""
@@ -519,6 +564,19 @@ class World:
         self.journal.write_bytes(main)
         if wal:
             self.journal.with_name("journal.sqlite-wal").write_bytes(wal)
+
+    def age_journal(self, releases: int) -> None:
+        """The journal as so many releases ago: the next service migrates it.
+
+        The service must not run.
+        """
+        with closing(sqlite3.connect(self.journal)) as database:
+            for version, change in AGED[:releases]:
+                database.execute(change)
+                database.execute(
+                    "DELETE FROM schema_version WHERE version >= ?", (version,)
+                )
+            database.commit()
 
     def substitutes(self) -> list[tuple[Any, str, Any]]:
         """Further names that stand for doubles."""

@@ -367,14 +367,17 @@ class LocalNode:
             Refused: ``wrong_phase``: it has ended, or a stopped tree needs it.
         """
         if runs:
-            tree = await self.tree(runs)
-            if not (tree.runs or tree.state is TreeState.CAPTURING):
-                raise Refused(
-                    Reason.WRONG_PHASE, phase=tree.state.value, action="do without it"
-                )
+            await self._refuse_ended(runs)
         await asyncio.to_thread(self.outcomes.refuse_if_needed, checkpoint)
         await asyncio.to_thread(self.tools.store.delete, checkpoint)
         await asyncio.to_thread(self.ports.release, checkpoint)
+
+    async def _refuse_ended(self, incarnation: str) -> None:
+        tree = await self.tree(incarnation)
+        if not (tree.runs or tree.state is TreeState.CAPTURING):
+            raise Refused(
+                Reason.WRONG_PHASE, phase=tree.state.value, action="do without it"
+            )
 
     # --- what is shared -----------------------------------------------------------
 

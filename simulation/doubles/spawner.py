@@ -177,9 +177,10 @@ class ProcessesOnMachine:
     @property
     def place(self) -> Place | None:
         """What was started or taken over, if it lives."""
-        for place in self.hub_process.machines.of_session(self.key):
-            if (place.pid, place.start) == (self.location.pid, self.location.start):
-                return place
+        for machine in self.hub_process.machines:
+            for place in machine.places.values():
+                if (place.pid, place.start) == (self.location.pid, self.location.start):
+                    return place
         return None
 
     def clear_state(self) -> None:

@@ -254,6 +254,13 @@ MUTANTS: dict[str, Mutant] = {
         service.ASKED_AT_WORK,
         seed=900000073,
     ),
+    "a-renamed-user-starts-cold": Mutant(
+        "A user was renamed while their session ran. It was suspended under the former"
+        " name; the Hub was told that it is over, and started a second one, cold.",
+        "this simulator, as it learnt to rename (13 of 110 seeds with a renaming)",
+        service.RENAMED,
+        seed=1371000022,
+    ),
     "a-watchdog-keeps-the-agent-out": Mutant(
         "A watchdog waited a minute for each nap that found no room, and no agent could"
         " start meanwhile.",

@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
+from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot, allow
 from jupyterhub_gpu_reclaim.policy.guards import Guards
@@ -35,7 +36,7 @@ from simulation.mutants.hub import ANYBODYS_STOP
 from simulation.mutants.patch import Patch, nothing, yes
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree
+    from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
 _look_for_loss = StopPlanner._look_for_loss
@@ -67,10 +68,13 @@ async def _as_the_last_tick_saw(agent: object, incarnation: str) -> bool:
     return True
 
 
-EXPIRES: tuple[Patch, ...] = (
-    (Runtime, "compared", _Always()),
+#: Nobody looks whether a session still runs before what it came from is deleted.
+_UNSEEN: tuple[Patch, ...] = (
     (expiry, "_runs", _as_the_last_tick_saw),
+    (LocalNode, "_refuse_ended", _as_the_last_tick_saw),
 )
+
+EXPIRES: tuple[Patch, ...] = ((Runtime, "compared", _Always()), *_UNSEEN)
 
 
 def _missing_in_the_store_alone(row: SessionRow, observed: Observed) -> bool:
@@ -81,7 +85,7 @@ def _missing_in_the_store_alone(row: SessionRow, observed: Observed) -> bool:
 
 LAST_PARENT: tuple[Patch, ...] = (
     (scheduler, "_is_missing", _missing_in_the_store_alone),
-    (expiry, "_runs", _as_the_last_tick_saw),
+    *_UNSEEN,
 )
 
 
@@ -258,3 +262,10 @@ def _whoever(self: NapPolicy, snapshot: SessionSnapshot, now: float) -> list[Any
 
 
 ASKED_AT_WORK: tuple[Patch, ...] = ((NapPolicy, "reasons_for_room", _whoever),)
+
+
+def _by_its_name(self: StopPlanner, placement: Placement) -> SessionRow:
+    return self._sessions.row(placement.key)
+
+
+RENAMED: tuple[Patch, ...] = ((StopPlanner, "_row_of", _by_its_name),)

@@ -543,3 +543,32 @@ async def test_session_of_a_renamed_user_is_refused_by_both_names(world):
         Placement(key=KEY, incarnation="i3", checkpoint=checkpoint)
     )
     assert back.action == "restore"
+
+
+async def test_session_whose_user_is_renamed_while_it_runs_is_not_forgotten(world):
+    """It is suspended under its former name, and the Hub sees that it has ended."""
+    controller = await _suspended(world)
+    row = controller._sessions.row(KEY)
+    renamed = Placement(
+        key=SessionKey("renamed", KEY.server), incarnation=row.incarnation
+    )
+    plan = await controller.plan_stop(renamed)
+    assert (plan.action, plan.checkpoint) == ("release", row.checkpoint)
+    visit = await controller.plan_start(
+        Placement(key=renamed.key, incarnation="i2", checkpoint=plan.checkpoint)
+    )
+    assert visit.failure.code == "renamed"
+
+
+async def test_person_who_was_renamed_stops_their_session(world):
+    await world.running("work")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    row = controller._sessions.row(KEY)
+    renamed = Placement(
+        key=SessionKey("renamed", KEY.server), incarnation=row.incarnation
+    )
+    assert (await controller.plan_stop(renamed)).action == "stop"
+    world.node.places.clear()
+    await controller.stopped(renamed)
+    assert controller.users.session(KEY).phase == "stopped"

@@ -84,7 +84,7 @@ class StopPlanner:
 
     async def plan(self, placement: Placement) -> StopPlan:
         """See ``Controller.plan_stop``."""
-        key = placement.key
+        key = self._row_of(placement).key
         checked = self._sessions.runtime(key).hub_checked
         now = self._sessions.clock.monotonic()
         if checked is not None and now - checked <= CHECK_SECONDS:
@@ -130,6 +130,14 @@ class StopPlanner:
             lambda row: row.phase is not Phase.SUSPENDING,
             self._settings.settle_limit,
         )
+
+    def _row_of(self, placement: Placement) -> SessionRow:
+        """Its row; where its user was renamed while it ran, under the former name."""
+        row = self._sessions.row(placement.key)
+        if self._is(row, placement):
+            return row
+        rows = self._sessions.journal.sessions()
+        return next((each for each in rows if self._is(each, placement)), row)
 
     @staticmethod
     def _is(row: SessionRow, placement: Placement) -> bool:
@@ -267,17 +275,17 @@ class StopPlanner:
 
     async def release(self, placement: Placement) -> None:
         """See ``Controller.release``."""
-        row = self._sessions.row(placement.key)
+        row = self._row_of(placement)
         if not self._is(row, placement) or row.phase not in SAVED:
             raise Refused(Reason.NOT_CAPTURED)
         try:
             await self._agent.release(row.incarnation, row.checkpoint)
         finally:
-            self._look(placement.key)
+            self._look(row.key)
 
     def stopped(self, placement: Placement) -> None:
         """See ``Controller.stopped``."""
-        row = self._sessions.row(placement.key)
+        row = self._row_of(placement)
         if self._is(row, placement):
             if row.phase is Phase.RESUMING and self._came_back(row):
                 row = self._resumer.restored(row)
@@ -285,7 +293,7 @@ class StopPlanner:
                 self._stop(row)
             elif row.phase is Phase.RESUMING:
                 self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)
-        self._look(placement.key)
+        self._look(row.key)
 
     def _came_back(self, row: SessionRow) -> bool:
         """Whether the restore under way has ended well."""
