@@ -361,6 +361,8 @@ class Placement(Value, frozen=True, kw_only=True):
     owner: str = ""  #: the user's account at the Hub, whatever its name; empty: unknown
     #: whether the Hub has not forgotten the session that was there: it may be saved
     remembered: bool = False
+    #: of a start: the incarnation that the Hub remembers there; empty: none
+    former: str = ""
     #: why a start was cancelled, if only the spawner knows
     failure: Failure | None = None
 

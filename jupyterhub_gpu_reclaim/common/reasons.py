@@ -718,7 +718,7 @@ class Reason(Enum):
     )
     RENAMED = (
         "renamed",
-        "The suspended session is {there}, and its programs cannot become {here}.",
+        "The session is {there}, and its programs cannot become {here}.",
         (
             "Ask an administrator to give the old name back, resume under it, and copy"
             " what you need; or start fresh."

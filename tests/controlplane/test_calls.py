@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -554,10 +555,35 @@ async def test_session_whose_user_is_renamed_while_it_runs_is_not_forgotten(worl
     )
     plan = await controller.plan_stop(renamed)
     assert (plan.action, plan.checkpoint) == ("release", row.checkpoint)
-    visit = await controller.plan_start(
-        Placement(key=renamed.key, incarnation="i2", checkpoint=plan.checkpoint)
+    visit = Placement(
+        key=renamed.key,
+        incarnation="i2",
+        checkpoint=plan.checkpoint,
+        former=row.incarnation,
     )
-    assert visit.failure.code == "renamed"
+    assert (await controller.plan_start(visit)).failure.code == "renamed"
+    assert controller.users.session(renamed.key).failure.code == "renamed"
+    await controller.users.start_fresh(renamed.key, "renamed")
+    assert (await controller.plan_start(visit)).action == "cold"
+    assert controller.users.session(KEY).checkpoint == row.checkpoint
+
+
+async def test_renamed_user_does_not_start_beside_what_the_hub_did_not_ask_about(world):
+    """The service was away as it ended: the Hub knows its incarnation, and no more."""
+    controller = await _suspended(world)
+    row = controller._sessions.row(KEY)
+    renamed = SessionKey("renamed", KEY.server)
+    visit = Placement(
+        key=renamed, incarnation="i2", remembered=True, former=row.incarnation
+    )
+    assert (await controller.plan_start(visit)).failure.code == "renamed"
+    back = msgspec.structs.replace(visit, key=KEY)
+    assert (await controller.plan_start(back)).action == "restore"
+    with pytest.raises(Refused):  # it is none of its own
+        await controller.users.discard(renamed, "renamed")
+    await controller.users.start_fresh(renamed, "renamed")
+    again = msgspec.structs.replace(visit, incarnation="i4")
+    assert (await controller.plan_start(again)).action == "cold"
 
 
 async def test_person_who_was_renamed_stops_their_session(world):

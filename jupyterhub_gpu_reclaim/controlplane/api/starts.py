@@ -108,6 +108,7 @@ class StartPlanner:
             if owners is not None:
                 owned = owners.owns(placement)  # the check may give it a former one's
                 owners.check(placement)
+            self._refuse_another_name(placement)
             await self.call_off(key)
             for _ in range(_ATTEMPTS):
                 plan = await self._plan(self._sessions.row(key), placement)
@@ -512,8 +513,7 @@ class StartPlanner:
         """The spawner names a missing checkpoint: the user has to choose."""
         known = self._sessions.journal.checkpoint(placement.checkpoint)
         if known is not None and known.key != placement.key:
-            # The Hub renamed the user or the server; captured programs cannot.
-            raise Refused(Reason.RENAMED, there=known.key, here=placement.key)
+            raise self._renamed(known.key, placement)
         self._sessions.apply(
             placement.key,
             SessionEvent.FOUND_SAVED,
@@ -522,6 +522,29 @@ class StartPlanner:
             ),
             checkpoint=placement.checkpoint,
         )
+
+    def _refuse_another_name(self, placement: Placement) -> None:
+        """What the Hub remembers here may be there under a former name of its user's.
+
+        Raises:
+            Refused: ``renamed``, unless the user has said to start fresh.
+        """
+        dismissed = self._sessions.row(placement.key).dismissed
+        if dismissed and dismissed in {placement.former, placement.checkpoint}:
+            return
+        for row in self._sessions.journal.sessions():
+            is_it = placement.former and row.incarnation == placement.former
+            if is_it and row.key != placement.key and row.phase is not Phase.STOPPED:
+                raise self._renamed(row.key, placement)
+
+    def _renamed(self, there: SessionKey, placement: Placement) -> Refused:
+        """The Hub renamed the user or the server; programs that are there cannot."""
+        key = placement.key
+        error = Refused(Reason.RENAMED, there=there, here=key)
+        runtime = self._sessions.runtime(key)
+        runtime.of_another_name = placement.checkpoint or placement.former
+        self._sessions.update(key, failure=codec.failure_of(error))
+        return error
 
     # --- after the plan
     def placed(self, placement: Placement) -> None:

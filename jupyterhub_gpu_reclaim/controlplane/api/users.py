@@ -329,6 +329,13 @@ class UserApi:
         """
         seconds = self._settings.set_aside
         row = self._known(key)
+        runtime = self._sessions.runtime(key)
+        if runtime.of_another_name and row.phase is Phase.STOPPED:
+            # It stays with the former name.
+            line = self._sessions.audit_line(key, by, "start fresh")
+            dismissed, runtime.of_another_name = runtime.of_another_name, ""
+            self._sessions.update(key, line, dismissed=dismissed, failure=None)
+            return self._sessions.view(key)
         owners = self._sessions.owners
         if owners is not None and (claimed := owners.claimed(key)):
             owners.spare(key)

@@ -59,6 +59,8 @@ class Runtime:
     deleted: frozenset[str] = frozenset()
     #: incarnations whose end was ordered and not answered (``flows/ending.py``)
     ending: frozenset[str] = frozenset()
+    #: what the Hub remembers there of a session that has another name in the journal
+    of_another_name: str = ""
     hub_checked: float | None = None  #: when a restarted Hub last looked (monotonic)
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None

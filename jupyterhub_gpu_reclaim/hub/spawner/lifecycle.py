@@ -261,7 +261,10 @@ class SessionLifecycle:
         # Only an agent's silence takes that long, and it is waited for some time.
         slow = loop.call_later(SLOW_PLAN_SECONDS, reporter.report, SLOW_PLAN)
         try:
-            return await self._service().plan_start(self._placement())
+            placement = msgspec.structs.replace(
+                self._placement(), former=self.pointer.incarnation
+            )
+            return await self._service().plan_start(placement)
         except Unreachable as error:
             if self.pointer.phase is PointerPhase.NONE:
                 self._warn("no plan, cold: %s", error)

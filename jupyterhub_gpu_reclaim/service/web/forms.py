@@ -122,13 +122,15 @@ class Fresh(Page):
         """Ask."""
         view = self.context.control.users.session(self.key(user, server))
         (shown,) = self.cards([view])
+        failure = view.failure
         self.page(
             "fresh.html",
             card=shown,
-            failure=view.failure,
+            failure=failure,
             saved=view.phase is Phase.SUSPENDED and bool(view.checkpoint),
+            renamed=failure is not None and failure.code == Reason.RENAMED.value,
             start=self.start_url(self.key(user, server)),
-            asks=view.failure is not None and view.failure.code in ASKS,
+            asks=failure is not None and failure.code in ASKS,
             days=f"{self.context.limits.set_aside_days:g}",
             xsrf=self.xsrf(),
         )
