@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from demo.admin import Admin
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
-LOOK = "print(x, len(held))"
+LOOK = "print(x, int(has_card()))"
 
 
 @pytest.fixture(scope="module")

@@ -598,3 +598,12 @@ async def test_person_who_was_renamed_stops_their_session(world):
     world.node.places.clear()
     await controller.stopped(renamed)
     assert controller.users.session(KEY).phase == "stopped"
+
+
+async def test_renamed_user_does_not_start_beside_what_only_the_agent_knows(world):
+    """The journal was lost, and the Hub takes the server for stopped."""
+    world.node.run(KEY, "work", "i1")
+    controller = await world.controller()
+    renamed = SessionKey("renamed", KEY.server)
+    visit = Placement(key=renamed, incarnation="i2", remembered=True, former="i1")
+    assert (await controller.plan_start(visit)).failure.code == "renamed"

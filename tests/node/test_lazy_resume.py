@@ -248,7 +248,7 @@ def test_page_files_terminals_and_other_kernels_answer_without_the_card(lab):
     assert lab.state == "napping"
     # A page that is opened, and its cell.
     assert lab.server.run(lab.gpu, "sum(numbers)") == "45"
-    assert lab.server.run(lab.gpu, "len(held)") == "1"
+    assert lab.server.run(lab.gpu, "has_card()") == "True"
     assert lab.state == "running"
     assert holders(lab.place) == 1
     assert lab.listed()[lab.gpu]["execution_state"] == "idle"
@@ -300,7 +300,7 @@ def test_kernel_that_nobody_can_speak_for_has_its_memory_back_at_once(lab):
     file.write_text(json.dumps({**told, "curve_publickey": "x" * 40}))
     assert lab.comes_back() == "running"
     assert "a kernel has to answer for itself" in lab.agent.log.read_text()
-    assert lab.server.run(lab.gpu, "len(held)") == "1"
+    assert lab.server.run(lab.gpu, "has_card()") == "True"
 
 
 def test_nothing_is_said_in_the_middle_of_a_message(lab):

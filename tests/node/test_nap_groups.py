@@ -58,7 +58,7 @@ class Kernels:
 
     def answers(self, kernel: str) -> bool:
         """A cell is run; its kernel has its card."""
-        return self.server.run(kernel, "len(held)") == "1"
+        return self.server.run(kernel, "has_card()") == "True"
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from tests.support.agent import wait_for
 FAKE = Path(__file__).parent / "fake_cuda"
 #: Stands for the kernel's driver.
 CONTROL = "control.so"
+#: Has the driver's own thread of a program; beside the folder of its state.
+OWN = "own.so"
 #: Folder of what tells how much of the card each program has.
 MEASURING = "measuring"
 
@@ -33,6 +35,7 @@ def library(tmp_path_factory):
     for source, name in (
         ("cuda.c", "libcuda.so.1"),
         ("control.c", CONTROL),
+        ("own.c", OWN),
         ("nvml.c", f"{MEASURING}/libnvidia-ml.so.1"),
     ):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -45,6 +48,7 @@ def driver(library, folder, monkeypatch):
     """The false driver, for the agent that is started next; its folder."""
     state = folder / "cuda"
     state.mkdir()
+    shutil.copy(library / OWN, folder / OWN)
     monkeypatch.setenv("FAKE_CUDA_DIR", str(state))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
     return state

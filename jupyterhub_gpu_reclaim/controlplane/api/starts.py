@@ -108,7 +108,7 @@ class StartPlanner:
             if owners is not None:
                 owned = owners.owns(placement)  # the check may give it a former one's
                 owners.check(placement)
-            self._refuse_another_name(placement)
+            await self._refuse_another_name(placement)
             await self.call_off(key)
             for _ in range(_ATTEMPTS):
                 plan = await self._plan(self._sessions.row(key), placement)
@@ -523,19 +523,29 @@ class StartPlanner:
             checkpoint=placement.checkpoint,
         )
 
-    def _refuse_another_name(self, placement: Placement) -> None:
+    async def _refuse_another_name(self, placement: Placement) -> None:
         """What the Hub remembers here may be there under a former name of its user's.
 
         Raises:
             Refused: ``renamed``, unless the user has said to start fresh.
         """
-        dismissed = self._sessions.row(placement.key).dismissed
-        if dismissed and dismissed in {placement.former, placement.checkpoint}:
+        key, former = placement.key, placement.former
+        mine = self._sessions.row(key)
+        dismissed = mine.dismissed and mine.dismissed in {former, placement.checkpoint}
+        if not former or former == mine.incarnation or dismissed:
             return
-        for row in self._sessions.journal.sessions():
-            is_it = placement.former and row.incarnation == placement.former
-            if is_it and row.key != placement.key and row.phase is not Phase.STOPPED:
-                raise self._renamed(row.key, placement)
+        there = {
+            row.key
+            for row in self._sessions.journal.sessions()
+            if row.incarnation == former and row.phase is not Phase.STOPPED
+        }
+        if not there:
+            with suppress(Unreachable):  # then it is asked again, and waited for
+                trees = await self._agent.trees()
+                left = [tree for tree in trees if tree.state is not TreeState.GONE]
+                there = {tree.key for tree in left if tree.incarnation == former}
+        for other in there - {key}:
+            raise self._renamed(other, placement)
 
     def _renamed(self, there: SessionKey, placement: Placement) -> Refused:
         """The Hub renamed the user or the server; programs that are there cannot."""

@@ -1,7 +1,7 @@
 /* A libcuda.so.1 for machines without a card: the calls that cuda_helper.py makes.
 
    A process is a "user" when it has written a file named after its innermost pid into
-   $FAKE_CUDA_DIR: "<state> <thread>". Its own thread (fake_user.py) does what the
+   $FAKE_CUDA_DIR: "<state> <thread>". Its own thread (own.c) does what the
    driver's would: it closes the device when the state becomes 2 and opens it when it
    becomes 1 again, and says so in "<pid>.done". One with thread 0 uses NVML alone.
 
