@@ -268,4 +268,11 @@ def _by_its_name(self: StopPlanner, placement: Placement) -> SessionRow:
     return self._sessions.row(placement.key)
 
 
-RENAMED: tuple[Patch, ...] = ((StopPlanner, "_row_of", _by_its_name),)
+async def _any_name(self: StartPlanner, placement: Placement) -> None:
+    del self, placement
+
+
+RENAMED: tuple[Patch, ...] = (
+    (StopPlanner, "_row_of", _by_its_name),
+    (StartPlanner, "_refuse_another_name", _any_name),
+)

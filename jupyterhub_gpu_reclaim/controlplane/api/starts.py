@@ -524,35 +524,47 @@ class StartPlanner:
         )
 
     async def _refuse_another_name(self, placement: Placement) -> None:
-        """What the Hub remembers here may be there under a former name of its user's.
+        """Its user's session may be there under a former name of theirs.
 
         Raises:
             Refused: ``renamed``, unless the user has said to start fresh.
         """
-        key, former = placement.key, placement.former
-        mine = self._sessions.row(key)
-        dismissed = mine.dismissed and mine.dismissed in {former, placement.checkpoint}
-        if not former or former == mine.incarnation or dismissed:
+        mine = self._sessions.row(placement.key)
+        if placement.former and placement.former == mine.incarnation:
             return
-        there = {
-            row.key
-            for row in self._sessions.journal.sessions()
-            if row.incarnation == former and row.phase is not Phase.STOPPED
-        }
-        if not there:
+        for key in sorted(await self._former_names(mine, placement) - {mine.key}):
+            there = self._sessions.row(key)
+            named = {placement.former, placement.checkpoint, *_what_is(there)} - {""}
+            if mine.dismissed not in named:
+                raise self._renamed(key, placement)
+
+    async def _former_names(
+        self, mine: SessionRow, placement: Placement
+    ) -> set[SessionKey]:
+        """Where what the Hub remembers is, or what its user's account has left."""
+        rows = self._sessions.journal.sessions()
+        there = {row.key: row for row in rows if row.phase is not Phase.STOPPED}
+        if former := placement.former:
+            found = {k for k, row in there.items() if row.incarnation == former}
+            if found:
+                return found
             with suppress(Unreachable):  # then it is asked again, and waited for
                 trees = await self._agent.trees()
                 left = [tree for tree in trees if tree.state is not TreeState.GONE]
-                there = {tree.key for tree in left if tree.incarnation == former}
-        for other in there - {key}:
-            raise self._renamed(other, placement)
+                if found := {t.key for t in left if t.incarnation == former}:
+                    return found
+        owners = self._sessions.owners
+        if owners is None or mine.since:  # something was begun under this name
+            return set()
+        return there.keys() & set(owners.servers(placement))
 
     def _renamed(self, there: SessionKey, placement: Placement) -> Refused:
         """The Hub renamed the user or the server; programs that are there cannot."""
         key = placement.key
         error = Refused(Reason.RENAMED, there=there, here=key)
-        runtime = self._sessions.runtime(key)
-        runtime.of_another_name = placement.checkpoint or placement.former
+        left = (placement.checkpoint, *_what_is(self._sessions.row(there)))
+        named = next((each for each in left if each), placement.former)
+        self._sessions.runtime(key).of_another_name = named
         self._sessions.update(key, failure=codec.failure_of(error))
         return error
 
@@ -677,3 +689,8 @@ def end_renewal(sessions: Sessions, key: SessionKey) -> None:
     """The login is valid again: the order is used up."""
     if audit_log.mark(sessions.journal, _MARK + key.path) is not None:
         sessions.journal.write(*audit_log.set_mark(_MARK + key.path, None))
+
+
+def _what_is(row: SessionRow) -> tuple[str, str]:
+    """What names the session of a row: its checkpoint, its incarnation."""
+    return row.checkpoint, row.incarnation

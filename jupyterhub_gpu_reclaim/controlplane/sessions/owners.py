@@ -22,14 +22,14 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+    from jupyterhub_gpu_reclaim.common.models import Placement
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -98,6 +98,16 @@ class Owners:
     def owns(self, placement: Placement) -> bool:
         """Whether that very account is known to be the one that started the session."""
         return placement.owner != "" and self._owner(placement.key) == placement.owner
+
+    def servers(self, placement: Placement) -> list[SessionKey]:
+        """That server under each name that its account was known by."""
+        if not placement.owner:
+            return []
+        table = schema.owners
+        its = table.c.owner == placement.owner
+        query = table.select().where(its & (table.c.server == placement.key.server))
+        rows = self._sessions.journal.read(query)
+        return [SessionKey(row["user"], row["server"]) for row in rows]
 
     def note(self, placement: Placement) -> None:
         """The server belongs to that account from now on, if to none before.
