@@ -24,7 +24,7 @@ FOUND = (
     *(925001150, 1110000494, 1110000615, 1005002566, 1153001033, 1194000808),
     *(931000956, 1118000032, 1152000416, 1160000903, 1161000139, 1184000017),
     *(1305000330, 1310000421, 1326000154, 1350000628, 1360000699),
-    *(1145865584093, 1371000866, 1371001602),
+    *(1145865584093, 1371000866, 1371001602, 1376001991),
     # Two wishes, the first refused last; work between a stop and its end; a message for
     # a kernel that is stopped without a nap; two agents of one machine: the simulator's
     # own faults.
