@@ -530,7 +530,8 @@ class StartPlanner:
             Refused: ``renamed``, unless the user has said to start fresh.
         """
         mine = self._sessions.row(placement.key)
-        if placement.former and placement.former == mine.incarnation:
+        known = placement.former and placement.former == mine.incarnation
+        if known or mine.phase is not Phase.STOPPED:
             return
         for key in sorted(await self._former_names(mine, placement) - {mine.key}):
             there = self._sessions.row(key)
