@@ -140,6 +140,7 @@ WITHOUT_A_WORD = {
     "new account",
     "renew login",
     "report",
+    "start fresh",
     "wakes",
 }
 

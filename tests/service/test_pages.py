@@ -198,6 +198,22 @@ async def test_fresh_page_asks_what_comes_back_where_a_visit_is_no_answer(
     assert service.control.calls == [("resume", ADA, "ada")]
 
 
+async def test_fresh_page_of_a_renamed_user_says_what_stays_and_starts_fresh(
+    service, browser
+):
+    failure = Failure(code="renamed", message="The session is ann/.")
+    service.control.put("ada", phase=Phase.STOPPED, failure=failure)
+    page = re.sub(
+        r"\s+", " ", (await browser.get("sessions/ada/-/fresh")).body.decode()
+    )
+    assert "The session is ann/." in page
+    assert "stays as it is, under its former name" in page
+    assert "kept for" not in page
+    response = await browser.post("sessions/ada/-/fresh", _xsrf=await browser.xsrf())
+    assert response.headers["Location"] == "/hub/spawn/ada"
+    assert service.control.calls == [("start_fresh", ADA, "ada")]
+
+
 async def test_fresh_page_of_a_running_session_offers_nothing_of_the_kind(
     service, browser
 ):

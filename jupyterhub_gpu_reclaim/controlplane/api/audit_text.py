@@ -62,6 +62,7 @@ _SENTENCES = {
     "lost": "Its programs ended soon after its return; its checkpoint was kept.",
     "discarded": "Its checkpoint was deleted.",
     "put_aside": "{who} started fresh; its checkpoint was put aside.",
+    "start fresh": "{who} started fresh; what a former name has stays there.",
     "found_running": "It was found running.",
     "found_captured": "It was found captured, and not yet given back.",
     "found_saved": "It was found suspended.",
