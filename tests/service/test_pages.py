@@ -209,7 +209,9 @@ async def test_fresh_page_of_a_renamed_user_says_what_stays_and_starts_fresh(
     assert "The session is ann/." in page
     assert "stays as it is, under its former name" in page
     assert "kept for" not in page
-    response = await browser.post("sessions/ada/-/fresh", _xsrf=await browser.xsrf())
+    xsrf = await browser.xsrf()
+    response = await browser.post("sessions/ada/-/fresh", _xsrf=xsrf)
+    assert response.code == 303, response.body
     assert response.headers["Location"] == "/hub/spawn/ada"
     assert service.control.calls == [("start_fresh", ADA, "ada")]
 
