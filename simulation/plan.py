@@ -148,9 +148,7 @@ def draw(seed: int) -> Plan:
     acts, faults = _some(rng, ACTS, 0.8), _some(rng, FAULTS, 0.4)
     for table, least, most in ((acts, 8, 20), (faults, 1, 12)):
         for _ in range(rng.randint(least, most)):
-            at = rng.uniform(20.0, SPAN)
-            if rng.random() < NEAR:  # most things go wrong while something happens
-                at = min(SPAN, rng.choice(events).at + rng.uniform(0.0, SOON))
+            at = _moment(rng, events)
             events.append(_draw(rng, table, rng.choice(keys), at))
     nodes = rng.choice([0, 0, 2, 3])
     drawn = Plan(seed, keys, _in_order(events), nodes=nodes)
@@ -169,9 +167,7 @@ def _operated(plan: Plan) -> Plan:
         return plan
     events = list(plan.events)
     for _ in range(rng.randint(1, 5)):
-        at = rng.uniform(20.0, SPAN)
-        if rng.random() < NEAR:
-            at = min(SPAN, rng.choice(events).at + rng.uniform(0.0, SOON))
+        at = _moment(rng, events)
         events.append(_draw(rng, OPERATIONS, rng.choice(plan.keys), at))
     return replace(plan, events=_in_order(events))
 
@@ -225,9 +221,7 @@ def _with_naps(plan: Plan) -> Plan:
         return plan
     events = list(plan.events)
     for _ in range(rng.randint(2, 10)):
-        at = rng.uniform(20.0, SPAN)
-        if rng.random() < NEAR:
-            at = min(SPAN, rng.choice(events).at + rng.uniform(0.0, SOON))
+        at = _moment(rng, events)
         key = rng.choice(plan.keys)
         events.append(_draw(rng, NAPS, key, at))
         if rng.random() < NAP_FAULTED:
@@ -244,6 +238,14 @@ def _in_order(events: list[Event]) -> tuple[Event, ...]:
 def _some(rng: random.Random, table: dict[str, int], share: float) -> dict[str, int]:
     """A part of the table: what each run leaves out lets the rest meet more often."""
     return {what: n for what, n in table.items() if rng.random() < share} or table
+
+
+def _moment(rng: random.Random, events: list[Event]) -> float:
+    """Any one; mostly soon after an event: things go wrong while something happens."""
+    at = rng.uniform(20.0, SPAN)
+    if rng.random() < NEAR:
+        at = min(SPAN, rng.choice(events).at + rng.uniform(0.0, SOON))
+    return at
 
 
 def _draw(

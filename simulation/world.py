@@ -172,16 +172,17 @@ class World:
         One that was deleted meanwhile has a successor of that name.
         """
         names = self.database.accounts
-        return all(
-            new.user not in names or key.user in names or self.rename(new, key)
-            for key in self.plan.keys
-            for new in [self.renamed(key)]
-        )
+        for key in self.plan.keys:
+            new = self.renamed(key)
+            lost = new.user in names and key.user not in names
+            if lost and not self.rename(new, key):
+                return False
+        return True
 
     def rename(self, old: SessionKey, new: SessionKey) -> bool:
         """An account has another name from now on, as have its server and logins."""
-        database = self.database
-        if old.user not in database.accounts or new.user in database.accounts:
+        names = self.database.accounts
+        if old.user not in names or new.user in names:
             return False
         if self.hub is not None:
             if old in self.hub.pending:
@@ -189,12 +190,7 @@ class World:
             if (spawner := self.hub.spawners.pop(old, None)) is not None:
                 spawner.key = new
                 self.hub.spawners[new] = spawner
-        database.accounts[new.user] = database.accounts.pop(old.user)
-        if (row := database.servers.pop(old, None)) is not None:
-            database.servers[new] = row
-        for number, (token, user) in database.tokens.items():
-            if user == old.user:
-                database.tokens[number] = (token, new.user)
+        self.database.rename(old, new)
         self.history.say(f"{old.user} is called {new.user} now")
         return True
 

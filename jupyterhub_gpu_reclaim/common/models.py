@@ -329,6 +329,11 @@ class Tree(Value, frozen=True, kw_only=True):
         """Whether its server runs and answers; programs with a GPU may nap."""
         return self.state in {TreeState.RUNNING, TreeState.NAPPING}
 
+    @property
+    def lives(self) -> bool:
+        """Whether its programs run, or are being captured, which may be undone."""
+        return self.runs or self.state is TreeState.CAPTURING
+
 
 class Event(Value, frozen=True, kw_only=True):
     """One line of an operation's stream (newline-delimited JSON).

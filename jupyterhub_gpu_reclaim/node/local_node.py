@@ -374,7 +374,7 @@ class LocalNode:
 
     async def _refuse_ended(self, incarnation: str) -> None:
         tree = await self.tree(incarnation)
-        if not (tree.runs or tree.state is TreeState.CAPTURING):
+        if not tree.lives:
             raise Refused(
                 Reason.WRONG_PHASE, phase=tree.state.value, action="do without it"
             )

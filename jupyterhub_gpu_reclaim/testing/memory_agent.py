@@ -373,7 +373,7 @@ class MemoryAgent(Generic[S]):
         """Delete a checkpoint that no stopped session needs; idempotent."""
         if runs:
             session = self._find(runs)
-            if not (session.tree().runs or session.state is TreeState.CAPTURING):
+            if not session.tree().lives:
                 raise _wrong(session, "do without it")
         for session in self.places.values():
             stopped = session.state in {TreeState.CAPTURED, TreeState.RESTORING}

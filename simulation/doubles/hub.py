@@ -64,6 +64,15 @@ class Database:
         """A backup."""
         return copy.deepcopy(self)
 
+    def rename(self, old: SessionKey, new: SessionKey) -> None:
+        """An account has another name, as have its server and logins."""
+        self.accounts[new.user] = self.accounts.pop(old.user)
+        if (row := self.servers.pop(old, None)) is not None:
+            self.servers[new] = row
+        for number, (token, user) in self.tokens.items():
+            if user == old.user:
+                self.tokens[number] = (token, new.user)
+
     def put_back(self, backup: Database) -> None:
         """Restore it from a backup."""
         self.__dict__.update(backup.copy().__dict__)

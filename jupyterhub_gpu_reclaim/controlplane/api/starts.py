@@ -550,14 +550,24 @@ class StartPlanner:
             if found:
                 return found
             with suppress(Unreachable):  # then it is asked again, and waited for
-                trees = await self._agent.trees()
-                left = [tree for tree in trees if tree.state is not TreeState.GONE]
-                if found := {t.key for t in left if t.incarnation == former}:
+                if found := await self.names_of(former):
                     return found
         owners = self._sessions.owners
         if owners is None or mine.since:  # something was begun under this name
             return set()
         return there.keys() & set(owners.servers(placement))
+
+    async def names_of(self, incarnation: str) -> set[SessionKey]:
+        """Under which names the agents know that incarnation, while it is there.
+
+        Raises:
+            Unreachable: they do not answer.
+        """
+        return {
+            tree.key
+            for tree in await self._agent.trees()
+            if tree.incarnation == incarnation and tree.state is not TreeState.GONE
+        }
 
     def _renamed(self, there: SessionKey, placement: Placement) -> Refused:
         """The Hub renamed the user or the server; programs that are there cannot."""

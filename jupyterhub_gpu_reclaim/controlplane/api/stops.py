@@ -161,18 +161,12 @@ class StopPlanner:
         left = {tree.incarnation for tree in observed.left()}
         if placement.incarnation in left:
             return StopPlan(action="stop")
-        if observed.whole() or await self._has_another_name(placement):
+        if observed.whole():
             # The Hub's database is older: it must not forget what it cannot see.
             return StopPlan(action="keep")
+        if await self._starts.names_of(placement.incarnation) - {placement.key}:
+            return StopPlan(action="keep")  # nor what has its user's former name
         return await self._take_saved(row, placement, trees)
-
-    async def _has_another_name(self, placement: Placement) -> bool:
-        """Whether it is there, and its user was renamed before the journal knew it."""
-        return any(
-            tree.incarnation == placement.incarnation and tree.key != placement.key
-            for tree in await self._agent.trees()
-            if tree.state is not TreeState.GONE
-        )
 
     async def _take_saved(
         self, row: SessionRow, placement: Placement, trees: Sequence[Tree]

@@ -13,7 +13,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
+from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
@@ -165,10 +165,9 @@ def _due(sessions: Sessions) -> list[CheckpointRow]:
 async def _runs(agent: Agent, incarnation: str) -> bool:
     """Whether a session's programs run at this moment, as far as can be seen."""
     try:
-        tree = await agent.tree(incarnation)
+        return (await agent.tree(incarnation)).lives
     except ReclaimError:
         return False
-    return tree.runs or tree.state is TreeState.CAPTURING
 
 
 def retain(sessions: Sessions, retention: Retention) -> None:

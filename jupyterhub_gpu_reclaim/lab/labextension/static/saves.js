@@ -19,8 +19,7 @@ export class Saves {
     this.watch = watch;
     this.documents = documents;
     this.held = new Set();
-    this.saving = new WeakSet();
-    this.sent = new WeakMap(); // of contexts: what their last save sends
+    this.saving = new WeakMap(); // of contexts: what the save under way sends
     this.cut = new WeakMap(); // of contexts: what their saves without an answer sent
     watch.addEventListener("returned", () => void this.release());
   }
@@ -33,7 +32,7 @@ export class Saves {
       if (saves.watch.away) {
         throw saves.hold(this);
       }
-      saves.saving.add(this);
+      saves.saving.set(this, null);
       try {
         await saves.compare(this);
         return await save.apply(this, rest);
@@ -48,7 +47,7 @@ export class Saves {
     prototype._handleError = async function (error, title) {
       if (saves.saving.has(this) && AWAY.includes(error?.response?.status)) {
         saves.held.add(this);
-        saves.cut.set(this, [...(saves.cut.get(this) ?? []), saves.sent.get(this)]);
+        saves.cut.set(this, [...(saves.cut.get(this) ?? []), saves.saving.get(this)]);
         void saves.watch.lost();
         return undefined;
       }
@@ -57,7 +56,9 @@ export class Saves {
 
     prototype._createSaveOptions = function () {
       const options = _createSaveOptions.call(this);
-      saves.sent.set(this, options);
+      if (saves.saving.has(this)) {
+        saves.saving.set(this, options);
+      }
       return options;
     };
   }
