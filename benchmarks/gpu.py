@@ -30,6 +30,7 @@ import itertools
 import math
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -45,7 +46,6 @@ import session as tree
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
-from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_processes
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import dump
 from jupyterhub_gpu_reclaim.linux import processes
@@ -109,11 +109,6 @@ while True:
 """.replace("LAYER_GIB", str(LAYER_GIB))
 
 
-def users(place: tree.Place, driver: Driver) -> list[processes.Process]:
-    found = gpu_processes.survey(driver, processes.snapshot(place.pid, place.start))
-    return [user.process for user in found.users]
-
-
 class Nowhere:
     """Our engine with CRIU's stream, of which nothing is kept."""
 
@@ -166,20 +161,17 @@ def save(driver: Driver, method: Method, place: tree.Place) -> Times:
         method.save(place)
         saved = method.saved
         return Times(saved.done["gpu"], saved.seconds, ended=time.monotonic() - begun)
-    held = users(place, driver)
+    program = place.program
     begun = time.monotonic()
     if isinstance(method, tree.Ours):
-        cuda.empty(driver, held, lock_seconds=LIMIT, seconds=LIMIT)
+        cuda.empty(driver, [program], lock_seconds=LIMIT, seconds=LIMIT)
     else:
-        (one,) = held
-        driver.lock(one.pid, seconds=LIMIT)
-        driver.checkpoint(one.pid, seconds=LIMIT)
+        driver.lock(program.pid, seconds=LIMIT)
+        driver.checkpoint(program.pid, seconds=LIMIT)
     free = time.monotonic() - begun
     method.save(place)
     times = Times(free, time.monotonic() - begun)
     if isinstance(method, tree.Ours):
-        # The dump found it stopped, by us.
-        method.result = dataclasses.replace(method.result, stopped=())
         times.begin, _, times.commit = method.save_parts
     return times
 
@@ -199,12 +191,14 @@ def bring_back(
         times.driver = times.resumed - times.memory
         return
     times.memory = time.monotonic() - begun
+    program = place.program
     if isinstance(method, tree.Stock):
-        (one,) = users(place, driver)
-        driver.restore(one.pid, seconds=LIMIT)
-        driver.unlock(one.pid)
+        driver.restore(program.pid, seconds=LIMIT)
+        driver.unlock(program.pid)
     else:
-        cuda.fill(driver, users(place, driver), seconds=LIMIT)
+        # The dump found it stopped, by us, and it comes back so.
+        cuda.fill(driver, [program], seconds=LIMIT)
+        processes.send(program, signal.SIGCONT)
     times.resumed = time.monotonic() - begun
     times.driver = times.resumed - times.memory
 

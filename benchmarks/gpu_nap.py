@@ -27,9 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import session as tree
 from agent import Agent
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu import survey as gpu_processes
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
-from jupyterhub_gpu_reclaim.linux import processes
 
 LIMIT = 300.0
 GOAL_SECONDS, GOAL_RATIO = 0.05, 1.1
@@ -82,8 +80,7 @@ class Program:
 
 def bare(driver: Driver, place: tree.Place) -> tuple[float, float]:
     """The driver's calls alone: seconds out, and back."""
-    found = gpu_processes.survey(driver, processes.snapshot(place.pid, place.start))
-    (one,) = [user.process.pid for user in found.users]
+    one = place.program.pid
     begun = time.monotonic()
     driver.lock(one, seconds=LIMIT)
     driver.checkpoint(one, seconds=LIMIT)

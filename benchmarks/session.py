@@ -159,11 +159,15 @@ class Place:
     def session(self) -> SessionInit:
         return SessionInit(self.pid, self.start)
 
-    def ask(self) -> None:
-        """Ask its program for an answer."""
+    @property
+    def program(self) -> processes.Process:
         server = processes.snapshot(self.pid, self.start).server
         assert server is not None
-        os.kill(server.pid, signal.SIGUSR1)
+        return server
+
+    def ask(self) -> None:
+        """Ask its program for an answer."""
+        os.kill(self.program.pid, signal.SIGUSR1)
 
     def end(self) -> None:
         with contextlib.suppress(NotFound):  # an agent has ended it
