@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.model import phases
 from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
@@ -264,15 +265,15 @@ def _whoever(self: NapPolicy, snapshot: SessionSnapshot, now: float) -> list[Any
 ASKED_AT_WORK: tuple[Patch, ...] = ((NapPolicy, "reasons_for_room", _whoever),)
 
 
-def _by_its_name(self: StopPlanner, placement: Placement) -> SessionRow:
+def _by_its_name(self: Renames, placement: Placement) -> SessionRow:
     return self._sessions.row(placement.key)
 
 
-async def _any_name(self: StartPlanner, placement: Placement) -> None:
+async def _any_name(self: Renames, placement: Placement) -> None:
     del self, placement
 
 
 RENAMED: tuple[Patch, ...] = (
-    (StopPlanner, "_row_of", _by_its_name),
-    (StartPlanner, "_refuse_another_name", _any_name),
+    (Renames, "row_of", _by_its_name),
+    (Renames, "check", _any_name),
 )

@@ -37,6 +37,7 @@ from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
 from jupyterhub_gpu_reclaim.controlplane.sessions import reclaimed
 from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import TotalsLog
 
 if TYPE_CHECKING:
@@ -147,11 +148,20 @@ class Controller:
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
         self._sessions, self._queue = sessions, queue
+        renames = Renames(sessions, agent)
         #: what people and programs may ask
-        self.users = UserApi(sessions, agent, judge, queue, settings)
+        self.users = UserApi(
+            sessions=sessions,
+            agent=agent,
+            judge=judge,
+            queue=queue,
+            renames=renames,
+            settings=settings,
+        )
         self._starts = StartPlanner(
             sessions=sessions,
             agent=agent,
+            renames=renames,
             suspender=suspender,
             resumer=resumer,
             look=queue.add,
@@ -161,6 +171,7 @@ class Controller:
             sessions=sessions,
             agent=agent,
             resumer=resumer,
+            renames=renames,
             starts=self._starts,
             look=queue.add,
             settings=settings,

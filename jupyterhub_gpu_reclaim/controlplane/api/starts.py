@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class StartPlanner:
     Args:
         sessions: the rows.
         agent: the agents.
+        renames: knows what is there under a former name.
         suspender: ends a release that a start overtakes.
         resumer: ends restores that are no longer wanted.
         look: adds a session's key to the work queue.
@@ -85,6 +87,7 @@ class StartPlanner:
         *,
         sessions: Sessions,
         agent: Agent,
+        renames: Renames,
         suspender: Suspender,
         resumer: Resumer,
         look: Callable[[SessionKey], None],
@@ -92,6 +95,7 @@ class StartPlanner:
     ) -> None:
         self._sessions = sessions
         self._agent = agent
+        self._renames = renames
         self._suspender = suspender
         self._resumer = resumer
         self._look = look
@@ -108,7 +112,7 @@ class StartPlanner:
             if owners is not None:
                 owned = owners.owns(placement)  # the check may give it a former one's
                 owners.check(placement)
-            await self._refuse_another_name(placement)
+            await self._renames.check(placement)
             await self.call_off(key)
             for _ in range(_ATTEMPTS):
                 plan = await self._plan(self._sessions.row(key), placement)
@@ -511,9 +515,7 @@ class StartPlanner:
 
     def _missing(self, placement: Placement) -> None:
         """The spawner names a missing checkpoint: the user has to choose."""
-        known = self._sessions.journal.checkpoint(placement.checkpoint)
-        if known is not None and known.key != placement.key:
-            raise self._renamed(known.key, placement)
+        self._renames.check_checkpoint(placement)
         self._sessions.apply(
             placement.key,
             SessionEvent.FOUND_SAVED,
@@ -522,62 +524,6 @@ class StartPlanner:
             ),
             checkpoint=placement.checkpoint,
         )
-
-    async def _refuse_another_name(self, placement: Placement) -> None:
-        """Its user's session may be there under a former name of theirs.
-
-        Raises:
-            Refused: ``renamed``, unless the user has said to start fresh.
-        """
-        mine = self._sessions.row(placement.key)
-        known = placement.former and placement.former == mine.incarnation
-        if known or mine.phase is not Phase.STOPPED:
-            return
-        for key in sorted(await self._former_names(mine, placement) - {mine.key}):
-            there = self._sessions.row(key)
-            named = {placement.former, placement.checkpoint, *_what_is(there)} - {""}
-            if mine.dismissed not in named:
-                raise self._renamed(key, placement)
-
-    async def _former_names(
-        self, mine: SessionRow, placement: Placement
-    ) -> set[SessionKey]:
-        """Where what the Hub remembers is, or what its user's account has left."""
-        rows = self._sessions.journal.sessions()
-        there = {row.key: row for row in rows if row.phase is not Phase.STOPPED}
-        if former := placement.former:
-            found = {k for k, row in there.items() if row.incarnation == former}
-            if found:
-                return found
-            with suppress(Unreachable):  # then it is asked again, and waited for
-                if found := await self.names_of(former):
-                    return found
-        owners = self._sessions.owners
-        if owners is None or mine.since:  # something was begun under this name
-            return set()
-        return there.keys() & set(owners.servers(placement))
-
-    async def names_of(self, incarnation: str) -> set[SessionKey]:
-        """Under which names the agents know that incarnation, while it is there.
-
-        Raises:
-            Unreachable: they do not answer.
-        """
-        return {
-            tree.key
-            for tree in await self._agent.trees()
-            if tree.incarnation == incarnation and tree.state is not TreeState.GONE
-        }
-
-    def _renamed(self, there: SessionKey, placement: Placement) -> Refused:
-        """The Hub renamed the user or the server; programs that are there cannot."""
-        key = placement.key
-        error = Refused(Reason.RENAMED, there=there, here=key)
-        left = (placement.checkpoint, *_what_is(self._sessions.row(there)))
-        named = next((each for each in left if each), placement.former)
-        self._sessions.runtime(key).of_another_name = named
-        self._sessions.update(key, failure=codec.failure_of(error))
-        return error
 
     # --- after the plan
     def placed(self, placement: Placement) -> None:
@@ -700,8 +646,3 @@ def end_renewal(sessions: Sessions, key: SessionKey) -> None:
     """The login is valid again: the order is used up."""
     if audit_log.mark(sessions.journal, _MARK + key.path) is not None:
         sessions.journal.write(*audit_log.set_mark(_MARK + key.path, None))
-
-
-def _what_is(row: SessionRow) -> tuple[str, str]:
-    """What names the session of a row: its checkpoint, its incarnation."""
-    return row.checkpoint, row.incarnation

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class StopPlanner:
         sessions: the rows.
         agent: the agents.
         resumer: notes that a restore has ended well.
+        renames: knows what is there under a former name.
         starts: cancels a capture that is under way.
         look: adds a session's key to the work queue.
         settings: the limits.
@@ -71,6 +73,7 @@ class StopPlanner:
         sessions: Sessions,
         agent: Agent,
         resumer: Resumer,
+        renames: Renames,
         starts: StartPlanner,
         look: Callable[[SessionKey], None],
         settings: Settings,
@@ -78,13 +81,14 @@ class StopPlanner:
         self._sessions = sessions
         self._agent = agent
         self._resumer = resumer
+        self._renames = renames
         self._starts = starts
         self._look = look
         self._settings = settings
 
     async def plan(self, placement: Placement) -> StopPlan:
         """See ``Controller.plan_stop``."""
-        key = self._row_of(placement).key
+        key = self._renames.row_of(placement).key
         checked = self._sessions.runtime(key).hub_checked
         now = self._sessions.clock.monotonic()
         if checked is not None and now - checked <= CHECK_SECONDS:
@@ -131,14 +135,6 @@ class StopPlanner:
             self._settings.settle_limit,
         )
 
-    def _row_of(self, placement: Placement) -> SessionRow:
-        """Its row; where its user was renamed while it ran, under the former name."""
-        row = self._sessions.row(placement.key)
-        if self._is(row, placement):
-            return row
-        rows = self._sessions.journal.sessions()
-        return next((each for each in rows if self._is(each, placement)), row)
-
     @staticmethod
     def _is(row: SessionRow, placement: Placement) -> bool:
         return row.incarnation == placement.incarnation
@@ -164,7 +160,7 @@ class StopPlanner:
         if observed.whole():
             # The Hub's database is older: it must not forget what it cannot see.
             return StopPlan(action="keep")
-        if await self._starts.names_of(placement.incarnation) - {placement.key}:
+        if await self._renames.names_of(placement.incarnation) - {placement.key}:
             return StopPlan(action="keep")  # nor what has its user's former name
         return await self._take_saved(row, placement, trees)
 
@@ -277,7 +273,7 @@ class StopPlanner:
 
     async def release(self, placement: Placement) -> None:
         """See ``Controller.release``."""
-        row = self._row_of(placement)
+        row = self._renames.row_of(placement)
         if not self._is(row, placement) or row.phase not in SAVED:
             raise Refused(Reason.NOT_CAPTURED)
         try:
@@ -287,7 +283,7 @@ class StopPlanner:
 
     def stopped(self, placement: Placement) -> None:
         """See ``Controller.stopped``."""
-        row = self._row_of(placement)
+        row = self._renames.row_of(placement)
         if self._is(row, placement):
             if row.phase is Phase.RESUMING and self._came_back(row):
                 row = self._resumer.restored(row)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+    from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 
 _log = logging.getLogger(__name__)
 
@@ -94,16 +95,19 @@ class UserApi:
 
     def __init__(
         self,
+        *,
         sessions: Sessions,
         agent: Agent,
         judge: Judge,
         queue: WorkQueue,
+        renames: Renames,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._judge = judge
         self._queue = queue
+        self._renames = renames
         self._settings = settings
         self._keeps = KeepQuota(sessions.journal, settings.keep_per_day)
 
@@ -329,12 +333,7 @@ class UserApi:
         """
         seconds = self._settings.set_aside
         row = self._known(key)
-        runtime = self._sessions.runtime(key)
-        if runtime.of_another_name and row.phase is Phase.STOPPED:
-            # It stays with the former name.
-            line = self._sessions.audit_line(key, by, "start fresh")
-            dismissed, runtime.of_another_name = runtime.of_another_name, ""
-            self._sessions.update(key, line, dismissed=dismissed, failure=None)
+        if self._renames.dismiss(key, by):
             return self._sessions.view(key)
         owners = self._sessions.owners
         if owners is not None and (claimed := owners.claimed(key)):

@@ -1,0 +1,131 @@
+"""Users and servers that the Hub has renamed while a session of theirs was there.
+
+JupyterHub allows it; programs cannot follow, since their name is in their paths, their
+login and what was saved of them. So a session stays under its former name until that
+is given back. What the Hub says of it under the new one is taken for the former one's,
+and nothing is started beside it in silence: the user is refused (``renamed``), and may
+choose to start fresh.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+
+class Renames:
+    """Finds what is there under another name than the Hub's.
+
+    Args:
+        sessions: the rows.
+        agent: the agents.
+    """
+
+    def __init__(self, sessions: Sessions, agent: Agent) -> None:
+        self._sessions = sessions
+        self._agent = agent
+
+    def row_of(self, placement: Placement) -> SessionRow:
+        """Its row; where its user was renamed while it ran, under the former name."""
+        row = self._sessions.row(placement.key)
+        if row.incarnation == placement.incarnation:
+            return row
+        for each in self._sessions.journal.sessions():
+            if each.incarnation == placement.incarnation:
+                return each
+        return row
+
+    async def names_of(self, incarnation: str) -> set[SessionKey]:
+        """Under which names the agents know that incarnation, while it is there.
+
+        Raises:
+            Unreachable: they do not answer.
+        """
+        return {
+            tree.key
+            for tree in await self._agent.trees()
+            if tree.incarnation == incarnation and tree.state is not TreeState.GONE
+        }
+
+    async def check(self, placement: Placement) -> None:
+        """Check, before a start, that its user's session is not under a former name.
+
+        Raises:
+            Refused: ``renamed``, unless the user has said to start fresh.
+        """
+        mine = self._sessions.row(placement.key)
+        known = placement.former and placement.former == mine.incarnation
+        if known or mine.phase is not Phase.STOPPED:
+            return
+        for key in sorted(await self._former_names(mine, placement) - {mine.key}):
+            there = self._sessions.row(key)
+            named = {placement.former, placement.checkpoint, *_what_is(there)} - {""}
+            if mine.dismissed not in named:
+                raise self._refused(key, placement)
+
+    def check_checkpoint(self, placement: Placement) -> None:
+        """Check that the checkpoint which the Hub remembers is of no other name.
+
+        Raises:
+            Refused: ``renamed``.
+        """
+        known = self._sessions.journal.checkpoint(placement.checkpoint)
+        if known is not None and known.key != placement.key:
+            raise self._refused(known.key, placement)
+
+    def dismiss(self, key: SessionKey, by: str) -> bool:
+        """Whether it was refused; then its next start is cold now.
+
+        What is there under the former name stays as it is.
+        """
+        runtime = self._sessions.runtime(key)
+        named = runtime.of_another_name
+        if not named or self._sessions.row(key).phase is not Phase.STOPPED:
+            return False
+        line = self._sessions.audit_line(key, by, "start fresh")
+        self._sessions.update(key, line, dismissed=named, failure=None)
+        runtime.of_another_name = ""
+        return True
+
+    async def _former_names(
+        self, mine: SessionRow, placement: Placement
+    ) -> set[SessionKey]:
+        """Where what the Hub remembers is, or what its user's account has left."""
+        rows = self._sessions.journal.sessions()
+        there = {row.key: row for row in rows if row.phase is not Phase.STOPPED}
+        if former := placement.former:
+            found = {k for k, row in there.items() if row.incarnation == former}
+            if found:
+                return found
+            with suppress(Unreachable):  # then it is asked again, and waited for
+                if found := await self.names_of(former):
+                    return found
+        owners = self._sessions.owners
+        if owners is None or mine.since:  # something was begun under this name
+            return set()
+        return there.keys() & set(owners.servers(placement))
+
+    def _refused(self, there: SessionKey, placement: Placement) -> Refused:
+        key = placement.key
+        error = Refused(Reason.RENAMED, there=there, here=key)
+        left = (placement.checkpoint, *_what_is(self._sessions.row(there)))
+        named = next((each for each in left if each), placement.former)
+        self._sessions.runtime(key).of_another_name = named
+        self._sessions.update(key, failure=codec.failure_of(error))
+        return error
+
+
+def _what_is(row: SessionRow) -> tuple[str, str]:
+    """What names the session of a row: its checkpoint, its incarnation."""
+    return row.checkpoint, row.incarnation
