@@ -10,6 +10,7 @@ from simulation.doubles.machine import GIB, PIDS
 from simulation.doubles.network import NOBODY
 
 if TYPE_CHECKING:
+    from simulation.doubles.hub import Database
     from simulation.doubles.machine import Machine
     from simulation.loop import Program
     from simulation.plan import Event
@@ -48,6 +49,8 @@ class Faults:
             "the journal is lost": self.lose_journal,
             "the Hub's database is backed up": self.back_up_hub,
             "the Hub's database is put back": self.put_back_hub,
+            "both databases are backed up": self.back_up_both,
+            "both databases are put back": self.put_back_both,
             "a second service starts": self.second_service,
             "the service is paused": self.pause_service,
             "others take the GPU": self.take_gpu,
@@ -247,11 +250,26 @@ class Faults:
 
     async def put_back_hub(self, event: Event) -> None:
         del event
+        if self._world.hub_backup is not None:
+            self._restore_hub(self._world.hub_backup)
+
+    def _restore_hub(self, backup: Database) -> None:
+        if self._world.hub is not None:
+            self._world.hub.program.kill()
+        self._world.database.put_back(backup)
+
+    async def back_up_both(self, event: Event) -> None:
+        """The folder or the machine of the Hub and its service, at one moment."""
+        del event
         world = self._world
-        if world.hub_backup is not None:
-            if world.hub is not None:
-                world.hub.program.kill()
-            world.database.put_back(world.hub_backup)
+        world.backup_of_both = (world.copy_journal(), world.database.copy())
+
+    async def put_back_both(self, event: Event) -> None:
+        del event
+        if self._world.backup_of_both is not None:
+            journal, database = self._world.backup_of_both
+            self._restore_journal(journal)
+            self._restore_hub(database)
 
     # --- machines
     async def take_gpu(self, event: Event) -> None:

@@ -36,6 +36,11 @@ NOT_LAZY = frozenset({1_795_456_028_959, 1_848_806_109_096})
 OPERATED_FROM, OPERATED = 1_370_000_000, 0.6
 NOT_OPERATED = NOT_LAZY | {3_132_769_609_057}
 
+#: Seeds from here on have restores of the Hub and its service together, likewise, and
+#: the share of those.
+RESTORED_FROM, RESTORED = 1_380_000_000, 0.3
+NOT_RESTORED = NOT_OPERATED | {1_145_865_584_093}
+
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
 
@@ -157,7 +162,29 @@ def draw(seed: int) -> Plan:
     may_be_lazy = seed >= LAZY_FROM and seed not in NOT_LAZY
     drawn = _lazy(drawn) if may_be_lazy else drawn
     operated = seed >= OPERATED_FROM and seed not in NOT_OPERATED
-    return _operated(drawn) if operated else drawn
+    drawn = _operated(drawn) if operated else drawn
+    restored = seed >= RESTORED_FROM and seed not in NOT_RESTORED
+    return _restored(drawn) if restored else drawn
+
+
+def _restored(plan: Plan) -> Plan:
+    """The same plan, sometimes with a backup of both databases that is put back.
+
+    Nobody is renamed afterwards: of a session that was begun after the backup, nothing
+    tells whose it is but its name (``docs/explanation/track-record.md``).
+    """
+    rng = random.Random(f"restores {plan.seed}")
+    if rng.random() >= RESTORED:
+        return plan
+    events = list(plan.events)
+    backed_up = _moment(rng, events)
+    events = [each for each in events if each.what != "rename" or each.at < backed_up]
+    for what, at in (
+        ("both databases are backed up", backed_up),
+        ("both databases are put back", max(backed_up, _moment(rng, events))),
+    ):
+        events.append(_draw(rng, {what: 1}, rng.choice(plan.keys), at))
+    return replace(plan, events=_in_order(events))
 
 
 def _operated(plan: Plan) -> Plan:

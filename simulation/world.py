@@ -132,6 +132,7 @@ class World:
         self.restarts = True  #: whether killed programs come again
         self.backup: tuple[bytes, bytes] | None = None
         self.hub_backup: Database | None = None
+        self.backup_of_both: tuple[tuple[bytes, bytes], Database] | None = None
         self.steps = 0
         #: when somebody last asked for a suspend, or a stop, of each session
         self.asked: dict[SessionKey, float] = {}

@@ -191,9 +191,10 @@ async def _is_over(self: StopPlanner, *_: Any) -> StopPlan:
 LOST_END: tuple[Patch, ...] = ((StopPlanner, "_take_saved", _is_over),)
 
 
-async def _look_if_they_answer(self: StopPlanner, row: SessionRow) -> None:
+async def _look_if_they_answer(self: StopPlanner, row: SessionRow) -> bool:
     with suppress(Unreachable, StoreError):
-        await _look_for_loss(self, row)
+        return await _look_for_loss(self, row)
+    return False
 
 
 SILENT_LOSS: tuple[Patch, ...] = (
@@ -223,11 +224,11 @@ async def _may_be_anything(self: StartPlanner, row: Any, placement: Any) -> Any:
     observed = self.facts(row.key, trees, saved)
     for tree in observed.left():
         if tree.state is TreeState.RUNNING:
-            return self._adopt(row, tree)
+            return await self._adopt(row, tree)
         if tree.state is TreeState.CAPTURED:
             await self._captured(row, tree, observed)
             return None
-    return self._nothing_runs(row, placement, observed)
+    return await self._nothing_runs(row, placement, observed)
 
 
 SILENCE: tuple[Patch, ...] = (

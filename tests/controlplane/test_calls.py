@@ -611,6 +611,33 @@ async def test_renamed_user_does_not_start_beside_what_only_the_agent_knows(worl
     assert (await controller.plan_start(visit)).failure.code == "renamed"
 
 
+async def test_renamed_user_whose_journal_was_lost_is_told_where_it_is_saved(world):
+    """The store was not listed since: only its manifest tells the former name."""
+    first = await _suspended(world)
+    row = first._sessions.row(KEY)
+    world.settings = dataclasses.replace(world.settings, tick_interval=60.0)
+    listed, asked = world.node.checkpoints, []
+
+    async def away(key=None):
+        asked.append(key)
+        raise StoreError(Reason.STORE_FAILED, why="it is away")
+
+    world.node.checkpoints = away
+    second = await world.journal_lost(first)
+    await world.until(lambda: None in asked)
+    world.node.checkpoints = listed
+    visit = Placement(
+        key=SessionKey("renamed", KEY.server),
+        incarnation="i2",
+        checkpoint=row.checkpoint,
+        remembered=True,
+        former=row.incarnation,
+    )
+    assert second._sessions.journal.checkpoint(row.checkpoint) is None
+    for _ in range(2):
+        assert (await second.plan_start(visit)).failure.code == "renamed"
+
+
 async def test_renamed_user_is_known_by_their_account(world):
     """The Hub's database is older than their server, and remembers nothing of it."""
     controller = await world.controller()

@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import deletions, lineage
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
@@ -127,6 +127,47 @@ async def test_journal_from_before_the_suspend_what_has_ended_is_no_stop(
     )
     second = await restored_journal(world, first, backup)
     plan = await second.plan_stop(Placement(key=KEY, incarnation=info.incarnation))
+    assert (plan.action, plan.checkpoint) == ("release", saved)
+
+
+async def test_journal_and_hub_of_before_a_return_its_programs_are_not_forgotten(
+    world, tmp_path
+):
+    """The folder of both is put back: the Hub asks about what was saved since."""
+    first = await running(world, "tensors")
+    earlier = first._sessions.row(KEY).incarnation
+    backup = Backup(world, tmp_path)
+    await suspend(world, first)
+    await resume(world, first)
+    world.settings = type(world.settings)(
+        **{**vars(world.settings), "tick_interval": 60.0}
+    )
+    second = await restored_journal(world, first, backup)
+    plan = await second.plan_stop(Placement(key=KEY, incarnation=earlier))
+    assert plan.action == "keep"
+    assert len(world.node.living(KEY)) == 1
+
+
+async def test_journal_and_hub_of_before_the_suspend_and_no_store_forget_nothing(
+    world, tmp_path
+):
+    """Until the store was listed, nobody knows whether what has ended was saved."""
+    first = await running(world, "tensors")
+    backup = Backup(world, tmp_path)
+    saved = await suspend(world, first)
+    (info, _) = world.node.saved[saved]
+    checkpoints = world.node.checkpoints
+
+    async def away(key=None):
+        raise StoreError(Reason.STORE_FAILED, why="it is away")
+
+    world.node.checkpoints = away
+    second = await restored_journal(world, first, backup)
+    mine = Placement(key=KEY, incarnation=info.incarnation)
+    with pytest.raises(StoreError):
+        await second.plan_stop(mine)
+    world.node.checkpoints = checkpoints
+    plan = await second.plan_stop(mine)
     assert (plan.action, plan.checkpoint) == ("release", saved)
 
 
@@ -506,10 +547,35 @@ async def test_journal_newer_than_store_and_hub_asks_before_the_older_one_comes_
     assert contents(world) == "old"
 
 
-async def test_journal_from_before_a_deletion_the_next_session_comes_back(
+async def test_journal_and_hub_of_before_a_deletion_the_next_session_is_offered(
     world, tmp_path
 ):
-    """Its generations began anew, so only the Hub can say that it is the newer one."""
+    """Its generations are above those of what was deleted."""
+    first = await running(world, "of the old one")
+    await suspend(world, first)
+    pointer = world.hub.pointers[KEY]
+    backup = Backup(world, tmp_path)
+    await first.forget(DELETED)
+    await world.until(lambda: not world.node.saved)
+    world.hub.pointers.pop(KEY)
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(first) == "running")
+    saved = await suspend(world, first)
+    second = await restored_journal(world, first, backup)
+    world.hub.pointers[KEY] = pointer
+    assert await world.hub.start(KEY) == "saved_found"
+    await second.users.resume(KEY, "ada")
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "cold"
+    assert world.node.saved[saved][0].generation == 2
+
+
+async def test_journal_from_before_a_deletion_the_next_session_comes_back(
+    world, tmp_path, monkeypatch
+):
+    """Of an older release, whose generations began anew: then only the Hub knows."""
+    monkeypatch.setattr(deletions, "highest_generation", lambda _: 0)
     first = await running(world, "of the old one")
     await suspend(world, first)
     backup = Backup(world, tmp_path)

@@ -25,6 +25,7 @@ FOUND = (
     *(931000956, 1118000032, 1152000416, 1160000903, 1161000139, 1184000017),
     *(1305000330, 1310000421, 1326000154, 1350000628, 1360000699),
     *(1145865584093, 1371000866, 1371001602, 1376001991),
+    *(1380000411, 1380000604, 1381001090, 1381001210, 1381002021),
     # Two wishes, the first refused last; work between a stop and its end; a message for
     # a kernel that is stopped without a nap; two agents of one machine: the simulator's
     # own faults.

@@ -413,7 +413,7 @@ class StartPlanner:
             ):
                 # The journal is older: it runs soon, or its checkpoint comes back.
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="restore")
-        return self._nothing_runs(row, placement, observed)
+        return await self._nothing_runs(row, placement, observed)
 
     async def _adopt(self, row: SessionRow, tree: Tree) -> StartPlan | None:
         if await self._ends(tree):
@@ -445,7 +445,7 @@ class StartPlanner:
         else:
             adoption.captured(self._sessions, row, info, self._settings)
 
-    def _nothing_runs(
+    async def _nothing_runs(
         self, row: SessionRow, placement: Placement, observed: Observed
     ) -> StartPlan | None:
         pointer = placement.checkpoint
@@ -470,7 +470,9 @@ class StartPlanner:
         if self._take_set_aside(row, placement, observed):
             return None
         if not self._accounted_for(row, placement):
-            self._missing(placement)
+            await self._renames.check_checkpoint(placement)
+            if self._sessions.row(row.key) == row:
+                self._missing(placement)
             return None
         return StartPlan(action="cold")
 
@@ -515,7 +517,6 @@ class StartPlanner:
 
     def _missing(self, placement: Placement) -> None:
         """The spawner names a missing checkpoint: the user has to choose."""
-        self._renames.check_checkpoint(placement)
         self._sessions.apply(
             placement.key,
             SessionEvent.FOUND_SAVED,

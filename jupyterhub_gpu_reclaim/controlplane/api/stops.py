@@ -110,7 +110,8 @@ class StopPlanner:
             # the end of what is not saved: nothing may be ended now.
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         if row.phase in LIVE:
-            await self._look_for_loss(row)
+            if await self._look_for_loss(row):
+                return StopPlan(action="keep")
             row = self._sessions.row(key)
         if row.phase in SAVED or row.phase is Phase.RESUMING:
             return self._release(key)
@@ -236,11 +237,14 @@ class StopPlanner:
             return self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)
         return row
 
-    async def _look_for_loss(self, row: SessionRow) -> None:
+    async def _look_for_loss(self, row: SessionRow) -> bool:
         """A session whose programs have ended is what was saved of it, if anything was.
 
         One that died soon after its return goes back to its checkpoint; one that was
         captured, which a journal of before that does not know, is suspended.
+
+        Returns:
+            Whether it has come back since, and lives: Hub and journal are older.
 
         Raises:
             Unreachable: the agent does not answer; the spawner can see by itself
@@ -253,23 +257,27 @@ class StopPlanner:
                 tree.incarnation == row.incarnation and tree.state is not TreeState.GONE
                 for tree in trees
             ):
-                return
+                return False
             saved = await self._agent.checkpoints(row.key)
         except (Unreachable, StoreError):
-            if row.checkpoint:
+            if row.checkpoint or not self._sessions.store_seen:
                 raise
-            return  # as far as anybody knows, nothing of it was ever saved
+            return False  # as far as anybody knows, nothing of it was ever saved
         now = self._sessions.row(row.key)
         # Not the whole row: an order that came meanwhile does not undo what is lost.
         session = (row.incarnation, row.checkpoint)
         if now.phase not in LIVE or (now.incarnation, now.checkpoint) != session:
-            return
+            return False
         observed = self._starts.facts(row.key, trees, saved)
+        if observed.whole():
+            self._look(row.key)
+            return True
         missed = [s for s in observed.unknown() if s.incarnation == row.incarnation]
         if missed:
             adoption.saved(self._sessions, now, observed, self._settings, missed[-1].id)
         elif info := observed.checkpoint(row.checkpoint):
             adoption.lost(self._sessions, now, info)
+        return False
 
     async def release(self, placement: Placement) -> None:
         """See ``Controller.release``."""

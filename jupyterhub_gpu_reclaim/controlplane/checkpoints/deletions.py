@@ -10,6 +10,10 @@ order are noted in it. A start that the Hub could not tell of is found here, or 
 when it runs, and so may be known earlier than the order. So what waits as a file is
 taken up before anything that was seen or reported is written into the journal
 (``Sessions.take_up_deletions``).
+
+What is begun after a deletion counts its generations from above those of the deleted:
+to a journal of before, which knows of no deletion, it is the newer one. One number is
+kept for all, so that no name of a deleted session is.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -48,8 +53,18 @@ _log = logging.getLogger(__name__)
 _DELETED = "The server was deleted."
 _MARK = "order to delete:"
 _OLD_MARK = "deletion:"  # before 2026-11-23
+_HIGHEST = "highest deleted generation"
 #: Seconds for which an order that was taken up is known again; no call is as late.
 _KNOWN_SECONDS = 7 * 86400.0
+
+
+def highest_generation(journal: Journal) -> int:
+    """The highest that any deleted session had; 0: none had one.
+
+    Raises:
+        StoreError: the journal does not answer.
+    """
+    return int(audit_log.mark(journal, _HIGHEST) or 0)
 
 
 class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +200,8 @@ class Deletions:
         order = DeletionOrder(
             key=key, asked=now, incarnations=frozenset(old), spared=frozenset(spared)
         )
+        before = highest_generation(sessions.journal)
+        highest = max([before, row.generation, *(r.generation for r in rows)])
         sessions.journal.forget(
             key,
             sessions.audit_line(key, SERVICE, what, message),
@@ -197,6 +214,7 @@ class Deletions:
             accounting.leaving(row, now, sessions.seats_per_gpu),
             [
                 *_written(order),
+                *audit_log.set_mark(_HIGHEST, highest),
                 *keep_quota.end(key, now),
                 *reclaimed.ended(row, now, sessions.seats_per_gpu),
                 *nap_memory.ended(key, now),

@@ -21,7 +21,11 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import (
+    bring_back,
+    deletions,
+    expiry,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 
@@ -155,11 +159,14 @@ class Suspender:
     def _next_generation(self, row: SessionRow) -> int:
         """One above all that are kept under that name, whoever's they are.
 
-        A new account's row counts from nothing, beside what is kept of the former one.
-        Without the journal only the numbers tell which of those is newer.
+        A new account's row counts from nothing, beside what is kept of the former one;
+        where nothing is kept, from above what was deleted. Without the journal, or with
+        an older one, only the numbers tell which of those is newer.
         """
-        kept = self._sessions.journal.checkpoints(row.key)
-        return max([row.generation, *(each.generation for each in kept)]) + 1
+        journal = self._sessions.journal
+        kept = journal.checkpoints(row.key)
+        highest = max([row.generation, *(each.generation for each in kept)])
+        return (highest or deletions.highest_generation(journal)) + 1
 
     def committed(self, row: SessionRow, info: CheckpointInfo) -> SessionRow:
         """SUSPENDING -> RELEASING: from now on the checkpoint is the session."""

@@ -76,8 +76,11 @@ class Owners:
             if known is not None:  # another one had tried before
                 self._sessions.journal.write(*self._belongs(key, owner))
         elif known["owner"] not in {owner, _WHOEVER_COMES}:
-            if self._sessions.row(key).phase is Phase.STOPPED:
-                self.hand_over(key, owner, fresh=True, own=placement.checkpoint)
+            row, own = self._sessions.row(key), placement.checkpoint
+            # The Hub remembers it of that account: the journal is older than that.
+            found = row.phase is Phase.SUSPENDED and own == row.checkpoint != ""
+            if found or row.phase is Phase.STOPPED:
+                self.hand_over(key, owner, fresh=True, own=own)
                 return
             claim = {**known, "claimed": owner}
             self._sessions.journal.write(*_replace(key, claim))

@@ -74,15 +74,23 @@ class Renames:
             if mine.dismissed not in named:
                 raise self._refused(key, placement)
 
-    def check_checkpoint(self, placement: Placement) -> None:
+    async def check_checkpoint(self, placement: Placement) -> None:
         """Check that the checkpoint which the Hub remembers is of no other name.
 
         Raises:
             Refused: ``renamed``.
+            Unreachable, StoreError: the journal does not know it, nor who does.
         """
-        known = self._sessions.journal.checkpoint(placement.checkpoint)
-        if known is not None and known.key != placement.key:
-            raise self._refused(known.key, placement)
+        checkpoint = placement.checkpoint
+        known = self._sessions.journal.checkpoint(checkpoint)
+        if known is not None:
+            names = [known.key]
+        else:
+            saved = await self._agent.checkpoints()
+            names = [info.key for info in saved if info.id == checkpoint]
+        for key in names:
+            if key != placement.key:
+                raise self._refused(key, placement)
 
     def dismiss(self, key: SessionKey, by: str) -> bool:
         """Whether it was refused; then its next start is cold now.
