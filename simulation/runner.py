@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.node.workflows import recovery
 from simulation.checkers import is_after
@@ -47,6 +48,7 @@ OBEYED = 120.0
 SERVED = 150.0
 #: In memory: a disk's syncs would be waited for in real time.
 FOLDER = "/dev/shm"
+_SECOND = Reason.SECOND_TREE.value
 _RESTS = {*LIVE, Phase.SUSPENDED, Phase.STOPPED}
 
 
@@ -148,6 +150,8 @@ class Run:
     def _tree_unrest(self, views: list[SessionView]) -> str:
         world = self._world
         phases = {view.incarnation: view.phase for view in views}
+        # What the Hub does not know naps for nobody until a person comes to it.
+        reported = any(view.failure and view.failure.code == _SECOND for view in views)
         for machine in world.machines:
             for place in machine.places.values():
                 if place.tree is None:
@@ -155,7 +159,8 @@ class Run:
                 naps = world.plan.naps and world.naps(place)
                 if place.tree.stopped and not naps:
                     return f"the tree of {place.key} stays frozen"
-                if place.tree.unread and not world.never_idle:
+                waits = world.never_idle or reported
+                if place.tree.unread and not waits:
                     return f"{place.key} naps, whatever it is sent"
                 known = phases.get(place.incarnation)
                 if known is (Phase.RUNNING if naps else Phase.NAPPING):

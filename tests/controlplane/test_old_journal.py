@@ -148,6 +148,28 @@ async def test_journal_and_hub_of_before_a_return_its_programs_are_not_forgotten
     assert len(world.node.living(KEY)) == 1
 
 
+async def test_journal_and_hub_of_before_a_return_to_a_silent_node_forget_nothing(
+    world, tmp_path
+):
+    first = await running(world, "tensors")
+    earlier = first._sessions.row(KEY).incarnation
+    backup = Backup(world, tmp_path)
+    await suspend(world, first)
+    await resume(world, first)
+    world.settings = type(world.settings)(
+        **{**vars(world.settings), "tick_interval": 60.0}
+    )
+
+    async def silent(key=None):
+        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="it is off")
+
+    world.node.trees = silent
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: second._sessions.store_seen)
+    with pytest.raises(Unreachable):
+        await second.plan_stop(Placement(key=KEY, incarnation=earlier))
+
+
 async def test_journal_and_hub_of_before_the_suspend_and_no_store_forget_nothing(
     world, tmp_path
 ):

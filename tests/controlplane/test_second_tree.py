@@ -36,6 +36,28 @@ async def test_second_tree_is_reported_and_nothing_is_ended(world, doubled):
     assert [a.what for a in controller.users.audit(KEY)].count("report") == 1
 
 
+@pytest.mark.parametrize("by_itself", [True, False])
+async def test_stopped_session_whose_programs_run_is_listed_until_they_end(
+    world, by_itself
+):
+    """Hub and journal were put back to before it was begun."""
+    incarnation = await world.running("work")
+    world.hub.states[KEY] = "stopped"
+    controller = await world.controller()
+
+    await world.until(lambda: any(v.key == KEY for v in controller.users.sessions()))
+
+    (view,) = controller.users.sessions()
+    assert (view.phase, view.failure.code) == ("stopped", "second_tree")
+    assert view.failure.incarnation == incarnation
+    if by_itself:
+        world.node.places.clear()
+    else:
+        await controller.users.end_second(KEY, incarnation, "root")
+    await world.until(lambda: not controller.users.sessions())
+    assert not world.node.places
+
+
 async def test_doubled_session_is_not_suspended_until_one_is_ended(world, doubled):
     controller, first, second = doubled
     world.verdict = IDLE

@@ -251,6 +251,7 @@ class StopPlanner:
                 whether the programs live, and keeps what may come back if not.
             StoreError: they have ended, and it is not known what may come back.
         """
+        trees: Sequence[Tree] | None = None
         try:
             trees = await self._agent.trees(row.key)
             if any(
@@ -261,6 +262,8 @@ class StopPlanner:
             saved = await self._agent.checkpoints(row.key)
         except (Unreachable, StoreError):
             if row.checkpoint or not self._sessions.store_seen:
+                raise
+            if trees is None and await self._is_saved_unknown(row.key):
                 raise
             return False  # as far as anybody knows, nothing of it was ever saved
         now = self._sessions.row(row.key)
@@ -278,6 +281,14 @@ class StopPlanner:
         elif info := observed.checkpoint(row.checkpoint):
             adoption.lost(self._sessions, now, info)
         return False
+
+    async def _is_saved_unknown(self, key: SessionKey) -> bool:
+        """Whether the store has what the journal does not know: it is an older one."""
+        try:
+            saved = await self._agent.checkpoints(key)
+        except (Unreachable, StoreError):
+            return False
+        return bool(self._starts.facts(key, (), saved).unknown())
 
     async def release(self, placement: Placement) -> None:
         """See ``Controller.release``."""

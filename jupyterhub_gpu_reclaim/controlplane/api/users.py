@@ -112,7 +112,10 @@ class UserApi:
         self._keeps = KeepQuota(sessions.journal, settings.keep_per_day)
 
     def sessions(self) -> list[SessionView]:
-        """All sessions that run, are suspended, or have a checkpoint set aside."""
+        """All sessions that run, are suspended, or have left something.
+
+        That is a checkpoint set aside, or programs that the Hub does not know of.
+        """
         return self._sessions.views()
 
     def session(self, key: SessionKey) -> SessionView:

@@ -171,6 +171,7 @@ class ControlLoops:
         if not observed.silent:
             tree = observed.tree(row.incarnation)
             self._sessions.note_nap(key, tree, state.asked)
+            self._sessions.note_ended(key, observed)
         self._sessions.note_node(key, observed.tree(row.incarnation))
         action = settle(row, observed, self._sessions.clock.now(), self._settings)
         self._note_compared(row, observed, action.kind)

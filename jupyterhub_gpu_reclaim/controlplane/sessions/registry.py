@@ -257,6 +257,19 @@ class Sessions:
         if tree is not None and known and tree.node != row.node:
             self.update(key, node=tree.node)
 
+    def note_ended(self, key: SessionKey, observed: Observed) -> None:
+        """Drop the report of programs beside the session that have ended since.
+
+        Args:
+            key: the session.
+            observed: agents that have all answered.
+        """
+        failure = self.row(key).failure
+        if failure is None or not failure.incarnation:
+            return
+        if all(tree.incarnation != failure.incarnation for tree in observed.left()):
+            self.update(key, failure=None)
+
     # --- naps
     def note_nap(
         self, key: SessionKey, tree: Tree | None, asked: float | None = None
@@ -391,12 +404,12 @@ class Sessions:
         return self.view_of(row, self.journal.checkpoints(key))
 
     def views(self) -> list[SessionView]:
-        """All that run, are suspended, or have a checkpoint set aside."""
+        """All that are there: see ``UserApi.sessions``."""
         kept: dict[SessionKey, list[CheckpointRow]] = {}
         for checkpoint in self.journal.checkpoints():
             kept.setdefault(checkpoint.key, []).append(checkpoint)
         views = [self.view_of(r, kept.get(r.key, [])) for r in self.journal.sessions()]
-        return [v for v in views if v.phase is not Phase.STOPPED or v.saved]
+        return [v for v in views if v.phase is not Phase.STOPPED or _has_left(v)]
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
         """A row with its checkpoints, as pages show it."""
@@ -480,3 +493,9 @@ class Sessions:
     def phases(self) -> Counter[Phase]:
         """How many sessions are in each phase."""
         return Counter(row.phase for row in self.journal.sessions())
+
+
+def _has_left(view: SessionView) -> bool:
+    """Whether a stopped session has something that is saved, or that runs on."""
+    runs_on = view.failure is not None and view.failure.incarnation != ""
+    return bool(view.saved) or runs_on
