@@ -238,7 +238,7 @@ class NodeInMemory(MemoryAgent[Place]):
     def info(self, place):
         return msgspec.structs.replace(
             super().info(place),
-            created=float(place.generation),
+            created=time.time(),
             logical_bytes=1000,
             stored_bytes=100,
         )

@@ -593,6 +593,34 @@ async def test_journal_and_hub_of_before_a_deletion_the_next_session_is_offered(
     assert world.node.saved[saved][0].generation == 2
 
 
+async def test_journal_of_a_deletion_under_way_the_next_session_is_not_deleted(
+    world, tmp_path, monkeypatch
+):
+    """That journal orders the end of all that it does not know to be new."""
+    first = await running(world, "of the old one")
+    await suspend(world, first)
+    discard = world.node.discard
+
+    async def fails(*_, **__):
+        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="not now")
+
+    monkeypatch.setattr(world.node, "discard", fails)
+    await first.forget(DELETED)
+    backup = Backup(world, tmp_path)
+    monkeypatch.setattr(world.node, "discard", discard)
+    await world.until(lambda: not world.node.saved)
+    world.hub.pointers.pop(KEY)
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(first) == "running")
+    saved = await suspend(world, first)
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: second._sessions.deletions.pending(KEY) is None)
+    assert set(world.node.saved) == {saved}
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "cold"
+
+
 async def test_journal_from_before_a_deletion_the_next_session_comes_back(
     world, tmp_path, monkeypatch
 ):

@@ -284,12 +284,19 @@ class Deletions:
         return tree.incarnation in order.incarnations or not new
 
     def _is_saved(self, order: DeletionOrder, info: CheckpointInfo) -> bool:
-        """Whether a checkpoint belongs to the deleted session."""
+        """Whether a checkpoint belongs to the deleted session.
+
+        One that nothing else is known of was the deleted session's if it is older than
+        the order. Else the journal may be of a time when the order was pending, and
+        what the next session has been saved as since would be deleted.
+        """
         row = self._sessions.journal.checkpoint(info.id)
         if row is not None:
             return row.keeping is Keeping.TO_DELETE
         kept = order.spared | {self._sessions.row(order.key).attempt}
-        return info.id not in kept and info.incarnation not in self._new(order)
+        if info.id in kept or info.incarnation in self._new(order):
+            return False
+        return info.incarnation in order.incarnations or info.created < order.asked
 
     # --- carrying out
     async def carry_out(self, key: SessionKey) -> bool:

@@ -164,9 +164,9 @@ class Suspender:
         an older one, only the numbers tell which of those is newer.
         """
         journal = self._sessions.journal
-        kept = journal.checkpoints(row.key)
-        highest = max([row.generation, *(each.generation for each in kept)])
-        return (highest or deletions.highest_generation(journal)) + 1
+        kept = [each.generation for each in journal.checkpoints(row.key)]
+        last = row.generation or deletions.highest_generation(journal)
+        return max([last, *kept]) + 1
 
     def committed(self, row: SessionRow, info: CheckpointInfo) -> SessionRow:
         """SUSPENDING -> RELEASING: from now on the checkpoint is the session."""
