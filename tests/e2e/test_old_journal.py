@@ -8,7 +8,7 @@ import secrets
 import sqlite3
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from demo.admin import Admin
 from demo.stack import BIN
 from demo.user import User
 from tests.support import light_server
+from tests.support.agent import wait_for
 from tests.support.stack import Stack
 
 if TYPE_CHECKING:
@@ -29,13 +30,16 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack that compares often."""
+    """A stack that compares often, and soon reports what is odd."""
     with Stack(
         tmp_path_factory.mktemp("stack"),
         idle_after=0,
         server=light_server.COMMAND,
         http_timeout=120,
-        service_options={"ReclaimService.tick_interval": 1},
+        service_options={
+            "ReclaimService.tick_interval": 1,
+            "ReclaimService.orphan_grace": 5,
+        },
     ) as stack:
         yield stack
 
@@ -48,9 +52,8 @@ def admin(stack: Stack) -> Admin:
 class Somebody:
     """A user whose kernel holds a value that only this session knows."""
 
-    def __init__(self, stack: Stack) -> None:
-        self.user = User(stack.url, f"old{secrets.randbelow(10**6)}", stack.password)
-        self.user.login()
+    def __init__(self, user: User) -> None:
+        self.user = user
         self.user.start_server()
         self.kernel: Kernel = self.user.server().start_kernel()
         self.value = ""
@@ -76,11 +79,17 @@ class Somebody:
 
 
 @pytest.fixture
-def somebody(stack: Stack) -> Iterator[Somebody]:
-    somebody = Somebody(stack)
-    yield somebody
+def user(stack: Stack) -> Iterator[User]:
+    user = User(stack.url, f"old{secrets.randbelow(10**6)}", stack.password)
+    user.login()
+    yield user
     with contextlib.suppress(OSError):
-        somebody.user.hub("DELETE", f"users/{somebody.name}/server", json={})
+        user.hub("DELETE", f"users/{user.name}/server", json={})
+
+
+@pytest.fixture
+def somebody(user: User) -> Somebody:
+    return Somebody(user)
 
 
 def journal_of(stack: Stack) -> Path:
@@ -89,17 +98,28 @@ def journal_of(stack: Stack) -> Path:
     return found
 
 
-def back_up(stack: Stack, copy: Path) -> Path:
+def hub_of(stack: Stack) -> Path:
+    """The Hub's database."""
+    return stack.folder / "jupyterhub.sqlite"
+
+
+def back_up(database: Path, copy: Path) -> Path:
     with (
-        contextlib.closing(sqlite3.connect(journal_of(stack))) as now,
+        contextlib.closing(sqlite3.connect(database)) as now,
         contextlib.closing(sqlite3.connect(copy)) as other,
     ):
         now.backup(other)
     return copy
 
 
-def restart_with(stack: Stack, copy: Path | None) -> None:
-    """Hub and service end; the journal is that copy, or none; they start again."""
+def restart_with(stack: Stack, copy: Path | None, hubs: Path | None = None) -> None:
+    """Hub and service end; the journal is that copy, or none; they start again.
+
+    Args:
+        stack: the stack.
+        copy: of the journal.
+        hubs: of the Hub's database; None: that stays as it is.
+    """
     journal = journal_of(stack)
     stack.kill("hub")
     stack.kill("service")
@@ -107,18 +127,22 @@ def restart_with(stack: Stack, copy: Path | None) -> None:
     end = time.monotonic() + 20
     while stack.service_pids() and time.monotonic() < end:
         time.sleep(0.1)
-    for tail in ("", "-wal", "-shm"):
-        journal.with_name(journal.name + tail).unlink(missing_ok=True)
-    if copy is not None:
-        journal.write_bytes(copy.read_bytes())
+    put_back(journal, copy)
+    if hubs is not None:
+        put_back(hub_of(stack), hubs)
     stack.start_hub()
+
+
+def put_back(database: Path, copy: Path | None) -> None:
+    for tail in ("", "-wal", "-shm"):
+        database.with_name(database.name + tail).unlink(missing_ok=True)
+    if copy is not None:
+        database.write_bytes(copy.read_bytes())
 
 
 def forget_pointer(stack: Stack, name: str) -> None:
     """What a Hub's database from before the suspend says: nothing is suspended."""
-    with contextlib.closing(
-        sqlite3.connect(stack.folder / "jupyterhub.sqlite")
-    ) as database:
+    with contextlib.closing(sqlite3.connect(hub_of(stack))) as database:
         database.execute(
             "UPDATE spawners SET state = '{}' WHERE user_id ="
             " (SELECT id FROM users WHERE name = ?)",
@@ -145,7 +169,7 @@ def test_journal_restored_from_before_the_suspend_brings_the_session_back(
     stack: Stack, admin: Admin, somebody: Somebody, tmp_path: Path
 ) -> None:
     admin.wait(somebody.name, phase="running")
-    copy = back_up(stack, tmp_path / "copy.sqlite")
+    copy = back_up(journal_of(stack), tmp_path / "copy.sqlite")
     admin.suspend(somebody.name)
     restart_with(stack, copy)
     assert somebody.visit() == somebody.value
@@ -156,13 +180,58 @@ def test_journal_restored_from_an_older_generation_brings_the_newer_one_back(
     stack: Stack, admin: Admin, somebody: Somebody, tmp_path: Path
 ) -> None:
     admin.suspend(somebody.name)
-    copy = back_up(stack, tmp_path / "copy.sqlite")
+    copy = back_up(journal_of(stack), tmp_path / "copy.sqlite")
     assert somebody.visit() == somebody.value
     admin.wait(somebody.name, phase="running")
     newer = somebody.work()
     admin.suspend(somebody.name)
     restart_with(stack, copy)
     assert somebody.visit() == newer
+
+
+def test_both_databases_of_before_a_return_what_came_back_runs_on(
+    stack: Stack, admin: Admin, somebody: Somebody, tmp_path: Path
+) -> None:
+    name = somebody.name
+    admin.wait(name, phase="running")
+    journal = back_up(journal_of(stack), tmp_path / "journal.sqlite")
+    hub = back_up(hub_of(stack), tmp_path / "hub.sqlite")
+    admin.suspend(name)
+    assert somebody.visit() == somebody.value
+    admin.wait(name, phase="running")
+    newer = somebody.work()
+    mine = [tree["incarnation"] for tree in of_user(stack, name)]
+    restart_with(stack, journal, hub)
+    somebody.user.start_server()  # the Hub's page asks whether to
+    assert somebody.visit() == newer
+    assert [tree["incarnation"] for tree in of_user(stack, name)] == mine
+    admin.wait(name, phase="running")
+
+
+def test_both_databases_of_before_a_session_it_is_listed_and_adopted(
+    stack: Stack, admin: Admin, user: User, tmp_path: Path
+) -> None:
+    journal = back_up(journal_of(stack), tmp_path / "journal.sqlite")
+    hub = back_up(hub_of(stack), tmp_path / "hub.sqlite")
+    somebody, name = Somebody(user), user.name
+    mine = [tree["incarnation"] for tree in of_user(stack, name)]
+    restart_with(stack, journal, hub)
+    listed = wait_for(lambda: [v for v in admin.sessions() if v["key"]["user"] == name])
+    assert [view["failure"]["code"] for view in listed] == ["second_tree"]
+    assert [view["failure"]["incarnation"] for view in listed] == mine
+    # Nobody remembers whose it is: an administrator says so.
+    refused = user.hub("POST", f"users/{name}/server", json={})
+    assert "is running already" in refused.json()["message"]
+    admin.call("POST", f"sessions/{name}/-/renew-login")
+    user.start_server()
+    assert somebody.visit() == somebody.value
+    assert [tree["incarnation"] for tree in of_user(stack, name)] == mine
+    assert admin.wait(name, phase="running")["failure"] is None
+
+
+def of_user(stack: Stack, name: str) -> list[dict[str, Any]]:
+    """What runs of a user."""
+    return [tree for tree in stack.trees() if tree["key"]["user"] == name]
 
 
 def test_journal_lost_and_the_hubs_pointer_too_comes_back_by_one_command(
