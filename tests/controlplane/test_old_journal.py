@@ -890,6 +890,33 @@ def test_newest_of_rivals_the_hubs_one_comes_first():
     assert [each.id for each in lineage.newest(rivals, "c")] == ["c", "b"]
 
 
+async def test_journal_lost_what_a_captured_session_goes_back_to_does_not_outlive_it(
+    world,
+):
+    """Put aside for days, it would be left once the session has come back and died."""
+    first = await running(world, "tensors")
+    before = await suspend(world, first)
+    await resume(world, first)
+    world.hub.refuses_stop = True
+    await first.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(first) == "releasing")
+    second = await world.journal_lost(first)
+    await world.until(lambda: world.phase(second) == "releasing")
+    world.hub.refuses_stop = False
+    known = second._sessions.journal.checkpoint
+    await world.until(lambda: known(before) is not None)
+    assert world.phase(second) == "suspended"
+    assert known(before).keeping is Keeping.SUPERSEDED
+
+
+@pytest.mark.parametrize(("since", "found"), [(1.0, ["b"]), (9.0, [])])
+def test_found_takes_what_is_later_than_the_end_of_a_stopped_session(since, found):
+    """Another journal had counted anew, between this one and its return."""
+    row = SessionRow(key=KEY, generation=1, since=since)
+    observed = Observed((), (info("b", 1, created=5.0),), None)
+    assert [each.id for each in lineage.found(row, observed)] == found
+
+
 def test_found_ignores_what_is_older_than_the_journal():
     row = SessionRow(key=KEY, phase=Phase.STOPPED, since=1.0, generation=3)
     observed = Observed((), (info("a", 3), info("b", 2)), HubState.STOPPED)

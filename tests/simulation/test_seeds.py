@@ -26,7 +26,7 @@ FOUND = (
     *(1305000330, 1310000421, 1326000154, 1350000628, 1360000699),
     *(1145865584093, 1371000866, 1371001602, 1376001991),
     *(1380000411, 1380000604, 1381001090, 1381001210, 1381002021),
-    *(1382000254, 1384000166),
+    *(1382000254, 1384000166, 1386000958, 1386001090),
     # Two wishes, the first refused last; work between a stop and its end; a message for
     # a kernel that is stopped without a nap; two agents of one machine: the simulator's
     # own faults.

@@ -3,8 +3,9 @@
 A journal may be too old: restored from a backup, rolled back with its machine, or lost.
 Then the manifests in the store know better. A checkpoint is newer than the one its
 incarnation was restored from (``CheckpointInfo.parent``), and otherwise newer than
-those of a lower generation. Wall clocks order nothing. Two that neither rule orders are
-rivals, and only a person can choose.
+those of a lower generation. Wall clocks order nothing; they only have a person asked
+where nothing would be found else. Two that neither rule orders are rivals, and only a
+person can choose.
 
 Pure.
 """
@@ -54,7 +55,10 @@ def found(
     """The newest checkpoint that the journal missed, followed by its rivals.
 
     Empty if the journal knows one that is as new as those in the store. What the
-    session's own checkpoint goes back to is none, whatever its generation says.
+    session's own checkpoint goes back to is none, whatever its generation says. Where
+    the session has none of its own, what is later than the row counts as well: a
+    journal that was lost in between has counted anew. The user is asked, so that a
+    wrong clock does no harm.
 
     Args:
         row: the journal's row.
@@ -70,6 +74,7 @@ def found(
         for info in unknown
         if info.id == pointer
         or info.generation > row.generation
+        or (not row.checkpoint and info.created > row.since)
         or (row.checkpoint and row.checkpoint in ancestors(info, saved))
     ]
     return newest(missed, pointer)

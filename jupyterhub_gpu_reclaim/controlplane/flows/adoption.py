@@ -167,11 +167,13 @@ def _beside(
         own = [info for info in observed.unknown() if info.id == row.checkpoint]
         rows = [each for each in rows if each.id != row.checkpoint]
         rows += [expiry.current(info, sessions.clock.now()) for info in own]
+    until = sessions.clock.now() + settings.grace
+    before = _line(row.checkpoint, observed) - {row.checkpoint}
+    rows = _superseded(rows, before, until)
     changes: dict[str, Any] = {"generation": _above(row, observed)}
     running = observed.tree(row.incarnation)
     parent = _came_from(running) if running is not None else ""
     if observed.missed(parent) and row.checkpoint in {"", parent}:
-        until = sessions.clock.now() + settings.grace
         rows = _superseded(rows, _line(parent, observed), until)
         changes["checkpoint"] = parent
     if not row.since:  # nothing that runs or is suspended: only what may come back
