@@ -151,7 +151,9 @@ class Run:
         world = self._world
         phases = {view.incarnation: view.phase for view in views}
         # What the Hub does not know naps for nobody until a person comes to it.
-        reported = any(view.failure and view.failure.code == _SECOND for view in views)
+        waits = world.never_idle or any(
+            view.failure and view.failure.code == _SECOND for view in views
+        )
         for machine in world.machines:
             for place in machine.places.values():
                 if place.tree is None:
@@ -159,7 +161,6 @@ class Run:
                 naps = world.plan.naps and world.naps(place)
                 if place.tree.stopped and not naps:
                     return f"the tree of {place.key} stays frozen"
-                waits = world.never_idle or reported
                 if place.tree.unread and not waits:
                     return f"{place.key} naps, whatever it is sent"
                 known = phases.get(place.incarnation)

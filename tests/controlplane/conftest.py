@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -98,6 +99,10 @@ class World:
         """The service is gone, whatever it was doing."""
         self.hub.controller = None
         await controller.stop()
+
+    def change(self, **settings: object) -> None:
+        """Other settings, for the controllers that are made from now on."""
+        self.settings = dataclasses.replace(self.settings, **settings)
 
     async def journal_lost(self, controller: Controller) -> Controller:
         """A new service, with an empty journal; the rest goes on as it is."""

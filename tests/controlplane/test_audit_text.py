@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
@@ -39,7 +38,7 @@ def test_sentences_name_who_asked_and_for_how_long():
 
 
 async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(world):
-    world.settings = dataclasses.replace(world.settings, warn_for=0.2)
+    world.change(warn_for=0.2)
     await world.running("tensors")
     controller = await world.controller()
     world.verdict = IDLE

@@ -170,7 +170,7 @@ async def test_bring_back_while_it_runs_and_it_cannot_be_saved_leaves_it_running
 
 
 async def test_bring_back_wanted_state_does_not_expire_meanwhile(world):
-    world.settings = type(world.settings)(**{**vars(world.settings), "grace": 0.3})
+    world.change(grace=0.3)
     controller = await running(world, "old")
     saved = await suspend(world, controller)
     world.node.hold_at = ""

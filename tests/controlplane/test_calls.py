@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 
 import msgspec
@@ -31,7 +30,7 @@ BUSY = Decision(reclaim=False, code="kernel_busy", message="Busy.")
 
 
 async def _running(world, **settings):
-    world.settings = dataclasses.replace(world.settings, **settings)
+    world.change(**settings)
     incarnation = await world.running("tensors")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
@@ -615,7 +614,7 @@ async def test_renamed_user_whose_journal_was_lost_is_told_where_it_is_saved(wor
     """The store was not listed since: only its manifest tells the former name."""
     first = await _suspended(world)
     row = first._sessions.row(KEY)
-    world.settings = dataclasses.replace(world.settings, tick_interval=60.0)
+    world.change(tick_interval=60.0)
     listed, asked = world.node.checkpoints, []
 
     async def away(key=None):

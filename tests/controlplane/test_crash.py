@@ -149,9 +149,7 @@ async def test_resume_checkpoint_left_by_lost_journal_is_never_started_cold(
     await world.until(lambda: world.phase(first) == "suspended")
     await world.kill(first)
     world.url = f"sqlite:///{tmp_path}/new.sqlite"
-    world.settings = type(world.settings)(
-        **{**vars(world.settings), "tick_interval": 60.0}
-    )
+    world.change(tick_interval=60.0)
     await world.controller()
     assert await world.hub.start(KEY) == "restore"
 

@@ -51,7 +51,7 @@ async def test_session_resumed_by_button_runs_with_its_contents(world):
 
 
 async def test_session_three_cycles_grows_generations_and_keeps_one(world):
-    world.settings = type(world.settings)(**{**vars(world.settings), "grace": 0.0})
+    world.change(grace=0.0)
     await world.running("tensors")
     controller = await world.controller()
     for cycle in (1, 2, 3):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 
 import pytest
@@ -103,7 +102,7 @@ async def test_delete_from_a_page_of_before_the_visit_takes_nothing_put_aside(wo
 
 
 async def test_older_one_that_cannot_be_deleted_outlives_no_newer_one(world):
-    world.settings = dataclasses.replace(world.settings, grace=0.5)
+    world.change(grace=0.5)
     controller = await _suspended(world)
     (older,) = world.node.saved
     await world.hub.start(KEY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import pytest
 
@@ -272,7 +271,7 @@ async def test_new_session_that_no_service_saw_begin_is_taken_up_not_ended(world
 
 async def _suspended_between_two_ticks(world, tmp_path):
     """A controller that will not look for orders by itself for a long time."""
-    world.settings = dataclasses.replace(world.settings, tick_interval=600.0)
+    world.change(tick_interval=600.0)
     await world.running("of the old one")
     controller = await world.controller(folder=tmp_path)
     await world.until(lambda: world.phase(controller) == "running")

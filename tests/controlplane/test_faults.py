@@ -27,7 +27,7 @@ IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
 async def _running(world, **settings):
-    world.settings = dataclasses.replace(world.settings, **settings)
+    world.change(**settings)
     incarnation = await world.running("tensors")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")
@@ -135,7 +135,7 @@ async def test_audit_lines_that_are_too_old_are_deleted(world):
     first, _ = await _running(world)
     await first.users.keep(KEY, 60, "ada")
     await world.kill(first)
-    world.settings = dataclasses.replace(world.settings, audit=0.2)
+    world.change(audit=0.2)
     controller = await world.controller()
     (newest, *older) = controller.users.audit(KEY)
     assert older
@@ -190,7 +190,7 @@ async def test_suspend_without_a_fresh_look_is_not_begun(world):
 async def test_suspend_is_not_begun_on_an_answer_that_took_too_long(world, monkeypatch):
     """Its user may have come back since; with a quick answer it is."""
     monkeypatch.setattr(sampler, "LATE_SECONDS", 0.2)
-    world.settings = dataclasses.replace(world.settings, sample_interval=60.0)
+    world.change(sample_interval=60.0)
     controller, incarnation = await _running(world)
     world.node.sample_seconds = 0.4
     await asyncio.sleep(sampler.FRESH_SECONDS + 0.1)
@@ -203,7 +203,7 @@ async def test_suspend_is_not_begun_on_an_answer_that_took_too_long(world, monke
 
 
 async def test_suspend_that_came_too_late_is_no_failure_and_is_done_anew(world):
-    world.settings = dataclasses.replace(world.settings, sample_interval=0.1)
+    world.change(sample_interval=0.1)
     controller, incarnation = await _running(world)
     world.node.orders_are_late = True
     world.verdict = IDLE
@@ -513,9 +513,7 @@ async def _returned_before_a_new_service(world):
     )
     incarnation = first.users.session(KEY).incarnation
     await world.kill(first)
-    world.settings = type(world.settings)(
-        **{**vars(world.settings), "tick_interval": 60.0, "settle_limit": 0.2}
-    )
+    world.change(tick_interval=60.0, settle_limit=0.2)
     world.hub.states[KEY] = "spawning"  # the worker leaves it alone
     second = await world.controller()
     assert world.phase(second) == "resuming"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 
@@ -135,7 +134,7 @@ async def test_session_comes_back_where_the_gpu_is_full(world, begin):
 
 async def test_session_that_cannot_nap_waits_for_its_gpu_as_any_other(world, begin):
     """Its agent has tried, and has found that all of it must go on at once."""
-    world.settings = replace(world.settings, gpu_wait=60.0)
+    world.change(gpu_wait=60.0)
     controller = await begin()
     await suspended(world, controller)
     why = Failure(code="gpu_memory", message="No room.", retryable=True)

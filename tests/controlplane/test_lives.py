@@ -80,9 +80,7 @@ async def test_keep_lasts_through_a_suspend_and_ends_with_a_new_session(world):
 
 
 async def test_keep_that_ends_with_its_session_can_be_used_again(world):
-    world.settings = type(world.settings)(
-        **{**vars(world.settings), "keep_per_day": 3600.0}
-    )
+    world.change(keep_per_day=3600.0)
     await world.running("old")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")

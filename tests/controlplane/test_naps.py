@@ -247,7 +247,7 @@ async def test_server_that_the_hub_has_lost_is_adopted_napping(world):
 
 
 async def test_checkpoint_that_it_came_from_expires_while_it_naps(world):
-    world.settings = type(world.settings)(**{**vars(world.settings), "grace": 2.0})
+    world.change(grace=2.0)
     _, controller = await started(world)
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
@@ -348,7 +348,7 @@ async def test_journal_that_says_napping_of_what_runs_is_put_right(world):
 
 
 async def test_warning_hides_a_nap_only_for_as_long_as_it_stands(world):
-    world.settings = type(world.settings)(**{**vars(world.settings), "warn_for": 60})
+    world.change(warn_for=60)
     place, controller = await napping(world)
     world.verdict = type(world.verdict)(reclaim=True, code="idle", message="Idle.")
     await world.until(lambda: world.phase(controller) == "warned")

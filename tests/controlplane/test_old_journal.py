@@ -106,9 +106,7 @@ async def test_journal_from_before_the_suspend_a_visit_before_any_look_is_no_col
     first = await running(world, "tensors")
     backup = Backup(world, tmp_path)
     await suspend(world, first)
-    world.settings = type(world.settings)(
-        **{**vars(world.settings), "tick_interval": 60.0}
-    )
+    world.change(tick_interval=60.0)
     await restored_journal(world, first, backup)
     assert await world.hub.start(KEY) == "restore"
     assert contents(world) == "tensors"
@@ -122,9 +120,7 @@ async def test_journal_from_before_the_suspend_what_has_ended_is_no_stop(
     backup = Backup(world, tmp_path)
     saved = await suspend(world, first)
     (info, _) = world.node.saved[saved]
-    world.settings = type(world.settings)(
-        **{**vars(world.settings), "tick_interval": 60.0}
-    )
+    world.change(tick_interval=60.0)
     second = await restored_journal(world, first, backup)
     plan = await second.plan_stop(Placement(key=KEY, incarnation=info.incarnation))
     assert (plan.action, plan.checkpoint) == ("release", saved)
@@ -139,9 +135,7 @@ async def test_journal_and_hub_of_before_a_return_its_programs_are_not_forgotten
     backup = Backup(world, tmp_path)
     await suspend(world, first)
     await resume(world, first)
-    world.settings = type(world.settings)(
-        **{**vars(world.settings), "tick_interval": 60.0}
-    )
+    world.change(tick_interval=60.0)
     second = await restored_journal(world, first, backup)
     plan = await second.plan_stop(Placement(key=KEY, incarnation=earlier))
     assert plan.action == "keep"
@@ -156,9 +150,7 @@ async def test_journal_and_hub_of_before_a_return_to_a_silent_node_forget_nothin
     backup = Backup(world, tmp_path)
     await suspend(world, first)
     await resume(world, first)
-    world.settings = type(world.settings)(
-        **{**vars(world.settings), "tick_interval": 60.0}
-    )
+    world.change(tick_interval=60.0)
 
     async def silent(key=None):
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail="it is off")
@@ -220,9 +212,7 @@ async def test_plan_stop_of_an_earlier_life_beside_one_that_came_back_forgets_no
     earlier = controller._sessions.row(KEY).incarnation
     await suspend(world, controller)
     await resume(world, controller)
-    world.settings = type(world.settings)(
-        **{**vars(world.settings), "tick_interval": 60.0}
-    )
+    world.change(tick_interval=60.0)
     await world.kill(controller)
     world.node.places.clear()
     again = await world.controller()
@@ -233,7 +223,7 @@ async def test_plan_stop_of_an_earlier_life_beside_one_that_came_back_forgets_no
 async def test_journal_from_before_the_suspend_its_checkpoint_does_not_expire(
     world, tmp_path
 ):
-    world.settings = type(world.settings)(**{**vars(world.settings), "set_aside": 0.1})
+    world.change(set_aside=0.1)
     first = await running(world, "tensors")
     backup = Backup(world, tmp_path)
     saved = await suspend(world, first)
@@ -433,7 +423,7 @@ async def test_journal_older_superseded_checkpoint_that_is_all_there_is_stays(
     world, tmp_path
 ):
     """By the old journal it runs and its grace is over; it died within it."""
-    world.settings = type(world.settings)(**{**vars(world.settings), "grace": 0.5})
+    world.change(grace=0.5)
     first = await running(world, "tensors")
     saved = await suspend(world, first)
     await resume(world, first)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -55,7 +54,7 @@ async def test_journal_lost_what_was_saved_before_the_account_was_made_is_not_it
     """The account was deleted while the store was away, and the order is lost, too."""
     first = await _left_by_the_old_one(world)
     if not found_first:
-        world.settings = dataclasses.replace(world.settings, tick_interval=60.0)
+        world.change(tick_interval=60.0)
         world.hub.states[KEY] = "spawning"
     second = await world.journal_lost(first)
     if found_first:
@@ -241,9 +240,7 @@ async def test_new_accounts_generations_go_on_from_those_of_the_former_one(world
 
 
 async def test_budget_of_keep_is_not_inherited(world):
-    world.settings = type(world.settings)(
-        **{**vars(world.settings), "keep_per_day": 3600.0}
-    )
+    world.change(keep_per_day=3600.0)
     controller = await _left_by_the_old_one(world)
     await controller.users.keep(KEY, 3600, "ada")
     await controller.plan_start(_placement("i2", NEW))
@@ -277,7 +274,7 @@ async def test_journal_of_before_the_account_does_not_keep_from_it_what_is_its_o
     await world.kill(first)
     backup.put_back()
     if not found_first:
-        world.settings = dataclasses.replace(world.settings, tick_interval=60.0)
+        world.change(tick_interval=60.0)
     second = await world.controller()
     if found_first:
         await world.until(lambda: second._sessions.journal.checkpoint(new) is not None)
@@ -341,7 +338,7 @@ async def test_journal_of_before_a_session_proves_no_new_account_to_be_its_owner
     await first.placed(_placement("i2", OLD))
     await world.kill(first)
     backup.put_back()
-    world.settings = dataclasses.replace(world.settings, tick_interval=60.0)
+    world.change(tick_interval=60.0)
     second = await world.controller()
     plan = await second.plan_start(_placement("i3", NEW))
     assert not plan.owned

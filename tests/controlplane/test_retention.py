@@ -25,7 +25,7 @@ async def suspended(world, controller, key):
 
 def limited(world, **limits):
     retention = Retention(**limits)
-    world.settings = dataclasses.replace(world.settings, retention=retention)
+    world.change(retention=retention)
 
 
 @pytest.mark.parametrize("phase", ["suspended", "put aside"])
@@ -80,7 +80,7 @@ async def test_quota_takes_what_was_put_aside_and_leaves_the_rest(world):
 
 
 async def test_deletion_ahead_is_told_once_and_in_time(world):
-    world.settings = dataclasses.replace(world.settings, set_aside=90_000.0)
+    world.change(set_aside=90_000.0)
     controller = await world.controller()
     await suspended(world, controller, KEY)
     await controller.users.start_fresh(KEY, "ada")

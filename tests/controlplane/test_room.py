@@ -94,9 +94,7 @@ class Crowd:
 @pytest.fixture
 def slow(world):
     """Ticks are too rare to be of any use; were the first one lost, the next comes."""
-    world.settings = type(world.settings)(
-        **{**vars(world.settings), "tick_interval": 12.0}
-    )
+    world.change(tick_interval=12.0)
 
 
 async def test_idle_session_naps_for_one_that_wakes_without_a_tick(world, slow):

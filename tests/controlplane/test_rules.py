@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -31,7 +29,7 @@ def ruled(world):
     """A service with rules, and a session that it has seen."""
 
     async def start(*rules, **settings):
-        world.settings = dataclasses.replace(world.settings, **settings)
+        world.change(**settings)
         agent, hub = world.clients()
         policies = SessionPolicies(Rules(rules=list(rules)), hub, NoLabels())
         await world.running("tensors")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -113,7 +112,7 @@ async def test_who_is_called_off_leaves_the_queue_and_stays_saved(world, saved):
 
 @pytest.mark.parametrize("limit", [0.0, 0.3])
 async def test_resume_without_room_fails_when_its_time_is_over(world, limit):
-    world.settings = replace(world.settings, gpu_wait=limit)
+    world.change(gpu_wait=limit)
     await world.running("tensors")
     controller = await world.controller()
     await world.until(lambda: world.phase(controller) == "running")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import pytest
 
@@ -25,7 +24,7 @@ def warned(world):
     """A session that is warned, and its controller."""
 
     async def warn(decide=None, **settings):
-        world.settings = dataclasses.replace(world.settings, **settings)
+        world.change(**settings)
         await world.running("tensors")
         world.verdict = IDLE
         more = {"decide": decide} if decide else {}
@@ -38,7 +37,7 @@ def warned(world):
 
 async def test_warned_session_that_is_used_is_told_with_the_next_sample(world, warned):
     controller = await warned(_unless_busy, warn_for=600.0)
-    world.settings = dataclasses.replace(world.settings, tick_interval=600.0)
+    world.change(tick_interval=600.0)
     await world.kill(controller)
     controller = await world.controller(decide=_unless_busy)
     while controller.users.session(KEY).suspends_at is None:

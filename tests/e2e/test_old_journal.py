@@ -8,7 +8,7 @@ import secrets
 import sqlite3
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -200,11 +200,11 @@ def test_both_databases_of_before_a_return_what_came_back_runs_on(
     assert somebody.visit() == somebody.value
     admin.wait(name, phase="running")
     newer = somebody.work()
-    mine = [tree["incarnation"] for tree in of_user(stack, name)]
+    mine = incarnations_of(stack, name)
     restart_with(stack, journal, hub)
     somebody.user.start_server()  # the Hub's page asks whether to
     assert somebody.visit() == newer
-    assert [tree["incarnation"] for tree in of_user(stack, name)] == mine
+    assert incarnations_of(stack, name) == mine
     admin.wait(name, phase="running")
 
 
@@ -214,7 +214,7 @@ def test_both_databases_of_before_a_session_it_is_listed_and_adopted(
     journal = back_up(journal_of(stack), tmp_path / "journal.sqlite")
     hub = back_up(hub_of(stack), tmp_path / "hub.sqlite")
     somebody, name = Somebody(user), user.name
-    mine = [tree["incarnation"] for tree in of_user(stack, name)]
+    mine = incarnations_of(stack, name)
     restart_with(stack, journal, hub)
     listed = wait_for(lambda: [v for v in admin.sessions() if v["key"]["user"] == name])
     assert [view["failure"]["code"] for view in listed] == ["second_tree"]
@@ -225,13 +225,14 @@ def test_both_databases_of_before_a_session_it_is_listed_and_adopted(
     admin.call("POST", f"sessions/{name}/-/renew-login")
     user.start_server()
     assert somebody.visit() == somebody.value
-    assert [tree["incarnation"] for tree in of_user(stack, name)] == mine
+    assert incarnations_of(stack, name) == mine
     assert admin.wait(name, phase="running")["failure"] is None
 
 
-def of_user(stack: Stack, name: str) -> list[dict[str, Any]]:
+def incarnations_of(stack: Stack, name: str) -> list[str]:
     """What runs of a user."""
-    return [tree for tree in stack.trees() if tree["key"]["user"] == name]
+    trees = stack.trees()
+    return [tree["incarnation"] for tree in trees if tree["key"]["user"] == name]
 
 
 def test_journal_lost_and_the_hubs_pointer_too_comes_back_by_one_command(

@@ -33,6 +33,12 @@ def ancestors(info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> set[str]
     return found
 
 
+def goes_back_to(checkpoint: str, observed: Observed) -> set[str]:
+    """The same of one by its id; empty where it is not in the store."""
+    info = observed.checkpoint(checkpoint)
+    return set() if info is None else ancestors(info, observed.saved or ())
+
+
 def newest(infos: Iterable[CheckpointInfo], pointer: str = "") -> list[CheckpointInfo]:
     """The newest one, followed by its rivals.
 
@@ -66,8 +72,7 @@ def found(
         pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
     """
     saved = observed.saved or ()
-    own = observed.checkpoint(row.checkpoint)
-    older = ancestors(own, saved) if own is not None else set()
+    older = goes_back_to(row.checkpoint, observed)
     unknown = [info for info in observed.unknown() if info.id not in older]
     missed = [
         info

@@ -168,13 +168,14 @@ def _beside(
         rows = [each for each in rows if each.id != row.checkpoint]
         rows += [expiry.current(info, sessions.clock.now()) for info in own]
     until = sessions.clock.now() + settings.grace
-    before = _line(row.checkpoint, observed) - {row.checkpoint}
+    before = lineage.goes_back_to(row.checkpoint, observed)
     rows = _superseded(rows, before, until)
     changes: dict[str, Any] = {"generation": _above(row, observed)}
     running = observed.tree(row.incarnation)
     parent = _came_from(running) if running is not None else ""
     if observed.missed(parent) and row.checkpoint in {"", parent}:
-        rows = _superseded(rows, _line(parent, observed), until)
+        before = {parent, *lineage.goes_back_to(parent, observed)}
+        rows = _superseded(rows, before, until)
         changes["checkpoint"] = parent
     if not row.since:  # nothing that runs or is suspended: only what may come back
         sessions.journal.keep(rows)
@@ -190,13 +191,6 @@ def _came_from(tree: Tree) -> str:
     An attempt to capture it, which has failed since, is none.
     """
     return tree.origin or tree.checkpoint
-
-
-def _line(checkpoint: str, observed: Observed) -> set[str]:
-    """A checkpoint that is committed, and those that it goes back to."""
-    saved = observed.saved or ()
-    before = (lineage.ancestors(i, saved) for i in saved if i.id == checkpoint)
-    return {checkpoint}.union(*before)
 
 
 def _superseded(

@@ -93,7 +93,7 @@ class Renames:
                 raise self._refused(key, placement)
 
     def dismiss(self, key: SessionKey, by: str) -> bool:
-        """Whether it was refused; then its next start is cold now.
+        """Have the next start of one that was refused be cold; returns whether it was.
 
         What is there under the former name stays as it is.
         """
