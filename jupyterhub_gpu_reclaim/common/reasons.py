@@ -508,6 +508,11 @@ class Reason(Enum):
         "",
         True,
     )
+    WOULD_NOT_RETURN = (
+        "would_not_return",
+        "The session goes on: suspended, it would not come back. {why}",
+        "Close what is named, or end that program; then it can be suspended.",
+    )
     RESTORE_FAILED = (
         "restore_failed",
         "The suspended session could not be resumed ({why}); it is kept.",

@@ -27,6 +27,7 @@ class WorkflowTools:
     Attributes:
         work: folder in which each operation makes one for CRIU's socket and log.
         trusted_capabilities: see the agent's setting.
+        rehearses: whether a return is tried before a capture is committed.
     """
 
     records: Records
@@ -40,3 +41,4 @@ class WorkflowTools:
     memory: HostMemory
     store_room: StoreRoom
     trusted_capabilities: tuple[str, ...] = ()
+    rehearses: bool = True
