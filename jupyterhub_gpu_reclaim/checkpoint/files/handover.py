@@ -53,7 +53,6 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
-    from pathlib import Path
     from typing import Any
 
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
@@ -151,7 +150,7 @@ def open_all(
     opened: Sequence[FileFingerprint],
     stack: ExitStack,
     *,
-    scratch: Path | None = None,
+    scratch: int | None = None,
 ) -> Handover:
     """Open everything; the descriptors are closed with the stack.
 
@@ -160,7 +159,7 @@ def open_all(
         init_pid: of the session; its root is where paths are looked up.
         opened: the fingerprints of the files.
         stack: holds the descriptors.
-        scratch: a folder of ours, open to everybody, where everything is made that a
+        scratch: an empty folder, open to everybody, where everything is made that a
             return would make among the user's files; None for a return.
 
     Raises:
@@ -180,10 +179,7 @@ def open_all(
     network = os.open(f"/proc/{init_pid}/ns/net", os.O_RDONLY)
     stack.callback(os.close, network)
     place = PathContext(root, network)
-    opener = _Opener(handover, place, known, source, stack)
-    if scratch is not None:
-        opener.use_scratch(open_root(str(scratch)))
-    opener.run(read)
+    _Opener(handover, place, known, source, stack, scratch=scratch).run(read)
     files.refuse_changed(opened, handover.held(), root)
     _refuse_other_sizes(handover, known)
     handover.files = {**saved.rewritten, "files.img": _files_image(saved)}
@@ -198,6 +194,8 @@ class _Opener:
         known: Mapping[bytes, FileFingerprint],
         source: ImageSource,
         stack: ExitStack,
+        *,
+        scratch: int | None,
     ) -> None:
         self._handover = handover
         self._saved = handover.saved
@@ -207,12 +205,7 @@ class _Opener:
         self._source = source
         self._stack = stack
         self._pipes: dict[int, int] = {}
-        self._scratch: int | None = None
-
-    def use_scratch(self, folder: int) -> None:
-        """Make nothing among the user's files, but in that folder of ours."""
-        self._stack.callback(os.close, folder)
-        self._scratch = folder
+        self._scratch = scratch
 
     def run(self, read: Callable[[str], bytes | None]) -> None:
         with ExitStack() as inner:

@@ -147,7 +147,7 @@ def restore(
     pipes: Sequence[str] = (),
     opened: Sequence[FileFingerprint] = (),
     ended: Collection[int] = (),
-    scratch: Path | None = None,
+    scratch: int | None = None,
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
 ) -> RestoreResult:
