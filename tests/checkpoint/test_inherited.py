@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
-from jupyterhub_gpu_reclaim.linux import procfs, scheduling
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
+from jupyterhub_gpu_reclaim.linux import architecture, procfs, scheduling
 from tests.checkpoint.conftest import fingerprints
 from tests.support import keys
 
@@ -172,3 +174,99 @@ def test_damaged_attributes_are_refused(engine):
     image[attributes.IMAGE] = b"{"
     with pytest.raises(RestoreFailed, match="checkpoint_damaged"):
         attributes.load(image)
+
+
+#: Confines the thread that runs it, as a sandbox does: nothing may be written.
+CONFINE = """
+import ctypes, os, struct, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+
+def confine(gives_up=True):
+    if gives_up:
+        assert libc.prctl(38, 1, 0, 0, 0) == 0
+    rules = libc.syscall(444, struct.pack("=Q", 1 << 1), 8, 0)
+    assert rules >= 0, os.strerror(ctypes.get_errno())
+    assert libc.syscall(446, rules, 0) == 0, os.strerror(ctypes.get_errno())
+    os.close(rules)
+
+def begin(*arguments):
+    def run():
+        confine(*arguments)
+        ready.set()
+        time.sleep(1000)
+    ready = threading.Event()
+    threading.Thread(target=run, daemon=True).start()
+    assert ready.wait(10)
+"""
+
+
+def has_landlock() -> bool:
+    return ctypes.CDLL(None).syscall(444, None, 0, 1) >= 1
+
+
+needs_landlock = pytest.mark.skipif(not has_landlock(), reason="needs Landlock")
+
+
+@needs_landlock
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_confined_thread_is_refused_before_it_would_be_free(places, engine, gives_up):
+    """Landlock was lost in silence: confined before, unconfined after."""
+    world = places.world()
+    world(CONFINE)
+    world(f"begin({gives_up})")
+    with pytest.raises(RolledBack, match=r"confined: Process 302 .* Landlock"):
+        engine.dump(world.place, engine.image().sink)
+    assert world("1 + 1") == 2
+
+
+@needs_landlock
+def test_confined_program_is_named_by_the_preflight(places):
+    world = places.world()
+    world(CONFINE)
+    world("import subprocess, sys; program = 'import time; time.sleep(1000)'")
+    world(
+        "child = subprocess.Popen([sys.executable, '-c', program], preexec_fn=confine)"
+    )
+    world("free = subprocess.Popen([sys.executable, '-c', program])")
+    tree = world.place.tree
+    found = preflight.examine(world.place.init_pid, tree)
+    pid = world("child.pid")
+    assert [(one.code, f"Process {pid} " in one.message) for one in found] == [
+        ("confined", True)
+    ]
+
+
+def test_program_that_only_gave_up_privileges_is_not_taken_for_confined(places, engine):
+    world = places.world()
+    world("import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)")
+    assert preflight.examine(world.place.init_pid, world.place.tree) == []
+    world = engine.cycle(world, places)
+    assert world("ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)") == 1
+
+
+#: Ends the process at any call that Python does not need.
+DEADLY = """
+import ctypes, struct
+libc = ctypes.CDLL(None, use_errno=True)
+
+def forbid(*numbers):
+    code = [struct.pack("=HBBI", 0x20, 0, 0, 0)]
+    for number in numbers:
+        code += [struct.pack("=HBBI", 0x15, 0, 1, number)]
+        code += [struct.pack("=HBBI", 0x06, 0, 0, 0x80000000)]
+    code += [struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)]
+    text = ctypes.create_string_buffer(b"".join(code))
+    program = struct.pack("@HP", len(code), ctypes.addressof(text))
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, program, 0, 0) == 0
+"""
+
+
+def test_program_that_a_filter_would_end_for_our_calls_lives(places, engine):
+    world = places.world()
+    world(DEADLY)
+    calls = [architecture.call(name) for name in ("prctl", "kcmp", "personality")]
+    world(f"forbid({', '.join(map(str, calls))})")
+    preflight.examine(world.place.init_pid, world.place.tree)
+    world = engine.cycle(world, places)
+    assert world("1 + 1") == 2

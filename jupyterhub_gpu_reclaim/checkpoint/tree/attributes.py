@@ -33,7 +33,13 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace, scheduling
+from jupyterhub_gpu_reclaim.linux import (
+    architecture,
+    landlock,
+    procfs,
+    ptrace,
+    scheduling,
+)
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
@@ -313,6 +319,26 @@ def _lock(traced: Traced) -> int:
         if error.errno != errno.EAGAIN:
             raise
         return future  # more than it may lock
+
+
+def refuse_confined(tree: Snapshot) -> None:
+    """Refuse a tree that stands and has a program that Landlock confines.
+
+    Raises:
+        ReclaimError: it would come back without (``confined``).
+    """
+    alive = [process for process in tree.processes if process.state not in DEAD]
+    for process in alive:
+        try:
+            found = landlock.is_confined(process, alive, seconds=SECONDS)
+        except OSError as error:
+            why = f"process {process.ns_pid} ({process.name}) could not be looked at"
+            raise ReclaimError(
+                Reason.CAPTURE_FAILED, why=why, detail=str(error)
+            ) from error
+        if found:
+            pid, name = process.ns_pid, process.name
+            raise ReclaimError(Reason.CONFINED, pid=pid, name=name)
 
 
 # --- storing --------------------------------------------------------------------------

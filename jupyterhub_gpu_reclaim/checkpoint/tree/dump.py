@@ -116,6 +116,7 @@ def dump(
         freeze.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
         tree = processes.snapshot(session.init_pid, session.init_start)
         deleted_files.refuse_unreadable(tree)
+        attributes.refuse_confined(tree)
         had = attributes.read(tree)
         arguments += watched.arguments(tree)
         with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
