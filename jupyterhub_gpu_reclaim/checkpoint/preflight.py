@@ -1,7 +1,8 @@
 """Finds out before anything is touched whether a session can be saved.
 
 It reads /proc and the kernel's list of sockets, once, and looks at sockets through
-copies of their descriptors; it changes nothing and stops no process. Everything that
+copies of their descriptors; it changes nothing. A program that may have confined itself
+with Landlock stands still for a millisecond; no other is stopped. Everything that
 CRIU would fail on and that can be known up front has a rule here
 (``docs/explanation/criu.md``):
 
@@ -18,6 +19,7 @@ a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
 a debugger                                       ``traced``
+a program that Landlock confines                 ``confined``
 a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
@@ -33,6 +35,7 @@ memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped process
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pwd
@@ -49,7 +52,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import capabilities, procfs
+from jupyterhub_gpu_reclaim.linux import capabilities, landlock, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
@@ -135,6 +138,9 @@ _ANONYMOUS_WORDS: Final = {
     "secretmem": "secret memory",
     "landlock-ruleset": "a Landlock rule set",
 }
+
+#: Threads stand still for that long at most.
+_LOOK_SECONDS: Final = 1.0
 
 #: The namespaces that must be those of the session's init. (CRIU gives a restored tree
 #: a time namespace, so that one must be the same within the tree only.)
@@ -272,6 +278,23 @@ def _traced(view: _View) -> Iterator[Finding]:
         yield view.found(Reason.TRACED)
 
 
+def _confined(view: _View) -> Iterator[Finding]:
+    """Look at those that have given up gaining privileges, which Landlock wants.
+
+    The capture looks at everything that could be, when the tree stands.
+    """
+    usual = procfs.status(view.root.pid).get("NoNewPrivs")
+
+    def chosen(status: dict[str, str]) -> bool:
+        return status.get("NoNewPrivs") != usual
+
+    with contextlib.suppress(OSError):
+        if landlock.is_confined(
+            view.process, [view.root], seconds=_LOOK_SECONDS, may_be=chosen
+        ):
+            yield view.found(Reason.CONFINED)
+
+
 def _ghosts(view: _View) -> Iterator[Finding]:
     links = {f"fd/{d.fd}": d.target for d in view.descriptors}
     links |= {f"map_files/{m.start:x}-{m.end:x}": m.path for m in view.mappings}
@@ -335,6 +358,7 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _namespaces,
     _devices,
     _traced,
+    _confined,
     _ghosts,
     _unreadable,
     _sockets,

@@ -278,6 +278,14 @@ class Reason(Enum):
         "Detach the debugger.",
         True,
     )
+    CONFINED = (
+        "confined",
+        (
+            "Process {pid} ({name}) is confined by Landlock, and would come back without"
+            " that protection."
+        ),
+        "End it, or start it without that sandbox.",
+    )
     BESIDE_RUNNING = (
         "beside_running",
         (

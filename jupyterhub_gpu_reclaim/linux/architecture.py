@@ -54,16 +54,26 @@ _X86_64: Final = Architecture(
     # <asm/unistd_64.h>
     calls=MappingProxyType(
         {
+            "chdir": 80,
             "close": 3,
             "dup3": 292,
+            "ioprio_get": 252,
+            "ioprio_set": 251,
             "kcmp": 312,
+            "mlockall": 151,
             "mmap": 9,
             "munmap": 11,
             "openat": 257,
+            "personality": 135,
             "prctl": 157,
+            "sched_getattr": 315,
+            "sched_setattr": 314,
+            "set_mempolicy": 238,
             "setgroups": 116,
             "setresgid": 119,
             "setresuid": 117,
+            "umask": 95,
+            "unshare": 272,
         }
     ),
     words=27,
@@ -80,16 +90,26 @@ _AARCH64: Final = Architecture(
     # <asm-generic/unistd.h>
     calls=MappingProxyType(
         {
+            "chdir": 49,
             "close": 57,
             "dup3": 24,
+            "ioprio_get": 31,
+            "ioprio_set": 30,
             "kcmp": 272,
+            "mlockall": 230,
             "mmap": 222,
             "munmap": 215,
             "openat": 56,
+            "personality": 92,
             "prctl": 167,
+            "sched_getattr": 275,
+            "sched_setattr": 274,
+            "set_mempolicy": 237,
             "setgroups": 159,
             "setresgid": 149,
             "setresuid": 147,
+            "umask": 166,
+            "unshare": 97,
         }
     ),
     words=34,  # x0 to x30, sp, pc, pstate

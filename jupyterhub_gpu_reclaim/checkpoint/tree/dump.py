@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, watched
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import HeldImages, Unlinked
 from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
-from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, stdio
+from jupyterhub_gpu_reclaim.checkpoint.tree import attributes, freeze, stdio
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -116,6 +116,8 @@ def dump(
         freeze.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
         tree = processes.snapshot(session.init_pid, session.init_start)
         deleted_files.refuse_unreadable(tree)
+        attributes.refuse_confined(tree)
+        had = attributes.read(tree)
         arguments += watched.arguments(tree)
         with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
             arguments += unlinked.arguments()
@@ -128,6 +130,7 @@ def dump(
             cores.refuse_others(tree)
             held.reopen(closed)
             lengths = unlinked.save(held, sinks)
+            lengths[attributes.IMAGE] = attributes.save(had, sinks)
     except BaseException as error:
         if undo:
             _roll_back(session, stopped)

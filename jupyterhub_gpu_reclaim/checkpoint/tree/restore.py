@@ -37,7 +37,12 @@ from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
 from jupyterhub_gpu_reclaim.checkpoint.sockets import resets
-from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection, stdio
+from jupyterhub_gpu_reclaim.checkpoint.tree import (
+    attributes,
+    freeze,
+    inspection,
+    stdio,
+)
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import huge_pages, processes, ptrace
@@ -203,6 +208,7 @@ def restore(
             )
             tree = _tree(session, root_pid, attempt)
             inspection.refuse_others(given, tree)
+            attributes.apply(tree, attributes.load(source))
             resets.reset(tree.processes, given.saved.descriptors, ended)
             undumpable.open_again(tree, given.saved.closed)
     except BaseException as error:
