@@ -384,6 +384,12 @@ class Reason(Enum):
         ),
         "Close some of them, or suspend the session.",
     )
+    GPU_BEGUN = (
+        "gpu_begun",
+        "Process {pid} ({name}) has just begun to use a GPU.",
+        "",
+        True,
+    )
     GPU_STALE_CHILD = (
         "gpu_stale_child",
         (
