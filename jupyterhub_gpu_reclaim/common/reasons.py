@@ -508,6 +508,11 @@ class Reason(Enum):
         "",
         True,
     )
+    WOULD_NOT_RETURN = (
+        "would_not_return",
+        "The session was not suspended, as it would not come back ({why}); it goes on.",
+        "End or change the program that is named, or end the session yourself.",
+    )
     RESTORE_FAILED = (
         "restore_failed",
         "The suspended session could not be resumed ({why}); it is kept.",

@@ -190,6 +190,8 @@ class LocalNode:
                 Reason.WRONG_PHASE, phase=tree.state.value, action="be suspended now"
             )
         self._refuse_late(seen)
+        if seen is None:
+            self.tools.refusals.forget(incarnation)
         operation = Operation("capture", session.key, checkpoint)
         work = capture.Capture(self.tools, session, operation, generation)
         return self._begin(session, operation, work.run).follow()
