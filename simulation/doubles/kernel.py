@@ -80,13 +80,14 @@ MEMORY = "criu/pages-1.img"
 _NO_ROOM = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
-class Memory(msgspec.Struct, frozen=True):
+class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a checkpoint holds of a tree."""
 
     contents: str
     token: str
     port: int
     gpu_bytes: int
+    stuck: bool = False
 
 
 class Kernel:
@@ -106,10 +107,13 @@ class Kernel:
         self.wrong = wrong
         self.failing = 0.0  #: share of dumps, restores and fills that fail
         self.fails_late = False  #: also a driver that has moved the memory out
+        self.rehearses = False  #: whether a return is tried at the end of each dump
         #: told of each tree that goes on, and whether it was just restored
         self.goes_on: Callable[[Place, bool], None] = lambda place, restored: None
         #: told of each tree that can read what it was sent
         self.reads: Callable[[Place], None] = lambda place: None
+        #: told of each tree that was stopped, and would not come back
+        self.refused: Callable[[Place], None] = lambda place: None
 
     def place(self, pid: int, start: int | None = None) -> Place:
         """The place of that process.
@@ -256,6 +260,8 @@ class Kernel:
                 raise RolledBack(Reason.CAPTURE_FAILED, why="CRIU failed")
             if self.tree(place.pid) is None:
                 raise NotFound(Reason.UNKNOWN_SESSION, session=place.incarnation)
+            if self.rehearses:
+                self.rehearse(place)
         except Exception:
             if undo and place.tree is not None:
                 place.tree.stopped = before
@@ -272,6 +278,13 @@ class Kernel:
             seconds=1.0,
             log="",
         )
+
+    def rehearse(self, place: Place) -> None:
+        """Try the return of what stands there: with some things open, none succeeds."""
+        self.takes(0.1, 0.5)
+        if place.tree is not None and place.tree.stuck:
+            self.refused(place)
+            raise RolledBack(Reason.WOULD_NOT_RETURN, why="of what it has open")
 
     def end_criu(self, session: Any, seconds: float) -> None:
         """Wait for one whose agent has died: it fails by itself and undoes its work."""
@@ -302,7 +315,7 @@ class Kernel:
         self.takes(0.1, 1.5)
         more["cancel"].check()
         place = self.place(init.init_pid, init.init_start)
-        if self.fails():
+        if saved.stuck or self.fails():
             raise RestoreFailed(Reason.RESTORE_FAILED, why="CRIU failed")
         _effect()
         place.tree = ProgramTree(
@@ -698,7 +711,7 @@ def replaced(table: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 def _memory(tree: ProgramTree) -> bytes:
     return msgspec.json.encode(
-        Memory(tree.contents, tree.token, tree.port, tree.gpu_bytes)
+        Memory(tree.contents, tree.token, tree.port, tree.gpu_bytes, tree.stuck)
     )
 
 
