@@ -210,7 +210,7 @@ class Ledger:
                 "no end before the commit",
                 f"{who} has ended {tree.contents} of {key}, which is not saved",
             )
-        kept = [word for id, word in saved.items() if id not in self._stuck] + others
+        kept = [w for name, w in saved.items() if name not in self._stuck] + others
         if not any(is_after(word, tree.contents) for word in kept):
             self._wrong(
                 "no end before the rehearsal",
