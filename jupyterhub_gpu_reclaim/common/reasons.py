@@ -510,8 +510,8 @@ class Reason(Enum):
     )
     WOULD_NOT_RETURN = (
         "would_not_return",
-        "The session was not suspended, as it would not come back ({why}); it goes on.",
-        "End or change the program that is named, or end the session yourself.",
+        "The session goes on: suspended, it would not come back. {why}",
+        "Close what is named, or end that program; then it can be suspended.",
     )
     RESTORE_FAILED = (
         "restore_failed",

@@ -235,6 +235,7 @@ class AgentApp(AgentSettings):
                 memory=HostMemory(),
                 store_room=StoreRoom(store.free_bytes),
                 trusted_capabilities=tuple(self.trusted_capabilities),
+                rehearses=self.rehearse == "always",
             ),
             releases=releases,
             recovery=Recovery(

@@ -40,7 +40,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import lease
-from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
+from jupyterhub_gpu_reclaim.linux import cgroups, descriptors, processes, procfs
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.jupyter import stand_in, wake_up
@@ -54,6 +54,7 @@ from jupyterhub_gpu_reclaim.node.workflows import (
     filesystem,
     nap,
     recovery,
+    rehearsal,
     release,
     restore,
 )
@@ -107,7 +108,7 @@ class Kernel:
         self.wrong = wrong
         self.failing = 0.0  #: share of dumps, restores and fills that fail
         self.fails_late = False  #: also a driver that has moved the memory out
-        self.rehearses = False  #: whether a return is tried at the end of each dump
+        self.rehearses = False  #: whether agents try a return before they commit
         #: told of each tree that goes on, and whether it was just restored
         self.goes_on: Callable[[Place, bool], None] = lambda place, restored: None
         #: told of each tree that can read what it was sent
@@ -260,8 +261,6 @@ class Kernel:
                 raise RolledBack(Reason.CAPTURE_FAILED, why="CRIU failed")
             if self.tree(place.pid) is None:
                 raise NotFound(Reason.UNKNOWN_SESSION, session=place.incarnation)
-            if self.rehearses:
-                self.rehearse(place)
         except Exception:
             if undo and place.tree is not None:
                 place.tree.stopped = before
@@ -279,12 +278,27 @@ class Kernel:
             log="",
         )
 
-    def rehearse(self, place: Place) -> None:
+    def rehearse(
+        self, criu: object, init: Any, dumped: object, *, cancel: Any, **more: Any
+    ) -> float:
         """Try the return of what stands there: with some things open, none succeeds."""
-        self.takes(0.1, 0.5)
+        del criu, dumped, more
+        self.takes(0.1, 2.0)
+        cancel.check()
+        place = self.place(init.init_pid, init.init_start)
+        if self.fails():
+            raise RolledBack(Reason.INTERNAL)
         if place.tree is not None and place.tree.stuck:
             self.refused(place)
-            raise RolledBack(Reason.WOULD_NOT_RETURN, why="of what it has open")
+            raise RolledBack(Reason.WOULD_NOT_RETURN, why="It has an odd file open.")
+        return 1.0
+
+    def readable(self, watched: Collection[Any], seconds: float) -> list[Any]:
+        """Wait as a thread does, in simulated time."""
+        until = _now() + seconds
+        while not (found := descriptors.readable(watched, 0.0)) and _now() < until:
+            pause(0.05)
+        return found
 
     def end_criu(self, session: Any, seconds: float) -> None:
         """Wait for one whose agent has died: it fails by itself and undoes its work."""
@@ -666,6 +680,9 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (recovery, "end_criu", kernel.end_criu),
         (wake_up, "rewrite_images", lambda _: {}),
         (wake_up, "thaw_server_last", kernel.proceed_with_server),
+        (rehearsal, "rehearse", kernel.rehearse),
+        (rehearsal, "readable", kernel.readable),
+        (rehearsal, "tempfile", folder),
         (filesystem, "describe", kernel.describe),
         (filesystem, "refuse_root", nothing),
         (filesystem, "save_archives", none),

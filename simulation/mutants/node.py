@@ -14,12 +14,16 @@ from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
 from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.workflows import capture, nap, unattended
+from jupyterhub_gpu_reclaim.node.workflows import (
+    capture,
+    nap,
+    rehearsal,
+    unattended,
+)
 from jupyterhub_gpu_reclaim.node.workflows.lazy import LeftAsleep
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
-from simulation.doubles.kernel import Kernel
 from simulation.mutants.patch import Patch, nothing
 
 if TYPE_CHECKING:
@@ -111,6 +115,6 @@ UNKNOWN_NAP: tuple[Patch, ...] = ((nap, "brought_back_asleep", _forgotten),)
 
 LOCKED_OUT: tuple[Patch, ...] = ((unattended, "Accelerator", _patient),)
 
-UNREHEARSED: tuple[Patch, ...] = ((Kernel, "rehearse", nothing),)
+UNREHEARSED: tuple[Patch, ...] = ((rehearsal, "rehearse", nothing),)
 
 FORGOTTEN_REFUSAL: tuple[Patch, ...] = ((Refusals, "remember", nothing),)

@@ -22,6 +22,8 @@ from jupyterhub_gpu_reclaim.checkpoint.files.open_files import (
     FileFingerprint,
     fingerprint,
 )
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped, rehearse
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult, dump
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
     RestoreResult,
@@ -371,11 +373,16 @@ class Engine:
             **options,
         )
 
+    def rehearse(self, place: Place, dumped: Dumped) -> float:
+        return rehearse(self.criu, place.session, dumped, folder=self.work(), limit=60)
+
     def cycle(self, world: World, places: Places) -> World:
-        """Dump, end, restore in a new place, go on."""
+        """Dump, rehearse, end, restore in a new place, go on."""
         image = Image()
-        result = self.dump(world.place, image.sink)
+        kept = KeptImages(image.sink)
+        result = self.dump(world.place, kept)
         opened = fingerprints(world.place)
+        self.rehearse(world.place, Dumped(kept.files, result, opened, ()))
         world.place.kill()
         place = places.hold()
         restored = self.restore(place, image, result, opened=opened)

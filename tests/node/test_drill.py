@@ -71,7 +71,7 @@ def drill(agent, folder, capsys):
 
 def inits() -> set[str]:
     found = subprocess.run(
-        ["pgrep", "-f", "realm=drill-"], capture_output=True, check=False
+        ["pgrep", "-f", "place_init.py"], capture_output=True, check=False
     )
     return set(found.stdout.decode().split())
 

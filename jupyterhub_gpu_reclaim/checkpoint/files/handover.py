@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
+    from pathlib import Path
     from typing import Any
 
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
@@ -149,6 +150,8 @@ def open_all(
     init_pid: int,
     opened: Sequence[FileFingerprint],
     stack: ExitStack,
+    *,
+    scratch: Path | None = None,
 ) -> Handover:
     """Open everything; the descriptors are closed with the stack.
 
@@ -157,6 +160,8 @@ def open_all(
         init_pid: of the session; its root is where paths are looked up.
         opened: the fingerprints of the files.
         stack: holds the descriptors.
+        scratch: a folder of ours, open to everybody, where everything is made that a
+            return would make among the user's files; None for a return.
 
     Raises:
         RestoreFailed: a file is gone, may not be opened, or the images are off.
@@ -174,7 +179,11 @@ def open_all(
     _check_left(saved, init_pid)
     network = os.open(f"/proc/{init_pid}/ns/net", os.O_RDONLY)
     stack.callback(os.close, network)
-    _Opener(handover, PathContext(root, network), known, source, stack).run(read)
+    place = PathContext(root, network)
+    opener = _Opener(handover, place, known, source, stack)
+    if scratch is not None:
+        opener.use_scratch(open_root(str(scratch)))
+    opener.run(read)
     files.refuse_changed(opened, handover.held(), root)
     _refuse_other_sizes(handover, known)
     handover.files = {**saved.rewritten, "files.img": _files_image(saved)}
@@ -198,6 +207,12 @@ class _Opener:
         self._source = source
         self._stack = stack
         self._pipes: dict[int, int] = {}
+        self._scratch: int | None = None
+
+    def use_scratch(self, folder: int) -> None:
+        """Make nothing among the user's files, but in that folder of ours."""
+        self._stack.callback(os.close, folder)
+        self._scratch = folder
 
     def run(self, read: Callable[[str], bytes | None]) -> None:
         with ExitStack() as inner:
@@ -205,7 +220,9 @@ class _Opener:
             # Before any folder is watched.
             self._make_sockets()
             for who, wishes in self._by_holder().items():
-                opener = Reopener(who, self._root, self._known, self._pipes)
+                opener = Reopener(
+                    who, self._root, self._known, self._pipes, self._scratch
+                )
                 run_as(who, lambda: self._open(opener, wishes, made))  # noqa: B023
             for both in self._pipes.values():
                 inner.callback(os.close, both)
@@ -234,19 +251,25 @@ class _Opener:
 
     def _make_sockets(self) -> None:
         """All of them first, then their connections to each other."""
-        wanted = self._saved.sockets
+        wanted, place = self._saved.sockets, self._place
         if not wanted:
             return
+        if self._scratch is not None:
+            for number, one in wanted.items():
+                who = self._saved.holder(number)
+                run_as(who, lambda: unix_names.refuse_closed(one, self._root))  # noqa: B023
+            wanted = unix_names.moved(wanted)
+            place = place._replace(root=self._scratch)
         for number, one in wanted.items():
             who = self._saved.holder(number)
-            end = run_as(who, lambda: unix_names.make(one, self._root), self._place)  # noqa: B023
+            end = run_as(who, lambda: unix_names.make(one, place.root), place)  # noqa: B023
             self._keep(number, end.detach())
         for number, one in wanted.items():
             copy = os.dup(self._handover.descriptors[number])
             with socket.socket(fileno=copy) as end:
                 who = self._saved.holder(number)
-                run_as(who, lambda: unix_names.connect(end, one, self._root))  # noqa: B023
-                unix_names.finish(end, one, self._root)
+                run_as(who, lambda: unix_names.connect(end, one, place.root))  # noqa: B023
+                unix_names.finish(end, one, place.root)
 
     def _keep(self, number: int, descriptor: int) -> None:
         self._stack.callback(os.close, descriptor)
@@ -268,11 +291,16 @@ class _Opener:
             ghost = Ghost(self._source.stream(name))
             self._refuse_unreadable(number, ghost.entry)
             owner = self._owner(number, ghost.entry.uid, wish.path)
-            descriptor = run_as(owner, lambda: ghost.make(self._root, wish.path))  # noqa: B023
+            descriptor = run_as(owner, lambda: self._make_ghost(ghost, wish.path))  # noqa: B023
             inner.callback(os.close, descriptor)
             ghost.fill(descriptor)
             ghosts[number], made[number] = (ghost, owner), descriptor
         return ghosts, made
+
+    def _make_ghost(self, ghost: Ghost, path: bytes) -> int:
+        if self._scratch is None:
+            return ghost.make(self._root, path)
+        return ghost.make(self._scratch, b"/" + path.rpartition(b"/")[2])
 
     def _refuse_unreadable(self, number: int, ghost: Any) -> None:
         """Refuse a deleted file to a task that had it open but could not read it.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
 import socket
@@ -114,6 +115,47 @@ def _named(one: Any, paths: Mapping[int, bytes]) -> Named:
     )
 
 
+def refuse_closed(one: Named, root: int) -> None:
+    """Judge a name without making it; called inside of ``run_as``.
+
+    Raises:
+        RestoreFailed: its user may not bind there now.
+    """
+    if not one.name or one.is_deleted:
+        return
+    try:
+        folder = open_in_root(root, _parent(one), os.O_PATH | os.O_DIRECTORY)
+        try:
+            open_to_it = os.access(again(folder), os.W_OK | os.X_OK, effective_ids=True)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        why = error.strerror or "it cannot be bound"
+        raise refused(Reason.FILE_DENIED, one.name, why) from None
+    if not open_to_it:
+        raise refused(Reason.FILE_DENIED, one.name, os.strerror(errno.EACCES))
+
+
+def moved(wanted: Mapping[int, Named]) -> dict[int, Named]:
+    """The same sockets with names in an empty folder, each with the peer that it had.
+
+    A peer that is not among them is left out: it would hear of a trial.
+    """
+    names = {
+        _full(one): b"/%d" % number
+        for number, one in wanted.items()
+        if one.name and not one.is_deleted
+    }
+    return {
+        number: one._replace(
+            folder=b"",
+            name=b"/%d" % number if one.name else b"",
+            peer=names.get(one.peer, b""),
+        )
+        for number, one in wanted.items()
+    }
+
+
 def make(one: Named, root: int) -> socket.socket:
     """That socket, bound and listening; called inside of ``run_as`` with the root.
 
@@ -184,9 +226,8 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
 
 
 def _bind(made: socket.socket, one: Named, root: int) -> None:
-    parent, _, name = one.name.rpartition(b"/")
-    start = one.folder if one.folder and not one.name.startswith(b"/") else b"/"
-    where = start + b"/" + parent if not one.name.startswith(b"/") else parent or b"/"
+    name = one.name.rpartition(b"/")[2]
+    start, where = one.folder or b"/", _parent(one)
     os.umask(~one.mode & 0o777)  # this thread's own
     if one.is_deleted:
         _bind_deleted(made, where, root)
@@ -205,6 +246,18 @@ def _bind(made: socket.socket, one: Named, root: int) -> None:
         os.close(folder)
     # By the very name that it had, which is what its clients are told.
     made.bind(one.name)
+
+
+def _parent(one: Named) -> bytes:
+    """The folder of its name."""
+    return _full(one).rpartition(b"/")[0] or b"/"
+
+
+def _full(one: Named) -> bytes:
+    """Its name from the root on."""
+    if one.name.startswith(b"/") or not one.name:
+        return one.name
+    return one.folder.rstrip(b"/") + b"/" + one.name
 
 
 def _bind_deleted(made: socket.socket, where: bytes, root: int) -> None:

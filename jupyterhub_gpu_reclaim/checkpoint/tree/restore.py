@@ -147,6 +147,7 @@ def restore(
     pipes: Sequence[str] = (),
     opened: Sequence[FileFingerprint] = (),
     ended: Collection[int] = (),
+    scratch: Path | None = None,
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
 ) -> RestoreResult:
@@ -164,6 +165,7 @@ def restore(
         opened: the fingerprints of its files.
         ended: entries of ``files.img`` whose connections do not come back; they read
             as reset.
+        scratch: see ``handover.open_all``.
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             into the new session's control groups; what CRIU restores stays there.
         cancel: cancels it.
@@ -180,7 +182,9 @@ def restore(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
         with ExitStack() as stack:
-            given = handover.open_all(source, session.init_pid, opened, stack)
+            given = handover.open_all(
+                source, session.init_pid, opened, stack, scratch=scratch
+            )
             images = handover.ReplacedImages(source, given.files)
             plan = make_plan(images, advise=_advice_counts())
             adoption = OrphanAdoption(session, source, root_pid)

@@ -19,6 +19,8 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common import codec
@@ -60,6 +62,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
+from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -312,49 +315,68 @@ class Capture:
         frozen = self._tools.clock.monotonic()
         standing = await self._empty(survey)
         cut = await self._cut(snapshot)
-        result = await self._dump(writer, snapshot)
-        async with self._progress.step("files", "Saving its temporary files"):
-            world = await self._thread(
-                "files",
-                lambda: filesystem.describe(
-                    self._session,
-                    criu=self._tools.criu.version(),
-                    result=result,
-                    cut=cut,
-                    server_state=state,
-                    uid=login.uid,
-                    gpus=self._record.all_gpus(),
-                    standing=standing,
-                ),
-            )
-            await in_thread(
-                lambda: filesystem.save_archives(self._session, writer, self._cancel),
-                step="files",
-                limit=self._limits.archive,
-            )
-        self._cancel.check()
+        kept = KeptImages(lambda name: writer.file(checkpoint_files.IMAGES + name))
+        result = await self._dump(writer, kept, snapshot)
+        world = await self._thread(
+            "files",
+            lambda: filesystem.describe(
+                self._session,
+                criu=self._tools.criu.version(),
+                result=result,
+                cut=cut,
+                server_state=state,
+                uid=login.uid,
+                gpus=self._record.all_gpus(),
+                standing=standing,
+            ),
+        )
+        writer.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
+        writer.add(checkpoint_files.WORLD, codec.encode(world))
+        with self._rehearsal(Dumped(kept.files, result, world.files, cut)) as rehearsal:
+            async with self._progress.step("files", "Saving its temporary files"):
+                await in_thread(
+                    lambda: filesystem.save_archives(
+                        self._session, writer, self._cancel
+                    ),
+                    step="files",
+                    limit=self._limits.archive,
+                )
+            self._cancel.check()
+            info = await self._commit(writer, rehearsal, frozen)
+        # The manifest cannot tell how long its own commit took; the service is told.
+        return msgspec.structs.replace(
+            info, steps=self._operation.steps, frozen_seconds=self._since(frozen)
+        )
+
+    def _rehearsal(
+        self, dumped: Dumped
+    ) -> contextlib.AbstractContextManager[Rehearsal | None]:
+        """Its return, tried while the rest is saved; nothing where that is off."""
+        if not self._tools.rehearses:
+            return contextlib.nullcontext()
+        return Rehearsal(self._tools, self._session, self._operation, dumped)
+
+    async def _commit(
+        self, writer: CheckpointWriter, rehearsal: Rehearsal | None, frozen: float
+    ) -> CheckpointInfo:
+        """Make it exist, unless it would not come back."""
         async with self._progress.step(
             "commit", "Making it safe", done=lambda: writer.stored_bytes
         ):
-            writer.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
-            writer.add(checkpoint_files.WORLD, codec.encode(world))
             steps, seconds = self._operation.steps, self._since(frozen)
             gpus = self._record.all_gpus()
             self._committing = True
-            info = await in_thread(
+            return await in_thread(
                 lambda: writer.commit(
                     steps=steps,
                     frozen_seconds=seconds,
                     gpus=gpus.held() if gpus else (),
                     timeout=self._limits.commit,
+                    last_look=rehearsal.wait if rehearsal is not None else None,
                 ),
                 step="commit",
                 limit=self._limits.commit * 2,
             )
-        # The manifest cannot tell how long its own commit took; the service is told.
-        return msgspec.structs.replace(
-            info, steps=self._operation.steps, frozen_seconds=self._since(frozen)
-        )
 
     def _since(self, begun: float) -> float:
         return round(self._tools.clock.monotonic() - begun, 3)
@@ -417,7 +439,7 @@ class Capture:
             return sorted(cut.inodes)
 
     async def _dump(
-        self, writer: CheckpointWriter, snapshot: Snapshot
+        self, writer: CheckpointWriter, kept: KeptImages, snapshot: Snapshot
     ) -> dump.DumpResult:
         """Stop the tree and stream it into the store; it stays stopped."""
         total = trees.resident_bytes(snapshot)
@@ -428,12 +450,12 @@ class Capture:
             total=lambda: max(total, writer.logical_bytes),
         ):
             return await in_thread(
-                lambda: self._run_criu(writer),
+                lambda: self._run_criu(kept),
                 step="dump",
                 limit=self._limits.dump + self._limits.criu,
             )
 
-    def _run_criu(self, writer: CheckpointWriter) -> dump.DumpResult:
+    def _run_criu(self, kept: KeptImages) -> dump.DumpResult:
         has_gpus = self._record.all_gpus() is not None
         if has_gpus:
             # CRIU cannot save a device; it would say so in its own words.
@@ -442,7 +464,7 @@ class Capture:
             return dump.dump(
                 self._tools.criu.criu(),
                 SessionInit(self._session.init_pid, self._session.init_start),
-                sinks=lambda name: writer.file(checkpoint_files.IMAGES + name),
+                sinks=kept,
                 folder=Path(folder),
                 limit=self._limits.dump,
                 stopped=self._record.stopped_before,

@@ -11,23 +11,15 @@ and the user's files. The place has namespaces of its own, one for the network a
 them, in which there is only a loopback: ports are free there, and the Hub is not to be
 reached. Files are opened as for a return, with their user's rights, and nothing is
 written. Locks on files are left out, so that a real return meanwhile gets them. What a
-return has to make in the user's folders (names of sockets, contents of named pipes)
-cannot be left out; such a session is read, but not brought back.
+return makes in the user's folders (names of sockets, named pipes, deleted files) is
+made in a folder of the drill's own.
 
 If the caller dies, the kernel ends the place with it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import fcntl
 import os
-import signal
-import socket
-import struct
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -38,14 +30,13 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files.handover import ReplacedImages
-from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import read_saved
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import empty_place
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, RestoreFailed
+from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes, sock_diag
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux import sock_diag
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
     FILES,
     CheckpointContents,
@@ -55,7 +46,6 @@ from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory, Need
 from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
-from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -64,20 +54,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
 _LOCKS = "filelocks.img"
-_FIFOS = "fifo.img"
 #: Of an image without entries: two magic numbers.
 _HEAD_BYTES = 8
-_READY_SECONDS = 30.0
-_PR_SET_PDEATHSIG = 1
-_CLONE_NEWNET = 0x40000000
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
-_TMP = "/tmp"  # noqa: S108 - the session's own, where it has one
-_MOUNTS = """
-mount -t tmpfs -o mode=1777 shm /dev/shm &&
-mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts &&
-{ [ -L /dev/ptmx ] || mount --bind /dev/pts/ptmx /dev/ptmx; } &&
-exec "$@"
-"""
+_SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108 - the session's own
 
 
 @dataclass(frozen=True)
@@ -125,6 +104,7 @@ def run(
         NotFound: there is no such checkpoint.
         StoreError: it is damaged, or the store does not work.
         Refused: ``not_enough_memory``.
+        ReclaimError: no place could be made (``launch_failed``).
         RestoreFailed: it does not come back here, and a return would fail, too; the
             reason says why.
     """
@@ -135,7 +115,15 @@ def run(
         read = _read(there)
         return Drill(checkpoint, time.monotonic() - begun, read, unproven=unproven)
     _refuse_without_memory(there)
-    with _place(there) as session, tempfile.TemporaryDirectory() as folder:
+    empty = [_SHM, *([_TMP] if _TMP in there.world.archives else [])]
+    with empty_place(empty=empty) as init, tempfile.TemporaryDirectory() as folder:
+        session = Session(
+            uuid.uuid4().hex,
+            there.checkpoint.info.key,
+            init.init_pid,
+            init.init_start,
+            holding=True,
+        )
         filesystem.restore_archives(session, there.checkpoint, there.world)
         source = CheckpointImages(there.checkpoint)
         made = _restore(criu, session, there, source, folder=Path(folder), limit=limit)
@@ -149,15 +137,6 @@ def _unproven(there: CheckpointContents) -> str:
     """Why that session can only be read; empty: it can be brought back."""
     if there.world.image:
         return "it lived in a container, whose file system is not here"
-    source = CheckpointImages(there.checkpoint)
-
-    def read(name: str) -> bytes | None:
-        return None if source.size(name) is None else b"".join(source.stream(name))
-
-    if read_saved(read).sockets:
-        return "it has sockets with names among its user's files"
-    if (source.size(_FIFOS) or 0) > _HEAD_BYTES:
-        return "it has named pipes among its user's files"
     return ""
 
 
@@ -180,78 +159,6 @@ def _refuse_without_memory(there: CheckpointContents) -> None:
     refuse_fatal(HostMemory().findings(need), Refused)
 
 
-# --- the place ------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _place(there: CheckpointContents) -> Iterator[Session]:
-    """A holding init in namespaces of its own, and nothing of it afterwards."""
-    incarnation = uuid.uuid4().hex
-    popen = subprocess.Popen(
-        _words(incarnation, private_tmp=_TMP in there.world.archives),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        preexec_fn=_alone,  # noqa: PLW1509 - no thread of ours runs yet
-    )
-    try:
-        pid, start = _init(popen)
-        engine.wait_ready(pid, start, timeout=_READY_SECONDS)
-        yield Session(incarnation, there.checkpoint.info.key, pid, start, holding=True)
-    finally:
-        popen.kill()  # the kernel kills the init with it
-        popen.wait()
-        with contextlib.suppress(NotFound, UnboundLocalError):
-            processes.kill_session(pid, start, timeout=_READY_SECONDS)
-
-
-def _words(incarnation: str, *, private_tmp: bool) -> list[str]:
-    """The command line: ``unshare``, a shell that mounts, and the init."""
-    mounts = f"mount -t tmpfs -o mode=1777 tmp {_TMP} && {_MOUNTS}"
-    init = [sys.executable, "-I", "-S", str(Path(session_init.__file__).resolve())]
-    return [
-        *("unshare", "--fork", "--pid", "--mount", "--ipc", "--uts"),
-        *("--mount-proc", "--kill-child", "sh", "-c"),
-        *(mounts if private_tmp else _MOUNTS, "sh"),
-        *(*init, "hold", "--incarnation", incarnation, "--user=drill", "--server="),
-        # Of no agent's realm, so that none takes it for a session.
-        *(f"--realm=drill-{incarnation}", "--relay"),
-    ]
-
-
-def _alone() -> None:
-    """In the child: end with the drill, and see no network but a loopback."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    checked(libc.unshare(_CLONE_NEWNET), "a network of its own")
-    with socket.socket() as one:
-        fcntl.ioctl(one, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
-
-
-def _init(popen: subprocess.Popen[bytes]) -> tuple[int, int]:
-    """Pid and start of the init, once it has been executed.
-
-    Raises:
-        Refused: the place could not be made.
-    """
-    children = Path(f"/proc/{popen.pid}/task/{popen.pid}/children")
-    until = time.monotonic() + _READY_SECONDS
-    name = Path(session_init.__file__).name.encode()
-    while popen.poll() is None and time.monotonic() < until:
-        for child in children.read_text().split():
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-                start = processes.start_time(int(child))
-                if start is not None and any(w.endswith(name) for w in words[:5]):
-                    return int(child), start
-        time.sleep(0.01)
-    raise Refused(Reason.LAUNCH_FAILED, why="An empty place could not be made.")
-
-
-# --- there and back -------------------------------------------------------------------
-
-
 def _restore(
     criu: Criu,
     session: Session,
@@ -264,6 +171,10 @@ def _restore(
     """The tree, whole and stopped; what was to be filled is still named in it."""
     world = there.world
     init = SessionInit(session.init_pid, session.init_start)
+    scratch, work = folder / "scratch", folder / "criu"
+    scratch.mkdir()
+    scratch.chmod(0o1777)
+    work.mkdir(mode=0o700)
     image = b"".join(source.stream(FILES))
     here = sock_diag.own_addresses(session.init_pid)
     files = {FILES: inet.close_external(image, here, world.cut)}
@@ -274,7 +185,8 @@ def _restore(
         criu,
         init,
         source=replaced,
-        folder=folder,
+        folder=work,
+        scratch=scratch,
         limit=limit,
         root_pid=world.root,
         pids=world.pids,

@@ -29,6 +29,7 @@ class WorkflowTools:
     Attributes:
         work: folder in which each operation makes one for CRIU's socket and log.
         trusted_capabilities: see the agent's setting.
+        rehearses: whether a return is tried before a capture is committed.
     """
 
     records: Records
@@ -43,3 +44,4 @@ class WorkflowTools:
     store_room: StoreRoom
     refusals: Refusals = field(default_factory=Refusals)
     trusted_capabilities: tuple[str, ...] = ()
+    rehearses: bool = True

@@ -147,6 +147,7 @@ class CheckpointWriter:
         frozen_seconds: float = 0.0,
         gpus: Sequence[GpuSample] = (),
         timeout: float = 600.0,
+        last_look: Callable[[], None] | None = None,
     ) -> CheckpointInfo:
         """Make it exist: when this returns it is durable, read back and listed.
 
@@ -155,6 +156,8 @@ class CheckpointWriter:
             frozen_seconds: how long the session stood still, for the record.
             gpus: what it held of which cards, for the record.
             timeout: seconds to wait for the disk.
+            last_look: called when nothing but the manifest is missing; its error
+                bars the commit, and is raised.
 
         Raises:
             StoreError: it does not exist, and what was written is removed.
@@ -167,6 +170,7 @@ class CheckpointWriter:
                     self._check_open()
                 info = self._publish(
                     timeout,
+                    last_look or (lambda: None),
                     steps=list(steps),
                     frozen_seconds=frozen_seconds,
                     gpus=list(gpus),
@@ -229,7 +233,9 @@ class CheckpointWriter:
         if self._committed:
             raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=self._id)
 
-    def _publish(self, timeout: float, **record: Any) -> CheckpointInfo:
+    def _publish(
+        self, timeout: float, last_look: Callable[[], None], **record: Any
+    ) -> CheckpointInfo:
         with self._lock:
             files = [file.entry() for file in self._files.values()]
         recipe = self._draft.recipe
@@ -259,6 +265,7 @@ class CheckpointWriter:
             packs=merged.packs,
             index=index,
         )
+        last_look()
         publish_manifest(self._backend, body, self._keys, self._last_look)
         return info
 

@@ -1,0 +1,201 @@
+"""Images for a rehearsal: kept while they are written, and given without the memory.
+
+A rehearsal needs what CRIU writes about processes, files and sockets, and none of the
+pages: nothing of it is ever continued. So :class:`KeptImages` copies everything but
+pages and the contents of deleted files as it passes by, and :class:`WithoutMemory`
+gives CRIU address spaces that are empty but for the few pages that CRIU itself reads
+while it restores (the vDSO, rings of kernel AIO). Those come from the tree that stands.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.criu.stream import PAGES
+from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.linux.libc import checked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import Piece, Range, StopSignal
+    from jupyterhub_gpu_reclaim.linux.sock_diag import Address
+
+_GHOST: Final = "ghost-file-"
+#: Of a deleted file: what it was, in front of its contents.
+_GHOST_HEAD_BYTES: Final = 4096
+_FILES: Final = "files.img"
+_LOCKS: Final = "filelocks.img"
+_PAGEMAP: Final = "pagemap-"
+_MEMORY: Final = "mm-"
+#: Of an image without entries: two magic numbers.
+_HEAD_BYTES: Final = 8
+
+# CRIU's image.h: areas whose contents it reads while it restores: the vDSO, the
+# variables beside it, a ring of kernel AIO, a shadow stack.
+_READ_BY_CRIU: Final = 1 << 3 | 1 << 12 | 1 << 13 | 1 << 15
+#: mmap(2): memory that is locked is filled at once.
+_MAP_LOCKED: Final = 0x2000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class KeptImages:
+    """Passes images on, and keeps a copy of what a rehearsal needs.
+
+    Attributes:
+        files: name → contents, complete once the dump has ended.
+    """
+
+    def __init__(self, sinks: Callable[[str], Sink]) -> None:
+        self._sinks = sinks
+        self.files: dict[str, bytearray] = {}
+
+    def __call__(self, name: str) -> Sink:
+        """See ``CaptureServer``."""
+        sink = self._sinks(name)
+        if name.startswith(PAGES):
+            return sink
+        most = _GHOST_HEAD_BYTES if name.startswith(_GHOST) else None
+        return _Kept(sink, self.files.setdefault(name, bytearray()), most)
+
+
+class _Kept:
+    def __init__(self, sink: Sink, copy: bytearray, most: int | None) -> None:
+        self._sink = sink
+        self._copy = copy
+        self._most = most
+
+    def write(self, data: memoryview, /) -> None:
+        left = None if self._most is None else max(0, self._most - len(self._copy))
+        self._copy += data[:left]
+        self._sink.write(data)
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+class WithoutMemory:
+    """The kept images as an ``ImageSource``: no memory, no locks on files.
+
+    Locks are held by the tree itself, which stands beside; and no interface is there
+    that a socket could be bound to.
+
+    Args:
+        files: what :class:`KeptImages` has kept.
+        cut: inodes of connections that were cut.
+        addresses: those of the place.
+        pids: pid in the session → pid here, of the tree that stands.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, bytes | bytearray],
+        *,
+        cut: Collection[int],
+        addresses: Collection[Address],
+        pids: Mapping[int, int],
+    ) -> None:
+        self._files = {name: bytes(data) for name, data in files.items()}
+        files_image = self._files[_FILES]
+        self.ended = inet.ended_connections(files_image, addresses, cut)
+        closed = inet.close_external(files_image, addresses, cut)
+        self._files[_FILES] = images.rewrite_files(closed, _without_interface)
+        if _LOCKS in self._files:
+            self._files[_LOCKS] = self._files[_LOCKS][:_HEAD_BYTES]
+        for name in list(self._files):
+            if name.startswith(_PAGEMAP):
+                self._empty(name, pids)
+            elif name.startswith(_GHOST):
+                self._files[name] = _hollow(self._files[name])
+
+    def size(self, name: str) -> int | None:
+        """See ``ImageSource``."""
+        data = self._files.get(name)
+        return None if data is None else len(data)
+
+    def stream(
+        self, name: str, skip: Sequence[Range] = ()
+    ) -> Iterable[bytes | memoryview]:
+        """See ``ImageSource``."""
+        assert not skip, name
+        return [self._files[name]]
+
+    def copy(self, name: str, pieces: Sequence[Piece], stop: StopSignal) -> None:
+        """See ``ImageSource``; there is nothing to copy."""
+        raise NotImplementedError
+
+    def _empty(self, name: str, pids: Mapping[int, int]) -> None:
+        """Leave out of a pagemap, and of its pages, all that CRIU does not read."""
+        number, areas = images.read_pagemap(self._files[name])
+        process = name.removeprefix(_PAGEMAP).removesuffix(".img")
+        kept: list[Span] = []
+        if process.isdecimal():
+            kept = self._read_by_criu(int(process))
+        left = [
+            images.Area(part.start, (part.end - part.start) // PAGE, area.flags)
+            for area in areas
+            if area.flags & images.PRESENT
+            for part in overlap(
+                Span(area.address, area.address + area.pages * PAGE), kept
+            )
+        ]
+        self._files[name] = images.write_pagemap(number, left)
+        self._files[f"{PAGES}{number}.img"] = b"".join(
+            _read(pids[int(process)], area.address, area.pages * PAGE) for area in left
+        )
+
+    def _read_by_criu(self, process: int) -> list[Span]:
+        """The areas of a process that CRIU reads; none of the others is locked."""
+        name = f"{_MEMORY}{process}.img"
+        if name not in self._files:
+            return []
+        payload = images.only(self._files[name], images.MM_MAGIC)
+        memory = images.parse("mm_entry", payload)
+        for area in memory.vmas:
+            area.flags &= ~_MAP_LOCKED
+        self._files[name] = images.join(images.MM_MAGIC, [images.serialize(memory)])
+        return [
+            Span(area.start, area.end)
+            for area in memory.vmas
+            if area.status & _READ_BY_CRIU
+        ]
+
+
+def _hollow(ghost: bytes) -> bytes:
+    """A deleted file as one that is a hole from the beginning to its end."""
+    payload = next(images.split(ghost, images.GHOST_MAGIC))
+    entry = images.parse("ghost_file_entry", payload)
+    entry.chunks = True
+    entry.size = entry.size  # a small one has no length of its own
+    return images.join(images.GHOST_MAGIC, [images.serialize(entry)])
+
+
+def _without_interface(entry: Any) -> bool:
+    if not entry.isk.HasField("ifname"):
+        return False
+    entry.isk.ClearField("ifname")
+    return True
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _read(pid: int, address: int, length: int) -> bytes:
+    """Memory of a process that stands (process_vm_readv(2)).
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    buffer = ctypes.create_string_buffer(length)
+    here = _Vector(ctypes.addressof(buffer), length)
+    there = _Vector(address, length)
+    done = _libc.process_vm_readv(
+        pid, ctypes.byref(here), 1, ctypes.byref(there), 1, ctypes.c_ulong(0)
+    )
+    checked(done, "process_vm_readv")
+    return buffer.raw[:done].ljust(length, b"\0")

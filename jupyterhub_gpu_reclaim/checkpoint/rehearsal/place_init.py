@@ -1,0 +1,147 @@
+"""Makes an empty place and stays in it as its pid 1, until its parent ends.
+
+Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.rehearsal.place` as ``python3 -I -S
+place_init.py`` with one JSON object on its input. Standard library only.
+
+The place has a pid, mount, network, IPC and UTS namespace of its own. Its files are
+those of the session that it is for, or the agent's own; what only one session can have
+(/proc, terminals) is made anew, and further folders are empty. Of the network there is
+a loopback. Nothing that runs here has ever been continued: a tree is restored under
+this init, stopped, looked at, and killed.
+
+It is not executed again after it has entered the session's files, so that nothing of
+them is run or read. One line of output says which process is pid 1, or what has failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from typing import Any, NoReturn
+
+# <linux/sched.h>, <linux/mount.h>, <linux/prctl.h>, <linux/sockios.h>
+NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET = (
+    0x00020000,
+    0x04000000,
+    0x08000000,
+    0x20000000,
+    0x40000000,
+)
+NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 1 << 18
+SET_PDEATHSIG, SET_NAME = 1, 15
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+#: Where the restore looks for the pipe that takes a session's output (``stdio``).
+OUTPUT_WRITE, OUTPUT_READ = 3, 4
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int, name: str) -> None:
+    """Check a call of libc's.
+
+    Raises:
+        OSError: it has failed; with the name of what was called.
+    """
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), name)
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    """Mount something (mount(2)).
+
+    Raises:
+        OSError: it cannot be mounted there.
+    """
+    result = libc.mount(
+        source.encode(),
+        target.encode(),
+        kind.encode() or None,
+        ctypes.c_ulong(flags),
+        data.encode() or None,
+    )
+    checked(result, f"mount {target}")
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that made it ends."""
+    checked(libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+
+
+def separate(spec: dict[str, Any]) -> None:
+    """Enter the session's files, and leave everything else that is shared."""
+    if spec["pidfd"] >= 0:
+        checked(libc.setns(spec["pidfd"], NEWNS | NEWUTS), "setns")
+    checked(libc.unshare(NEWNS | NEWUTS | NEWIPC | NEWNET | NEWPID), "unshare")
+    with socket.socket() as one:
+        request = struct.pack("16sh22x", b"lo", IFF_UP)
+        fcntl.ioctl(one, SIOCSIFFLAGS, request)
+
+
+def furnish(spec: dict[str, Any]) -> None:
+    """Mount what only this place has; nobody else sees it."""
+    mount("none", "/", "", REC | PRIVATE)
+    mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
+    mount("devpts", "/dev/pts", "devpts", NOSUID | NOEXEC, spec["terminals"])
+    if not os.path.islink("/dev/ptmx"):  # noqa: PTH114 - pathlib costs 5 ms to import
+        mount("/dev/pts/ptmx", "/dev/ptmx", "", BIND)
+    for folder in spec["empty"]:
+        mount("tmpfs", folder, "tmpfs", NOSUID | NODEV, "mode=1777")
+
+
+def hold(spec: dict[str, Any]) -> NoReturn:
+    """As pid 1: get ready, say so by the name, and reap until the end."""
+    try:
+        end_with_parent()
+        furnish(spec)
+        ends = os.pipe()
+        aside = [fcntl.fcntl(end, fcntl.F_DUPFD, 16) for end in ends]
+        os.dup2(aside[0], OUTPUT_READ)
+        os.dup2(aside[1], OUTPUT_WRITE)
+        name = ctypes.c_char_p(spec["name"].encode())
+        checked(libc.prctl(SET_NAME, name, 0, 0, 0), "prctl")
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        say(ready=True)
+        while True:
+            signal.sigwait({signal.SIGCHLD})
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                    pass
+    except OSError as error:
+        say(error=str(error))
+    finally:
+        os._exit(1)
+
+
+def say(**facts: object) -> None:
+    """One line to the agent, which may be gone."""
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(facts).encode() + b"\n")
+
+
+def main() -> int:
+    """Make the place; this process outlives it, and it does not outlive this one."""
+    spec = json.loads(sys.stdin.readline())
+    try:
+        end_with_parent()
+        separate(spec)
+        init = os.fork()
+    except OSError as error:
+        say(error=str(error))
+        return 1
+    if init == 0:
+        hold(spec)
+    say(pid=init)
+    os.waitpid(init, 0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Tries the return of a tree that has been dumped and still stands.
+
+The very images are restored in an empty place beside the tree, without memory, judged
+as a return is judged, and thrown away. So what would never come back is found while it
+can still go on. Files are opened as for a return, with their user's rights; nothing is
+written to them, and what a return would make among them is made in a scratch folder.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import WithoutMemory
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import empty_place
+from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import processes, procfs, sock_diag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
+    from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
+    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
+    from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+
+#: Reasons that tell of this moment, not of the session.
+_PASSING = frozenset(
+    {Reason.TIMED_OUT, Reason.CANCELLED, Reason.LAUNCH_FAILED, Reason.INTERNAL}
+)
+
+
+class Dumped(NamedTuple):
+    """What a dump has left, as far as a rehearsal needs it.
+
+    Attributes:
+        images: name → contents, of all that hold no memory.
+        result: of the dump.
+        opened: the fingerprints of its files.
+        cut: inodes of the connections that were cut before.
+    """
+
+    images: Mapping[str, bytes | bytearray]
+    result: DumpResult
+    opened: Sequence[FileFingerprint]
+    cut: Collection[int]
+
+
+def rehearse(
+    criu: Criu,
+    session: SessionInit,
+    dumped: Dumped,
+    *,
+    folder: Path,
+    limit: float,
+    prepare: Callable[[int], None] | None = None,
+    cancel: Cancel | None = None,
+) -> float:
+    """Restore the tree beside itself, and throw the copy away; blocks.
+
+    Args:
+        criu: which CRIU.
+        session: whose tree stands.
+        dumped: its images.
+        folder: an empty folder of ours, mode 0700.
+        limit: seconds that it may take.
+        prepare: see ``tree.restore.restore``.
+        cancel: cancels it.
+
+    Returns:
+        How many seconds it took.
+
+    Raises:
+        RolledBack: it would not come back (``would_not_return``), or that could not be
+            found out (``timed_out``, ``cancelled``, …).
+    """
+    begun = time.monotonic()
+    tree = processes.snapshot(session.init_pid, session.init_start)
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    scratch.chmod(0o1777)
+    work = folder / "criu"
+    work.mkdir(mode=0o700)
+    try:
+        with empty_place(session) as place:
+            source = WithoutMemory(
+                dumped.images,
+                cut=dumped.cut,
+                addresses=sock_diag.own_addresses(place.init_pid),
+                pids={one.ns_pid: one.pid for one in tree.processes},
+            )
+            engine.restore(
+                criu,
+                place,
+                source=source,
+                folder=work,
+                limit=limit,
+                root_pid=dumped.result.root_pid,
+                pids=dumped.result.pids,
+                pipes=dumped.result.pipes,
+                opened=dumped.opened,
+                ended=source.ended,
+                scratch=scratch,
+                prepare=prepare,
+                cancel=cancel,
+            )
+    except RestoreFailed as error:
+        raise _refused(error, tree) from error
+    return time.monotonic() - begun
+
+
+def _refused(error: RestoreFailed, tree: Snapshot) -> RolledBack:
+    if error.reason in _PASSING:
+        return RolledBack(error.reason, detail=error.detail, **error.facts)
+    why = error.message
+    if error.reason is Reason.RESTORE_FAILED:
+        why = f"{error.facts['why']}."
+    holder = _holder(tree, str(error.facts.get("path", "")))
+    return RolledBack(Reason.WOULD_NOT_RETURN, why=f"{why}{holder}", detail=str(error))
+
+
+def _holder(tree: Snapshot, path: str) -> str:
+    """Which program has that file, in words; nothing where none is known."""
+    for process in tree.processes if path else ():
+        links = (one.target for one in procfs.descriptors(process.pid))
+        areas = (one.path for one in procfs.mappings(process.pid))
+        if path in (*links, *areas):
+            return f" Process {process.ns_pid} ({process.name}) has it."
+    return ""

@@ -1,0 +1,106 @@
+"""The rehearsal of a capture: its return is tried while the rest is being saved.
+
+It runs beside the archives and the writing of the last packs, and the manifest waits
+for its word (:meth:`Rehearsal.wait`): what would not come back is never committed. It
+is called off with the capture, which does not wait for its end: nothing of it touches
+the session or the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import rehearse
+from jupyterhub_gpu_reclaim.common.errors import RolledBack
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.descriptors import readable
+from jupyterhub_gpu_reclaim.node import cgroup_escape
+from jupyterhub_gpu_reclaim.node.operations.operations import StepReporter, in_thread
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+    from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
+
+
+class Rehearsal:
+    """One rehearsal under way; a context manager, called off at the end of its block.
+
+    Args:
+        tools: CRIU, limits and the folder for its work.
+        session: whose tree stands.
+        operation: its capture.
+        dumped: what CRIU has written of it.
+    """
+
+    def __init__(
+        self,
+        tools: WorkflowTools,
+        session: Session,
+        operation: Operation,
+        dumped: Dumped,
+    ) -> None:
+        self._tools = tools
+        self._init = SessionInit(session.init_pid, session.init_start)
+        self._progress = StepReporter(operation, tools.clock)
+        self._capture = operation.cancel
+        self._dumped = dumped
+        self._cancel = Cancel()
+        self._word: Future[float] = Future()
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Call it off, if it has not ended."""
+        self._cancel.set()
+
+    def wait(self) -> None:
+        """Wait for its word, in a thread.
+
+        Raises:
+            RolledBack: the session would not come back (``would_not_return``); that
+                could not be found out in time; or the capture was called off.
+        """
+        limit = self._tools.limits.check
+        ended = Cancel()
+        self._word.add_done_callback(lambda _: ended.set())
+        readable([ended, self._capture], limit)
+        self._capture.check()
+        if not ended.is_set:
+            raise RolledBack(Reason.TIMED_OUT, step="rehearsal", seconds=limit)
+        self._word.result()
+
+    async def _run(self) -> None:
+        limit = self._tools.limits.check
+        try:
+            async with self._progress.step("rehearsal", "Trying its return"):
+                seconds = await in_thread(
+                    self._rehearse, step="rehearsal", limit=2 * limit
+                )
+        except BaseException as error:  # noqa: BLE001 - raised by who waits for it
+            self._word.set_exception(error)
+        else:
+            self._word.set_result(seconds)
+
+    def _rehearse(self) -> float:
+        with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
+            return rehearse(
+                self._tools.criu.criu(),
+                self._init,
+                self._dumped,
+                folder=Path(folder),
+                limit=self._tools.limits.check,
+                prepare=cgroup_escape.move,
+                cancel=self._cancel,
+            )
