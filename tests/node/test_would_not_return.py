@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+
 import pytest
 
 from jupyterhub_gpu_reclaim.common import codec
@@ -9,6 +13,8 @@ from jupyterhub_gpu_reclaim.common.errors import RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
+from tests.node.test_rehearsal import HOLDER, steps_of
+from tests.support.agent import wait_for
 
 WHY = "The file /tmp/#123 of kernel 310 is gone"
 FAILURE = codec.failure_of(RolledBack(Reason.WOULD_NOT_RETURN, why=WHY))
@@ -71,3 +77,39 @@ def test_refusal_is_of_that_session_only_and_few_are_kept(refusals):
         refusals.remember(f"eve{number}", snapshot(KERNEL), FAILURE, now=1.0)
     assert codes(refusals, KERNEL, SHELL) == []
     assert list(refusals.findings("eve299", snapshot(KERNEL), 60.0))
+
+
+def test_agent_stops_a_session_for_it_once_and_again_when_somebody_asks(
+    agent, places, folder
+):
+    path = folder / "another's"
+    path.write_text("secret")
+    os.chown(path, 54321, 54321)
+    path.chmod(0o600)
+    place = places("start", sys.executable, "-I", "-S", "-c", HOLDER, str(path), env={})
+    wait_for(lambda: place.output.stat().st_size)
+    url = f"/v1/sessions/{place.incarnation}"
+
+    def capture(name: str, **more: float) -> tuple[dict, set[str]]:
+        body = {"checkpoint": name, "generation": 1, **more}
+        events = agent.events(f"{url}/capture", body)
+        return events[-1], {step["step"] for step in steps_of(events)}
+
+    assert agent.post(f"{url}/preflight", {}).json() == []
+    end, steps = capture("by-policy", seen=time.time())
+    assert "dump" in steps
+    (found,) = agent.post(f"{url}/preflight", {}).json()
+    assert found["message"] == end["failure"]["message"]
+    assert "another's" in found["message"]
+
+    end, steps = capture("by-policy-again", seen=time.time())
+    assert end["failure"]["code"] == "would_not_return"
+    assert steps == {"preflight"}  # nothing was stopped
+
+    end, steps = capture("asked-for")
+    assert end["failure"]["code"] == "would_not_return"
+    assert "dump" in steps
+
+    os.chown(path, 0, 0)
+    end, _ = capture("asked-for-again")
+    assert end.get("checkpoint"), end
