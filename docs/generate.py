@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 from api_page import api
+from kinds_page import what_comes_back
 from pieces import page, table
 
 from jupyterhub_gpu_reclaim.cli.main import COMMANDS
@@ -281,6 +282,7 @@ PAGES = {
     "reference/commands.md": commands,
     "reference/scopes.md": scopes,
     "reference/alerts.md": alerts,
+    "reference/what-comes-back.md": what_comes_back,
     "how-to/messages.md": messages,
 }
 

@@ -38,6 +38,7 @@ class Ledger:
         self._store = store
         #: of every checkpoint that was ever committed
         self.contents: dict[str, str] = {}
+        self._stuck: set[str] = set()  #: those with which no return succeeds
         #: whether a tree runs but for its kernel, which its agent will wake
         self.naps: Callable[[Place], bool] = lambda place: False
         self._given_up: dict[SessionKey, list[str]] = defaultdict(list)
@@ -145,7 +146,10 @@ class Ledger:
     # --- moments
     def committed(self, info: CheckpointInfo, files: dict[str, bytes]) -> None:
         """A checkpoint exists from now on."""
-        word = msgspec.json.decode(files[MEMORY], type=Memory).contents
+        memory = msgspec.json.decode(files[MEMORY], type=Memory)
+        word = memory.contents
+        if memory.stuck:
+            self._stuck.add(info.id)
         for each in self._store.saved.values():
             other = each.info
             if other.key == info.key and other.id != info.id:
@@ -199,11 +203,18 @@ class Ledger:
             for other in self._machines.of_session(key)
             if other is not place and other.tree is not None and other.tree.whole
         ]
-        kept = [*self.saved(key).values(), *others]
+        saved = self.saved(key)
+        kept = [*saved.values(), *others]
         if not any(is_after(word, tree.contents) for word in kept):
             self._wrong(
                 "no end before the commit",
                 f"{who} has ended {tree.contents} of {key}, which is not saved",
+            )
+        kept = [w for name, w in saved.items() if name not in self._stuck] + others
+        if not any(is_after(word, tree.contents) for word in kept):
+            self._wrong(
+                "no end before the rehearsal",
+                f"{who} has ended {tree.contents} of {key}, which cannot come back",
             )
 
     def begins_to_run(self, place: Place) -> None:

@@ -40,6 +40,8 @@ class People:
             "nap": self.nap,
             "wake": self.wake,
             "write": self.write,
+            "begin what cannot come back": self.begin_stuck,
+            "end what cannot come back": self.end_stuck,
             "drain": self.drain,
             "rename": self.rename,
         }
@@ -87,6 +89,21 @@ class People:
             await self.work(key, event)
         else:
             place.tree.unread += 1
+
+    async def begin_stuck(self, key: SessionKey, event: Event) -> None:
+        """A program of theirs opens something with which no return succeeds."""
+        del event
+        self._stuck(key, stuck=True)
+
+    async def end_stuck(self, key: SessionKey, event: Event) -> None:
+        """It closes that."""
+        del event
+        self._stuck(key, stuck=False)
+
+    def _stuck(self, key: SessionKey, *, stuck: bool) -> None:
+        place = self._world.running(key)
+        if place is not None and place.tree is not None:
+            place.tree.stuck = stuck
 
     async def stop(self, key: SessionKey, event: Event) -> None:
         """Stop My Server."""
@@ -149,7 +166,7 @@ class People:
         """The administrator suspends whatever runs on one machine."""
         del key
         places = self._world.machine(event.count).places.values()
-        for each in {place.key for place in places if place.tree is not None}:
+        for each in dict.fromkeys(place.key for place in places if place.tree):
             with suppress(ReclaimError):
                 await self.suspend(each, event)
 

@@ -41,6 +41,11 @@ NOT_OPERATED = NOT_LAZY | {3_132_769_609_057}
 RESTORED_FROM, RESTORED = 1_380_000_000, 0.3
 NOT_RESTORED = NOT_OPERATED | {1_145_865_584_093}
 
+#: Seeds from here on have rehearsals, and programs that cannot come back, likewise, and
+#: the share of those.
+STUCK_FROM, STUCK = 1_400_000_000, 0.3
+NOT_STUCK = NOT_RESTORED
+
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
 
@@ -137,6 +142,7 @@ class Plan:
     nap_after: float = 0.0  #: seconds of idleness after which they do; 0: by orders
     crowded: bool = False  #: whether more sessions share a card than have room on it
     lazy: bool = False  #: whether sessions come back napping
+    rehearsed: bool = False  #: whether a return is tried before a session is ended
 
     def without(self, index: int) -> Plan:
         """The same, with one event less."""
@@ -164,7 +170,28 @@ def draw(seed: int) -> Plan:
     operated = seed >= OPERATED_FROM and seed not in NOT_OPERATED
     drawn = _operated(drawn) if operated else drawn
     restored = seed >= RESTORED_FROM and seed not in NOT_RESTORED
-    return _restored(drawn) if restored else drawn
+    drawn = _restored(drawn) if restored else drawn
+    stuck = seed >= STUCK_FROM and seed not in NOT_STUCK
+    return _stuck(drawn) if stuck else drawn
+
+
+def _stuck(plan: Plan) -> Plan:
+    """The same plan with rehearsals, sometimes with programs that cannot come back.
+
+    Most times somebody orders a suspend then. Some of them end by and by.
+    """
+    rng, plan = random.Random(f"stuck {plan.seed}"), replace(plan, rehearsed=True)
+    if rng.random() >= STUCK:
+        return plan
+    events = list(plan.events)
+    for _ in range(rng.randint(1, 4)):
+        at, key = rng.uniform(20.0, SPAN), rng.choice(plan.keys)
+        events.append(_draw(rng, {"begin what cannot come back": 1}, key, at))
+        for what in ("suspend", "end what cannot come back", "suspend"):
+            at = min(SPAN, at + rng.uniform(0.0, 4 * SOON))
+            if rng.random() < NEAR:
+                events.append(_draw(rng, {what: 1}, key, at))
+    return replace(plan, events=_in_order(events))
 
 
 def _restored(plan: Plan) -> Plan:

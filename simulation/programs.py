@@ -299,6 +299,7 @@ def agent_node(
             accelerator=accelerator,
             memory=HostMemory(),
             store_room=StoreRoom(repository.free_bytes),
+            rehearses=kernel.rehearses,
         ),
         releases=releases,
         recovery=Recovery(

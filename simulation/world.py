@@ -117,8 +117,10 @@ class World:
             self.machines, random.Random(f"kernel {plan.seed}"), self.history.wrong
         )
         self.kernel.fails_late = plan.naps
+        self.kernel.rehearses = plan.rehearsed
         self.kernel.goes_on = self._goes_on
         self.kernel.reads = self._reads
+        self.kernel.refused = self._refused
         self.database = Database()
         self.disk = Disk()
         self.settings = SETTINGS
@@ -136,6 +138,8 @@ class World:
         self.steps = 0
         #: when somebody last asked for a suspend, or a stop, of each session
         self.asked: dict[SessionKey, float] = {}
+        #: incarnations that would not come back, and the agent that has found that out
+        self.refused_by: dict[str, Program | None] = {}
         #: when somebody last asked for a nap of each session
         self.asked_to_nap: dict[SessionKey, float] = {}
         self.rooms = NapsForOthers(self)
@@ -436,6 +440,16 @@ class World:
             self.history.say(f"{place.key} has read, and holds {tree.contents} now")
         tree.unread = 0
 
+    def _refused(self, place: Place) -> None:
+        """It was stopped for nothing: not again by that agent, unless somebody asks."""
+        self.history.say(f"{place.key} would not come back")
+        agent = self.machines.of(place.pid)[0].agent
+        if self.refused_by.get(place.incarnation) is agent:
+            self.history.wrong(
+                "what would not come back is let alone", f"{place.key} is stopped again"
+            )
+        self.refused_by[place.incarnation] = agent
+
     def naps(self, place: Place) -> bool:
         """Whether its agent holds that tree, alone or half of it, in a nap."""
         record = self._record(place)
@@ -660,6 +674,8 @@ class NodeApi:
         events = await self._node.capture(incarnation, checkpoint, generation, **more)
         if not attaches:
             self._world.begins_to_capture(incarnation)
+        if more.get("seen") is None:  # a person's word
+            self._world.refused_by.pop(incarnation, None)
         return events
 
     async def nap(

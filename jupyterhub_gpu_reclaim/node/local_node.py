@@ -191,6 +191,8 @@ class LocalNode:
                 Reason.WRONG_PHASE, phase=tree.state.value, action="be suspended now"
             )
         self._refuse_late(seen)
+        if seen is None:
+            self.tools.refusals.forget(incarnation)
         operation = Operation("capture", session.key, checkpoint)
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:

@@ -89,6 +89,7 @@ class MemorySession:
     parent: str = ""  #: checkpoint that it was restored from
     pod: str = ""
     gpu_memory: int = 0  #: bytes that its programs have on a GPU while it is awake
+    stuck: str = ""  #: why no return of it would succeed; empty: it would
     nap: Nap | None = None
     partly: bool = False  #: programs that were part of the nap are awake again
     shortage: Shortage | None = None  #: while its wake waits for memory
@@ -476,6 +477,9 @@ class MemoryAgent(Generic[S]):
 
     async def _capture(self, session: S, operation: MemoryOperation) -> None:
         failure = await self._follow(self.capturing(session), operation)
+        if failure is None and session.stuck:
+            error = RolledBack(Reason.WOULD_NOT_RETURN, why=session.stuck)
+            failure = codec.failure_of(error)
         if failure is not None:
             self._fail(session, operation, session.goes_on_as, failure)
             return

@@ -40,7 +40,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import lease
-from jupyterhub_gpu_reclaim.linux import cgroups, processes, procfs
+from jupyterhub_gpu_reclaim.linux import cgroups, descriptors, processes, procfs
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.jupyter import stand_in, wake_up
@@ -54,6 +54,7 @@ from jupyterhub_gpu_reclaim.node.workflows import (
     filesystem,
     nap,
     recovery,
+    rehearsal,
     release,
     restore,
 )
@@ -80,13 +81,14 @@ MEMORY = "criu/pages-1.img"
 _NO_ROOM = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
-class Memory(msgspec.Struct, frozen=True):
+class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a checkpoint holds of a tree."""
 
     contents: str
     token: str
     port: int
     gpu_bytes: int
+    stuck: bool = False
 
 
 class Kernel:
@@ -106,10 +108,13 @@ class Kernel:
         self.wrong = wrong
         self.failing = 0.0  #: share of dumps, restores and fills that fail
         self.fails_late = False  #: also a driver that has moved the memory out
+        self.rehearses = False  #: whether agents try a return before they commit
         #: told of each tree that goes on, and whether it was just restored
         self.goes_on: Callable[[Place, bool], None] = lambda place, restored: None
         #: told of each tree that can read what it was sent
         self.reads: Callable[[Place], None] = lambda place: None
+        #: told of each tree that was stopped, and would not come back
+        self.refused: Callable[[Place], None] = lambda place: None
 
     def place(self, pid: int, start: int | None = None) -> Place:
         """The place of that process.
@@ -273,6 +278,28 @@ class Kernel:
             log="",
         )
 
+    def rehearse(
+        self, criu: object, init: Any, dumped: object, *, cancel: Any, **more: Any
+    ) -> float:
+        """Try the return of what stands there: with some things open, none succeeds."""
+        del criu, dumped, more
+        self.takes(0.1, 2.0)
+        cancel.check()
+        place = self.place(init.init_pid, init.init_start)
+        if self.fails():
+            raise RolledBack(Reason.INTERNAL)
+        if place.tree is not None and place.tree.stuck:
+            self.refused(place)
+            raise RolledBack(Reason.WOULD_NOT_RETURN, why="It has an odd file open.")
+        return 1.0
+
+    def readable(self, watched: Collection[Any], seconds: float) -> list[Any]:
+        """Wait as a thread does, in simulated time."""
+        until = _now() + seconds
+        while not (found := descriptors.readable(watched, 0.0)) and _now() < until:
+            pause(0.05)
+        return found
+
     def end_criu(self, session: Any, seconds: float) -> None:
         """Wait for one whose agent has died: it fails by itself and undoes its work."""
         del seconds
@@ -302,7 +329,7 @@ class Kernel:
         self.takes(0.1, 1.5)
         more["cancel"].check()
         place = self.place(init.init_pid, init.init_start)
-        if self.fails():
+        if saved.stuck or self.fails():
             raise RestoreFailed(Reason.RESTORE_FAILED, why="CRIU failed")
         _effect()
         place.tree = ProgramTree(
@@ -653,6 +680,9 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (recovery, "end_criu", kernel.end_criu),
         (wake_up, "rewrite_images", lambda _: {}),
         (wake_up, "thaw_server_last", kernel.proceed_with_server),
+        (rehearsal, "rehearse", kernel.rehearse),
+        (rehearsal, "readable", kernel.readable),
+        (rehearsal, "tempfile", folder),
         (filesystem, "describe", kernel.describe),
         (filesystem, "refuse_root", nothing),
         (filesystem, "save_archives", none),
@@ -698,7 +728,7 @@ def replaced(table: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 def _memory(tree: ProgramTree) -> bytes:
     return msgspec.json.encode(
-        Memory(tree.contents, tree.token, tree.port, tree.gpu_bytes)
+        Memory(tree.contents, tree.token, tree.port, tree.gpu_bytes, tree.stuck)
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
+    ReclaimError,
     Refused,
     StoreError,
 )
@@ -220,8 +221,10 @@ class Writer:
         with self.file(name) as file:
             file.write(data)
 
-    def commit(self, **more: Any) -> CheckpointInfo:
-        """Make it exist."""
+    def commit(
+        self, *, last_look: Callable[[], None] | None = None, **more: Any
+    ) -> CheckpointInfo:
+        """Make it exist, unless the last look at it bars that."""
         if self._committed:
             return self._committed
         self._check()
@@ -230,7 +233,9 @@ class Writer:
             store.touch()
             if store.full:
                 raise StoreError(Reason.STORE_FULL, needed="1 GB", free="0 B")
-        except StoreError:
+            if last_look is not None:
+                last_look()
+        except ReclaimError:
             self._repository.ended(self._info.id)
             raise
         self._check()

@@ -50,6 +50,7 @@ class Explored(NamedTuple):
 
     states: int
     steps: int
+    begun: int  #: captures and returns, in the longest story
     moves: frozenset[tuple[Phase, Phase]]  #: of phases, that some step makes
 
 
@@ -87,7 +88,8 @@ def explore(
         if len(came) > most:
             raise Broken(f"more than {most} states")
     _check_rest(came, back)
-    return Explored(len(came), count, frozenset(moves))
+    begun = max(state.next for state in came) - start.next
+    return Explored(len(came), count, begun, frozenset(moves))
 
 
 def _check(state: State) -> None:

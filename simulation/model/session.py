@@ -62,6 +62,7 @@ class Tree(NamedTuple):
     generation: int = 0  #: of that
     failed: bool = False  #: the restore under this init
     naps: bool = False  #: its GPU programs are stopped; also while it is captured
+    stuck: bool = False  #: it has something with which no return succeeds
 
     @property
     def runs(self) -> bool:
@@ -123,6 +124,7 @@ class State(NamedTuple):
     visits: int = 0
     works: int = 0
     naps: int = 0  #: orders to nap that may still be given
+    changes: int = 0  #: likewise of what keeps its programs from coming back
 
     def tree(self, inc: int) -> Tree | None:
         """The tree of that incarnation, if anything is left of it."""
@@ -398,7 +400,9 @@ def agent(state: State) -> Iterator[Step]:
         yield "the agent starts", _recovered(state)._replace(agent=True)
         return
     for tree in state.trees:
-        if tree.state is TreeState.CAPTURING:
+        if tree.state is TreeState.CAPTURING and tree.stuck:
+            yield f"{tree.inc} would not come back", state.but(tree.going_on())
+        elif tree.state is TreeState.CAPTURING:
             made = Saved(
                 tree.saving, tree.inc, tree.generation, tree.origin, tree.value
             )
@@ -537,6 +541,10 @@ def person(state: State) -> Iterator[Step]:
         after = state.but(mine._replace(value=mine.value + 1).awake())
         truth = max(state.truth, mine.value + 1)
         yield "somebody works", after._replace(truth=truth, works=state.works - 1)
+    if seen and mine and mine.runs and state.changes:
+        after = state.but(mine._replace(stuck=not mine.stuck))
+        how = "can come back again" if mine.stuck else "cannot come back"
+        yield f"a program {how}", after._replace(changes=state.changes - 1)
     if row.phase in LIVE and not row.wanted and state.service and state.suspends:
         wanted = state._replace(row=row._replace(wanted=True))
         yield "a suspend is ordered", wanted._replace(suspends=state.suspends - 1)
@@ -678,12 +686,20 @@ def _seen(tree: Tree) -> AgentTree:
 
 
 def start(
-    *, faults: int, suspends: int = 2, visits: int = 2, works: int = 1, naps: int = 0
+    *,
+    faults: int,
+    suspends: int = 2,
+    visits: int = 2,
+    works: int = 1,
+    naps: int = 0,
+    changes: int = 0,
+    stuck: bool = False,
 ) -> State:
     """A session that runs, and what may still happen to it."""
     return State(
         Row(Phase.RUNNING, inc=1),
-        (Tree(1, TreeState.RUNNING),),
+        (Tree(1, TreeState.RUNNING, stuck=stuck),),
+        changes=changes,
         faults=faults,
         suspends=suspends,
         visits=visits,

@@ -261,6 +261,20 @@ MUTANTS: dict[str, Mutant] = {
         service.RENAMED,
         seed=1371000022,
     ),
+    "what-cannot-come-back-is-ended": Mutant(
+        "Whether a session would come back was found out when its user came back: its"
+        " programs had been ended long before.",
+        "somebody who had not written this (issue 28, A)",
+        node.UNREHEARSED,
+        seed=1400000000,
+    ),
+    "what-would-not-come-back-is-stopped-again": Mutant(
+        "The policy had a session that would not come back stopped for that again and"
+        " again.",
+        "nobody; made for the checker (issue 28, A)",
+        node.FORGOTTEN_REFUSAL,
+        seed=1400000040,
+    ),
     "a-watchdog-keeps-the-agent-out": Mutant(
         "A watchdog waited a minute for each nap that found no room, and no agent could"
         " start meanwhile.",

@@ -12,8 +12,14 @@ from jupyterhub_gpu_reclaim.node.operations import operations
 from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
+from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.workflows import capture, nap, unattended
+from jupyterhub_gpu_reclaim.node.workflows import (
+    capture,
+    nap,
+    rehearsal,
+    unattended,
+)
 from jupyterhub_gpu_reclaim.node.workflows.lazy import LeftAsleep
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
@@ -108,3 +114,7 @@ def _forgotten(record: Record, *_: Any) -> Record:
 UNKNOWN_NAP: tuple[Patch, ...] = ((nap, "brought_back_asleep", _forgotten),)
 
 LOCKED_OUT: tuple[Patch, ...] = ((unattended, "Accelerator", _patient),)
+
+UNREHEARSED: tuple[Patch, ...] = ((rehearsal, "rehearse", nothing),)
+
+FORGOTTEN_REFUSAL: tuple[Patch, ...] = ((Refusals, "remember", nothing),)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from benchmarks.simulated_node import SimulatedAgent
 from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.controlplane.doubles import TOKEN, NodeInMemory, serve_node
+from tests.node.test_rehearsal import HOLDER
 from tests.support import fake_cards
 from tests.support.agent import COUNTER, Place, goes_on, running_agent, wait_for
 from tests.support.fake_cards import FAKE, computes
@@ -47,6 +49,9 @@ class AgentUnderContract(Protocol):
 
     def run(self, key: SessionKey) -> str:
         """Start a session; its incarnation."""
+
+    def run_stuck(self, key: SessionKey) -> str:
+        """Start a session that would not come back; its incarnation."""
 
     def run_on_gpu(self, key: SessionKey) -> str:
         """Start a session whose program has memory on a GPU; its incarnation."""
@@ -75,6 +80,16 @@ class RealAgent:
 
     def run(self, key: SessionKey) -> str:
         command = (sys.executable, "-I", "-S", "-c", COUNTER)
+        place = self._add(Place(self._folder, "start", *command, env={}, user=key.user))
+        wait_for(lambda: place.output.stat().st_size)
+        return place.incarnation
+
+    def run_stuck(self, key: SessionKey) -> str:
+        path = self._folder / "another's"
+        path.write_text("secret")
+        os.chown(path, 54321, 54321)
+        path.chmod(0o600)
+        command = (sys.executable, "-I", "-S", "-c", HOLDER, str(path))
         place = self._add(Place(self._folder, "start", *command, env={}, user=key.user))
         wait_for(lambda: place.output.stat().st_size)
         return place.incarnation
@@ -126,6 +141,11 @@ class AgentInMemory:
     def run(self, key: SessionKey) -> str:
         return self._node.run(key, "work").incarnation
 
+    def run_stuck(self, key: SessionKey) -> str:
+        place = self._node.run(key, "work")
+        place.stuck = "It has an odd file open."
+        return place.incarnation
+
     def run_on_gpu(self, key: SessionKey) -> str:
         place = self._node.run(key, "work")
         place.gpu_memory = GB
@@ -165,6 +185,11 @@ class AgentOfTheSimulation:
 
     def run(self, key: SessionKey) -> str:
         return self._put(key, TreeState.RUNNING)
+
+    def run_stuck(self, key: SessionKey) -> str:
+        name = self.run(key)
+        self.agent.places[name].stuck = "It has an odd file open."
+        return name
 
     def run_on_gpu(self, key: SessionKey) -> str:
         name = self.run(key)

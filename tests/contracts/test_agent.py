@@ -143,6 +143,17 @@ async def test_capture_that_is_cancelled_leaves_a_running_tree(node):
     assert other.checkpoint.id == "c2"
 
 
+async def test_capture_of_what_would_not_come_back_leaves_it_running(node):
+    name = node.run_stuck(ANN)
+    for attempt in ("c1", "c1", "c2"):
+        ended = await last(node.agent.capture(name, attempt, 1))
+        assert ended.failure.code == "would_not_return"
+        assert not ended.failure.retryable
+        assert (await node.agent.tree(name)).state is TreeState.RUNNING
+        assert node.runs(name)
+        assert await stored(node) == []
+
+
 async def test_capture_of_what_does_not_run_is_refused(node):
     capture = node.agent.capture
     name = await captured(node)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import RolledBack
 from jupyterhub_gpu_reclaim.common.models import Decision, GpuSample
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.controlplane.conftest import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
@@ -93,6 +96,32 @@ async def test_capture_failure_leaves_session_running_with_backoff(world):
     assert world.phase(controller) == "running"
     assert controller.users.session(KEY).facts.backoff_until
     assert world.hub.orders == []
+
+
+async def test_session_that_would_not_come_back_goes_on_and_says_why(world):
+    incarnation = await world.running("tensors")
+    controller = await world.controller()
+    why = "the file /tmp/#12 of process 310 (python3) cannot be opened"
+    error = RolledBack(Reason.WOULD_NOT_RETURN, why=why)
+    world.node.capture_failure = codec.failure_of(error)
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.suspend(KEY, "ada")
+    failure = await world.until(lambda: controller.users.session(KEY).failure)
+    assert failure.code == "would_not_return"
+    assert why in failure.message
+    assert not failure.retryable
+    assert world.phase(controller) == "running"
+    view = controller.users.session(KEY)
+    assert (view.facts.intent, view.checkpoint) == ("", "")
+    assert view.facts.backoff_until  # the policy waits
+    await asyncio.sleep(0.2)
+    assert world.node.seen == [None]  # one attempt, at a person's word
+    assert (world.hub.orders, world.node.saved) == ([], {})
+    world.node.capture_failure = None
+    await controller.users.suspend(KEY, "ada")  # a person need not
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert world.node.saved
+    assert incarnation not in world.node.places
 
 
 async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world):

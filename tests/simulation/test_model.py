@@ -123,3 +123,19 @@ def test_is_step_knows_which_phases_follow_each_other():
     assert not is_step(Phase.RUNNING, Phase.RELEASING, SessionEvent.COMMITTED)
     assert not is_step(Phase.RELEASING, Phase.RESUMING)
     assert not is_step(Phase.STOPPED, Phase.SUSPENDING)
+
+
+@pytest.mark.parametrize("orders", [1, 2])
+def test_what_would_not_come_back_goes_on_after_one_attempt_for_each_order(orders):
+    found = explore(start(faults=0, suspends=orders, stuck=True))
+    assert found.begun == orders
+
+
+def test_what_would_not_come_back_is_never_released_whatever_goes_wrong():
+    found = explore(start(faults=2, stuck=True))
+    phases = {phase for move in found.moves for phase in move}
+    assert phases == {Phase.RUNNING, Phase.SUSPENDING}
+
+
+def test_what_can_come_back_only_now_and_then_breaks_no_law():
+    assert explore(start(faults=1, changes=2)).states > 10_000

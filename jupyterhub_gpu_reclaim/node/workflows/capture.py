@@ -138,6 +138,8 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     found += refuse_reaching(rights, session, tools.trusted_capabilities)
     most = trees.resident_bytes(snapshot) + moved
     found += tools.store_room.findings(session.incarnation, most)
+    now = tools.clock.monotonic()
+    found += tools.refusals.findings(session.incarnation, snapshot, now)
     return Look(found, survey, gpus, most)
 
 
@@ -212,11 +214,7 @@ class Capture:
         # at the next start what is unfinished then.
         except Exception as error:
             why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
-            if why.reason is Reason.STORE_FULL and self._writer is not None:
-                stored = self._writer.stored_bytes
-                self._tools.store_room.ran_out(
-                    self._session.incarnation, self._most, stored
-                )
+            self._learn(why, snapshot)
             yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
             stage = await self._roll_back()
             if stage is not Stage.CAPTURED:
@@ -229,6 +227,16 @@ class Capture:
                 "commit", lambda: self._tools.store.info(self._checkpoint)
             )
         yield Event(checkpoint=info)
+
+    def _learn(self, why: ReclaimError, snapshot: Snapshot) -> None:
+        """Keep what has failed from stopping the session again for nothing."""
+        tools, incarnation = self._tools, self._session.incarnation
+        if why.reason is Reason.STORE_FULL and self._writer is not None:
+            stored = self._writer.stored_bytes
+            tools.store_room.ran_out(incarnation, self._most, stored)
+        elif why.reason is Reason.WOULD_NOT_RETURN:
+            now, failure = tools.clock.monotonic(), codec.failure_of(why)
+            tools.refusals.remember(incarnation, snapshot, failure, now)
 
     def _note(self, stage: Stage, **changes: object) -> Record:
         self._record = self._record.at(stage, self._operation.steps, **changes)

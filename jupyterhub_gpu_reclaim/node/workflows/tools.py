@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,5 +42,6 @@ class WorkflowTools:
     accelerator: Accelerator
     memory: HostMemory
     store_room: StoreRoom
+    refusals: Refusals = field(default_factory=Refusals)
     trusted_capabilities: tuple[str, ...] = ()
     rehearses: bool = True

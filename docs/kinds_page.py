@@ -1,0 +1,92 @@
+"""The page of what comes back, from the tables of its tests, for ``generate.py``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pieces import page, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.checkpoint.kinds import Kind
+
+_TABLES = "tests.checkpoint.kinds"
+_ABOUT = """
+Your kernels come back with their variables, and so do the programs beside them:
+notebooks in Python, R and Julia, PyTorch and its loader workers, Dask and Spark on the
+session's machine, a database that you have started (SQLite, MariaDB, PostgreSQL,
+Redis), tmux, vim and what runs in your terminals, a compiler at work, a web server that
+you try out. What they have in memory, their open files, pipes, timers and the
+connections between them are as they were. Connections to other machines are closed, as
+after a network that was away: most programs connect again.
+
+**Nothing is ended before its return has been tried.** The saved programs are brought
+back beside those that stand still, compared, and thrown away. Whatever would not come
+back is refused, the session goes on, and its page says which program it is and why
+([`would_not_return`](../how-to/messages.md#while-it-is-being-suspended)).
+
+Below is what Linux gives a program, kind by kind. Each row is a test: a program that
+has it is suspended and brought back by a real CRIU. This page is generated from their
+tables, `tests/checkpoint/kinds/`.
+"""
+#: Each outcome with its title, and what is said of all of it.
+_PARTS = {
+    "kept": ("Kept", "It is the same after the return as before it."),
+    "refused": (
+        "Refused",
+        "The session is not suspended, and goes on; its page names program and reason.",
+    ),
+    "lost": (
+        "Lost",
+        "After the return it is not there, or is another one. That is harmless.",
+    ),
+}
+
+
+def what_comes_back() -> str:
+    """Every kind of thing that a program can have, and what becomes of it."""
+    lines: list[str] = []
+    for outcome, (title, about) in _PARTS.items():
+        there = [
+            (subject, [kind for kind in kinds if kind.outcome == outcome])
+            for subject, kinds in _tables()
+        ]
+        if any(kinds for _, kinds in there):
+            lines += [f"## {title}", "", about, ""]
+        for subject, kinds in there:
+            lines += _section(subject, kinds)
+    return page("What comes back", _ABOUT, *lines[:-1])
+
+
+def _section(subject: str, kinds: Sequence[Kind]) -> Iterator[str]:
+    """One table's rows: those that need a word, then the others."""
+    told = [(_name(kind), kind.note) for kind in kinds if kind.note]
+    plain = [_name(kind) for kind in kinds if not kind.note]
+    if kinds:
+        yield from (f"### {subject}", "")
+    if told:
+        yield from (*table(("what a program has", "what you should know"), *told), "")
+    if plain:
+        text = f"{'Also: ' if told else ''}{'; '.join(plain)}."
+        yield from (*textwrap.wrap(text, 88, break_on_hyphens=False), "")
+
+
+def _name(kind: Kind) -> str:
+    return kind.name if kind.program else f"{kind.name} (read, not tried)"
+
+
+def _tables() -> Iterator[tuple[str, Sequence[Kind]]]:
+    """Subject and rows of each table that is there."""
+    root = str(Path(__file__).parents[1])
+    if root not in sys.path:
+        sys.path.append(root)
+    package = importlib.import_module(_TABLES)
+    for found in sorted(one.name for one in pkgutil.iter_modules(package.__path__)):
+        module = importlib.import_module(f"{_TABLES}.{found}")
+        yield (module.__doc__ or found).partition(":")[0], module.KINDS

@@ -1,0 +1,87 @@
+"""Keeps sessions that would not come back from being stopped for that again and again.
+
+A rehearsal that fails costs its user the time in which the session stood still (law
+12). The next one would fail as well while the programs are the same ones. So the
+refusal is repeated before anything is touched, with its reason, until
+
+* one of the programs that were there has ended (one that has begun mends nothing),
+* some time has passed, since a program may have closed what was in the way, or
+* a person asks (:meth:`Refusals.forget`).
+
+All of it is forgotten when the agent ends. Then one attempt more is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.models import Failure, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+
+#: Seconds after which the same programs are tried again: as long as the longest pause
+#: after failures (``ReclaimService.backoff_limit``), unless that was changed.
+_AGAIN_SECONDS: Final = 3600.0
+#: Sessions whose refusal is remembered.
+_KEPT: Final = 256
+
+
+class _Refusal(NamedTuple):
+    """A rehearsal that has failed."""
+
+    programs: frozenset[tuple[int, int]]  #: that stood: pid and start of each
+    failure: Failure
+    at: float
+
+    def holds(self, snapshot: Snapshot, now: float) -> bool:
+        """Whether nothing has changed since that could mend it."""
+        fresh = now - self.at < _AGAIN_SECONDS
+        return fresh and self.programs <= _programs(snapshot)
+
+
+class Refusals:
+    """Sessions that would not come back; any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._refusals: dict[str, _Refusal] = {}
+
+    def remember(
+        self, incarnation: str, snapshot: Snapshot, failure: Failure, now: float
+    ) -> None:
+        """Note that a rehearsal has failed.
+
+        Args:
+            incarnation: of the session.
+            snapshot: its programs, as they stood then.
+            failure: ``would_not_return``, with the reason.
+            now: seconds of a clock that is never set back.
+        """
+        with self._lock:
+            self._refusals.pop(incarnation, None)
+            self._refusals[incarnation] = _Refusal(_programs(snapshot), failure, now)
+            if len(self._refusals) > _KEPT:
+                del self._refusals[next(iter(self._refusals))]
+
+    def findings(
+        self, incarnation: str, snapshot: Snapshot, now: float
+    ) -> Iterator[Finding]:
+        """The refusal, as long as an attempt would end with it again."""
+        with self._lock:
+            known = self._refusals.get(incarnation)
+        if known is not None and known.holds(snapshot, now):
+            failure = known.failure
+            yield Finding(code=failure.code, message=failure.message, hint=failure.hint)
+
+    def forget(self, incarnation: str) -> None:
+        """Let the next capture try, whatever stood in the way. Idempotent."""
+        with self._lock:
+            self._refusals.pop(incarnation, None)
+
+
+def _programs(snapshot: Snapshot) -> frozenset[tuple[int, int]]:
+    return frozenset((one.pid, one.start_time) for one in snapshot.processes)

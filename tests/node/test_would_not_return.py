@@ -1,0 +1,115 @@
+"""A session that would not come back is not stopped for that again and again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import RolledBack
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
+from tests.node.test_rehearsal import HOLDER, steps_of
+from tests.support.agent import wait_for
+
+WHY = "The file /tmp/#123 of kernel 310 is gone"
+FAILURE = codec.failure_of(RolledBack(Reason.WOULD_NOT_RETURN, why=WHY))
+HOUR = 3600.0
+
+
+def snapshot(*programs: tuple[int, int]) -> Snapshot:
+    init = Process(10, 1, 1, "init", "S", 5, 1000)
+    return Snapshot(
+        init,
+        tuple(Process(pid, pid, 10, "python", "S", at, 1000) for pid, at in programs),
+    )
+
+
+KERNEL, SHELL, LATER = (310, 7), (320, 8), (330, 99)
+
+
+@pytest.fixture
+def refusals() -> Refusals:
+    refusals = Refusals()
+    refusals.remember("ann1", snapshot(KERNEL, SHELL), FAILURE, now=0.0)
+    return refusals
+
+
+def codes(refusals: Refusals, *programs: tuple[int, int], now: float = 60.0) -> list:
+    return [found.code for found in refusals.findings("ann1", snapshot(*programs), now)]
+
+
+def test_refusal_is_repeated_with_its_reason_while_the_programs_are_the_same(refusals):
+    (found,) = refusals.findings("ann1", snapshot(KERNEL, SHELL), 60.0)
+    assert found.fatal
+    assert not found.retryable
+    assert (found.code, found.message) == ("would_not_return", FAILURE.message)
+    assert WHY in found.message
+
+
+def test_program_that_has_begun_since_changes_nothing(refusals):
+    assert codes(refusals, KERNEL, SHELL, LATER) == ["would_not_return"]
+
+
+@pytest.mark.parametrize("programs", [(KERNEL,), (KERNEL, (320, 9)), ()])
+def test_program_that_has_ended_lets_it_be_tried_again(refusals, programs):
+    assert codes(refusals, *programs) == []
+
+
+def test_after_an_hour_it_is_tried_again(refusals):
+    assert codes(refusals, KERNEL, SHELL, now=HOUR - 1) == ["would_not_return"]
+    assert codes(refusals, KERNEL, SHELL, now=HOUR + 1) == []
+
+
+def test_person_who_asks_has_it_tried_again(refusals):
+    refusals.forget("ann1")
+    refusals.forget("ann1")
+    assert codes(refusals, KERNEL, SHELL) == []
+
+
+def test_refusal_is_of_that_session_only_and_few_are_kept(refusals):
+    assert not list(refusals.findings("bob1", snapshot(KERNEL, SHELL), 60.0))
+    for number in range(300):
+        refusals.remember(f"eve{number}", snapshot(KERNEL), FAILURE, now=1.0)
+    assert codes(refusals, KERNEL, SHELL) == []
+    assert list(refusals.findings("eve299", snapshot(KERNEL), 60.0))
+
+
+def test_agent_stops_a_session_for_it_once_and_again_when_somebody_asks(
+    agent, places, folder
+):
+    path = folder / "another's"
+    path.write_text("secret")
+    os.chown(path, 54321, 54321)
+    path.chmod(0o600)
+    place = places("start", sys.executable, "-I", "-S", "-c", HOLDER, str(path), env={})
+    wait_for(lambda: place.output.stat().st_size)
+    url = f"/v1/sessions/{place.incarnation}"
+
+    def capture(name: str, **more: float) -> tuple[dict, set[str]]:
+        body = {"checkpoint": name, "generation": 1, **more}
+        events = agent.events(f"{url}/capture", body)
+        return events[-1], {step["step"] for step in steps_of(events)}
+
+    assert agent.post(f"{url}/preflight", {}).json() == []
+    end, steps = capture("by-policy", seen=time.time())
+    assert "dump" in steps
+    (found,) = agent.post(f"{url}/preflight", {}).json()
+    assert found["message"] == end["failure"]["message"]
+    assert "another's" in found["message"]
+
+    end, steps = capture("by-policy-again", seen=time.time())
+    assert end["failure"]["code"] == "would_not_return"
+    assert steps == {"preflight"}  # nothing was stopped
+
+    end, steps = capture("asked-for")
+    assert end["failure"]["code"] == "would_not_return"
+    assert "dump" in steps
+
+    os.chown(path, 0, 0)
+    end, _ = capture("asked-for-again")
+    assert end.get("checkpoint"), end
