@@ -75,6 +75,8 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("ext", 9, "bool"),
         ("mode", 10, "uint32"),
         ("build_id", 11, "uint32*"),
+        # Ours, of a file that has lost its name (files/deleted_files.py).
+        ("handle", 1000, "bytes"),
     ),
     "inet_sk_entry": (
         ("id", 1, "uint32"),
@@ -182,6 +184,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "pipe_data_entry": (
         ("pipe_id", 1, "uint32"),
         ("bytes", 2, "uint32"),
+        ("size", 3, "uint32"),
     ),
     "task_kobj_ids_entry": (("files_id", 2, "uint32"),),
     "creds_entry": (

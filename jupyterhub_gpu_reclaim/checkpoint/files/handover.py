@@ -219,9 +219,9 @@ class _Opener:
                 run_as(who, lambda: self._open(opener, wishes, made))  # noqa: B023
             for both in self._pipes.values():
                 inner.callback(os.close, both)
-            for number, data in _pipe_contents(read("fifo-data.img")):
+            for number, data, size in _pipe_contents(read("fifo-data.img")):
                 if number in self._pipes:
-                    fill_pipe(self._pipes[number], data)
+                    fill_pipe(self._pipes[number], data, size)
             for number, (ghost, owner) in ghosts.items():
                 run_as(owner, lambda: ghost.finish(made[number]))  # noqa: B023
 
@@ -402,8 +402,8 @@ def _check_left(saved: SavedFiles, init_pid: int) -> None:
             raise refused(Reason.FILE_DENIED, reg.name, "the kernel makes it anew")
 
 
-def _pipe_contents(image: bytes | None) -> Iterator[tuple[int, bytes]]:
-    """CRIU's number of a FIFO, and what was in it."""
+def _pipe_contents(image: bytes | None) -> Iterator[tuple[int, bytes, int]]:
+    """CRIU's number of a FIFO, what was in it, and how much it takes."""
     if image is None:
         return
     at, entries = 8, memoryview(image)
@@ -415,4 +415,4 @@ def _pipe_contents(image: bytes | None) -> Iterator[tuple[int, bytes]]:
         if len(data) != entry.bytes:
             raise images.damaged("the contents of a FIFO are cut off")
         at += entry.bytes
-        yield entry.pipe_id, data
+        yield entry.pipe_id, data, entry.size

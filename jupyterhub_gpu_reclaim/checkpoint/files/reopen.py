@@ -32,6 +32,7 @@ from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
 from jupyterhub_gpu_reclaim.linux.descriptors import unread_bytes
+from jupyterhub_gpu_reclaim.linux.file_handles import FileHandle, open_handle
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
@@ -154,6 +155,10 @@ class Reopener:
         flags = os.O_PATH | os.O_NOFOLLOW
         try:
             return open_in_root(self._root, wish.path, flags)
+        except FileNotFoundError:
+            if not wish.handle:
+                raise
+            return self._find_nameless(wish)
         except PermissionError:
             with overriding():
                 found = open_in_root(self._root, wish.path, flags)
@@ -161,6 +166,16 @@ class Reopener:
                 return found
             os.close(found)
             raise
+
+    def _find_nameless(self, wish: FileRequest) -> int:
+        """A file whose given name an earlier return has taken away."""
+        parent = wish.path.rpartition(b"/")[0] or b"/"
+        with overriding():
+            folder = open_in_root(self._root, parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                return open_handle(folder, FileHandle.unpacked(wish.handle))
+            finally:
+                os.close(folder)
 
     def _open(self, wish: FileRequest, found: int) -> int:
         status = os.fstat(found)
@@ -189,6 +204,8 @@ class Reopener:
     def _reopen(self, wish: FileRequest, found: int) -> int:
         """Open that inode without blocking."""
         flags = wish.flags & ~os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        if not stat.S_ISDIR(os.fstat(found).st_mode):
+            flags &= ~os.O_DIRECTORY  # a part of O_TMPFILE
         try:
             return os.open(again(found), flags)
         except OSError as error:
@@ -270,13 +287,20 @@ def _seek(descriptor: int, position: int) -> None:
             raise
 
 
-def fill_pipe(descriptor: int, data: bytes) -> None:
-    """Put a FIFO's contents back into an empty one, by a descriptor of both ends.
+def fill_pipe(descriptor: int, data: bytes, size: int) -> None:
+    """Put a FIFO's size and contents back, by a descriptor of both ends.
+
+    Args:
+        descriptor: of both ends.
+        data: what was in it.
+        size: how much it takes, in bytes; 0: not known.
 
     Raises:
-        OSError: it has become smaller.
+        OSError: it does not take so much any more.
     """
     if unread_bytes(descriptor):
         return  # another process has it open, and it was never empty
+    if size:
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, size)
     if os.write(descriptor, data) != len(data):
         raise OSError(errno.ENOSPC, "a FIFO does not take what it held")
