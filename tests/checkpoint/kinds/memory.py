@@ -88,6 +88,15 @@ def reap(context, most=64):
     return [struct.unpack_from("QQqq", room, 32 * at)[::2] for at in range(count)]
 '''
 
+_IPC = '''
+def table(kind):
+    """The kernel's list, but for times, pids and what is in memory."""
+    head, *lines = open("/proc/sysvipc/" + kind).read().splitlines()
+    names = head.split()
+    but = {"cpid", "lpid", "atime", "dtime", "ctime", "otime", "stime", "rtime", "lspid", "lrpid", "rss", "swap"}
+    return [[word for name, word in zip(names, line.split()) if name not in but] for line in lines]
+'''
+
 KINDS: list[Kind] = [
     Kind(
         "kernel AIO (io_setup)",
@@ -114,6 +123,85 @@ def look():
         reap(contexts[0])
     submit(contexts[1], (7, 1, file.fileno(), out, 0, event), (8, 1, file.fileno(), out, 5, event))
     return found, [flags(one.value) for one in contexts]
+show(look)
+""",
+    ),
+    Kind(
+        "System V semaphores",
+        "kept",
+        "With number, key, owner and mode. What a program had the kernel undo at its"
+        " end (SEM_UNDO) is not undone after a return.",
+        _IPC
+        + """
+number = libc.semget(0x5EED, 3, 0o1640)
+libc.semctl(number, 0, 17, (ctypes.c_ushort * 3)(7, 0, 32767))
+other = libc.semget(0, 1, 0o600)
+def look():
+    values = (ctypes.c_ushort * 3)()
+    libc.semctl(number, 0, 13, values)
+    return values[:], libc.semget(0x5EED, 3, 0), table("sem")
+show(look)
+""",
+    ),
+    Kind(
+        "System V message queues",
+        "kept",
+        "With their messages.",
+        _IPC
+        + """
+number = libc.msgget(-5, 0o1660)
+for kind, text in ((3, b"three"), (1, b""), (3, b"x" * 8000)):
+    message = ctypes.create_string_buffer(struct.pack("q", kind) + text)
+    assert libc.msgsnd(number, message, len(text), 0) == 0
+def look():
+    room, seen = ctypes.create_string_buffer(9000), []
+    for at in range(3):
+        size = libc.msgrcv(number, room, 8500, at, 0o44000)
+        seen.append((struct.unpack_from("q", room)[0], room.raw[8 : 8 + size][:9], size))
+    return seen, libc.msgget(-5, 0), table("msg")
+show(look)
+""",
+    ),
+    Kind(
+        "System V shared memory",
+        "kept",
+        "Attached or not, also removed but still attached; not a part of a segment.",
+        _IPC
+        + """
+def segment(key, size):
+    return libc.shmget(key, size, 0o1600)
+def attach(number, flags=0):
+    return libc.shmat(number, None, flags)
+loose = segment(0x10053, 3 * 4096 + 7)
+address = attach(loose)
+put(address, b"first"), put(address + 8192, b"third")
+libc.shmdt(ctypes.c_void_p(address))
+held = segment(0x4E1D, 8 << 20)
+address = put(attach(held), b"hello")
+put(address + (5 << 20), b"there")
+reading = attach(held, 0o10000)
+gone = segment(0, 8192)
+dying = put(attach(gone), b"dying")
+libc.shmctl(gone, 0, None)
+import signal, time
+signal.signal(signal.SIGUSR1, lambda *_: put(dying, b"child"))
+child = os.fork()
+while not child:
+    signal.pause()
+call(10, address + 4096, 4096, 1)
+call(28, address, 8192, 10)
+def look():
+    detached = attach(loose)
+    seen = get(detached), get(detached + 8192), get(detached + 4096)
+    libc.shmdt(ctypes.c_void_p(detached))
+    seen += get(address), get(reading), get(reading + (5 << 20)), get(dying)
+    put(dying, b"never"), os.kill(child, signal.SIGUSR1)
+    while get(dying) != b"child":
+        time.sleep(0.01)
+    put(dying, b"dying")
+    seen += [flags(one) for one in (address, address + 4096, address + 8192, reading, dying)],
+    seen += faults(lambda: put(reading, b"x")), faults(lambda: put(address + 4096, b"x")),
+    return seen, libc.shmget(0x4E1D, 0, 0), table("shm")
 show(look)
 """,
     ),
