@@ -15,6 +15,7 @@ other kernel objects (perf, BPF, KVM, …)         ``handle_unsupported``
 System V shared memory, unmapped in part         ``handle_unsupported``
 a POSIX message queue, open                      ``handle_unsupported``
 one that is there; shared System V objects       ``ipc_unsupported``
+a pipe that keeps packets apart (O_DIRECT)       ``handle_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
@@ -241,6 +242,9 @@ def _handles(view: _View) -> Iterator[Finding]:
     if any(_is_queue(view.process.pid, one) for one in view.descriptors):
         kind = "a POSIX message queue"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    if any(_is_packet_pipe(view.process.pid, one) for one in view.descriptors):
+        kind = "a pipe that keeps packets apart (O_DIRECT)"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
     if not system_v.is_whole(view.mappings, view.segments):
         kind = "a part of a segment of System V shared memory"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
@@ -254,6 +258,14 @@ def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
     path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
     found = ctypes.CDLL(None).statfs(path, facts) == 0
     return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
+
+
+def _is_packet_pipe(pid: int, descriptor: procfs.Descriptor) -> bool:
+    """Whether it is an end of a pipe, or a FIFO, that CRIU would make a stream of."""
+    if not int(procfs.fdinfo(pid, descriptor.fd).get("flags", "0"), 8) & os.O_DIRECT:
+        return False
+    status = procfs.target_status(pid, f"fd/{descriptor.fd}")
+    return status is not None and stat.S_ISFIFO(status.st_mode)
 
 
 def _namespaces(view: _View) -> Iterator[Finding]:

@@ -169,6 +169,29 @@ def test_examine_performance_counter_is_found(run):
     assert "a performance counter" in found.message
 
 
+PACKETS = {
+    "pipe": "keep = os.pipe2(os.O_DIRECT)",
+    "FIFO": """
+        import fcntl
+        os.mkfifo({path!r})
+        keep = os.open({path!r}, os.O_RDWR)
+        fcntl.fcntl(keep, fcntl.F_SETFL, os.O_RDWR | os.O_DIRECT)
+        """,
+}
+
+
+@pytest.mark.parametrize("kind", PACKETS)
+def test_examine_pipe_that_keeps_packets_apart_is_found(run, tmp_path, kind):
+    found = only(run(PACKETS[kind].format(path=str(tmp_path / "fifo"))))
+    assert found.code == "handle_unsupported"
+    assert "a pipe that keeps packets apart" in found.message
+
+
+def test_examine_file_that_is_read_past_the_cache_is_supported(run, tmp_path):
+    path = str(tmp_path / "file")
+    assert examine(run(f"keep = os.open({path!r}, os.O_CREAT | os.O_DIRECT)")) == []
+
+
 #: A namespace of its own, as a session has it.
 ALONE = "assert libc.unshare(0x08000000) == 0\n"
 
