@@ -13,8 +13,10 @@ no program, or a dead one, at the root           ``no_tree``
 io_uring, open or mapped                         ``io_uring``
 userfaultfd                                      ``userfaultfd``
 other kernel objects (perf, BPF, KVM, …)         ``handle_unsupported``
-System V shared memory attached                  ``handle_unsupported``
-a POSIX message queue                            ``handle_unsupported``
+System V shared memory, unmapped in part         ``handle_unsupported``
+a POSIX message queue, open                      ``handle_unsupported``
+one that is there; shared System V objects       ``ipc_unsupported``
+a pipe that keeps packets apart (O_DIRECT)       ``handle_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
@@ -30,7 +32,8 @@ another user's process, no CAP_SYS_RESOURCE      ``capability_missing``
 ===============================================  =======================
 
 Supported, so no rule: eventfd, epoll, timerfd, signalfd, pidfd, inotify,
-memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped processes.
+memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped processes,
+System V semaphores, message queues and shared memory.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
+from jupyterhub_gpu_reclaim.checkpoint.memory import system_v
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -158,6 +162,7 @@ class _View(NamedTuple):
     mappings: list[procfs.Mapping]
     ghost_limit: int
     gpu_savable: bool
+    segments: dict[int, int]  #: of the session: bytes by number
 
     def found(self, reason: Reason, **facts: Any) -> Finding:
         """A finding that names the process as the session knows it."""
@@ -189,6 +194,14 @@ def examine(
     if root is None or root.state in DEAD:
         return [*findings, finding(Reason.NO_TREE)]
     alive = [p for p in snapshot.processes if p.state not in DEAD]
+    try:
+        objects = system_v.look(init_pid)
+    except OSError:
+        return [*findings, finding(Reason.NO_TREE)]  # it has just ended
+    uids = {process.uid for process in alive}
+    findings += [
+        finding(Reason.IPC_UNSUPPORTED, kind=kind) for kind in objects.problems(uids)
+    ]
     for process in alive:
         view = _View(
             process,
@@ -199,6 +212,7 @@ def examine(
             list(procfs.mappings(process.pid)),
             ghost_limit,
             process.pid in gpu_savable,
+            objects.segments,
         )
         findings += [one for rule in _RULES for one in rule(view)]
     findings += _left_out(snapshot, alive)
@@ -234,8 +248,11 @@ def _handles(view: _View) -> Iterator[Finding]:
     if any(_is_queue(view.process.pid, one) for one in view.descriptors):
         kind = "a POSIX message queue"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
-    if any(mapping.path.startswith("/SYSV") for mapping in view.mappings):
-        kind = "System V shared memory"
+    if any(_is_packet_pipe(view.process.pid, one) for one in view.descriptors):
+        kind = "a pipe that keeps packets apart (O_DIRECT)"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    if not system_v.is_whole(view.mappings, view.segments):
+        kind = "a part of a segment of System V shared memory"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
 
@@ -247,6 +264,14 @@ def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
     path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
     found = ctypes.CDLL(None).statfs(path, facts) == 0
     return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
+
+
+def _is_packet_pipe(pid: int, descriptor: procfs.Descriptor) -> bool:
+    """Whether it is an end of a pipe, or a FIFO, that CRIU would make a stream of."""
+    if not int(procfs.fdinfo(pid, descriptor.fd).get("flags", "0"), 8) & os.O_DIRECT:
+        return False
+    status = procfs.target_status(pid, f"fd/{descriptor.fd}")
+    return status is not None and stat.S_ISFIFO(status.st_mode)
 
 
 def _namespaces(view: _View) -> Iterator[Finding]:

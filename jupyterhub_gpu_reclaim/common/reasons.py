@@ -326,6 +326,11 @@ class Reason(Enum):
         "handle_unsupported",
         "Process {pid} ({name}) holds {kind}, which cannot be suspended.",
     )
+    IPC_UNSUPPORTED = (
+        "ipc_unsupported",
+        "It has {kind}, which cannot be suspended.",
+        "Remove it (ipcrm, mq_unlink), or end the program that uses it.",
+    )
     SOCKET_UNSUPPORTED = (
         "socket_unsupported",
         "Process {pid} ({name}) holds a {kind} socket, which cannot be suspended.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
@@ -32,6 +33,11 @@ IDS_MAGIC: Final = 0x54432030
 FS_MAGIC: Final = 0x51403912
 REMAP_MAGIC: Final = 0x59133954
 GHOST_MAGIC: Final = 0x52583605
+INVENTORY_MAGIC: Final = 0x58313116
+#: Of System V objects, by the kernel's short name for them.
+IPC_MAGICS: Final = MappingProxyType(
+    {"sem": 0x59573019, "msg": 0x55453737, "shm": 0x46283044}
+)
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
 TYPE_REG: Final = 1
@@ -186,7 +192,29 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("bytes", 2, "uint32"),
         ("size", 3, "uint32"),
     ),
-    "task_kobj_ids_entry": (("files_id", 2, "uint32"),),
+    "task_kobj_ids_entry": (
+        ("files_id", 2, "uint32"),
+        ("ipc_ns_id", 7, "uint32"),
+    ),
+    "inventory_entry": (("root_ids", 3, "task_kobj_ids_entry"),),
+    "ipc_desc_entry": tuple(
+        (name, number, "uint32")
+        for number, name in enumerate(
+            ("key", "uid", "gid", "cuid", "cgid", "mode", "id"), 1
+        )
+    ),
+    "ipc_sem_entry": (("desc", 1, "ipc_desc_entry"), ("nsems", 2, "uint32")),
+    "ipc_msg_entry": (
+        ("desc", 1, "ipc_desc_entry"),
+        ("qbytes", 2, "uint32"),
+        ("qnum", 3, "uint32"),
+    ),
+    "ipc_msg": (("mtype", 1, "uint64"), ("msize", 2, "uint32")),
+    "ipc_shm_entry": (
+        ("desc", 1, "ipc_desc_entry"),
+        ("size", 2, "uint64"),
+        ("hugetlb_flag", 4, "uint32"),
+    ),
     "creds_entry": (
         ("uid", 1, "uint32"),
         ("gid", 2, "uint32"),
@@ -241,6 +269,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "vma_entry": (
         ("start", 1, "uint64"),
         ("end", 2, "uint64"),
+        ("pgoff", 3, "uint64"),
         ("shmid", 4, "uint64"),
         ("prot", 5, "uint32"),
         ("flags", 6, "uint32"),

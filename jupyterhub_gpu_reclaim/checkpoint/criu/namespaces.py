@@ -219,6 +219,7 @@ def run_inside(
     init_pid: int,
     init_start: int,
     last_pid: int = 0,
+    own_ipc: bool = False,
     prepare: Callable[[int], None] | None = None,
 ) -> Inside:
     """Start CRIU inside the namespaces of a session's init.
@@ -230,6 +231,8 @@ def run_inside(
         init_pid: the session's init, in our pid namespace.
         init_start: its start time, against a pid used again.
         last_pid: make pids inside start after this number; 0 leaves them alone.
+        own_ipc: give it an empty IPC namespace instead of the session's, which it then
+            takes for something to be saved.
         prepare: called with the helper's pid before it enters anything, e.g. to move
             it (and what it starts) into the session's control groups.
 
@@ -263,6 +266,7 @@ def run_inside(
             "pidfd": pidfd,
             "report": report,
             "last_pid": last_pid,
+            "own_ipc": own_ipc,
             "argv": [*start, *arguments(path_of)],
             "env": criu_module.ENVIRONMENT,
             "close": pass_on,

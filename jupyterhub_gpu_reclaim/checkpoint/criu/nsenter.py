@@ -167,7 +167,9 @@ def become(spec: dict[str, Any]) -> NoReturn:
 def enter(spec: dict[str, Any]) -> int:
     """Join the namespaces and make the child that becomes the program; its pid."""
     counter = open_counter() if spec["last_pid"] else -1
-    setns(spec["pidfd"], ALL)
+    setns(spec["pidfd"], ALL & ~CLONE_NEWIPC if spec["own_ipc"] else ALL)
+    if spec["own_ipc"]:
+        checked(libc.unshare(CLONE_NEWIPC), "unshare")
     # From here on every path is the session's. Nothing may be imported from there.
     os.chdir("/")
     if counter >= 0:

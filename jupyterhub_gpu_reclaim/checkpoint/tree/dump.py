@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
 from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, watched
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import HeldImages, Unlinked
-from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
+from jupyterhub_gpu_reclaim.checkpoint.memory import system_v, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.tree import attributes, freeze, stdio
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -118,11 +118,17 @@ def dump(
         deleted_files.refuse_unreadable(tree)
         attributes.refuse_confined(tree)
         had = attributes.read(tree)
+        objects = system_v.look(session.init_pid)
+        system_v.refuse(objects, {process.uid for process in tree.processes})
         arguments += watched.arguments(tree)
         with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
             arguments += unlinked.arguments()
             attempt.run(
-                "dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare
+                "dump",
+                arguments,
+                reason=Reason.CAPTURE_FAILED,
+                own_ipc=objects.any and not objects.is_shared,
+                prepare=prepare,
             )
             tree = processes.wait_stopped(
                 session.init_pid, session.init_start, timeout=STOP_PATIENCE

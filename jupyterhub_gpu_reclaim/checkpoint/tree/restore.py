@@ -33,7 +33,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRu
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
 from jupyterhub_gpu_reclaim.checkpoint.files import handover
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Link, remove_links
-from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
+from jupyterhub_gpu_reclaim.checkpoint.memory import system_v_images, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
 from jupyterhub_gpu_reclaim.checkpoint.sockets import resets
@@ -187,6 +187,13 @@ def restore(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
         with ExitStack() as stack:
+            objects = system_v_images.SavedObjects(source)
+            source = handover.ReplacedImages(source, objects.images)
+            stack.enter_context(
+                system_v_images.made(
+                    session.init_pid, objects, limit=limit, prepare=prepare
+                )
+            )
             given = handover.open_all(
                 source, session.init_pid, opened, stack, scratch=scratch
             )
@@ -210,6 +217,7 @@ def restore(
             inspection.refuse_others(given, tree)
             attributes.apply(tree, attributes.load(source))
             resets.reset(tree.processes, given.saved.descriptors, ended)
+            objects.attach(tree)
             undumpable.open_again(tree, given.saved.closed)
     except BaseException as error:
         _clear(session)
