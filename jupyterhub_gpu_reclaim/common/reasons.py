@@ -519,6 +519,18 @@ class Reason(Enum):
         ),
         True,
     )
+    NAME_IN_USE = (
+        "name_in_use",
+        (
+            "The socket name {name}, which the suspended session needs, is taken by"
+            " {holder}."
+        ),
+        (
+            "Try again when that program has ended. If it is one of your own, end it;"
+            " the administrator finds its name in the agent's log."
+        ),
+        True,
+    )
 
     # --- operations ----------------------------------------------------------------
     CAPTURE_FAILED = (

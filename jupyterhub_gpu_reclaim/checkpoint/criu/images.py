@@ -38,6 +38,7 @@ INVENTORY_MAGIC: Final = 0x58313116
 IPC_MAGICS: Final = MappingProxyType(
     {"sem": 0x59573019, "msg": 0x55453737, "shm": 0x46283044}
 )
+TCP_STREAM_MAGIC: Final = 0x51465506
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
 TYPE_REG: Final = 1
@@ -99,6 +100,12 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("v6only", 15, "bool"),
         ("ifname", 17, "bytes"),
         ("shutdown", 19, "uint32"),
+    ),
+    "tcp_stream_entry": (
+        ("inq_len", 1, "uint32"),
+        ("outq_len", 3, "uint32"),
+        ("outq_seq", 4, "uint32"),
+        ("unsq_len", 12, "uint32"),
     ),
     "fh_entry": (("path", 4, "bytes"),),
     "inotify_wd_entry": (
@@ -392,6 +399,18 @@ def only(image: bytes, magic: int) -> bytes:
     if len(payloads) != 1:
         raise damaged(f"an image holds {len(payloads)} entries, not one")
     return payloads[0]
+
+
+def first(image: bytes, magic: int) -> tuple[bytes, bytes]:
+    """The one message of an image that goes on with plain data, and that.
+
+    Raises:
+        RestoreFailed: it holds no such message (``checkpoint_damaged``).
+    """
+    at = 2 * _U32.size
+    size = int.from_bytes(image[at : at + _U32.size], "little")
+    end = at + _U32.size + size
+    return only(image[:end], magic), image[end:]
 
 
 def file_entries(files_img: bytes) -> Iterator[Any]:
