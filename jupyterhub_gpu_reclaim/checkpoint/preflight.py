@@ -16,6 +16,7 @@ System V shared memory, unmapped in part         ``handle_unsupported``
 a POSIX message queue, open                      ``handle_unsupported``
 one that is there; shared System V objects       ``ipc_unsupported``
 a pipe that keeps packets apart (O_DIRECT)       ``handle_unsupported``
+a memfd sealed against writes, mapped shared     ``handle_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
@@ -37,6 +38,7 @@ System V semaphores, message queues and shared memory.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import pwd
 import re
@@ -128,6 +130,8 @@ _ANONYMOUS_OK: Final = frozenset(
 #: <linux/magic.h> (mqueue is private to ipc/mqueue.c), and more than a struct statfs.
 _MQUEUE_MAGIC: Final = 0x19800202
 _STATFS_BYTES: Final = 256
+#: F_SEAL_WRITE and F_SEAL_FUTURE_WRITE.
+_WRITE_SEALS: Final = 0x8 | 0x10
 _ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
 _ANONYMOUS_WORDS: Final = {
     # Made again by root, it would be told of files that its user may not open.
@@ -245,6 +249,9 @@ def _handles(view: _View) -> Iterator[Finding]:
     if any(_is_packet_pipe(view.process.pid, one) for one in view.descriptors):
         kind = "a pipe that keeps packets apart (O_DIRECT)"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    if any(_is_write_sealed(view.process.pid, one) for one in view.mappings):
+        kind = "a shared mapping of memory that is sealed against writes (F_SEAL_WRITE)"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
     if not system_v.is_whole(view.mappings, view.segments):
         kind = "a part of a segment of System V shared memory"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
@@ -266,6 +273,21 @@ def _is_packet_pipe(pid: int, descriptor: procfs.Descriptor) -> bool:
         return False
     status = procfs.target_status(pid, f"fd/{descriptor.fd}")
     return status is not None and stat.S_ISFIFO(status.st_mode)
+
+
+def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:
+    """Whether CRIU would map a memfd before it sealed it, which the kernel forbids."""
+    if not one.path.startswith("/memfd:") or one.mode[1] == "w" or one.mode[3] != "s":
+        return False
+    path = procfs.PROC / f"{pid}/map_files/{one.start:x}-{one.end:x}"
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False  # it is gone meanwhile
+    try:
+        return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & _WRITE_SEALS)
+    finally:
+        os.close(file)
 
 
 def _namespaces(view: _View) -> Iterator[Finding]:
