@@ -17,6 +17,7 @@ a POSIX message queue, open                      ``handle_unsupported``
 one that is there; shared System V objects       ``ipc_unsupported``
 a pipe that keeps packets apart (O_DIRECT)       ``handle_unsupported``
 a memfd sealed against writes, mapped shared     ``handle_unsupported``
+sealed memory, protection keys, uprobes          ``handle_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
@@ -50,7 +51,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
-from jupyterhub_gpu_reclaim.checkpoint.memory import system_v
+from jupyterhub_gpu_reclaim.checkpoint.memory import protection, system_v
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -257,6 +258,11 @@ def _handles(view: _View) -> Iterator[Finding]:
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
 
+def _protections(view: _View) -> Iterator[Finding]:
+    for kind in protection.unsupported(procfs.text(view.process.pid, "smaps")):
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
 def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
     """Whether it is a queue of mq_open(3): its name begins with its only slash."""
     if not descriptor.target.startswith("/") or "/" in descriptor.target[1:]:
@@ -379,6 +385,7 @@ def _owner(view: _View) -> Iterator[Finding]:
 
 _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _handles,
+    _protections,
     _namespaces,
     _devices,
     _traced,

@@ -506,8 +506,8 @@ show(lambda: (line(one, "ProtectionKey")))
     ),
     Kind(
         "sealed memory (mseal)",
-        "lost",
-        "It can be changed after a return.",
+        "refused",
+        "",
         """
 one = put(area(), b"hello")
 two = put(area(), b"there")
