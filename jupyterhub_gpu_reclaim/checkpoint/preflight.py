@@ -17,6 +17,8 @@ System V shared memory, unmapped in part         ``handle_unsupported``
 a POSIX message queue, open                      ``handle_unsupported``
 one that is there; shared System V objects       ``ipc_unsupported``
 a pipe that keeps packets apart (O_DIRECT)       ``handle_unsupported``
+a memfd sealed against writes, mapped shared     ``handle_unsupported``
+sealed memory, protection keys, uprobes          ``handle_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
@@ -40,6 +42,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import pwd
 import re
@@ -51,7 +54,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
-from jupyterhub_gpu_reclaim.checkpoint.memory import system_v
+from jupyterhub_gpu_reclaim.checkpoint.memory import protection, system_v
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -131,6 +134,8 @@ _ANONYMOUS_OK: Final = frozenset(
 #: <linux/magic.h> (mqueue is private to ipc/mqueue.c), and more than a struct statfs.
 _MQUEUE_MAGIC: Final = 0x19800202
 _STATFS_BYTES: Final = 256
+#: F_SEAL_WRITE and F_SEAL_FUTURE_WRITE.
+_WRITE_SEALS: Final = 0x8 | 0x10
 _ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
 _ANONYMOUS_WORDS: Final = {
     # Made again by root, it would be told of files that its user may not open.
@@ -251,8 +256,16 @@ def _handles(view: _View) -> Iterator[Finding]:
     if any(_is_packet_pipe(view.process.pid, one) for one in view.descriptors):
         kind = "a pipe that keeps packets apart (O_DIRECT)"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    if any(_is_write_sealed(view.process.pid, one) for one in view.mappings):
+        kind = "a shared mapping of memory that is sealed against writes (F_SEAL_WRITE)"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
     if not system_v.is_whole(view.mappings, view.segments):
         kind = "a part of a segment of System V shared memory"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
+def _protections(view: _View) -> Iterator[Finding]:
+    for kind in protection.unsupported(procfs.text(view.process.pid, "smaps")):
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
 
@@ -272,6 +285,21 @@ def _is_packet_pipe(pid: int, descriptor: procfs.Descriptor) -> bool:
         return False
     status = procfs.target_status(pid, f"fd/{descriptor.fd}")
     return status is not None and stat.S_ISFIFO(status.st_mode)
+
+
+def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:
+    """Whether CRIU would map a memfd before it sealed it, which the kernel forbids."""
+    if not one.path.startswith("/memfd:") or one.mode[1] == "w" or one.mode[3] != "s":
+        return False
+    path = procfs.PROC / f"{pid}/map_files/{one.start:x}-{one.end:x}"
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False  # it is gone meanwhile
+    try:
+        return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & _WRITE_SEALS)
+    finally:
+        os.close(file)
 
 
 def _namespaces(view: _View) -> Iterator[Finding]:
@@ -380,6 +408,7 @@ def _owner(view: _View) -> Iterator[Finding]:
 
 _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _handles,
+    _protections,
     _namespaces,
     _devices,
     _traced,

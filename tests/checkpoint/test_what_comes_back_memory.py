@@ -59,11 +59,11 @@ def test_what_is_kept_comes_back_and_what_is_lost_is_known(places, engine):
             for name, said in before.items()
             if (said == after[name]) == (name in lost)
         }
-        assert wrong == {}
+        assert not wrong, "\n".join(f"{name}: {both}" for name, both in wrong.items())
 
 
 def test_what_is_refused_is_refused_before_anything_is_touched(places):
-    world, before, names = begin(places, rows("refused"))
+    world, _, names = begin(places, rows("refused"))
     found = preflight.examine(world.place.init_pid, world.place.tree)
     told = {int(one.message.split()[1]) for one in found if one.fatal}
     assert {name for pid, name in names.items() if pid not in told} == set()
