@@ -236,6 +236,17 @@ def test_a_program_that_begins_to_use_a_card_meanwhile_is_saved_as_well(
 
 
 @pytest.mark.usefixtures("counting")
+def test_a_program_that_begins_to_use_a_card_meanwhile_naps_as_well(agent, start):
+    session = start("begins")
+    computes(session, "p")
+    for order, holding in (("nap", 0), ("wake", 2)):
+        events = agent.events(f"/v1/sessions/{session.incarnation}/{order}", {})
+        assert events[-1].get("tree"), events[-1]
+        assert holders(session) == holding
+    computes(session, "pi")
+
+
+@pytest.mark.usefixtures("counting")
 def test_a_program_that_has_a_card_open_and_is_not_known_yet_is_waited_for(
     agent, start
 ):
