@@ -21,6 +21,7 @@ a debugger                                       ``traced``
 a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
+a file of /proc that is not its own to set       ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
 a UNIX connection to a program outside           ``unix_outside``
@@ -33,6 +34,7 @@ memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped process
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pwd
@@ -42,8 +44,10 @@ import stat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
-from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
+from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, process_files
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
+from jupyterhub_gpu_reclaim.checkpoint.files.process_files import HeldFile, TreeRights
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common import text
@@ -51,6 +55,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
@@ -152,6 +157,7 @@ class _View(NamedTuple):
     mappings: list[procfs.Mapping]
     ghost_limit: int
     gpu_savable: bool
+    rights: TreeRights
 
     def found(self, reason: Reason, **facts: Any) -> Finding:
         """A finding that names the process as the session knows it."""
@@ -183,6 +189,7 @@ def examine(
     if root is None or root.state in DEAD:
         return [*findings, finding(Reason.NO_TREE)]
     alive = [p for p in snapshot.processes if p.state not in DEAD]
+    rights = _rights(init_pid, alive)
     for process in alive:
         view = _View(
             process,
@@ -193,6 +200,7 @@ def examine(
             list(procfs.mappings(process.pid)),
             ghost_limit,
             process.pid in gpu_savable,
+            rights,
         )
         findings += [one for rule in _RULES for one in rule(view)]
     findings += _left_out(snapshot, alive)
@@ -305,6 +313,32 @@ def _unreadable(view: _View) -> Iterator[Finding]:
         )
 
 
+def _rights(init_pid: int, alive: Iterable[Process]) -> TreeRights:
+    known, hidden = {}, set()
+    for process in alive:
+        with contextlib.suppress(ProcessLookupError):
+            known[process.ns_pid] = credentials_now(process.pid)
+        memory = procfs.target_status(process.pid, "mem")
+        if process.uid and memory is not None and not memory.st_uid:
+            hidden.add(process.ns_pid)
+    return TreeRights(known, hidden, has_proc(init_pid))
+
+
+def _process_files(view: _View) -> Iterator[Finding]:
+    pid = view.process.pid
+    for one in view.descriptors:
+        path = os.fsencode(one.target)
+        status = procfs.target_status(pid, f"fd/{one.fd}")
+        if process_files.process_of(path) is None or status is None:
+            continue
+        flags = int(procfs.fdinfo(pid, one.fd).get("flags", "0"), 8)
+        file = HeldFile(path, flags, status.st_mode, view.process.ns_pid)
+        why = process_files.refusal(file, view.rights)
+        if why:
+            kind = f"the file {one.target} ({why})"
+            yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
 def _sockets(view: _View) -> Iterator[Finding]:
     kinds = {
         unsupported_kind(view.process.pid, d.fd)
@@ -337,6 +371,7 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _traced,
     _ghosts,
     _unreadable,
+    _process_files,
     _sockets,
     _owner,
 )
