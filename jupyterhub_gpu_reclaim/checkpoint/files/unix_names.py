@@ -167,6 +167,9 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
     bound = _libc.ioctl(made.fileno(), _SIOCUNIXFILE, 0)
     if bound < 0:
         raise refused(Reason.FILE_SWAPPED, one.name)
+    if not os.fstat(bound).st_nlink:  # its folder is gone
+        os.close(bound)
+        return
     try:
         folder = one.folder.rstrip(b"/") + b"/" if one.folder else b""
         path = folder + one.name
@@ -187,11 +190,11 @@ def _bind(made: socket.socket, one: Named, root: int) -> None:
     parent, _, name = one.name.rpartition(b"/")
     start = one.folder if one.folder and not one.name.startswith(b"/") else b"/"
     where = start + b"/" + parent if not one.name.startswith(b"/") else parent or b"/"
-    os.umask(~one.mode & 0o777)  # this thread's own
-    if one.is_deleted:
+    folder = None if one.is_deleted else _make_folder(root, where)
+    if folder is None:
         _bind_deleted(made, where, root)
         return
-    folder = open_in_root(root, where, os.O_PATH | os.O_DIRECTORY)
+    os.umask(~one.mode & 0o777)  # this thread's own
     try:
         with contextlib.suppress(FileNotFoundError):
             there = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -205,6 +208,27 @@ def _bind(made: socket.socket, one: Named, root: int) -> None:
         os.close(folder)
     # By the very name that it had, which is what its clients are told.
     made.bind(one.name)
+
+
+def _make_folder(root: int, path: bytes) -> int | None:
+    """That folder, made again if somebody has removed it; None where it cannot be."""
+    flags = os.O_PATH | os.O_DIRECTORY
+    try:
+        return open_in_root(root, path, flags)
+    except NotADirectoryError:
+        return None
+    except FileNotFoundError:
+        parent, _, name = path.rstrip(b"/").rpartition(b"/")
+        above = _make_folder(root, parent or b"/")
+    if above is None:
+        return None
+    try:
+        os.mkdir(name, 0o700, dir_fd=above)
+    except OSError:
+        return None
+    finally:
+        os.close(above)
+    return open_in_root(root, path, flags)
 
 
 def _bind_deleted(made: socket.socket, where: bytes, root: int) -> None:
