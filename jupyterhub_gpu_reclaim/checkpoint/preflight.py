@@ -27,6 +27,7 @@ a program that Landlock confines                 ``confined``
 a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
+a file of /proc that is not its own to set       ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
 a UNIX connection to a program outside           ``unix_outside``
@@ -51,8 +52,10 @@ import stat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
-from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
+from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, process_files
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
+from jupyterhub_gpu_reclaim.checkpoint.files.process_files import HeldFile, TreeRights
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.checkpoint.memory import protection, system_v
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
@@ -61,6 +64,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, landlock, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
@@ -168,6 +172,7 @@ class _View(NamedTuple):
     ghost_limit: int
     gpu_savable: bool
     segments: dict[int, int]  #: of the session: bytes by number
+    rights: TreeRights
 
     def found(self, reason: Reason, **facts: Any) -> Finding:
         """A finding that names the process as the session knows it."""
@@ -207,6 +212,7 @@ def examine(
     findings += [
         finding(Reason.IPC_UNSUPPORTED, kind=kind) for kind in objects.problems(uids)
     ]
+    rights = _rights(init_pid, alive)
     for process in alive:
         view = _View(
             process,
@@ -218,6 +224,7 @@ def examine(
             ghost_limit,
             process.pid in gpu_savable,
             objects.segments,
+            rights,
         )
         findings += [one for rule in _RULES for one in rule(view)]
     findings += _left_out(snapshot, alive)
@@ -381,6 +388,32 @@ def _unreadable(view: _View) -> Iterator[Finding]:
         )
 
 
+def _rights(init_pid: int, alive: Iterable[Process]) -> TreeRights:
+    known, hidden = {}, set()
+    for process in alive:
+        with contextlib.suppress(ProcessLookupError):
+            known[process.ns_pid] = credentials_now(process.pid)
+        memory = procfs.target_status(process.pid, "mem")
+        if process.uid and memory is not None and not memory.st_uid:
+            hidden.add(process.ns_pid)
+    return TreeRights(known, hidden, has_proc(init_pid))
+
+
+def _process_files(view: _View) -> Iterator[Finding]:
+    pid = view.process.pid
+    for one in view.descriptors:
+        path = os.fsencode(one.target)
+        status = procfs.target_status(pid, f"fd/{one.fd}")
+        if process_files.process_of(path) is None or status is None:
+            continue
+        flags = int(procfs.fdinfo(pid, one.fd).get("flags", "0"), 8)
+        file = HeldFile(path, flags, status.st_mode, view.process.ns_pid)
+        why = process_files.refusal(file, view.rights)
+        if why:
+            kind = f"the file {one.target} ({why})"
+            yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
 def _sockets(view: _View) -> Iterator[Finding]:
     kinds = {
         unsupported_kind(view.process.pid, d.fd)
@@ -415,6 +448,7 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _confined,
     _ghosts,
     _unreadable,
+    _process_files,
     _sockets,
     _owner,
 )

@@ -1,4 +1,4 @@
-"""The kernel's own names for files, which last as long as the files (open_by_handle_at).
+"""The kernel's own names for files, which last as long as these (open_by_handle_at).
 
 A handle leads to one file whatever it is called, and to none once that file is gone:
 another one that got its number has another handle. Not every file system has them

@@ -49,7 +49,11 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     credentials_now,
     run_as,
 )
-from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity, identity
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
+    ELSEWHERE,
+    FileIdentity,
+    identity,
+)
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -132,8 +136,6 @@ def _may_read(pid: int, fd: int, status: os.stat_result) -> bool:
         os.close(found)
 
 
-#: Where it goes when its own folder is gone.
-_ELSEWHERE: Final = b"/tmp"
 _U32: Final = struct.Struct("<I")
 _BLOCK: Final = 1 << 20
 _NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
@@ -161,7 +163,7 @@ class Ghost:
         """
         parent = path.rpartition(b"/")[0] or b"/"
         failure = "no folder takes it"
-        for place in (parent, _ELSEWHERE):
+        for place in (parent, ELSEWHERE):
             try:
                 folder = open_in_root(root, place, os.O_PATH | os.O_DIRECTORY)
             except OSError as error:

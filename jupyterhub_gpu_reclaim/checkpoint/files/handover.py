@@ -9,7 +9,7 @@ inotify instance, or a socket with a path, is declared as a plain file: CRIU tak
 descriptor for one.
 
 Only what the kernel alone makes is left to CRIU by name: terminals, and files of
-``/proc/PID`` (see ``_check_left``).
+``/proc/PID`` (``process_files``).
 """
 
 from __future__ import annotations
@@ -32,17 +32,22 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     run_as,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Ghost, Link
+from jupyterhub_gpu_reclaim.checkpoint.files.process_files import (
+    HeldFile,
+    TreeRights,
+    refusal,
+)
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
     FileIdentity,
     Reopener,
     fill_pipe,
     identity,
 )
-from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import process_of, read_saved
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import read_saved
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_root
-from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -69,14 +74,6 @@ if TYPE_CHECKING:
 
 #: No process of /proc has a number like that, so no such path can be made.
 _NAME: Final = "/proc/0x{number:x}"
-#: Of a process' own folder in /proc: what says no more than its user may know anyway.
-_HARMLESS: Final = frozenset(
-    {
-        *("", "cgroup", "cmdline", "comm", "environ", "fd", "fdinfo", "io", "limits"),
-        *("maps", "mountinfo", "mounts", "net", "ns", "smaps", "smaps_rollup", "stat"),
-        *("statm", "status", "task"),
-    }
-)
 
 
 @dataclass
@@ -373,33 +370,26 @@ def _files_image(saved: SavedFiles) -> bytes:
 
 
 def _check_left(saved: SavedFiles, init_pid: int) -> None:
-    """What CRIU opens by its name below ``/proc/PID``.
-
-    The path is the kernel's alone as long as ``/proc`` is, and what can be read there
-    a process may read of itself, and of any other that has the same rights. Whatever
-    may be written, or tells more the more its opener may do, is not given back.
+    """Judge what CRIU opens by its name below ``/proc/PID``.
 
     Raises:
-        RestoreFailed: it is none of that (``file_denied``).
+        RestoreFailed: it cannot be given back (``file_denied``).
     """
-    if not saved.left:
+    left = set(saved.left)
+    if not left:
         return
-    is_proc = any(
-        str(one.target) == "/proc" and one.kind == "proc"
-        for one in read_mounts(init_pid)
-    )
-    for number in saved.left:
-        reg = saved.entries[number].reg
-        pid, what = process_of(reg.name), reg.name.split(b"/")[3:]
-        if what[:1] == [b"task"] and len(what) > 2:
-            what = what[2:]
-        name = what[0].decode("ascii", "replace") if what else ""
-        reads = reg.flags & os.O_ACCMODE == os.O_RDONLY
-        regular = stat.S_IFMT(reg.mode) in {stat.S_IFREG, stat.S_IFDIR}
-        holder = saved.holder(number)
-        same = pid not in saved.credentials or saved.credentials[pid] == holder
-        if not (is_proc and name in _HARMLESS and reads and regular and same):
-            raise refused(Reason.FILE_DENIED, reg.name, "the kernel makes it anew")
+    tree = TreeRights(saved.credentials, saved.hidden, has_proc(init_pid))
+    held: list[tuple[int, int | None]] = [
+        (number, pid) for (pid, _), (_, number) in saved.descriptors.items()
+    ]
+    held += [(use.id, use.pid) for use in saved.uses]
+    held += [(number, None) for number in left - {number for number, _ in held}]
+    for number, pid in held:
+        if number in left:
+            reg = saved.entries[number].reg
+            why = refusal(HeldFile(reg.name, reg.flags, reg.mode, pid), tree)
+            if why:
+                raise refused(Reason.FILE_DENIED, reg.name, why)
 
 
 def _pipe_contents(image: bytes | None) -> Iterator[tuple[int, bytes, int]]:

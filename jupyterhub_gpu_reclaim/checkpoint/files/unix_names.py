@@ -129,6 +129,8 @@ def refuse_closed(one: Named, root: int) -> None:
             open_to_it = os.access(again(folder), os.W_OK | os.X_OK, effective_ids=True)
         finally:
             os.close(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # a return makes it again, or does without the name
     except OSError as error:
         why = error.strerror or "it cannot be bound"
         raise refused(Reason.FILE_DENIED, one.name, why) from None
@@ -209,6 +211,9 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
     bound = _libc.ioctl(made.fileno(), _SIOCUNIXFILE, 0)
     if bound < 0:
         raise refused(Reason.FILE_SWAPPED, one.name)
+    if not os.fstat(bound).st_nlink:  # its folder is gone
+        os.close(bound)
+        return
     try:
         folder = one.folder.rstrip(b"/") + b"/" if one.folder else b""
         path = folder + one.name
@@ -228,11 +233,11 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
 def _bind(made: socket.socket, one: Named, root: int) -> None:
     name = one.name.rpartition(b"/")[2]
     start, where = one.folder or b"/", _parent(one)
-    os.umask(~one.mode & 0o777)  # this thread's own
-    if one.is_deleted:
+    folder = None if one.is_deleted else _make_folder(root, where)
+    if folder is None:
         _bind_deleted(made, where, root)
         return
-    folder = open_in_root(root, where, os.O_PATH | os.O_DIRECTORY)
+    os.umask(~one.mode & 0o777)  # this thread's own
     try:
         with contextlib.suppress(FileNotFoundError):
             there = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -258,6 +263,27 @@ def _full(one: Named) -> bytes:
     if one.name.startswith(b"/") or not one.name:
         return one.name
     return one.folder.rstrip(b"/") + b"/" + one.name
+
+
+def _make_folder(root: int, path: bytes) -> int | None:
+    """That folder, made again if somebody has removed it; None where it cannot be."""
+    flags = os.O_PATH | os.O_DIRECTORY
+    try:
+        return open_in_root(root, path, flags)
+    except NotADirectoryError:
+        return None
+    except FileNotFoundError:
+        parent, _, name = path.rstrip(b"/").rpartition(b"/")
+        above = _make_folder(root, parent or b"/")
+    if above is None:
+        return None
+    try:
+        os.mkdir(name, 0o700, dir_fd=above)
+    except OSError:
+        return None
+    finally:
+        os.close(above)
+    return open_in_root(root, path, flags)
 
 
 def _bind_deleted(made: socket.socket, where: bytes, root: int) -> None:

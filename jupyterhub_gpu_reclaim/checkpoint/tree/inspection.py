@@ -16,8 +16,9 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.files.process_files import process_of
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity
-from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FLAGS, process_of
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FLAGS
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import TOP
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import refused
