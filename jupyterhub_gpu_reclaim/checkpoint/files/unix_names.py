@@ -6,7 +6,7 @@ server of the machine. So such a socket is made here with the rights of its hold
 handed over like a file. The images that CRIU gets name no such path any more.
 
 A connection that its server has not accepted cannot be saved, as for TCP: its client
-finds it cut. Datagrams that wait in a socket of that kind are lost.
+finds it cut. Datagrams that wait in one are sent again (``sockets.state``).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,11 +43,12 @@ class Named(NamedTuple):
 
     kind: int
     folder: bytes  #: what a relative name begins at; empty for an absolute one
-    name: bytes  #: empty where it has none, and is only connected
+    name: bytes  #: abstract, or empty, where it is only connected to one with a path
     mode: int
     is_deleted: bool
     backlog: int  #: -1 where it does not listen
     peer: bytes  #: where it sends to; empty for nowhere
+    server: int  #: the entry of the one that it sends to, if that is made here; or -1
     flags: int
     buffers: tuple[int, int]  #: bytes that it sends and receives at once
     passes: tuple[bool, bool]  #: credentials, security labels
@@ -77,7 +79,7 @@ def take_named(entries: Mapping[int, Any]) -> dict[int, Named]:
             one.state, one.peer = _CLOSE, 0
         sends = is_datagram and one.peer in paths
         if sends or (is_named and (is_datagram or one.state != _ESTABLISHED)):
-            found[one.id] = _named(one, paths)
+            found[one.id] = _named(one, paths, named)
         elif one.peer in named and named[one.peer].state == _LISTEN:
             one.state, one.peer = _CLOSE, 0
     for one in named.values():
@@ -99,15 +101,19 @@ def _path(one: Any) -> bytes:
     return folder.rstrip(b"/") + b"/" + name
 
 
-def _named(one: Any, paths: Mapping[int, bytes]) -> Named:
+def _named(one: Any, paths: Mapping[int, bytes], named: Mapping[int, Any]) -> Named:
+    server = named.get(one.peer)
+    if server is not None and server.uflags & _EXTERNAL:
+        server = None
     return Named(
         kind=one.type,
         folder=one.name_dir,
-        name=one.name.rstrip(b"\0") if _is_named(one) else b"",
+        name=one.name.rstrip(b"\0") if _is_named(one) else one.name,
         mode=stat.S_IMODE(one.file_perms.mode) if one.HasField("file_perms") else 0o600,
         is_deleted=one.deleted,
         backlog=one.backlog if one.state == _LISTEN else -1,
         peer=paths.get(one.peer, b""),
+        server=-1 if server is None else server.id,
         flags=one.flags,
         buffers=(one.opts.so_sndbuf, one.opts.so_rcvbuf),
         passes=(one.opts.so_passcred, one.opts.so_passsec),
@@ -154,6 +160,19 @@ def connect(made: socket.socket, one: Named, root: int) -> None:
             os.close(name)
 
 
+def connect_inside(made: socket.socket, server: socket.socket) -> None:
+    """As root: send to another one that was made here, whatever has become of its name.
+
+    Raises:
+        OSError: that one is connected to a third.
+    """
+    file = checked(_libc.ioctl(server.fileno(), _SIOCUNIXFILE, 0))
+    try:
+        made.connect(again(file))
+    finally:
+        os.close(file)
+
+
 def finish(made: socket.socket, one: Named, root: int) -> None:
     """As root: its buffers; and whether it stands where it should.
 
@@ -162,7 +181,7 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
     """
     for option, size in zip((_SNDBUFFORCE, _RCVBUFFORCE), one.buffers, strict=True):
         made.setsockopt(socket.SOL_SOCKET, option, size // 2)  # Linux doubles it
-    if not one.name or one.is_deleted:
+    if not one.name or one.is_deleted or one.name.startswith(b"\0"):
         return
     bound = _libc.ioctl(made.fileno(), _SIOCUNIXFILE, 0)
     if bound < 0:
@@ -184,6 +203,9 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
 
 
 def _bind(made: socket.socket, one: Named, root: int) -> None:
+    if one.name.startswith(b"\0"):
+        made.bind(one.name)
+        return
     parent, _, name = one.name.rpartition(b"/")
     start = one.folder if one.folder and not one.name.startswith(b"/") else b"/"
     where = start + b"/" + parent if not one.name.startswith(b"/") else parent or b"/"
