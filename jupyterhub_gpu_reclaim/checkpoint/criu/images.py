@@ -38,6 +38,7 @@ INVENTORY_MAGIC: Final = 0x58313116
 IPC_MAGICS: Final = MappingProxyType(
     {"sem": 0x59573019, "msg": 0x55453737, "shm": 0x46283044}
 )
+SK_QUEUES_MAGIC: Final = 0x56264026
 TCP_STREAM_MAGIC: Final = 0x51465506
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
@@ -107,6 +108,8 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("outq_seq", 4, "uint32"),
         ("unsq_len", 12, "uint32"),
     ),
+    "netlink_sk_entry": (("id", 1, "uint32"), ("ino", 2, "uint32")),
+    "sk_packet_entry": (("id_for", 1, "uint32"), ("length", 2, "uint32")),
     "fh_entry": (("path", 4, "bytes"),),
     "inotify_wd_entry": (
         ("i_ino", 2, "uint64"),
@@ -157,6 +160,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("id", 2, "uint32"),
         ("reg", 3, "reg_file_entry"),
         ("isk", 4, "inet_sk_entry"),
+        ("nlsk", 7, "netlink_sk_entry"),
         ("ify", 13, "inotify_file_entry"),
         ("usk", 16, "unix_sk_entry"),
         ("fifo", 17, "fifo_entry"),
@@ -411,6 +415,36 @@ def first(image: bytes, magic: int) -> tuple[bytes, bytes]:
     size = int.from_bytes(image[at : at + _U32.size], "little")
     end = at + _U32.size + size
     return only(image[:end], magic), image[end:]
+
+
+def with_data(
+    image: bytes, magic: int, kind: str, length: str
+) -> Iterator[tuple[Any, bytes, bytes]]:
+    """The messages of an image in which plain data follows each.
+
+    Args:
+        image: as CRIU wrote it.
+        magic: with which it must begin.
+        kind: of its messages.
+        length: the field with the number of bytes that follow.
+
+    Yields:
+        The message, its bytes with their length, and the data.
+
+    Raises:
+        RestoreFailed: it is no such image, or is cut off (``checkpoint_damaged``).
+    """
+    at = 2 * _U32.size
+    list(split(image[:at], magic))
+    while at < len(image):
+        size = int.from_bytes(image[at : at + _U32.size], "little")
+        middle = at + _U32.size + size
+        entry = parse(kind, image[at + _U32.size : middle])
+        end = middle + getattr(entry, length)
+        if end > len(image):
+            raise damaged(f"the data of a {kind} is cut off")
+        yield entry, image[at:middle], image[middle:end]
+        at = end
 
 
 def file_entries(files_img: bytes) -> Iterator[Any]:

@@ -19,7 +19,7 @@ import resource
 import socket
 import stat
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -255,11 +255,17 @@ class _Opener:
             end = run_as(who, lambda: unix_names.make(one, place.root), place)  # noqa: B023
             self._keep(number, end.detach())
         for number, one in wanted.items():
-            copy = os.dup(self._handover.descriptors[number])
-            with socket.socket(fileno=copy) as end:
-                who = self._saved.holder(number)
-                run_as(who, lambda: unix_names.connect(end, one, place.root))  # noqa: B023
+            with self._copy(number) as end:
+                if one.server in wanted:
+                    with self._copy(one.server) as server, suppress(OSError):
+                        unix_names.connect_inside(end, server)
+                else:
+                    who = self._saved.holder(number)
+                    run_as(who, lambda: unix_names.connect(end, one, place.root))  # noqa: B023
                 unix_names.finish(end, one, place.root)
+
+    def _copy(self, number: int) -> socket.socket:
+        return socket.socket(fileno=os.dup(self._handover.descriptors[number]))
 
     def _keep(self, number: int, descriptor: int) -> None:
         self._stack.callback(os.close, descriptor)

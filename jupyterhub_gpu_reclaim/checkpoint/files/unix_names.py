@@ -6,7 +6,7 @@ server of the machine. So such a socket is made here with the rights of its hold
 handed over like a file. The images that CRIU gets name no such path any more.
 
 A connection that its server has not accepted cannot be saved, as for TCP: its client
-finds it cut. Datagrams that wait in a socket of that kind are lost.
+finds it cut. Datagrams that wait in one are sent again (``sockets.state``).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,11 +44,12 @@ class Named(NamedTuple):
 
     kind: int
     folder: bytes  #: what a relative name begins at; empty for an absolute one
-    name: bytes  #: empty where it has none, and is only connected
+    name: bytes  #: abstract, or empty, where it is only connected to one with a path
     mode: int
     is_deleted: bool
     backlog: int  #: -1 where it does not listen
     peer: bytes  #: where it sends to; empty for nowhere
+    server: int  #: the entry of the one that it sends to, if that is made here; or -1
     flags: int
     buffers: tuple[int, int]  #: bytes that it sends and receives at once
     passes: tuple[bool, bool]  #: credentials, security labels
@@ -78,7 +80,7 @@ def take_named(entries: Mapping[int, Any]) -> dict[int, Named]:
             one.state, one.peer = _CLOSE, 0
         sends = is_datagram and one.peer in paths
         if sends or (is_named and (is_datagram or one.state != _ESTABLISHED)):
-            found[one.id] = _named(one, paths)
+            found[one.id] = _named(one, paths, named)
         elif one.peer in named and named[one.peer].state == _LISTEN:
             one.state, one.peer = _CLOSE, 0
     for one in named.values():
@@ -100,15 +102,19 @@ def _path(one: Any) -> bytes:
     return folder.rstrip(b"/") + b"/" + name
 
 
-def _named(one: Any, paths: Mapping[int, bytes]) -> Named:
+def _named(one: Any, paths: Mapping[int, bytes], named: Mapping[int, Any]) -> Named:
+    server = named.get(one.peer)
+    if server is not None and server.uflags & _EXTERNAL:
+        server = None
     return Named(
         kind=one.type,
         folder=one.name_dir,
-        name=one.name.rstrip(b"\0") if _is_named(one) else b"",
+        name=one.name.rstrip(b"\0") if _is_named(one) else one.name,
         mode=stat.S_IMODE(one.file_perms.mode) if one.HasField("file_perms") else 0o600,
         is_deleted=one.deleted,
         backlog=one.backlog if one.state == _LISTEN else -1,
         peer=paths.get(one.peer, b""),
+        server=-1 if server is None else server.id,
         flags=one.flags,
         buffers=(one.opts.so_sndbuf, one.opts.so_rcvbuf),
         passes=(one.opts.so_passcred, one.opts.so_passsec),
@@ -121,7 +127,7 @@ def refuse_closed(one: Named, root: int) -> None:
     Raises:
         RestoreFailed: its user may not bind there now.
     """
-    if not one.name or one.is_deleted:
+    if not one.name or one.is_deleted or _is_abstract(one):
         return
     try:
         folder = open_in_root(root, _parent(one), os.O_PATH | os.O_DIRECTORY)
@@ -139,21 +145,14 @@ def refuse_closed(one: Named, root: int) -> None:
 
 
 def moved(wanted: Mapping[int, Named]) -> dict[int, Named]:
-    """The same sockets with names in an empty folder, each with the peer that it had.
+    """The same sockets with names in an empty folder; they send to none outside.
 
-    A peer that is not among them is left out: it would hear of a trial.
+    What is outside would hear of a trial. Abstract names stay.
     """
-    names = {
-        _full(one): b"/%d" % number
-        for number, one in wanted.items()
-        if one.name and not one.is_deleted
-    }
     return {
-        number: one._replace(
-            folder=b"",
-            name=b"/%d" % number if one.name else b"",
-            peer=names.get(one.peer, b""),
-        )
+        number: one._replace(folder=b"", name=b"/%d" % number, peer=b"")
+        if one.name and not _is_abstract(one)
+        else one._replace(peer=b"")
         for number, one in wanted.items()
     }
 
@@ -198,6 +197,19 @@ def connect(made: socket.socket, one: Named, root: int) -> None:
             os.close(name)
 
 
+def connect_inside(made: socket.socket, server: socket.socket) -> None:
+    """As root: send to another one that was made here, whatever has become of its name.
+
+    Raises:
+        OSError: that one is connected to a third.
+    """
+    file = checked(_libc.ioctl(server.fileno(), _SIOCUNIXFILE, 0))
+    try:
+        made.connect(again(file))
+    finally:
+        os.close(file)
+
+
 def finish(made: socket.socket, one: Named, root: int) -> None:
     """As root: its buffers; and whether it stands where it should.
 
@@ -206,7 +218,7 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
     """
     for option, size in zip((_SNDBUFFORCE, _RCVBUFFORCE), one.buffers, strict=True):
         made.setsockopt(socket.SOL_SOCKET, option, size // 2)  # Linux doubles it
-    if not one.name or one.is_deleted:
+    if not one.name or one.is_deleted or _is_abstract(one):
         return
     bound = _libc.ioctl(made.fileno(), _SIOCUNIXFILE, 0)
     if bound < 0:
@@ -231,6 +243,9 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
 
 
 def _bind(made: socket.socket, one: Named, root: int) -> None:
+    if _is_abstract(one):
+        made.bind(one.name)
+        return
     name = one.name.rpartition(b"/")[2]
     start, where = one.folder or b"/", _parent(one)
     folder = None if one.is_deleted else _make_folder(root, where)
@@ -251,6 +266,10 @@ def _bind(made: socket.socket, one: Named, root: int) -> None:
         os.close(folder)
     # By the very name that it had, which is what its clients are told.
     made.bind(one.name)
+
+
+def _is_abstract(one: Named) -> bool:
+    return one.name.startswith(b"\0")
 
 
 def _parent(one: Named) -> bytes:

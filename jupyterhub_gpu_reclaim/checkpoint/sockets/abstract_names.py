@@ -51,7 +51,7 @@ def renew(files_img: bytes, init_pid: int) -> bytes:
         RestoreFailed: it is no ``files.img`` (``checkpoint_damaged``).
         OSError: the init has ended.
     """
-    namespace = b"%d" % os.stat(procfs.PROC / str(init_pid) / "ns/pid").st_ino
+    namespace = b"%d" % (procfs.PROC / str(init_pid) / "ns/pid").stat().st_ino
 
     def change(entry: Any) -> bool:
         match = _OF_A_NAMESPACE.match(entry.usk.name) if _is_bound(entry) else None

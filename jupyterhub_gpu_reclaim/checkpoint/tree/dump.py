@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, watched
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import HeldImages, Unlinked
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v, undumpable
+from jupyterhub_gpu_reclaim.checkpoint.sockets import state
 from jupyterhub_gpu_reclaim.checkpoint.tree import attributes, freeze, stdio
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -121,6 +122,7 @@ def dump(
         objects = system_v.look(session.init_pid)
         system_v.refuse(objects, {process.uid for process in tree.processes})
         arguments += watched.arguments(tree)
+        sockets = state.read(tree)
         with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
             arguments += unlinked.arguments()
             attempt.run(
@@ -135,7 +137,7 @@ def dump(
             )
             cores.refuse_others(tree)
             held.reopen(closed)
-            lengths = unlinked.save(held, sinks)
+            lengths = unlinked.save(held, sinks) | _save(state.IMAGE, sockets, sinks)
             lengths[attributes.IMAGE] = attributes.save(had, sinks)
     except BaseException as error:
         if undo:
@@ -152,6 +154,14 @@ def dump(
         seconds=time.monotonic() - begun,
         log=attempt.log(),
     )
+
+
+def _save(name: str, image: bytes, sinks: Callable[[str], Sink]) -> dict[str, int]:
+    """Save an image of ours; its name and length."""
+    sink = sinks(name)
+    sink.write(memoryview(image))
+    sink.close()
+    return {name: len(image)}
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Link, remove_l
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v_images, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
-from jupyterhub_gpu_reclaim.checkpoint.sockets import resets, unsent
+from jupyterhub_gpu_reclaim.checkpoint.sockets import resets, state, unsent
 from jupyterhub_gpu_reclaim.checkpoint.tree import (
     attributes,
     freeze,
@@ -198,6 +198,7 @@ def restore(
                 source, session.init_pid, opened, stack, scratch=scratch
             )
             waiting = unsent.take_out(given.files, source, given.saved.descriptors)
+            sockets = state.take_out(given.files, source, given.saved.descriptors)
             images = handover.ReplacedImages(source, given.files)
             plan = make_plan(images, advise=_advice_counts())
             adoption = OrphanAdoption(session, source, root_pid)
@@ -220,6 +221,7 @@ def restore(
             resets.reset(tree.processes, given.saved.descriptors, ended)
             objects.attach(tree)
             unsent.send(tree.processes, given.saved.descriptors, waiting)
+            sockets.give_back(tree)
             undumpable.open_again(tree, given.saved.closed)
     except BaseException as error:
         _clear(session)
