@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     "UV_USE_IO_URING": "0",
+    "HWLOC_COMPONENTS": "-opencl,-cuda,-nvml,-gl",
 }
 
 

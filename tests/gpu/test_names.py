@@ -35,7 +35,8 @@ def name_of(one) -> str:
 def names() -> set[str]:
     """Every abstract name that is bound on this machine."""
     lines = Path("/proc/net/unix").read_text().splitlines()
-    return {words[7] for line in lines if len(words := line.split()) > 7}
+    # Zeros behind a name are shown as well, in the same way as the one before it.
+    return {words[7].rstrip("@") for line in lines if len(words := line.split()) > 7}
 
 
 def take() -> tuple[int, int]:
