@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_detached, run_inside
+from jupyterhub_gpu_reclaim.checkpoint.criu.stream import StreamBroken
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
@@ -153,12 +154,24 @@ class CriuRun:
                 status = self._await(inside, step, deadline)
             finally:
                 inside.close()
+            if status != 0:
+                self._crashed(reason, status)
         finally:
             self._server.finish()
         if self._server.failure is not None:
             raise self._server.failure
-        if status != 0:
-            raise self.failure(reason, status)
+
+    def _crashed(self, reason: Reason, status: int) -> None:
+        """Cut the stream of a CRIU that ended badly.
+
+        Its children may hold the other end, and nobody is left to wait for. What our
+        side has raised is why it ended; but not that its stream broke off.
+        """
+        error = self.failure(reason, status)
+        if isinstance(broken := self._server.failure, StreamBroken):
+            error.detail = f"{broken.detail}; {error.detail}"
+            self._server.failure = None
+        self._server.fail(error)
 
     def log(self) -> str:
         """What CRIU has written; empty when it did not get that far."""
