@@ -6,6 +6,7 @@ session's processes; only if it does not end then is it killed.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -37,6 +38,18 @@ END_PATIENCE = 5.0
 LOG_TAIL = 4000
 #: How long processes may take to stop once they were told to, in seconds.
 STOP_PATIENCE = 20.0
+
+#: CRIU's status when it has failed by itself.
+_FAILED = 1
+#: What it complains of when the same may go well later. Of anything else it complains
+#: again, for it is the same tree, or the same images.
+_PASSING = tuple(
+    os.strerror(number)
+    for number in (
+        *(errno.EADDRINUSE, errno.EAGAIN, errno.EBUSY, errno.EEXIST, errno.EINTR),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETIMEDOUT),
+    )
+)
 
 #: Bytes that CRIU may copy of one deleted file.
 GHOST_LIMIT_BYTES = 1 << 30
@@ -190,7 +203,11 @@ class CriuRun:
         if status < 0:
             why = f"CRIU was ended by {signal.Signals(-status).name}"
         detail = f"criu ended with {status}; {log[-LOG_TAIL:]}"
-        return ReclaimError(reason, why=why, detail=detail)
+        passes = (criu_module.NO_REASON, *_PASSING)
+        lasts = status == _FAILED and not any(words in why for words in passes)
+        return ReclaimError(
+            reason, why=why, detail=detail, retryable=False if lasts else None
+        )
 
     def _await(self, inside: Inside, step: str, deadline: float) -> int:
         watched: list[Inside | StreamServer | Cancel] = [inside, self._server]
