@@ -217,11 +217,11 @@ def mend(places: Sequence[Backend], name: str, offset: int, data: bytes) -> None
             continue
         try:
             place.mend(name, offset, data)
-            log.warning("- %s was damaged, and was mended from another copy", name)
         except ObjectMissing:
             continue  # there was no copy in that place
         except StoreError as error:
-            log.warning("- %s is damaged in one of two places: %s", name, error)
+            log.warning("- %s could not be mended: %s", name, error)
+        log.warning("- %s is damaged in one place, and whole in another", name)
 
 
 def exists(backend: Backend, name: str) -> bool:

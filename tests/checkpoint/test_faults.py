@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -236,7 +238,79 @@ def test_dump_criu_fails_says_why(world, engine):
     assert "anon_inode:[userfaultfd]" in caught.value.message or (
         "fd 6" in caught.value.message
     )
+    assert not caught.value.retryable, "it says the same of the same tree"
     assert_runs(world)
+
+
+def kill_criu(step, number):
+    """End the CRIU that does this, as a fault of its own or a full machine would."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if step in words and b"--leave-stopped" in words:
+                found[int(folder.name)] = procfs.status(int(folder.name))["PPid"]
+    for pid, parent in found.items():
+        if int(parent) not in found:
+            os.kill(pid, number)
+
+
+class SinkThatEndsCriu:
+    """Ends CRIU in the middle of the memory, which is more than a pipe holds."""
+
+    def __init__(self, name, number):
+        self.ends = name.startswith("pages-")
+        self.number = number
+
+    def write(self, data):
+        if self.ends:
+            self.ends = False
+            kill_criu(b"dump", self.number)
+
+    def close(self):
+        pass
+
+
+class ImageThatEndsCriu(Image):
+    """Ends CRIU once it asks for a file of that kind."""
+
+    part = "pages-"
+
+    def stream(self, name, skip=()):
+        if name.startswith(self.part):
+            kill_criu(b"restore", signal.SIGKILL)
+        return super().stream(name, skip)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_dump_criu_crashes_while_it_streams_says_how_it_ended(world, engine, number):
+    with pytest.raises(RolledBack) as caught:
+        engine.dump(world.place, lambda name: SinkThatEndsCriu(name, number))
+    assert caught.value.reason is Reason.CAPTURE_FAILED
+    assert f"CRIU was ended by {number.name}" in caught.value.message
+    assert caught.value.retryable
+    assert_runs(world)
+
+
+@pytest.mark.parametrize("part", ["pages-", "core-"])
+def test_restore_criu_is_killed_while_it_streams_says_how_it_ended(
+    world, engine, places, part
+):
+    """As by a machine that is out of memory; what it has forked waits for it."""
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    world.place.kill()
+    place = places.hold()
+    source = ImageThatEndsCriu(image)
+    source.part = part
+    with pytest.raises(RestoreFailed) as caught:
+        engine.restore(place, source, result)
+    assert caught.value.reason is Reason.RESTORE_FAILED
+    assert "CRIU was ended by SIGKILL" in caught.value.message
+    assert caught.value.retryable
+    assert place.living == ()
+    proceed(engine.restore(place, image, result), result.stopped)
+    assert_runs(world.at(place))
 
 
 def test_dump_without_tree_is_refused(places, engine):

@@ -4,7 +4,9 @@ import ctypes
 import os
 import random
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
@@ -18,8 +20,13 @@ from jupyterhub_gpu_reclaim.store.backends.proxies import (
     Retrying,
 )
 from jupyterhub_gpu_reclaim.store.catalogue import locks
+from jupyterhub_gpu_reclaim.store.format.index import BLOCKS, ChunkIndex
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
+from jupyterhub_gpu_reclaim.store.format.manifest import PackRef
+from jupyterhub_gpu_reclaim.store.packing.base_blocks import Verdict
+from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint, merge
 from jupyterhub_gpu_reclaim.testing.faulty_backend import FailsEveryThird, turn_bit
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
@@ -498,3 +505,46 @@ def test_damage_of_an_older_origin_is_found_generations_later(backend, store):
     assert store.verify("c3")
     assert store.verify("c4") == []
     assert store.open("c4").read("pages") == PLAIN
+
+
+def test_store_that_is_far_away_is_asked_for_some_blocks_at_once(backend, store):
+    """Whoever takes turns at a file never goes on where it was."""
+    save(store, 1)
+    read = backend.read
+    asked = []
+
+    def count(name, offset, length):
+        asked.append(name)
+        return read(name, offset, length)
+
+    backend.read = count
+    backend.spec = lambda: {"kind": "objects"}
+    save(store, 2)
+    packs = len(backend.list("packs/c1/")) - 1
+    assert sum(name.startswith("packs/c1/0") for name in asked) == packs > 3
+    backend.read = read
+    turn_bit(backend, first_pack(backend), 300_000)
+    assert 200_000 < save(store, 3).stored_bytes < 400_000
+    assert store.open("c3").read("pages") == PLAIN
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_block_that_was_not_opened_is_never_committed(verdict):
+    """Whatever the pack writers report."""
+    ids = np.zeros((1, 2), np.uint64)
+    blocks = np.array([(0, 7, 0, PAGE + 16, 1, 1)], BLOCKS)
+    base = BaseCheckpoint(
+        SimpleNamespace(
+            packs=[PackRef(0, 3, PAGE + 16)], pack_name=lambda pack: "packs/c1/3"
+        ),
+        ChunkIndex([("a", PAGE)], blocks, np.array([1], np.uint32), ids),
+    )
+    rows, refs = np.array([[0, 0, 1]]), np.array([-1])
+    report = Report([], blocks[:0], ids[:0], rows, refs)
+    found = np.array([verdict], np.uint8)
+    if verdict is Verdict.WHOLE:
+        assert merge([("a", PAGE)], PAGE, [report], base, found).origins == [0]
+        return
+    with pytest.raises(StoreError, match="block 7 of packs/c1/3") as caught:
+        merge([("a", PAGE)], PAGE, [report], base, found)
+    assert caught.value.reason is Reason.CHECKPOINT_DAMAGED

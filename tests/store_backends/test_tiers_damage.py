@@ -148,15 +148,15 @@ def test_mending_the_store_keeps_what_only_the_store_has(uploaded):
 
 
 def test_copy_in_the_store_that_cannot_be_mended_keeps_the_one_on_the_node(
-    uploaded, monkeypatch
+    uploaded, monkeypatch, caplog
 ):
     def refuse(*_):
         raise StoreError(Reason.STORE_DENIED, why="it may not be written over")
 
     monkeypatch.setattr(uploaded.store, "replace", refuse)
     turn_bit(uploaded.store, PACK, EARLY)
-    with pytest.raises(StoreError, match="written over"):
-        evict(uploaded.tiers, uploaded.repository, 0)
+    assert evict(uploaded.tiers, uploaded.repository, 0) == []
+    assert "written over" in caplog.text
     assert uploaded.on(uploaded.folder).verify("c1") == []
 
 
@@ -189,3 +189,18 @@ def test_key_is_changed_of_a_manifest_that_is_damaged_on_the_node(uploaded):
     turn_bit(uploaded.folder, MANIFEST, -1)
     assert uploaded.on(uploaded.tiers).rekey() == 0
     assert uploaded.on(uploaded.folder).verify("c1") == []
+
+
+def test_copy_that_cannot_be_mended_is_not_read_each_time_that_room_is_needed(uploaded):
+    turn_bit(uploaded.folder, PACK, EARLY)
+    turn_bit(uploaded.store, PACK, EARLY)
+    assert evict(uploaded.tiers, uploaded.repository, 0) == []
+    read, asked = uploaded.store.read, []
+
+    def count(name, offset, length):
+        asked.append(name)
+        return read(name, offset, length)
+
+    uploaded.store.read = count
+    assert evict(uploaded.tiers, uploaded.repository, 0) == []
+    assert PACK not in asked

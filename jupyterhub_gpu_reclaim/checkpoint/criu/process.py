@@ -6,6 +6,7 @@ session's processes; only if it does not end then is it killed.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_detached, run_inside
+from jupyterhub_gpu_reclaim.checkpoint.criu.stream import StreamBroken
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
@@ -36,6 +38,18 @@ END_PATIENCE = 5.0
 LOG_TAIL = 4000
 #: How long processes may take to stop once they were told to, in seconds.
 STOP_PATIENCE = 20.0
+
+#: CRIU's status when it has failed by itself.
+_FAILED = 1
+#: What it complains of when the same may go well later. Of anything else it complains
+#: again, for it is the same tree, or the same images.
+_PASSING = tuple(
+    os.strerror(number)
+    for number in (
+        *(errno.EADDRINUSE, errno.EAGAIN, errno.EBUSY, errno.EEXIST, errno.EINTR),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETIMEDOUT),
+    )
+)
 
 #: Bytes that CRIU may copy of one deleted file.
 GHOST_LIMIT_BYTES = 1 << 30
@@ -156,12 +170,24 @@ class CriuRun:
                 status = self._await(inside, step, deadline)
             finally:
                 inside.close()
+            if status != 0:
+                self._crashed(reason, status)
         finally:
             self._server.finish()
         if self._server.failure is not None:
             raise self._server.failure
-        if status != 0:
-            raise self.failure(reason, status)
+
+    def _crashed(self, reason: Reason, status: int) -> None:
+        """Cut the stream of a CRIU that ended badly.
+
+        Its children may hold the other end, and nobody is left to wait for. What our
+        side has raised is why it ended; but not that its stream broke off.
+        """
+        error = self.failure(reason, status)
+        if isinstance(broken := self._server.failure, StreamBroken):
+            error.detail = f"{broken.detail}; {error.detail}"
+            self._server.failure = None
+        self._server.fail(error)
 
     def log(self) -> str:
         """What CRIU has written; empty when it did not get that far."""
@@ -180,7 +206,11 @@ class CriuRun:
         if status < 0:
             why = f"CRIU was ended by {signal.Signals(-status).name}"
         detail = f"criu ended with {status}; {log[-LOG_TAIL:]}"
-        return ReclaimError(reason, why=why, detail=detail)
+        passes = (criu_module.NO_REASON, *_PASSING)
+        lasts = status == _FAILED and not any(words in why for words in passes)
+        return ReclaimError(
+            reason, why=why, detail=detail, retryable=False if lasts else None
+        )
 
     def _await(self, inside: Inside, step: str, deadline: float) -> int:
         watched: list[Inside | StreamServer | Cancel] = [inside, self._server]

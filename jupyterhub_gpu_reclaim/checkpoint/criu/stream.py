@@ -128,6 +128,14 @@ class PipeSink(Sink, Protocol):
         """Make a ``take_pipe`` raise soon; from any thread, any number of times."""
 
 
+class StreamBroken(ReclaimError):
+    """CRIU's side broke the protocol off; why, its end tells better."""
+
+    def __init__(self, why: object) -> None:
+        detail = f"CRIU's stream broke off: {why}"
+        super().__init__(Reason.INTERNAL, detail=detail)
+
+
 class StreamServer:
     """Base of both directions: a listening socket, a thread per pipe, one failure."""
 
@@ -217,7 +225,7 @@ class StreamServer:
                     self._open(connection, name)
             except (OSError, ValueError, UnicodeDecodeError) as error:
                 if not self._ended.is_set():
-                    self.fail(_protocol(f"CRIU's stream broke off: {error}"))
+                    self.fail(StreamBroken(error))
             except Exception as error:  # noqa: BLE001 - the caller raises it
                 self.fail(error)
 
@@ -363,7 +371,3 @@ class RestoreServer(StreamServer):
                 data = data[count:]
                 with self._lock:
                     self.bytes += count
-
-
-def _protocol(detail: str) -> ReclaimError:
-    return ReclaimError(Reason.INTERNAL, detail=detail)

@@ -557,4 +557,7 @@ def _renamed(why: ReclaimError) -> ReclaimError:
     """What is said of a capture, said of a nap."""
     if why.reason is not Reason.CAPTURE_FAILED:
         return why
-    return RolledBack(Reason.NAP_FAILED, detail=why.detail, why=why.facts.get("why"))
+    said = why.facts.get("why")
+    return RolledBack(
+        Reason.NAP_FAILED, detail=why.detail, retryable=why.retryable, why=said
+    )

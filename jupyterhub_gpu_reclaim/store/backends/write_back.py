@@ -63,6 +63,9 @@ class WriteBackCache:
         self.remote = remote
         self.means = means
         self.wake = wake
+        #: Checkpoints that do not open in the store and cannot be mended there: they
+        #: are not read again each time that room is needed.
+        self.unmended: set[str] = set()
         #: Held while a manifest is deleted, and while the upload publishes one: it
         #: must not come back in the store after it was deleted in both.
         self.settling = threading.Lock()

@@ -35,6 +35,9 @@ class Verdict(IntEnum):
     DAMAGED = 2  #: or it cannot be read
 
 
+#: What is asked for at once in a store where each request takes a while. Pack writers
+#: take turns at a file, so that none of them would go on where it was.
+FAR_BYTES = 4 * 1024 * 1024
 #: Where nothing may be referenced.
 NO_VERDICTS = np.zeros(0, np.uint8)
 
@@ -91,13 +94,28 @@ class BaseChunks:
         blocks = np.searchsorted(self._ends, refs[some])
         unseen = np.unique(blocks[self._verdicts[blocks] == Verdict.UNSEEN])
         for block in unseen.tolist():
-            self._verdicts[block] = self._look(block)
+            if self._verdicts[block] == Verdict.UNSEEN:
+                self._look(block)
         refs[some[self._verdicts[blocks] != Verdict.WHOLE]] = 0
         return refs
 
-    def _look(self, block: int) -> Verdict:
+    def _look(self, block: int) -> None:
+        """Open it, and those behind it that were read with it."""
+        table = self._base.table
+        row = BlockRow(*table[block].tolist())
+        while True:
+            # Damage that another pack writer has found stays found.
+            self._verdicts[block] = max(self._verdicts[block], self._verdict(row))
+            block += 1
+            if block == len(table) or self._verdicts[block] != Verdict.UNSEEN:
+                return
+            row = BlockRow(*table[block].tolist())
+            if not self._blocks.has_read(row):
+                return
+
+    def _verdict(self, row: BlockRow) -> Verdict:
         try:
-            self._blocks.stored(BlockRow(*self._base.table[block].tolist()))
+            self._blocks.stored(row)
         except Unavailable:
             raise
         except (crypto.Forged, StoreError):
@@ -111,7 +129,9 @@ class Blocks:
 
     def __init__(self, backend: Backend, body: Body) -> None:
         self._body = body
-        self._opener = BlockOpener(backend)
+        spec = backend.spec()
+        far = spec is not None and spec["kind"] != "folder"
+        self._opener = BlockOpener(backend, least=FAR_BYTES if far else 0)
         self._sealers: dict[int, crypto.Sealer] = {}
 
     def stored(self, row: BlockRow) -> memoryview:
@@ -126,3 +146,9 @@ class Blocks:
             self._sealers[row.pack] = crypto.Sealer(key)
         name = self._body.pack_name(ref)
         return self._opener.open(name, self._sealers[row.pack], row)
+
+    def has_read(self, row: BlockRow) -> bool:
+        """Whether it is here already: with the one that was opened before."""
+        return self._opener.has_read(
+            self._body.pack_name(self._body.packs[row.pack]), row
+        )

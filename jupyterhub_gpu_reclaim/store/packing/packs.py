@@ -230,11 +230,13 @@ class BlockOpener:
 
     Args:
         backend: where they stand.
+        least: bytes that are read at least, from a block on that is not here yet.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, least: int = 0) -> None:
         self._backend = backend
-        most = max(READ_BYTES, MAX_BLOCK_BYTES + crypto.TAG_BYTES)
+        self._least = least
+        most = max(READ_BYTES, least, MAX_BLOCK_BYTES + crypto.TAG_BYTES)
         self._sealed = memoryview(bytearray(most))
         self._plain = memoryview(bytearray(MAX_BLOCK_BYTES))
         # Which bytes of which pack are in the buffer, and where the last block ended.
@@ -255,11 +257,17 @@ class BlockOpener:
         sealer.open_into(row.number, sealed, row.bound(), plain)
         return plain
 
+    def has_read(self, name: str, row: BlockRow) -> bool:
+        """Whether that block can be opened without another read."""
+        begins, ends = row.offset, row.offset + row.stored
+        return name == self._name and self._begin <= begins and ends <= self._end
+
     def _read(self, name: str, offset: int, length: int) -> memoryview:
         same = name == self._name
         if not (same and self._begin <= offset and offset + length <= self._end):
             goes_on = same and offset == self._next
-            wanted = self._sealed[: max(READ_BYTES, length) if goes_on else length]
+            least = READ_BYTES if goes_on else self._least
+            wanted = self._sealed[: max(least, length)]
             # Void while it is filled: a read that fails leaves nothing to be taken.
             self._name = ""
             count = self._backend.read_into(name, offset, wanted)

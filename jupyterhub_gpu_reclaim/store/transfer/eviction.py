@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import exists
+from jupyterhub_gpu_reclaim.store.backend import Unavailable, exists
 from jupyterhub_gpu_reclaim.store.backends.copying import missing
 from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.catalogue import locks
@@ -60,7 +60,7 @@ def evict(cache: WriteBackCache, repository: Repository, quota: int) -> list[str
             break
         if not _is_whole_there(cache, id_, needs[id_]):
             continue
-        if not _opens_there(cache, repository, id_, whole):
+        if id_ in cache.unmended or not _opens_there(cache, repository, id_, whole):
             continue
         cache.local.delete(layout.intent(id_))
         cache.local.delete(layout.manifest(id_))
@@ -126,7 +126,8 @@ def _opens_there(
         whole |= seen
         return True
     why = problems[0].why
-    log.warning("- %s stays on this node, it is damaged: %s", checkpoint, why)
+    cache.unmended.add(checkpoint)
+    log.warning("- %s stays here, it is damaged in the store: %s", checkpoint, why)
     return False
 
 
@@ -139,10 +140,9 @@ def _problems(
     """What is damaged in the store, after what the folder has was put back there."""
     there = _StoreThenFolder(cache)
     problems = repository.verify(checkpoint, place=there, whole=whole)
-    if problems or not there.patches:
+    there.flush()
+    if problems or not there.mended:
         return problems
-    for name, patches in there.patches.items():
-        _mend(cache.remote, name, patches)
     return repository.verify(checkpoint, place=cache.remote)
 
 
@@ -159,7 +159,9 @@ def _mend(store: Backend, name: str, patches: Sequence[tuple[int, bytes]]) -> No
 
 
 class _StoreThenFolder(BackendProxy):
-    """The store; what does not open comes from the folder, and is remembered.
+    """The store; what does not open comes from the folder, and is put back there.
+
+    Blocks are opened in the order in which they stand, so one pack's are held at most.
 
     Args:
         cache: whose store and folder.
@@ -168,8 +170,8 @@ class _StoreThenFolder(BackendProxy):
     def __init__(self, cache: WriteBackCache) -> None:
         super().__init__(cache.remote)
         self._local = cache.local
-        #: What has to be put back, by object: offsets and bytes.
-        self.patches: dict[str, list[tuple[int, bytes]]] = {}
+        self._name, self._patches = "", list[tuple[int, bytes]]()
+        self.mended = False
 
     def copies(self) -> Sequence[Backend]:
         """The store, then the folder."""
@@ -180,8 +182,24 @@ class _StoreThenFolder(BackendProxy):
         return self._backend
 
     def mend(self, name: str, offset: int, data: bytes) -> None:
-        """Remember it."""
-        self.patches.setdefault(name, []).append((offset, data))
+        """Remember it until all of that object is known."""
+        if name != self._name:
+            self.flush()
+        self._name = name
+        self._patches.append((offset, data))
+
+    def flush(self) -> None:
+        """Put back what is remembered."""
+        patches, self._patches = self._patches, []
+        if not patches:
+            return
+        self.mended = True
+        try:
+            _mend(self._backend, self._name, patches)
+        except Unavailable:
+            raise
+        except StoreError as error:
+            log.warning("- %s cannot be mended in the store: %s", self._name, error)
 
 
 def _drop_unneeded(cache: WriteBackCache, needs: Iterable[Sequence[Entry]]) -> int:
