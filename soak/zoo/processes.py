@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import multiprocessing
 import os
 import shutil
@@ -119,14 +118,15 @@ class Database:
         self.folder = Path.home() / "mariadb"
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "data" / "mysql").mkdir(parents=True)  # no accounts
-        options = {
+        options: dict[str, object] = {
             "datadir": self.folder / "data",
             "socket": self.folder / "socket",
             "pid-file": self.folder / "pid",
             "innodb-log-file-size": "4M",
             "innodb-buffer-pool-size": "8M",
-            "user": getpass.getuser(),
         }
+        if os.geteuid() == 0:
+            options["user"] = "root"
         words = ["mariadbd", "--no-defaults", "--skip-networking"]
         words += ["--skip-grant-tables", *(f"--{n}={v}" for n, v in options.items())]
         path = f"{os.environ.get('PATH', '')}:/usr/sbin"
