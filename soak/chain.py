@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +66,7 @@ class Chain:
         folder: of the stack.
         patience: how many times longer all may take, on a busy machine.
         page: that is opened to come back.
+        again: how often it comes back a second time, from the same checkpoint.
     """
 
     admin: Callable[[], Admin]
@@ -74,6 +77,7 @@ class Chain:
     folder: Path
     patience: float = 1.0
     page: str = f"files/{FILE}"
+    again: float = 0.0
     kernels: list[Kernel] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)
     taken: Taken = field(default_factory=Taken)
@@ -84,6 +88,11 @@ class Chain:
     def name(self) -> str:
         """Of the user."""
         return self.user.name
+
+    @property
+    def home(self) -> Path:
+        """Theirs."""
+        return self.folder / "homes" / self.name
 
     # --- its life -------------------------------------------------------------------
 
@@ -99,7 +108,7 @@ class Chain:
             raise NotStarted(str(error)) from error
 
     def _begin(self) -> None:
-        home = self.folder / "homes" / self.name
+        home = self.home
         home.mkdir(parents=True, exist_ok=True)
         (home / FILE).write_text("what a browser opens")
         self._patiently(self.user.login)
@@ -142,10 +151,15 @@ class Chain:
             pass
         resuming = time.monotonic()
         with self.killer.during("resume", plan, self.taken.resume):
+            self._try_beside(self.animal.meanwhile(self.home))
             self._resume()
         resumed = time.monotonic()
         self.compare()
         self._check_once()
+        if self.again and self.chance.random() < self.again and self._die():
+            self._resume()
+            self.compare()
+            self._check_once()
         if not self.killer.since(began):
             self.taken = Taken(suspended - began, resumed - resuming)
         for number, kernel in enumerate(self.kernels):
@@ -237,6 +251,54 @@ class Chain:
             with contextlib.suppress(*_AWAY):
                 self.admin().resume(self.name)
         self._patiently(self._visit_or_try_again)
+
+    def _try_beside(self, undo: Callable[[], None] | None) -> None:
+        """Come back though others have changed its files; else have that undone.
+
+        Raises:
+            Late: it neither comes back nor says which of its files is in the way.
+        """
+        until = time.monotonic() + self._limit
+        while undo is not None:
+            with contextlib.suppress(*_AWAY):
+                self._visit()
+                break
+            view = self._patiently(lambda: self.admin().session(self.name))
+            failure = view.get("failure") or {}
+            if view["phase"] == "suspended" and self._names_a_file(failure):
+                undo()
+                break
+            if time.monotonic() > until:
+                raise Late(f"with a changed file: {view['phase']}, {failure}")
+            time.sleep(0.2)
+
+    def _names_a_file(self, failure: dict[str, Any]) -> bool:
+        told = failure.get("message", "")
+        return failure.get("code", "").startswith("file_") and str(self.home) in told
+
+    def _die(self) -> bool:
+        """Have it end at once, as by a lack of memory, while it can still come back.
+
+        Returns:
+            Whether it has; False: what it came from was deleted before.
+
+        Raises:
+            Lost: it counts as stopped.
+        """
+        if not self._patiently(lambda: self.admin().session(self.name))["checkpoint"]:
+            return False
+        for tree in self._patiently(self.killer.stack.trees):
+            if tree["key"]["user"] == self.name and tree["state"] == "running":
+                os.kill(tree["init_pid"], signal.SIGKILL)
+        until = time.monotonic() + self._limit
+        while time.monotonic() < until:
+            view = self._patiently(lambda: self.admin().session(self.name))
+            if view["phase"] == "suspended":
+                return True
+            if view["phase"] == "stopped":
+                raise Lost("ended right after its return, and called stopped")
+            time.sleep(0.1)
+        raise Late(f"ended right after its return, and {view['phase']} still")
 
     def _visit_or_try_again(self) -> None:
         try:

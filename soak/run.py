@@ -55,6 +55,7 @@ class Options:
     kills: float
     patience: float = 1.0  #: how many times longer all may take, on a busy machine
     chain: int = 0  #: cycles of one session; 0: what its animal says
+    again: float = 0.0  #: how often one comes back a second time, for each cycle
 
 
 @dataclass
@@ -179,6 +180,7 @@ class Soak:
             chance,
             self.stack.folder,
             self.options.patience,
+            again=self.options.again,
         )
 
     def cycle(self, chain: Chain, number: int, plan: Plan | None) -> bool:

@@ -42,7 +42,15 @@ OUTCOMES = ("ok", "failed")
 #: The agent's steps, as ``capture.py``, ``restore.py`` and ``nap.py`` in
 #: ``node/workflows`` name them.
 STEPS = {
-    "suspend": ("preflight", "gpu", "connections", "dump", "files", "commit"),
+    "suspend": (
+        "preflight",
+        "gpu",
+        "connections",
+        "dump",
+        "files",
+        "rehearsal",
+        "commit",
+    ),
     "resume": ("check", "files", "programs", "memory", "gpu", "answer"),
     "nap": ("preflight", "gpu"),
     "wake": ("room", "gpu"),

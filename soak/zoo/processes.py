@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import subprocess
+import time
 from multiprocessing import shared_memory
 from pathlib import Path
+from typing import Any
 
 from soak.zoo.keeper import digest
 
@@ -106,3 +109,69 @@ class Pipes:
     def _send(self, data: bytes) -> None:
         assert self.cat.stdin
         os.write(self.cat.stdin.fileno(), data)
+
+
+class Database:
+    """A MariaDB of the user's own, with a transaction that is not committed."""
+
+    def __init__(self) -> None:
+        self.folder = Path.home() / "mariadb"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        (self.folder / "data" / "mysql").mkdir(parents=True)  # no accounts
+        options: dict[str, object] = {
+            "datadir": self.folder / "data",
+            "socket": self.folder / "socket",
+            "pid-file": self.folder / "pid",
+            "innodb-log-file-size": "4M",
+            "innodb-buffer-pool-size": "8M",
+        }
+        if os.geteuid() == 0:
+            options["user"] = "root"
+        words = ["mariadbd", "--no-defaults", "--skip-networking"]
+        words += ["--skip-grant-tables", *(f"--{n}={v}" for n, v in options.items())]
+        path = f"{os.environ.get('PATH', '')}:/usr/sbin"
+        with (self.folder / "log").open("w") as log:
+            self.server = subprocess.Popen(
+                words, stdout=log, stderr=log, env={**os.environ, "PATH": path}
+            )
+        self.mine, self.other = self._connect(), self._connect()
+        self._run(self.mine, "create database kept")
+        self._run(self.mine, "create table kept.rows (n int, word text) engine=innodb")
+        self.turn = 0
+        self.work()
+
+    def _connect(self) -> Any:
+        import pymysql
+
+        until = time.monotonic() + 60
+        while True:
+            try:
+                return pymysql.connect(
+                    unix_socket=str(self.folder / "socket"), user="root"
+                )
+            except pymysql.err.OperationalError:
+                if time.monotonic() > until or self.server.poll() is not None:
+                    raise
+                time.sleep(0.1)
+
+    def _run(self, connection: Any, statement: str, *values: object) -> list[Any]:
+        with connection.cursor() as cursor:
+            cursor.execute(statement, values)
+            return list(cursor.fetchall())
+
+    def look(self) -> tuple[str, int]:
+        assert self.server.poll() is None
+        rows = self._run(self.mine, "select * from kept.rows order by n")
+        self.other.rollback()  # so that it sees what is there now
+        others = self._run(self.other, "select count(*) from kept.rows")
+        assert others == [(self.turn - 1,)]
+        return digest(rows, self.server.pid), 0
+
+    def work(self) -> None:
+        self.mine.commit()
+        self.turn += 1
+        word = os.urandom(2000).hex()
+        self._run(self.mine, "insert into kept.rows values (%s, %s)", self.turn, word)
+
+    def end(self) -> None:
+        self.server.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import tempfile
@@ -81,3 +82,48 @@ class Sockets:
         self.turn += 1
         self.udp[0].send(b"x")
         assert self.udp[1].recv(100) == b"x"
+
+
+class InFlight:
+    """Connections on loopback with as much on the way as they take, both ways."""
+
+    MOST = 1 << 20
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            one = socket.create_connection(server.getsockname())
+            self.ends = (one, server.accept()[0])
+        for end in self.ends:
+            end.settimeout(30)
+        self.turn = 0
+        self.sent = [b"", b""]
+        self._fill()
+
+    def _fill(self) -> None:
+        """Send what fits; nobody reads it."""
+        for number, end in enumerate(self.ends):
+            data, count = os.urandom(self.MOST), 0
+            end.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while count < self.MOST:
+                    count += end.send(data[count:])
+            end.settimeout(30)
+            self.sent[number] = data[:count]
+
+    def _read(self) -> None:
+        for data, end in zip(self.sent, reversed(self.ends), strict=True):
+            read = b""
+            while len(read) < len(data):
+                part = end.recv(len(data) - len(read))
+                assert part, "the connection has ended"
+                read += part
+            assert read == data
+
+    def look(self) -> tuple[str, int]:
+        """The same at each look: what was on the way is read, and as much is sent."""
+        self._read()
+        self._fill()
+        return digest(self.turn), 0
+
+    def work(self) -> None:
+        self.turn += 1

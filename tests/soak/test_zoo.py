@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from soak.zoo import ANIMALS, GPU_ANIMALS, Animal
+from soak.zoo import ANIMALS, GPU_ANIMALS, HARD_ANIMALS, Animal
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_cuda" / "cuda.c"
@@ -69,13 +69,13 @@ def check(told: list[dict]) -> None:
     assert grown == sorted(grown)
 
 
-ALIKE = {animal.home: animal for animal in ANIMALS}
+ALIKE = {animal.home: animal for animal in (*ANIMALS, *HARD_ANIMALS)}
 
 
 @pytest.mark.parametrize("animal", ALIKE.values(), ids=ALIKE)
 def test_animal_tells_the_same_until_it_works(animal: Animal, tmp_path: Path) -> None:
     if not animal.here():
-        pytest.skip(f"needs the package {animal.needs}")
+        pytest.skip(f"needs {animal.needs} {animal.program}")
     if animal.name == "widgets":
         pytest.skip("lives in a kernel only: its page is connected there")
     check(live(animal, tmp_path, {}))
