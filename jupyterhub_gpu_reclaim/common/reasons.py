@@ -326,6 +326,11 @@ class Reason(Enum):
         "handle_unsupported",
         "Process {pid} ({name}) holds {kind}, which cannot be suspended.",
     )
+    PROCESS_UNSUPPORTED = (
+        "process_unsupported",
+        "Process {pid} ({name}) {what}, which cannot be suspended.",
+        "End that program.",
+    )
     SOCKET_UNSUPPORTED = (
         "socket_unsupported",
         "Process {pid} ({name}) holds a {kind} socket, which cannot be suspended.",

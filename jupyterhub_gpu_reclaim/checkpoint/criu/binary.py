@@ -36,6 +36,20 @@ HARMLESS = (
     "Unable to create tun:",  # asked of every place; few containers have the device
 )
 NO_REASON = "no reason given"
+#: What CRIU (4.2) has no image for, and says of a program that stays as it is.
+PERMANENT = (
+    "are not supported",
+    "is currently not supported",
+    "Can't dump file",
+    "Can't dump nested",
+    "Can't handle non-regular mapping",
+    "Can't lookup mount",
+    "Can't make FS id",
+    "Can't make VM id",
+    "Inconsistent sched params",
+    "Unable to reserve memory",
+    "is not a part of process tree",
+)
 #: Of an agent's own container. Restores have a /proc of their own (``nsenter``).
 READ_ONLY_PROC = "ns_last_pid sysctl is inaccessible: Read-only file system"
 #: CRIU's answers come in a second; more means that it hangs.
@@ -193,6 +207,11 @@ def first_error(log: str) -> str:
             words = re.sub(r"^[a-z0-9_-]+: ", "", match[1].strip())
             return words.rstrip(".") or NO_REASON
     return NO_REASON
+
+
+def is_permanent(words: str) -> bool:
+    """Whether a complaint of CRIU's is of a kind that another attempt cannot end."""
+    return any(known in words for known in PERMANENT)
 
 
 def blinded(loader: bytes) -> bytes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_detached, run_inside
+from jupyterhub_gpu_reclaim.checkpoint.criu.stream import StreamBroken
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
@@ -155,10 +156,12 @@ class CriuRun:
                 inside.close()
         finally:
             self._server.finish()
-        if self._server.failure is not None:
-            raise self._server.failure
+        failure = self._server.failure
+        # One that CRIU has left behind by failing is not the cause.
+        if failure is not None and not (status and isinstance(failure, StreamBroken)):
+            raise failure
         if status != 0:
-            raise self.failure(reason, status)
+            raise self.failure(reason, status) from failure
 
     def log(self) -> str:
         """What CRIU has written; empty when it did not get that far."""
@@ -177,7 +180,8 @@ class CriuRun:
         if status < 0:
             why = f"CRIU was ended by {signal.Signals(-status).name}"
         detail = f"criu ended with {status}; {log[-LOG_TAIL:]}"
-        return ReclaimError(reason, why=why, detail=detail)
+        retryable = False if criu_module.is_permanent(why) else None
+        return ReclaimError(reason, why=why, detail=detail, retryable=retryable)
 
     def _await(self, inside: Inside, step: str, deadline: float) -> int:
         watched: list[Inside | StreamServer | Cancel] = [inside, self._server]

@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 REQUEST_LIMIT = 4096
 
 
+class StreamBroken(ReclaimError):
+    """CRIU has left its stream, or said what was no request."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(Reason.INTERNAL, detail=f"CRIU's stream broke off: {error}")
+
+
 def reply(*, exists: bool) -> bytes:
     """Whether there is such a file: ``{1: exists}`` behind its length."""
     return struct.pack("=IBB", 2, 0x08, exists)
@@ -217,7 +224,7 @@ class StreamServer:
                     self._open(connection, name)
             except (OSError, ValueError, UnicodeDecodeError) as error:
                 if not self._ended.is_set():
-                    self.fail(_protocol(f"CRIU's stream broke off: {error}"))
+                    self.fail(StreamBroken(error))
             except Exception as error:  # noqa: BLE001 - the caller raises it
                 self.fail(error)
 
@@ -363,7 +370,3 @@ class RestoreServer(StreamServer):
                 data = data[count:]
                 with self._lock:
                     self.bytes += count
-
-
-def _protocol(detail: str) -> ReclaimError:
-    return ReclaimError(Reason.INTERNAL, detail=detail)

@@ -172,7 +172,12 @@ def _rolled_back(error: OSError | ReclaimError) -> RolledBack:
     if isinstance(error, OSError):
         why = error.strerror or "a system call failed"
         return RolledBack(Reason.CAPTURE_FAILED, why=why, detail=str(error))
-    return RolledBack(error.reason, detail=error.detail, **error.facts)
+    return RolledBack(
+        error.reason,
+        detail=error.detail,
+        retryable=error.retryable,
+        **error.facts,
+    )
 
 
 def _ids(snapshot: Snapshot) -> tuple[int, ...]:

@@ -376,4 +376,9 @@ def _failed(error: OSError | ReclaimError) -> Exception:
         return RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=str(error))
     if type(error) is not ReclaimError:
         return error
-    return RestoreFailed(error.reason, detail=error.detail, **error.facts)
+    return RestoreFailed(
+        error.reason,
+        detail=error.detail,
+        retryable=error.retryable,
+        **error.facts,
+    )
