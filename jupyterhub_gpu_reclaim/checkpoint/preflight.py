@@ -19,6 +19,12 @@ one that is there; shared System V objects       ``ipc_unsupported``
 a pipe that keeps packets apart (O_DIRECT)       ``handle_unsupported``
 a memfd sealed against writes, mapped shared     ``handle_unsupported``
 sealed memory, protection keys, uprobes          ``handle_unsupported``
+a pidfd of a thread, or of a process outside     ``handle_unsupported``
+a program without its main thread                ``process_unsupported``
+memory or folders shared between processes       ``process_unsupported``
+a thread with a table of files of its own        ``process_unsupported``
+a deadline from the scheduler                    ``process_unsupported``
+more addresses than CRIU can have twice          ``process_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
@@ -49,6 +55,7 @@ import pwd
 import re
 import socket
 import stat
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
@@ -62,14 +69,21 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import capabilities, landlock, procfs
+from jupyterhub_gpu_reclaim.linux import (
+    architecture,
+    capabilities,
+    landlock,
+    procfs,
+    ptrace,
+    scheduling,
+)
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -152,6 +166,18 @@ _ANONYMOUS_WORDS: Final = {
     "landlock-ruleset": "a Landlock rule set",
 }
 
+#: What processes may share (clone(2)), and CRIU does not know.
+_SHARED: Final = {
+    scheduling.KCMP_VM: "memory (CLONE_VM)",
+    scheduling.KCMP_FS: "folders (CLONE_FS)",
+}
+#: How long a child of vfork(2) has to run its program.
+_SPAWN_SECONDS: Final = 0.05
+#: Of the 128 TiB that x86 has for a program, CRIU's own program lies in the middle.
+_MOST_ADDRESSES: Final = 80 << 40
+_PIDFDS: Final = ("anon_inode:[pidfd]", "pidfd:[")
+_PIDFD_THREAD: Final = os.O_EXCL  # <linux/pidfd.h>
+
 #: Threads stand still for that long at most.
 _LOOK_SECONDS: Final = 1.0
 
@@ -173,6 +199,7 @@ class _View(NamedTuple):
     gpu_savable: bool
     segments: dict[int, int]  #: of the session: bytes by number
     rights: TreeRights
+    pids: frozenset[int]  #: of all processes of the tree
 
     def found(self, reason: Reason, **facts: Any) -> Finding:
         """A finding that names the process as the session knows it."""
@@ -225,11 +252,21 @@ def examine(
             process.pid in gpu_savable,
             objects.segments,
             rights,
+            frozenset(one.pid for one in snapshot.processes),
         )
         findings += [one for rule in _RULES for one in rule(view)]
-    findings += _left_out(snapshot, alive)
-    findings += _unix_outside(init_pid, alive)
+    findings += _together(init_pid, snapshot, alive)
     return list(dict.fromkeys(findings))  # each process of a user says the same
+
+
+def _together(
+    init_pid: int, snapshot: Snapshot, alive: list[Process]
+) -> Iterator[Finding]:
+    """The rules that look at more than one process."""
+    yield from _without_main_thread(snapshot)
+    yield from _sharing(alive)
+    yield from _left_out(snapshot, alive)
+    yield from _unix_outside(init_pid, alive)
 
 
 def _left_out(snapshot: Snapshot, alive: Iterable[Process]) -> Iterator[Finding]:
@@ -273,6 +310,83 @@ def _handles(view: _View) -> Iterator[Finding]:
 
 def _protections(view: _View) -> Iterator[Finding]:
     for kind in protection.unsupported(procfs.text(view.process.pid, "smaps")):
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
+def _without_main_thread(snapshot: Snapshot) -> Iterator[Finding]:
+    for process in snapshot.processes:
+        if process.state in DEAD and len(ptrace.tasks(process.pid)) > 1:
+            what = "goes on without its main thread"
+            yield finding(
+                Reason.PROCESS_UNSUPPORTED,
+                pid=process.ns_pid,
+                name=process.name,
+                what=what,
+            )
+
+
+def _sharing(alive: Sequence[Process]) -> Iterator[Finding]:
+    """Processes that share what CRIU knows to be a process's own.
+
+    A child of vfork(2) does so until it runs its program, which takes no time unless
+    something hinders it.
+    """
+    by_pid = {process.pid: process for process in alive}
+    for kind, words in _SHARED.items():
+        pairs = scheduling.sharers(by_pid, kind) if architecture.here() else []
+        if pairs:
+            time.sleep(_SPAWN_SECONDS)
+            pairs = scheduling.sharers({pid for pair in pairs for pid in pair}, kind)
+        for one, other in pairs:
+            parent, child = sorted((by_pid[one], by_pid[other]), key=_ns_pid)
+            yield finding(
+                Reason.PROCESS_UNSUPPORTED,
+                pid=child.ns_pid,
+                name=child.name,
+                what=f"shares its {words} with process {parent.ns_pid}",
+            )
+
+
+def _ns_pid(process: Process) -> int:
+    return process.ns_pid
+
+
+def _threads(view: _View) -> Iterator[Finding]:
+    pid, found = view.process.pid, set()
+    for tid in ptrace.tasks(pid):
+        with contextlib.suppress(OSError):
+            if os.sched_getscheduler(tid) == scheduling.SCHED_DEADLINE:
+                found.add("has a deadline from the scheduler (SCHED_DEADLINE)")
+            if architecture.here() and not scheduling.shares(
+                pid, tid, scheduling.KCMP_FILES
+            ):
+                found.add("has a thread with open files of its own (unshare)")
+    for what in sorted(found):
+        yield view.found(Reason.PROCESS_UNSUPPORTED, what=what)
+
+
+def _addresses(view: _View) -> Iterator[Finding]:
+    """CRIU makes all areas of a process aside first, with those of its parent there."""
+    total = sum(
+        int(procfs.status(pid).get("VmSize", "0 kB").split()[0]) << 10
+        for pid in (view.process.pid, view.process.ppid)
+    )
+    if total > _MOST_ADDRESSES:
+        what = f"has reserved too much memory ({text.size(total)} with its parent)"
+        yield view.found(Reason.PROCESS_UNSUPPORTED, what=what)
+
+
+def _pidfds(view: _View) -> Iterator[Finding]:
+    kinds = set()
+    for one in view.descriptors:
+        if not one.target.startswith(_PIDFDS):
+            continue
+        facts = procfs.fdinfo(view.process.pid, one.fd)
+        if int(facts.get("flags", "0"), 8) & _PIDFD_THREAD:
+            kinds.add("a pidfd of a thread (PIDFD_THREAD)")
+        elif facts.get("Pid", "-1") != "-1" and int(facts["Pid"]) not in view.pids:
+            kinds.add("a pidfd of a process outside of the session's tree")
+    for kind in sorted(kinds):
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
 
@@ -428,8 +542,10 @@ def _sockets(view: _View) -> Iterator[Finding]:
 
 
 def _owner(view: _View) -> Iterator[Finding]:
+    """CRIU asks for the limits of each process (prlimit(2))."""
     uid = view.process.uid
-    if uid == 0 or capabilities.has("SYS_RESOURCE"):
+    ids = {number for kind in ("Uid", "Gid") for number in _first_three(view, kind)}
+    if ids <= {"0"} or capabilities.has("SYS_RESOURCE"):
         return
     try:
         user = pwd.getpwuid(uid).pw_name
@@ -439,9 +555,17 @@ def _owner(view: _View) -> Iterator[Finding]:
     yield finding(Reason.CAPABILITY_MISSING, capability=capability, user=user)
 
 
+def _first_three(view: _View, kind: str) -> list[str]:
+    """Real, effective and saved."""
+    return view.status.get(kind, "").split()[:3]
+
+
 _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _handles,
     _protections,
+    _pidfds,
+    _threads,
+    _addresses,
     _namespaces,
     _devices,
     _traced,

@@ -331,6 +331,11 @@ class Reason(Enum):
         "It has {kind}, which cannot be suspended.",
         "Remove it (ipcrm, mq_unlink), or end the program that uses it.",
     )
+    PROCESS_UNSUPPORTED = (
+        "process_unsupported",
+        "Process {pid} ({name}) {what}, which cannot be suspended.",
+        "End that program.",
+    )
     SOCKET_UNSUPPORTED = (
         "socket_unsupported",
         "Process {pid} ({name}) holds a {kind} socket, which cannot be suspended.",

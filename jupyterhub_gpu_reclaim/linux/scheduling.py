@@ -7,11 +7,16 @@ OSError.
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import architecture
 from jupyterhub_gpu_reclaim.linux.libc import checked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -64,5 +69,25 @@ def _attributes(tid: int) -> list[int]:
 
 def shares(one: int, other: int, kind: int) -> bool:
     """Whether two tasks have that in common: memory, table of files, or folders."""
+    return _compared(one, other, kind) == 0
+
+
+def sharers(tids: Iterable[int], kind: int) -> list[tuple[int, int]]:
+    """Pairs of those tasks that have that in common; one that has ended has nothing.
+
+    The kernel puts any two in an order, so not every pair has to be asked for.
+    """
+
+    def order(one: int, other: int) -> int:
+        try:
+            return (0, -1, 1)[_compared(one, other, kind)]
+        except OSError:
+            return -1
+
+    ranked = sorted(tids, key=functools.cmp_to_key(order))
+    return [pair for pair in itertools.pairwise(ranked) if order(*pair) == 0]
+
+
+def _compared(one: int, other: int, kind: int) -> int:
     number = architecture.call("kcmp")
-    return int(checked(_libc.syscall(number, one, other, kind, 0, 0), "kcmp")) == 0
+    return int(checked(_libc.syscall(number, one, other, kind, 0, 0), "kcmp"))

@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 REQUEST_LIMIT = 4096
 
 
+class StreamBroken(ReclaimError):
+    """CRIU has left its stream, or said what was no request."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(Reason.INTERNAL, detail=f"CRIU's stream broke off: {error}")
+
+
 def reply(*, exists: bool) -> bytes:
     """Whether there is such a file: ``{1: exists}`` behind its length."""
     return struct.pack("=IBB", 2, 0x08, exists)
@@ -126,14 +133,6 @@ class PipeSink(Sink, Protocol):
 
     def cancel(self) -> None:
         """Make a ``take_pipe`` raise soon; from any thread, any number of times."""
-
-
-class StreamBroken(ReclaimError):
-    """CRIU's side broke the protocol off; why, its end tells better."""
-
-    def __init__(self, why: object) -> None:
-        detail = f"CRIU's stream broke off: {why}"
-        super().__init__(Reason.INTERNAL, detail=detail)
 
 
 class StreamServer:

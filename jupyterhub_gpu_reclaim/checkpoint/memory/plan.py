@@ -156,9 +156,16 @@ def _check_areas(vmas: Iterable[Any], pid: int) -> None:
         last = vma.end
 
 
+def _is_private(vma: Any) -> bool:
+    return bool(vma.status & ~HEAP == REGULAR | ANON_PRIVATE)
+
+
 def _is_plain(vma: Any) -> bool:
-    kind = vma.status & ~HEAP == REGULAR | ANON_PRIVATE
-    return kind and vma.prot & _PROT_WRITE and not vma.flags & (_GROWSDOWN | _HUGETLB)
+    return (
+        _is_private(vma)
+        and vma.prot & _PROT_WRITE
+        and not vma.flags & (_GROWSDOWN | _HUGETLB)
+    )
 
 
 def _inherited(processes: Sequence[SavedProcess]) -> dict[int, set[Span]]:
@@ -215,6 +222,8 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
 #: 95 % (107 pieces) in runs of this size, 96 % (310) in runs of one page.
 SMALLEST: Final = 64 << 10
 
+#: An area of more bytes is divided for CRIU.
+_LARGEST: Final = 1 << 40
 #: What the kernel fills at once where it may; smaller areas hold none.
 HUGE_PAGE: Final = 2 << 20
 #: An area is advised when at most one page in so many was not in use.
@@ -331,6 +340,9 @@ def make_plan(source: ImageSource, *, advise: bool = False) -> MemoryPlan:
         if image is None:
             continue
         number, areas = images.read_pagemap(image)
+        memory = f"mm-{process.pid}.img"
+        if any(span.end - span.start > _LARGEST for span in process.spans):
+            files[memory] = _divided(read(memory) or b"")
         pages = f"pages-{number}.img"
         if pages in seen:
             raise images.damaged(f"two processes claim {pages}")
@@ -342,9 +354,9 @@ def make_plan(source: ImageSource, *, advise: bool = False) -> MemoryPlan:
         if chosen:
             pieces[pages] = chosen
             files[name] = images.write_pagemap(number, _without(areas, chosen))
-            memory = f"mm-{process.pid}.img"
             if advise:
-                files[memory] = _advised(read(memory) or b"", chosen)
+                areas_image = files.get(memory) or read(memory) or b""
+                files[memory] = _advised(areas_image, chosen)
     return MemoryPlan(files, pieces)
 
 
@@ -404,6 +416,22 @@ def _advised(image: bytes, pieces: Sequence[Piece]) -> bytes:
         )
         if (size - filled) * _NEARLY_FULL <= size:
             vma.madv |= _HUGEPAGE
+    return images.join(images.MM_MAGIC, [images.serialize(mm)])
+
+
+def _divided(image: bytes) -> bytes:
+    """The image of a process' areas, in pieces that CRIU can handle."""
+    mm = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
+    whole = list(mm.vmas)
+    del mm.vmas[:]
+    for vma in whole:
+        end = vma.end
+        while _is_private(vma) and end - vma.start > _LARGEST:
+            vma.end = vma.start + _LARGEST
+            mm.vmas.append(vma)
+            vma.start = vma.end
+        vma.end = end
+        mm.vmas.append(vma)
     return images.join(images.MM_MAGIC, [images.serialize(mm)])
 
 

@@ -272,7 +272,7 @@ def _memory_policy(pid: int, tid: int) -> str:
             line = os.pread(file, 64, 0).decode(errors="replace")
         finally:
             os.close(file)
-        _, _, rest = line.partition(" ")
+        _, _, rest = line.partition("\n")[0].partition(" ")
         # "prefer (many):0 file=…": a mode may have a space.
         words = rest.replace(" (many)", "(many)").replace("weighted ", "weighted-")
         return words.partition(" ")[0] or "default"
