@@ -154,6 +154,35 @@ show(look)
 """,
     ),
     Kind(
+        "waiting for a System V semaphore or message",
+        "kept",
+        "",
+        '''
+number, queue, late = libc.semget(0, 1, 0o600), libc.msgget(0, 0o600), libc.semget(0, 1, 0o600)
+def waiting(work):
+    """A child that waits; what it got, once it got it."""
+    reading, writing = os.pipe()
+    if not os.fork():
+        while True:
+            result = work()
+            os.write(writing, b"%d %d;" % (result, ctypes.get_errno() if result < 0 else 0))
+    return reading
+def change(which, by):
+    return libc.semop(which, struct.pack("Hhh", 0, by, 0), 1)
+room = ctypes.create_string_buffer(100)
+limit = struct.pack("qq", 3600, 0)
+waits = [
+    waiting(lambda: change(number, -1)),
+    waiting(lambda: libc.semtimedop(late, struct.pack("Hhh", 0, -1, 0), 1, limit)),
+    waiting(lambda: libc.msgrcv(queue, room, 50, 0, 0)),
+]
+def look():
+    change(number, 1), change(late, 1), libc.msgsnd(queue, struct.pack("q", 1) + b"five!", 5, 0)
+    return [os.read(one, 100) for one in waits]
+show(look)
+''',
+    ),
+    Kind(
         "System V message queues",
         "kept",
         "With their messages.",
