@@ -69,11 +69,16 @@ class SavedObjects:
         images: of CRIU's, rewritten; none where nothing was saved.
         wanted: what the helper is to make.
 
+    Args:
+        source: of CRIU's images.
+        filled: whether the segments get their contents; not where nothing of it is to
+            run.
+
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
     """
 
-    def __init__(self, source: ImageSource) -> None:
+    def __init__(self, source: ImageSource, *, filled: bool = True) -> None:
         self._source = source
         self.images: dict[str, bytes] = {}
         self.wanted: dict[str, list[dict[str, Any]]] = {}
@@ -94,7 +99,13 @@ class SavedObjects:
             "msg": list(self._queues(theirs)),
             "shm": list(self._segments(theirs)),
         }
+        if not filled:
+            self._pages.clear()
+            for one in self.wanted["shm"]:
+                one["pages"] = []
         self._attached = self._attachments()
+        if self.wanted["sem"]:
+            self._restart_waits()
 
     @property
     def any(self) -> bool:
@@ -217,6 +228,21 @@ class SavedObjects:
                 "huge": entry.hugetlb_flag,
                 "pages": pages,
             }
+
+    def _restart_waits(self) -> None:
+        """Have threads wait on for semaphores, which stopping them has interrupted.
+
+        The kernel takes up nearly all other calls by itself, but not these (signal(7)).
+        """
+        tree = self._read("pstree.img") or b""
+        for payload in images.split(tree, images.PSTREE_MAGIC):
+            task = images.parse("pstree_entry", payload)
+            for thread in {task.pid, *task.threads}:
+                name = f"core-{thread}.img"
+                image = self._read(name)
+                if image is not None:
+                    again = images.restart_wait(image, images.SEMAPHORE_WAITS)
+                    self.images[name] = again
 
     # --- where it was attached --------------------------------------------------------
 

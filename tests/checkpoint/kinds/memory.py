@@ -99,20 +99,21 @@ def reap(context, most=64):
 '''
 
 _IPC = '''
-def table(kind):
-    """The kernel's list, but for times, pids and what is in memory."""
+def table(kind, *numbers):
+    """The kernel's list of some, but for times, pids and what is in memory."""
     head, *lines = open("/proc/sysvipc/" + kind).read().splitlines()
     names = head.split()
     but = {"cpid", "lpid", "atime", "dtime", "ctime", "otime", "stime", "rtime", "lspid", "lrpid", "rss", "swap"}
-    return [[word for name, word in zip(names, line.split()) if name not in but] for line in lines]
+    return [[word for name, word in zip(names, line.split()) if name not in but] for line in lines if int(line.split()[1]) in numbers]
 '''
 
 KINDS: list[Kind] = [
     Kind(
         "kernel AIO (io_setup)",
         "kept",
-        "Used by aiofile, caio, MySQL and MariaDB. A request that waits for a"
-        " descriptor (IOCB_CMD_POLL) is lost.",
+        "Used by aiofile, caio, MySQL and MariaDB. A request that is under way while memory"
+        " is saved, or waits for a descriptor (IOCB_CMD_POLL), never tells its end. A small"
+        " ring does not come back on a machine with more processors.",
         _AIO
         + """
 import tempfile
@@ -149,7 +150,7 @@ other = libc.semget(0, 1, 0o600)
 def look():
     values = (ctypes.c_ushort * 3)()
     libc.semctl(number, 0, 13, values)
-    return values[:], libc.semget(0x5EED, 3, 0), table("sem")
+    return values[:], libc.semget(0x5EED, 3, 0), table("sem", number, other)
 show(look)
 """,
     ),
@@ -197,7 +198,7 @@ def look():
     for at in range(3):
         size = libc.msgrcv(number, room, 8500, at, 0o44000)
         seen.append((struct.unpack_from("q", room)[0], room.raw[8 : 8 + size][:9], size))
-    return seen, libc.msgget(-5, 0), table("msg")
+    return seen, libc.msgget(-5, 0), table("msg", number)
 show(look)
 """,
     ),
@@ -236,7 +237,7 @@ def look():
     put(dying, b"dying")
     seen += [flags(one) for one in (address, address + 4096, address + 8192, reading, dying)],
     seen += faults(lambda: put(reading, b"x")), faults(lambda: put(address + 4096, b"x")),
-    return seen, libc.shmget(0x4E1D, 0, 0), table("shm")
+    return seen, libc.shmget(0x4E1D, 0, 0), table("shm", loose, held, gone)
 show(look)
 """,
     ),
