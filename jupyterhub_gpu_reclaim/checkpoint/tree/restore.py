@@ -182,7 +182,7 @@ def restore(
         with ExitStack() as stack:
             objects = system_v_images.SavedObjects(source)
             source = handover.ReplacedImages(source, objects.images)
-            stack.enter_context(
+            lend = stack.enter_context(
                 system_v_images.made(
                     session.init_pid, objects, limit=limit, prepare=prepare
                 )
@@ -207,7 +207,7 @@ def restore(
             tree = _tree(session, root_pid, attempt)
             inspection.refuse_others(given, tree)
             resets.reset(tree.processes, given.saved.descriptors, ended)
-            objects.attach(tree)
+            objects.attach(tree, lend)
             undumpable.open_again(tree, given.saved.closed)
     except BaseException as error:
         _clear(session)

@@ -146,7 +146,9 @@ show(look)
         + """
 number = libc.semget(0x5EED, 3, 0o1640)
 libc.semctl(number, 0, 17, (ctypes.c_ushort * 3)(7, 0, 32767))
-other = libc.semget(0, 1, 0o600)
+os.setegid(4343), os.seteuid(4242)
+other = libc.semget(0, 1, 0o604)
+os.seteuid(0), os.setegid(0)
 def look():
     values = (ctypes.c_ushort * 3)()
     libc.semctl(number, 0, 13, values)
@@ -665,40 +667,6 @@ show(lambda: (line(one, "").split()[5:]))
         """
 call(157, 41, 1, 0, 0, 0)
 show(lambda: (call(157, 42, 0, 0, 0, 0)))
-""",
-    ),
-    Kind(
-        "all memory mergeable (PR_SET_MEMORY_MERGE)",
-        "lost",
-        "What was there before stays mergeable.",
-        """
-call(157, 67, 1, 0, 0, 0)
-one = put(area(), b"hello")
-show(lambda: (call(157, 68, 0, 0, 0, 0), flags(one)))
-""",
-    ),
-    Kind(
-        "memory that may not become code (PR_SET_MDWE)",
-        "lost",
-        "It may after a return.",
-        """
-call(157, 65, 1, 0, 0, 0)
-show(lambda: (call(157, 66, 0, 0, 0, 0)))
-""",
-    ),
-    Kind(
-        "binding to a NUMA node (mbind)",
-        "lost",
-        "The kernel chooses the node.",
-        """
-one = put(area(), b"hello")
-mask = ctypes.c_ulong(1)
-call(237, one, 16384, 2, ctypes.byref(mask), 64, 0)
-def look():
-    mode, nodes = ctypes.c_int(), ctypes.c_ulong()
-    call(239, ctypes.byref(mode), ctypes.byref(nodes), 64, one, 2)
-    return mode.value, nodes.value
-show(lambda: (look()))
 """,
     ),
     Kind(
