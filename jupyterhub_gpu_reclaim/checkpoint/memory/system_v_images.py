@@ -166,12 +166,11 @@ class SavedObjects:
             ids = images.parse(
                 "task_kobj_ids_entry", images.only(image, images.IDS_MAGIC)
             )
-            if ids.ipc_ns_id != own:
-                found.add(ids.ipc_ns_id)
-                ids.ipc_ns_id = own
-                self.images[name] = images.join(
-                    images.IDS_MAGIC, [images.serialize(ids)]
-                )
+            if ids.ipc_ns_id == own:
+                break  # so nothing was saved, and the others are not looked at
+            found.add(ids.ipc_ns_id)
+            ids.ipc_ns_id = own
+            self.images[name] = images.join(images.IDS_MAGIC, [images.serialize(ids)])
         if len(found) > 2:  # CRIU's and the session's
             raise images.damaged("its processes have several IPC namespaces")
         return max(found - {own}, default=own)
