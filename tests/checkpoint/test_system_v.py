@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
@@ -148,3 +149,33 @@ def test_segments_without_their_contents_take_no_memory(saved, places):
     with made(place.init_pid, objects, limit=20, prepare=None):
         (one,) = system_v.look(place.init_pid).tables["shm"]
         assert (one["size"], one["rss"]) == (1 << 20, 0)
+
+
+def test_images_that_are_off_are_told_and_never_believed(saved):
+    """Nothing else is raised, and what is made stays within its limits."""
+    _, image, _ = saved
+    chance, reasons = random.Random(1), set()
+    parts = ("ipcns-", "ids-", "mm-", "inventory", "pagemap-shmem", "pstree", "core-")
+    names = [name for name in image if name.startswith(parts)]
+    for _ in range(600):
+        changed = copy_of(image)
+        name = chance.choice(names)
+        data = bytearray(image[name])
+        for _ in range(chance.choice((1, 1, 3))):
+            data[chance.randrange(len(data))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+        changed[name] = bytes(data)
+        try:
+            objects = SavedObjects(changed)
+        except RestoreFailed as error:
+            reasons.add(error.reason)
+            continue
+        for one in objects.wanted.get("shm", []):
+            assert sum(length for _, length in one["pages"]) <= one["size"] + 4095
+    assert reasons == {Reason.CHECKPOINT_DAMAGED}
+
+
+def copy_of(image):
+    """A copy of an image."""
+    other = type(image)()
+    other.update(image)
+    return other
