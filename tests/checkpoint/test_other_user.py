@@ -221,3 +221,34 @@ def test_cycle_of_another_user_keeps_the_terminal_usable(world, places, engine):
     # A child that is born afterwards has no more rights than one before.
     world("type_in('cat /etc/shadow; echo end-$((1 + 1))\\n')")
     assert "Permission denied" in world("until('end-2')")
+
+
+SEGMENTS = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+def table():
+    lines = open("/proc/sysvipc/shm").read().splitlines()[1:]
+    return [line.split()[:4] + line.split()[6:11] for line in lines]
+number = libc.shmget(0, 8192, 0o1640)
+address = libc.shmat(number, None, 0)
+ctypes.memmove(address, b"mine", 4)
+about = ctypes.create_string_buffer(256)
+assert libc.shmctl(number, 2, about) == 0
+about[20], about[21] = 0, 0
+assert libc.shmctl(number, 1, about) == 0
+"""
+
+
+def test_segment_whose_user_may_not_attach_it_any_more_comes_back(
+    world, places, engine
+):
+    world(SEGMENTS)
+    had = world("table()")
+    assert had[0][2] == "0"
+    assert str(UID) in had[0]
+    for _ in range(2):
+        world = engine.cycle(world, places)
+        assert world("table()") == had
+        assert world("ctypes.string_at(address, 4)") == b"mine"
+    assert world("libc.shmat(number, None, 0)") == (1 << 64) - 1

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v
+from jupyterhub_gpu_reclaim.checkpoint.memory.system_v_images import (
+    SavedObjects,
+    made,
+)
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -134,3 +139,43 @@ def test_image_that_is_cut_off_makes_nothing(saved, places, engine, name):
         engine.restore(place, image, result)
     assert error.value.reason is Reason.CHECKPOINT_DAMAGED
     assert there(place) == {"sem": [], "msg": [], "shm": []}
+
+
+def test_segments_without_their_contents_take_no_memory(saved, places):
+    """For a return that is only tried."""
+    _, image, _ = saved
+    place = places.hold()
+    objects = SavedObjects(image, filled=False)
+    with made(place.init_pid, objects, limit=20, prepare=None):
+        (one,) = system_v.look(place.init_pid).tables["shm"]
+        assert (one["size"], one["rss"]) == (1 << 20, 0)
+
+
+def test_images_that_are_off_are_told_and_never_believed(saved):
+    """Nothing else is raised, and what is made stays within its limits."""
+    _, image, _ = saved
+    chance, reasons = random.Random(1), set()
+    parts = ("ipcns-", "ids-", "mm-", "inventory", "pagemap-shmem", "pstree", "core-")
+    names = [name for name in image if name.startswith(parts)]
+    for _ in range(600):
+        changed = copy_of(image)
+        name = chance.choice(names)
+        data = bytearray(image[name])
+        for _ in range(chance.choice((1, 1, 3))):
+            data[chance.randrange(len(data))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+        changed[name] = bytes(data)
+        try:
+            objects = SavedObjects(changed)
+        except RestoreFailed as error:
+            reasons.add(error.reason)
+            continue
+        for one in objects.wanted.get("shm", []):
+            assert sum(length for _, length in one["pages"]) <= one["size"] + 4095
+    assert reasons == {Reason.CHECKPOINT_DAMAGED}
+
+
+def copy_of(image):
+    """A copy of an image."""
+    other = type(image)()
+    other.update(image)
+    return other

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 COMMON_MAGIC: Final = 0x54564319
 FILES_MAGIC: Final = 0x56303138
@@ -544,7 +544,9 @@ def write_pagemap(pages_id: int, areas: Iterable[Area]) -> bytes:
 
 
 #: epoll_wait, epoll_pwait and epoll_pwait2 of x86-64.
-_WAITS: Final = frozenset({232, 281, 441})
+_POLLS: Final = frozenset({232, 281, 441})
+#: semop and semtimedop: likewise.
+SEMAPHORE_WAITS: Final = frozenset({65, 220})
 _INTERRUPTED: Final = (1 << 64) - errno.EINTR
 #: Length of the instruction ``syscall``. CRIU itself goes back by as much for the calls
 #: that the kernel would take up again.
@@ -553,7 +555,7 @@ _SYSCALL_BYTES: Final = 2
 _COMPAT: Final = 2
 
 
-def restart_wait(core_img: bytes) -> bytes:
+def restart_wait(core_img: bytes, waits: Collection[int] = _POLLS) -> bytes:
     """CRIU's image of a thread, with an interrupted wait made one to be begun.
 
     The image of a thread that did something else, or of another kind of machine, is
@@ -564,7 +566,7 @@ def restart_wait(core_img: bytes) -> bytes:
     """
     core = parse("core_entry", only(core_img, CORE_MAGIC))
     registers = core.thread_info.gpregs
-    waited = registers.orig_ax in _WAITS and registers.ax == _INTERRUPTED
+    waited = registers.orig_ax in waits and registers.ax == _INTERRUPTED
     if not waited or registers.mode == _COMPAT or registers.ip < _SYSCALL_BYTES:
         return core_img
     registers.ax = registers.orig_ax

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -40,12 +41,15 @@ from jupyterhub_gpu_reclaim.checkpoint.memory.plan import (
 )
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import ptrace
+from jupyterhub_gpu_reclaim.linux import procfs, ptrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+
+    #: Takes the number of a segment and a user.
+    Lend = Callable[[int, int], None]
 
 #: Bit of a vma_entry's status (CRIU's image.h).
 _SYSTEM_V: Final = 1 << 10
@@ -69,11 +73,16 @@ class SavedObjects:
         images: of CRIU's, rewritten; none where nothing was saved.
         wanted: what the helper is to make.
 
+    Args:
+        source: of CRIU's images.
+        filled: whether the segments get their contents; not where nothing of it is to
+            run.
+
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
     """
 
-    def __init__(self, source: ImageSource) -> None:
+    def __init__(self, source: ImageSource, *, filled: bool = True) -> None:
         self._source = source
         self.images: dict[str, bytes] = {}
         self.wanted: dict[str, list[dict[str, Any]]] = {}
@@ -94,7 +103,13 @@ class SavedObjects:
             "msg": list(self._queues(theirs)),
             "shm": list(self._segments(theirs)),
         }
+        if not filled:
+            self._pages.clear()
+            for one in self.wanted["shm"]:
+                one["pages"] = []
         self._attached = self._attachments()
+        if self.wanted["sem"]:
+            self._restart_waits()
 
     @property
     def any(self) -> bool:
@@ -106,8 +121,12 @@ class SavedObjects:
         for name in self._pages:
             yield from self._source.stream(name)
 
-    def attach(self, tree: Snapshot) -> None:
+    def attach(self, tree: Snapshot, lend: Lend) -> None:
         """Have the processes, which are stopped, attach their segments again.
+
+        Args:
+            tree: its processes.
+            lend: lets a user attach a segment whose mode has been changed since.
 
         Raises:
             TraceFailed: (an OSError) one cannot.
@@ -118,7 +137,14 @@ class SavedObjects:
                 continue
             with ptrace.stopped(process.pid, seconds=_SECONDS) as traced:
                 for number, base, areas in found:
-                    _attach(traced, number, base, areas)
+                    try:
+                        _attach(traced, number, base, areas)
+                    except ptrace.TraceFailed as error:
+                        if error.errno != errno.EACCES:
+                            raise
+                        uids = procfs.status(process.pid)["Uid"].split()
+                        lend(number, int(uids[1]))
+                        _attach(traced, number, base, areas)
 
     def _read(self, name: str) -> bytes | None:
         source = self._source
@@ -140,12 +166,11 @@ class SavedObjects:
             ids = images.parse(
                 "task_kobj_ids_entry", images.only(image, images.IDS_MAGIC)
             )
-            if ids.ipc_ns_id != own:
-                found.add(ids.ipc_ns_id)
-                ids.ipc_ns_id = own
-                self.images[name] = images.join(
-                    images.IDS_MAGIC, [images.serialize(ids)]
-                )
+            if ids.ipc_ns_id == own:
+                break  # so nothing was saved, and the others are not looked at
+            found.add(ids.ipc_ns_id)
+            ids.ipc_ns_id = own
+            self.images[name] = images.join(images.IDS_MAGIC, [images.serialize(ids)])
         if len(found) > 2:  # CRIU's and the session's
             raise images.damaged("its processes have several IPC namespaces")
         return max(found - {own}, default=own)
@@ -217,6 +242,21 @@ class SavedObjects:
                 "huge": entry.hugetlb_flag,
                 "pages": pages,
             }
+
+    def _restart_waits(self) -> None:
+        """Have threads wait on for semaphores, which stopping them has interrupted.
+
+        The kernel takes up nearly all other calls by itself, but not these (signal(7)).
+        """
+        tree = self._read("pstree.img") or b""
+        for payload in images.split(tree, images.PSTREE_MAGIC):
+            task = images.parse("pstree_entry", payload)
+            for thread in {task.pid, *task.threads}:
+                name = f"core-{thread}.img"
+                image = self._read(name)
+                if image is not None:
+                    again = images.restart_wait(image, images.SEMAPHORE_WAITS)
+                    self.images[name] = again
 
     # --- where it was attached --------------------------------------------------------
 
@@ -345,17 +385,21 @@ class Maker:
             self.close()
             raise
 
+    def lend(self, number: int, uid: int) -> None:
+        """Let a user attach a segment, until they are kept.
+
+        Raises:
+            RestoreFailed: the helper has ended.
+        """
+        self._order(f"lend {number} {uid}", b"lent")
+
     def keep(self) -> None:
         """Let them stay.
 
         Raises:
             RestoreFailed: the helper has ended.
         """
-        assert self._popen.stdin is not None
-        with contextlib.suppress(OSError):
-            self._popen.stdin.write(b"keep\n")
-            self._popen.stdin.flush()
-        self._expect(b"kept")
+        self._order("keep", b"kept")
 
     def close(self) -> None:
         """Wait for the helper's end; what was not kept is gone then."""
@@ -371,6 +415,14 @@ class Maker:
             for block in saved.contents():
                 self._popen.stdin.write(block)
             self._popen.stdin.flush()
+
+    def _order(self, line: str, answer: bytes) -> None:
+        assert self._popen.stdin is not None
+        # A helper that has ended says why.
+        with contextlib.suppress(OSError):
+            self._popen.stdin.write(line.encode() + b"\n")
+            self._popen.stdin.flush()
+        self._expect(answer)
 
     def _expect(self, answer: bytes) -> None:
         assert self._popen.stdout is not None
@@ -388,8 +440,10 @@ def made(
     *,
     limit: float,
     prepare: Callable[[int], None] | None,
-) -> Iterator[None]:
+) -> Iterator[Lend]:
     """The objects are there inside the block, and stay when it ends well.
+
+    Yields what lends one to a user.
 
     Args:
         init_pid: of the session; its IPC namespace is where they are made.
@@ -401,11 +455,11 @@ def made(
         RestoreFailed: they could not be made; nothing of them is left.
     """
     if not saved.any:
-        yield
+        yield lambda *_: None
         return
     maker = Maker(init_pid, saved, limit=limit, prepare=prepare)
     try:
-        yield
+        yield maker.lend
         maker.keep()
     finally:
         maker.close()

@@ -6,9 +6,10 @@ charged with their memory. It enters the IPC namespace alone: no program of the 
 sees it. Standard library only.
 
 On its input come a line of JSON with the objects (:func:`make`), then the contents of
-the segments. It writes ``made`` when all are there, and waits for ``keep``: then it
-gives the segments that were to go their removal, and ends. Without that word, all that
-it made goes again.
+the segments. It writes ``made`` when all are there. A line ``lend ID UID`` lets that
+user attach a segment whose mode forbids it now; with ``keep``, modes and owners are as
+they were, segments that had been removed are so again, and it ends. Without that word,
+all that it made goes again.
 
 An object gets its own id by ``/proc/sys/kernel/*_next_id`` (CAP_CHECKPOINT_RESTORE or
 CAP_SYS_ADMIN), and its creator by being made with his rights.
@@ -28,7 +29,7 @@ CLONE_NEWIPC = 0x08000000
 IPC_CREAT, IPC_EXCL, IPC_RMID, IPC_SET, IPC_STAT = 0o1000, 0o2000, 0, 1, 2
 SETALL, SHM_LOCK = 17, 11
 SHM_DEST, SHM_LOCKED = 0o1000, 0o2000
-MODE = 0o777
+MODE, OWNERS = 0o777, 0o700
 BLOCK = 1 << 20
 NO_ADDRESS = ctypes.c_void_p(-1).value
 # The same numbers on every architecture (<asm-generic/unistd.h>, <linux/mount.h>).
@@ -91,6 +92,8 @@ class Maker:
         self._proc = proc
         self._made: list[tuple[str, int]] = []
         self._doomed: list[int] = []
+        self._segments: dict[int, dict[str, Any]] = {}
+        self._lent: set[int] = set()
 
     def semaphores(self, one: dict[str, Any]) -> None:
         """A set with its values."""
@@ -130,6 +133,7 @@ class Maker:
                 at += count
         checked(libc.shmdt(ctypes.c_void_p(address)), "shmdt")
         self._set("shm", number, one)
+        self._segments[number] = one
         if one["mode"] & SHM_LOCKED:
             libc.shmctl(number, SHM_LOCK, None)  # as far as its limit goes
         if one["mode"] & SHM_DEST:
@@ -137,9 +141,17 @@ class Maker:
 
     def keep(self) -> None:
         """What was removed while it was attached goes with its last user."""
+        for number in self._lent:
+            self._set("shm", number, self._segments[number])
         for number in self._doomed:
             checked(libc.shmctl(number, IPC_RMID, None), "shmctl")
         self._made.clear()
+
+    def lend(self, number: int, uid: int) -> None:
+        """Let one user attach it who had it attached when that was allowed."""
+        changed = {"uid": uid, "mode": self._segments[number]["mode"] | OWNERS}
+        self._set("shm", number, {**self._segments[number], **changed})
+        self._lent.add(number)
 
     def remove(self) -> None:
         """Leave nothing of what was made."""
@@ -181,6 +193,7 @@ class Maker:
         status = Status()
         checked(self._control(kind, number, IPC_STAT, ctypes.byref(status)), "stat")
         status.perm.uid, status.perm.gid = one["uid"], one["gid"]
+        status.perm.mode = one["mode"] & MODE
         if kind == "msg":
             status.qbytes = one["qbytes"]
         checked(self._control(kind, number, IPC_SET, ctypes.byref(status)), "set")
@@ -216,10 +229,13 @@ def main() -> int:
     try:
         make(maker, sys.stdin.buffer)
         say("made")
-        if sys.stdin.buffer.readline() == b"keep\n":
-            maker.keep()
-            say("kept")
-            return 0
+        while order := sys.stdin.buffer.readline().split():
+            if order == [b"keep"]:
+                maker.keep()
+                say("kept")
+                return 0
+            maker.lend(int(order[1]), int(order[2]))
+            say("lent")
     except OSError as error:
         with contextlib.suppress(OSError):
             say(f"{error.filename}: {error.strerror}")

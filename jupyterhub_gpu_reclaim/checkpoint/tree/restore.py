@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
     from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
+    from jupyterhub_gpu_reclaim.checkpoint.files.handover import Handover
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -187,19 +188,9 @@ def restore(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
         with ExitStack() as stack:
-            objects = system_v_images.SavedObjects(source)
-            source = handover.ReplacedImages(source, objects.images)
-            stack.enter_context(
-                system_v_images.made(
-                    session.init_pid, objects, limit=limit, prepare=prepare
-                )
-            )
-            given = handover.open_all(
-                source, session.init_pid, opened, stack, scratch=scratch
-            )
-            waiting = unsent.take_out(given.files, source, given.saved.descriptors)
-            sockets = state.take_out(given.files, source, given.saved.descriptors)
-            images = handover.ReplacedImages(source, given.files)
+            beyond = _BeyondCriu(session, source, limit, prepare, stack)
+            given = beyond.open_files(opened, scratch)
+            images = handover.ReplacedImages(beyond.source, given.files)
             plan = make_plan(images, advise=_advice_counts())
             adoption = OrphanAdoption(session, source, root_pid)
             server = RestoreServer(folder, _serving(plan, images, adoption))
@@ -217,11 +208,7 @@ def restore(
             )
             tree = _tree(session, root_pid, attempt)
             inspection.refuse_others(given, tree)
-            attributes.apply(tree, attributes.load(source))
-            resets.reset(tree.processes, given.saved.descriptors, ended)
-            objects.attach(tree)
-            unsent.send(tree.processes, given.saved.descriptors, waiting)
-            sockets.give_back(tree)
+            beyond.give_back(tree, ended)
             undumpable.open_again(tree, given.saved.closed)
     except BaseException as error:
         _clear(session)
@@ -232,6 +219,52 @@ def restore(
     return RestoreResult(
         tree, seconds, attempt.log(), plan, given.links(), tuple(beside)
     )
+
+
+class _BeyondCriu:
+    """What CRIU does not make: taken out of its images, given back when it is done.
+
+    System V objects are there inside the stack's block, and stay when it ends well.
+    """
+
+    def __init__(
+        self,
+        session: SessionInit,
+        source: ImageSource,
+        limit: float,
+        prepare: Callable[[int], None] | None,
+        stack: ExitStack,
+    ) -> None:
+        self._init_pid = session.init_pid
+        self._stack = stack
+        self._objects = system_v_images.SavedObjects(source)
+        self._lend = stack.enter_context(
+            system_v_images.made(
+                session.init_pid, self._objects, limit=limit, prepare=prepare
+            )
+        )
+        self._attributes = attributes.load(source)
+        self.source = handover.ReplacedImages(source, self._objects.images)
+
+    def open_files(
+        self, opened: Sequence[FileFingerprint], scratch: int | None
+    ) -> Handover:
+        """Open the files; what sockets held and had set is left out for CRIU."""
+        given = handover.open_all(
+            self.source, self._init_pid, opened, self._stack, scratch=scratch
+        )
+        self._descriptors = given.saved.descriptors
+        self._unsent = unsent.take_out(given.files, self.source, self._descriptors)
+        self._sockets = state.take_out(given.files, self.source, self._descriptors)
+        return given
+
+    def give_back(self, tree: Snapshot, ended: Collection[int]) -> None:
+        """Give a tree that CRIU has made the rest of what it had; it is stopped."""
+        attributes.apply(tree, self._attributes)
+        resets.reset(tree.processes, self._descriptors, ended)
+        self._objects.attach(tree, self._lend)
+        unsent.send(tree.processes, self._descriptors, self._unsent)
+        self._sockets.give_back(tree)
 
 
 def fill(
