@@ -23,6 +23,7 @@ a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
+what waits in a socket, and CRIU cannot save     ``socket_unread``
 a UNIX connection to a program outside           ``unix_outside``
 another user's process, no CAP_SYS_RESOURCE      ``capability_missing``
 ===============================================  =======================
@@ -45,6 +46,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
 from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
+from jupyterhub_gpu_reclaim.checkpoint.sockets import refusals
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -52,7 +54,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
-from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
+from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, unix_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -196,6 +198,7 @@ def examine(
         )
         findings += [one for rule in _RULES for one in rule(view)]
     findings += _left_out(snapshot, alive)
+    findings += _signed(init_pid, alive)
     findings += _unix_outside(init_pid, alive)
     return list(dict.fromkeys(findings))  # each process of a user says the same
 
@@ -228,6 +231,9 @@ def _handles(view: _View) -> Iterator[Finding]:
     if any(_is_queue(view.process.pid, one) for one in view.descriptors):
         kind = "a POSIX message queue"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    if any(_is_of_packets(view.process.pid, one) for one in view.descriptors):
+        kind = "a pipe of packets (O_DIRECT)"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
     if any(mapping.path.startswith("/SYSV") for mapping in view.mappings):
         kind = "System V shared memory"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
@@ -241,6 +247,14 @@ def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
     path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
     found = ctypes.CDLL(None).statfs(path, facts) == 0
     return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
+
+
+def _is_of_packets(pid: int, descriptor: procfs.Descriptor) -> bool:
+    if not descriptor.target.startswith("pipe:"):
+        return False
+    return bool(
+        int(procfs.fdinfo(pid, descriptor.fd).get("flags", "0"), 8) & os.O_DIRECT
+    )
 
 
 def _namespaces(view: _View) -> Iterator[Finding]:
@@ -318,6 +332,15 @@ def _sockets(view: _View) -> Iterator[Finding]:
             yield view.found(Reason.SOCKET_UNSUPPORTED, kind=kind)
 
 
+def _held_by_sockets(view: _View) -> Iterator[Finding]:
+    numbers = [d.fd for d in view.descriptors if d.target.startswith("socket:")]
+    never, later = refusals.of_process(view.process.pid, numbers)
+    for kind in sorted(never):
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    for where in sorted(later):
+        yield view.found(Reason.SOCKET_UNREAD, where=where)
+
+
 def _owner(view: _View) -> Iterator[Finding]:
     uid = view.process.uid
     if uid == 0 or capabilities.has("SYS_RESOURCE"):
@@ -338,8 +361,26 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _ghosts,
     _unreadable,
     _sockets,
+    _held_by_sockets,
     _owner,
 )
+
+
+def _signed(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
+    """TCP sockets with keys, which would come back without and take any packet."""
+    inodes = tree_inodes(process.pid for process in processes)
+    by_pid = {process.pid: process for process in processes}
+    with Diag(init_pid) as diag:
+        found = diag.sockets(with_keys=True)
+    for one in found:
+        if one.has_keys and one.inode in inodes:
+            process = by_pid[inodes[one.inode][0]]
+            yield finding(
+                Reason.HANDLE_UNSUPPORTED,
+                pid=process.ns_pid,
+                name=process.name,
+                kind="a TCP socket with keys (TCP_MD5SIG)",
+            )
 
 
 def _unix_outside(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
@@ -350,6 +391,13 @@ def _unix_outside(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
     by_pid = {process.pid: process for process in processes}
     for inode, (pid, _) in sorted(inodes.items()):
         one = known.get(inode)
+        if one is not None and one.waiting:
+            clients = [inodes[n] for n in one.waiting if n in inodes]
+            for where in refusals.waiting_at(one, clients):
+                who = by_pid[pid]
+                yield finding(
+                    Reason.SOCKET_UNREAD, pid=who.ns_pid, name=who.name, where=where
+                )
         peer = (known.get(one.peer) or asked.get(inode)) if one else None
         if one is None or not _leads_out(one, peer, inodes):
             continue
