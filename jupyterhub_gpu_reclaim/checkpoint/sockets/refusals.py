@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _PASSES: Final = (16, 34, 76)
 _ACCEPTS, _FILTER = 30, 26  # SO_ACCEPTCONN, SO_GET_FILTER
 _UDP_CORK, _TCP_ULP = 1, 31
+#: SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, and room for more groups than there are.
+_NETLINK, _MEMBERSHIPS, _GROUP_BYTES = 270, 9, 64
 _SIOCOUTQ: Final = 0x5411
 _MOST_INSTRUCTIONS: Final = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -38,6 +40,12 @@ def unsavable(end: socket.socket) -> Iterator[str]:
     if _has_program(end):
         yield "a socket with an eBPF program"
     family, kind, protocol = options.kind_of(end)
+    if family == socket.AF_NETLINK:
+        groups = end.getsockopt(_NETLINK, _MEMBERSHIPS, _GROUP_BYTES)
+        if any(groups[4:]):
+            yield "a netlink socket that listens to a group above the 32nd"
+        elif any(groups) and not end.getsockname()[0]:
+            yield "a netlink socket that listens to a group and is not bound"
     if family in {socket.AF_INET, socket.AF_INET6}:
         is_tcp = kind == socket.SOCK_STREAM and protocol == socket.IPPROTO_TCP
         if is_tcp and _option(end, socket.IPPROTO_TCP, _TCP_ULP):

@@ -402,6 +402,39 @@ STATES = [
         ),
     ),
     Kind(
+        "UNIX connection to an abstract name, not accepted yet",
+        "kept",
+        program=_later(
+            "name = b'\\0' + os.getcwd().encode() + b' listens'\n"
+            "listener = socket.socket(socket.AF_UNIX)\n"
+            "listener.bind(name); listener.listen(); listener.settimeout(9)\n"
+            "client = socket.socket(socket.AF_UNIX); client.connect(name)",
+            "(2, b'ok')",
+            "(client.send(b'ok'), listener.accept()[0].recv(9))",
+        ),
+    ),
+    Kind(
+        "UNIX stream with much unread",
+        "kept",
+        program=_later(
+            "a, b = socket.socketpair(); a.setsockopt(1, 32, 1 << 22)\n"
+            "a.send(bytes(range(250)) * 8000)",
+            "True",
+            "b.recv(1 << 24, socket.MSG_WAITALL | socket.MSG_DONTWAIT)"
+            " == bytes(range(250)) * 8000",
+        ),
+    ),
+    Kind(
+        "SO_PEERCRED of a UNIX connection",
+        "lost",
+        "the other end may seem to be root's, and have another process id",
+    ),
+    Kind(
+        "TCP connection that is just being made",
+        "lost",
+        "it reads as reset",
+    ),
+    Kind(
         "abstract UNIX name",
         "kept",
         "of libcuda's names the number of the pid namespace is renewed",
@@ -519,6 +552,24 @@ REFUSED = [
         _program(
             "one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
             "one.setsockopt(17, 1, 1)",
+            "1",
+        ),
+    ),
+    Kind(
+        "netlink socket of a group above the 32nd",
+        "refused",
+        program=_program(
+            "one = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)\n"
+            "one.bind((0, 0)); one.setsockopt(270, 1, 34)",
+            "1",
+        ),
+    ),
+    Kind(
+        "netlink socket of a group that is not bound",
+        "refused",
+        program=_program(
+            "one = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)\n"
+            "one.setsockopt(270, 1, 1)",
             "1",
         ),
     ),
