@@ -36,6 +36,7 @@ a deleted file that it may not read              ``handle_unsupported``
 a file of /proc that is not its own to set       ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
+what waits in a socket, and CRIU cannot save     ``socket_unread``
 a UNIX connection to a program outside           ``unix_outside``
 another user's process, no CAP_SYS_RESOURCE      ``capability_missing``
 ===============================================  =======================
@@ -65,6 +66,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
 from jupyterhub_gpu_reclaim.checkpoint.files.process_files import HeldFile, TreeRights
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.checkpoint.memory import protection, system_v
+from jupyterhub_gpu_reclaim.checkpoint.sockets import refusals
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -80,7 +82,7 @@ from jupyterhub_gpu_reclaim.linux import (
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
-from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
+from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, unix_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -266,6 +268,7 @@ def _together(
     yield from _without_main_thread(snapshot)
     yield from _sharing(alive)
     yield from _left_out(snapshot, alive)
+    yield from _signed(init_pid, alive)
     yield from _unix_outside(init_pid, alive)
 
 
@@ -541,6 +544,15 @@ def _sockets(view: _View) -> Iterator[Finding]:
             yield view.found(Reason.SOCKET_UNSUPPORTED, kind=kind)
 
 
+def _held_by_sockets(view: _View) -> Iterator[Finding]:
+    numbers = [d.fd for d in view.descriptors if d.target.startswith("socket:")]
+    never, later = refusals.of_process(view.process.pid, numbers)
+    for kind in sorted(never):
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    for where in sorted(later):
+        yield view.found(Reason.SOCKET_UNREAD, where=where)
+
+
 def _owner(view: _View) -> Iterator[Finding]:
     """CRIU asks for the limits of each process (prlimit(2))."""
     uid = view.process.uid
@@ -574,8 +586,26 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _unreadable,
     _process_files,
     _sockets,
+    _held_by_sockets,
     _owner,
 )
+
+
+def _signed(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
+    """TCP sockets with keys, which would come back without and take any packet."""
+    inodes = tree_inodes(process.pid for process in processes)
+    by_pid = {process.pid: process for process in processes}
+    with Diag(init_pid) as diag:
+        found = diag.sockets(with_keys=True)
+    for one in found:
+        if one.has_keys and one.inode in inodes:
+            process = by_pid[inodes[one.inode][0]]
+            yield finding(
+                Reason.HANDLE_UNSUPPORTED,
+                pid=process.ns_pid,
+                name=process.name,
+                kind="a TCP socket with keys (TCP_MD5SIG)",
+            )
 
 
 def _unix_outside(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
@@ -586,6 +616,13 @@ def _unix_outside(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
     by_pid = {process.pid: process for process in processes}
     for inode, (pid, _) in sorted(inodes.items()):
         one = known.get(inode)
+        if one is not None and one.waiting:
+            clients = [inodes[n] for n in one.waiting if n in inodes]
+            for where in refusals.waiting_at(one, clients):
+                who = by_pid[pid]
+                yield finding(
+                    Reason.SOCKET_UNREAD, pid=who.ns_pid, name=who.name, where=where
+                )
         peer = (known.get(one.peer) or asked.get(inode)) if one else None
         if one is None or not _leads_out(one, peer, inodes):
             continue

@@ -340,6 +340,15 @@ class Reason(Enum):
         "socket_unsupported",
         "Process {pid} ({name}) holds a {kind} socket, which cannot be suspended.",
     )
+    SOCKET_UNREAD = (
+        "socket_unread",
+        (
+            "Process {pid} ({name}) has not read yet what waits in {where}, which cannot"
+            " be suspended with it."
+        ),
+        "It is tried again; a program that never reads it keeps its session running.",
+        True,
+    )
     MULTIPATH_TCP = (
         "multipath_tcp",
         "Process {pid} ({name}) holds a multipath TCP socket, which cannot be suspended.",

@@ -41,6 +41,9 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SHOW_NAME, _SHOW_PEER, _SHOW_WAITING = 1, 4, 8
 _UNIX_NAME, _UNIX_PEER, _UNIX_WAITING, _UNIX_SHUTDOWN = 0, 2, 3, 6
 
+#: The attribute with the keys of a socket, which only CAP_NET_ADMIN is told. It comes
+#: with that extension alone.
+_MD5_KEYS: Final = 18
 #: The extension with ``struct tcp_info``, its attribute, and in it the counts of bytes.
 _WITH_INFO, _INFO, _CARRIED = 1 << 1, 2, struct.Struct("=120xQQ")
 
@@ -93,6 +96,7 @@ class InetSocket(NamedTuple):
     key: bytes = b""  #: the kernel's own name for it, to destroy it by
     unsent: int = 0  #: bytes that the other side has not acknowledged
     unread: int = 0  #: bytes that its program has not read; a listener's open requests
+    has_keys: bool = False  #: packets must be signed (TCP_MD5SIG)
 
 
 class TcpConnection(NamedTuple):
@@ -128,12 +132,16 @@ class Diag:
     def __exit__(self, *args: object) -> None:
         self._netlink.close()
 
-    def sockets(self) -> list[InetSocket]:
+    def sockets(self, *, with_keys: bool = False) -> list[InetSocket]:
         """Every TCP and UDP socket of the namespace, of any owner.
+
+        Args:
+            with_keys: ask for ``has_keys``, too, which is False otherwise.
 
         Raises:
             Refused: the kernel does not answer (``internal``).
         """
+        shown = _WITH_INFO if with_keys else 0
         return [
             _socket_of(payload, protocol)
             for protocol in (socket.IPPROTO_TCP, socket.IPPROTO_UDP)
@@ -141,7 +149,7 @@ class Diag:
             for kind, payload in self._ask(
                 _BY_FAMILY,
                 _REQUEST | _DUMP,
-                _REQUEST_V2.pack(family, protocol, 0, 0, _ALL_STATES, bytes(48)),
+                _REQUEST_V2.pack(family, protocol, shown, 0, _ALL_STATES, bytes(48)),
             )
             if kind == _BY_FAMILY and len(payload) >= _MESSAGE.size
         ]
@@ -286,6 +294,7 @@ def _socket_of(payload: bytes, protocol: int) -> InetSocket:
         key,
         unsent,
         unread,
+        any(kind == _MD5_KEYS for kind, _ in _attributes(payload[_MESSAGE.size :])),
     )
 
 

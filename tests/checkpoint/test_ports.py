@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -16,14 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets import ports
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port, TcpConnection
 from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import (
     Reservations,
     format_ranges,
     parse_ranges,
 )
-from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import clear, proceed
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux.sock_diag import Endpoint
 
 
@@ -260,3 +262,72 @@ def test_shares_network_only_with_our_own():
 
     assert shares()
     assert not shares("unshare", "--net")
+
+
+def ended(address):
+    """A connection in TIME_WAIT, from the end that keeps it; of a plain listener."""
+    listener = socket.socket()  # without SO_REUSEADDR
+    listener.bind(address)
+    listener.listen()
+    mine = socket.create_connection(listener.getsockname())
+    served = listener.accept()[0]
+    ends = [
+        Endpoint(ip_address(one[0]), one[1])
+        for one in (served.getsockname(), served.getpeername())
+    ]
+    served.close()  # the first to close keeps the port
+    mine.close()
+    listener.close()
+    return TcpConnection(*ends)
+
+
+def test_await_free_what_has_ended_and_nobody_has_any_more_is_no_conflict():
+    there = ended(("127.0.0.1", 0))
+    port = there.local.port
+    with pytest.raises(OSError, match="in use"), socket.socket() as plain:
+        plain.bind(("127.0.0.1", port))
+    found = ports.check_free(os.getpid(), tcp(port), [there])
+    assert [one.code for one in found] == ["port_in_use"]
+    assert "a connection that is just ending" in found[0].message
+    assert "another program" not in found[0].message
+    assert ports.await_free(os.getpid(), tcp(port), [there], seconds=0) == []
+    with socket.socket() as plain:
+        plain.bind(("127.0.0.1", port))
+
+
+def test_await_free_connection_of_another_program_is_left_alone():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as mine,
+    ):
+        address, port = mine.getsockname()
+        local = Endpoint(ip_address(address), port)
+        remote = Endpoint(ip_address("127.0.0.1"), listener.getsockname()[1])
+        # Not accepted yet, so no program has that end of it.
+        needed = [TcpConnection(remote, local)]
+        assert ports.await_free(os.getpid(), [], needed, seconds=0)
+        served = listener.accept()[0]
+        with served:
+            assert mine.send(b"x") == 1
+            assert served.recv(1) == b"x"
+
+
+def test_return_that_fails_late_leaves_its_ports_free(places, engine):
+    """As where its server does not answer: the tree has run, and is ended."""
+    world = places.world()
+    world("plain = socket.socket(); plain.bind(('127.0.0.1', 0)); plain.listen()")
+    world("mine = socket.create_connection(plain.getsockname())")
+    world("served = plain.accept()[0]")
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    pids = [process.pid for process in world.place.tree.processes]
+    inet.reset_all(world.place.init_pid, pids)
+    world.place.kill()
+    files = image["files.img"]
+    needed = inet.ports_of(files), inet.connections_of(files)
+    place = places.hold()
+    proceed(engine.restore(place, image, result), result.stopped)
+    assert world.at(place)("mine.send(b'x'); served.recv(1)") == b"x"
+    with contextlib.suppress(NotFound):  # its init ends with it
+        clear(place.session, timeout=20)
+    assert ports.check_free(os.getpid(), *needed) == []

@@ -435,6 +435,29 @@ def test_examine_unix_connection_to_a_program_outside_is_found(
     assert examine(snapshot) == []
 
 
+def test_examine_what_waits_in_a_socket_is_found_until_it_is_read(run):
+    """Other kinds: tests/checkpoint/kinds/sockets.py."""
+    found = only(
+        run("""
+        import select, struct
+        s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+        s.bind((0, 0))
+        s.send(struct.pack("=IHHIIB3x", 20, 18, 0x301, 1, 0, 0))
+        select.select([s], [], [])
+        """)
+    )
+    assert found.code == "socket_unread"
+    assert found.retryable
+    assert "a netlink socket" in found.message
+    snapshot = run("""
+        a, b = socket.socketpair()
+        b.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+        s.bind((0, 0))
+        """)
+    assert examine(snapshot) == []
+
+
 @pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_SEQPACKET", "SOCK_DGRAM"])
 def test_examine_half_of_a_unix_pair_is_found(run, kind):
     """The other half is with a program that has left the tree."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 
 PAIR = """
 import hashlib, struct
@@ -111,3 +116,47 @@ def test_unsent_data_with_a_small_limit_of_what_may_wait(places, engine):
     world("sender.setsockopt(socket.IPPROTO_TCP, 25, 1000)")  # TCP_NOTSENT_LOWAT
     world = engine.cycle(world, places)
     assert world(f"drain(receiver, {size})") == sent
+
+
+ALONE = (
+    PAIR.replace("import hashlib", "import os, socket, time, hashlib")
+    + """
+sender, receiver = made(1_000_000)
+print("sent", fill(sender, 1_000_000), flush=True)
+while not os.path.exists({flag!r}):
+    time.sleep(0.02)
+print("got", drain(receiver, 1_000_000), flush=True)
+time.sleep(600)
+"""
+)
+
+
+@pytest.fixture
+def networks():
+    """Two networks of their own, each by a process that is in it."""
+    command = ["unshare", "--net", "sh", "-c", "ip link set lo up; echo; read x"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    made = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    for one in made:
+        assert one.stdout.readline() == b"\n"
+    yield [one.pid for one in made]
+    for one in made:
+        one.communicate(b"\n")
+
+
+def test_unsent_data_comes_back_in_a_network_of_its_own(
+    places, engine, tmp_path, networks
+):
+    flag = tmp_path / "flag"
+    code = ALONE.format(flag=str(flag))
+    place = places.start(sys.executable, "-c", code, network=networks[0])
+    place.read_until("sent ")
+    sent = place.read_until("\n")
+    image = engine.image()
+    result = engine.dump(place, image.sink)
+    place.kill()
+    place = places.hold(network=networks[1])
+    proceed(engine.restore(place, image, result), result.stopped)
+    flag.touch()
+    place.read_until("got ")
+    assert place.read_until("\n") == sent

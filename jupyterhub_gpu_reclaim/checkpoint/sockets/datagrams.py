@@ -67,6 +67,17 @@ def read(end: socket.socket) -> list[Datagram] | None:
         end.setsockopt(socket.SOL_SOCKET, _PEEK_OFF, before)
 
 
+def carries_files(end: socket.socket) -> bool:
+    """Whether the next message has more with it than bytes; takes nothing."""
+    flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+    try:
+        _, control, _, _ = end.recvmsg(1, _CONTROL, flags)
+    except OSError:
+        return False
+    _close(control)
+    return bool(control)
+
+
 def send(
     to: socket.socket, queue: Iterable[Datagram], senders: Iterable[socket.socket]
 ) -> None:

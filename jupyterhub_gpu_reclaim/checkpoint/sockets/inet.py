@@ -57,7 +57,8 @@ _LOOK_AGAIN: Final = 0.01  # seconds
 _WAITING: Final = frozenset(
     {TcpState.ESTABLISHED, TcpState.CLOSE_WAIT, TcpState.SYN_RECV}
 )
-_ENDING: Final = frozenset(
+#: Of what its program has closed, as far as no program has it any more.
+ENDING: Final = frozenset(
     {
         TcpState.FIN_WAIT1,
         TcpState.FIN_WAIT2,
@@ -175,7 +176,7 @@ def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:
     with Diag(init_pid) as diag:
         found = diag.sockets()
         mine = [one for one in found if one.inode in inodes]
-        return _destroy(diag, mine + _at_listeners(found, mine, _WAITING | _ENDING))
+        return _destroy(diag, mine + _at_listeners(found, mine, _WAITING | ENDING))
 
 
 def close_external(

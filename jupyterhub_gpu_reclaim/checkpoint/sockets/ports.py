@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port, TcpConnection
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.durable import write_durably
@@ -198,9 +199,11 @@ def await_free(
     """As :func:`check_free`, once nothing is in the way or the time is up.
 
     What is in the way is most often short-lived: another program's own connection to
-    somewhere, to which the kernel has given the same number.
+    somewhere, to which the kernel has given the same number. What has ended and no
+    program has any more, such as our own of a return that failed, is removed.
     """
     ports, deadline = list(ports), time.monotonic() + seconds
+    _remove_ended(init_pid, ports, connections)
     while found := check_free(init_pid, ports, connections, uid=uid):
         if time.monotonic() >= deadline:
             break
@@ -231,15 +234,34 @@ def check_free(
         there = diag.sockets()
     taken = {port.port: _on(port, there) for port in ports if _is_taken(init_pid, port)}
     taken |= {
-        one.local.port: [one.inode]
+        one.local.port: [one]
         for one in there
         if one.protocol == socket.IPPROTO_TCP
         and TcpConnection(one.local, one.remote) in connections
     }
     return [
-        finding(Reason.PORT_IN_USE, port=port, holder=holder_of(inodes, uid))
-        for port, inodes in sorted(taken.items())
+        finding(Reason.PORT_IN_USE, port=port, holder=_holder(found, uid))
+        for port, found in sorted(taken.items())
     ]
+
+
+def _remove_ended(
+    init_pid: int, ports: Collection[Port], connections: Collection[TcpConnection]
+) -> None:
+    """End what stands on those ports and connections although no program has it."""
+    numbers = {port.port for port in ports if port.protocol == "tcp"}
+    with Diag(init_pid) as diag:
+        for one in diag.sockets():
+            is_there = one.local.port in numbers or (
+                TcpConnection(one.local, one.remote) in connections
+            )
+            if is_there and _has_ended(one):
+                diag.destroy(one)
+
+
+def _has_ended(one: InetSocket) -> bool:
+    is_tcp = one.protocol == socket.IPPROTO_TCP
+    return is_tcp and one.inode == 0 and one.state in inet.ENDING
 
 
 def _is_taken(init_pid: int, port: Port) -> bool:
@@ -261,15 +283,15 @@ def _is_taken(init_pid: int, port: Port) -> bool:
     return False
 
 
-def _on(port: Port, there: Iterable[InetSocket]) -> list[int]:
-    """The inodes of the sockets that may be in that port's way, listeners first."""
+def _on(port: Port, there: Iterable[InetSocket]) -> list[InetSocket]:
+    """The sockets that may be in that port's way, listeners first."""
     on = [
         one
         for one in there
         if one.local.port == port.port and _PROTOCOLS[one.protocol] == port.protocol
     ]
     on.sort(key=lambda one: one.state is not TcpState.LISTEN)
-    return [one.inode for one in on]
+    return on
 
 
 def read_sysctl(path: Path = SYSCTL) -> set[int]:
@@ -310,6 +332,12 @@ def format_ranges(ports: Iterable[int]) -> str:
         else:
             runs.append([port, port])
     return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in runs)
+
+
+def _holder(found: Collection[InetSocket], uid: int | None) -> str:
+    if found and all(map(_has_ended, found)):
+        return "a connection that is just ending"
+    return holder_of([one.inode for one in found], uid)
 
 
 def holder_of(inodes: Collection[int], uid: int | None) -> str:

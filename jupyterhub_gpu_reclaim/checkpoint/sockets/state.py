@@ -59,7 +59,7 @@ def read(tree: Snapshot) -> bytes:
     """The image of a frozen tree's sockets.
 
     Raises:
-        ReclaimError: what waits in one cannot be kept (``handle_unsupported``).
+        ReclaimError: what waits in one cannot be kept (``socket_unread``).
     """
     groups = options.groups_of(tree.init.pid)
     found: dict[int, SocketState] = {}
@@ -97,10 +97,10 @@ def _queue(process: Process, end: socket.socket) -> list[Datagram] | None:
     queue = datagrams.read(end)
     if queue is None and datagrams.name_of(end)[:1] not in {b"", b"\0"}:
         raise ReclaimError(
-            Reason.HANDLE_UNSUPPORTED,
+            Reason.SOCKET_UNREAD,
             pid=process.ns_pid,
             name=process.name,
-            kind="a named UNIX socket with unread messages that carry open files",
+            where="a UNIX socket whose messages carry open files",
         )
     return queue
 
@@ -138,8 +138,8 @@ class Returned:
             for number, state in self.states.items():
                 if state.queue and number in held:
                     senders = self._senders(number, held)
-                    if not senders:
-                        senders = [_fresh(tree.init.pid, stack)]
+                    if not senders or self._hears_all(number):
+                        senders.append(_fresh(tree.init.pid, stack))
                     datagrams.send(held[number], state.queue, senders)
             for number, state in self.states.items():
                 if number in held:
@@ -168,14 +168,15 @@ class Returned:
         self, number: int, held: Mapping[int, socket.socket]
     ) -> list[socket.socket]:
         """By which its messages may be sent; the last one by default."""
-        peer = self.peers.get(number, -1)
-        if peer in held:  # it hears nobody else
-            return [held[peer]]
-        if number not in self.names.values():
-            clients = [one for one, to in self.peers.items() if to == number]
-            return [held[one] for one in clients if one in held]
-        named = self.names.values()
-        return [held[one] for one in named if one in held and one != number]
+        if self._hears_all(number):
+            named = self.names.values()
+            return [held[one] for one in named if one in held]
+        clients = [one for one, to in self.peers.items() if to == number]
+        return [held[one] for one in clients if one in held]
+
+    def _hears_all(self, number: int) -> bool:
+        """Whether it has a name, and is not connected to one that it hears alone."""
+        return number in self.names.values() and number not in self.peers
 
     def _borrow(
         self, tree: Snapshot, stack: contextlib.ExitStack

@@ -36,7 +36,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Link, remove_l
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v_images, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
-from jupyterhub_gpu_reclaim.checkpoint.sockets import resets, state, unsent
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets, state, unsent
 from jupyterhub_gpu_reclaim.checkpoint.tree import (
     attributes,
     freeze,
@@ -413,10 +413,27 @@ def _name_root(init_pid: int, root_pid: int) -> bool:
     return bool(libc.sigqueue(init_pid, session_init.ROOT_NAMED, value) == 0)
 
 
+def clear(session: SessionInit, *, timeout: float) -> None:
+    """Leave nothing under the init, on its ports neither.
+
+    Raises:
+        NotFound: the init has ended.
+        ReclaimError: a process was still there when the time (seconds) was up.
+    """
+    with contextlib.suppress(ReclaimError):
+        # Stopped, so that no program sees its connections break. Closed instead, they
+        # would keep the ports for a minute (TIME_WAIT).
+        tree = freeze.stop(
+            session.init_pid, session.init_start, timeout=min(timeout, STOP_PATIENCE)
+        )
+        inet.reset_all(session.init_pid, [process.pid for process in tree.processes])
+    processes.kill_tree(session.init_pid, session.init_start, timeout=timeout)
+
+
 def _clear(session: SessionInit) -> None:
-    """Leave nothing under the init; an init that has ended has cleared it itself."""
+    """As :func:`clear`; an init that has ended has cleared it itself."""
     with contextlib.suppress(NotFound):
-        processes.kill_tree(session.init_pid, session.init_start, timeout=KILL_PATIENCE)
+        clear(session, timeout=KILL_PATIENCE)
 
 
 def _failed(error: OSError | ReclaimError) -> Exception:

@@ -437,8 +437,9 @@ class Restore:
         session = self._session
         try:
             await in_thread(
-                lambda: processes.kill_tree(
-                    session.init_pid, session.init_start, timeout=self._limits.end
+                lambda: engine.clear(
+                    SessionInit(session.init_pid, session.init_start),
+                    timeout=self._limits.end,
                 ),
                 step="clear",
                 limit=self._limits.end * 2,

@@ -1,0 +1,137 @@
+"""What sockets hold that can neither be saved nor be left out; looked at before.
+
+CRIU fails on most of it, in words of its own and when the session is frozen already;
+what protects (keys, an eBPF program) would come back without. Each socket is looked at
+through a copy of its descriptor; nothing is taken from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.sockets import datagrams, options
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow, unread_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.linux.sock_diag import UnixSocket
+
+#: SO_PASSCRED, SO_PASSSEC, SO_PASSPIDFD: what comes with a message then is not saved.
+_PASSES: Final = (16, 34, 76)
+_ACCEPTS, _FILTER = 30, 26  # SO_ACCEPTCONN, SO_GET_FILTER
+_UDP_CORK, _TCP_ULP = 1, 31
+#: SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, and room for more groups than there are.
+_NETLINK, _MEMBERSHIPS, _GROUP_BYTES = 270, 9, 64
+_SIOCOUTQ: Final = 0x5411
+_MOST_INSTRUCTIONS: Final = 4096
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unsavable(end: socket.socket) -> Iterator[str]:
+    """What that socket holds that cannot be saved, in words."""
+    if _has_program(end):
+        yield "a socket with an eBPF program"
+    family, kind, protocol = options.kind_of(end)
+    if family == socket.AF_NETLINK:
+        groups = end.getsockopt(_NETLINK, _MEMBERSHIPS, _GROUP_BYTES)
+        if any(groups[4:]):
+            yield "a netlink socket that listens to a group above the 32nd"
+        elif any(groups) and not end.getsockname()[0]:
+            yield "a netlink socket that listens to a group and is not bound"
+    if family in {socket.AF_INET, socket.AF_INET6}:
+        is_tcp = kind == socket.SOCK_STREAM and protocol == socket.IPPROTO_TCP
+        if is_tcp and _option(end, socket.IPPROTO_TCP, _TCP_ULP):
+            yield "a TCP connection that the kernel encrypts"
+
+
+def waiting(end: socket.socket) -> Iterator[str]:
+    """What waits in that socket, and cannot be saved until it is taken; in words."""
+    family, kind, protocol = options.kind_of(end)
+    if protocol == socket.IPPROTO_TCP and _is_ready(end, select.POLLPRI):
+        yield "a TCP connection with an urgent byte (MSG_OOB)"
+    if family == socket.AF_NETLINK and _is_ready(end, select.POLLIN):
+        yield "a netlink socket"
+    if protocol == socket.IPPROTO_UDP and _option(end, protocol, _UDP_CORK):
+        yield "a UDP socket that holds data back (UDP_CORK)"
+    if family != socket.AF_UNIX or end.getsockopt(socket.SOL_SOCKET, _ACCEPTS):
+        return
+    if not unread_bytes(end.fileno()):
+        return
+    if any(_option(end, socket.SOL_SOCKET, one) for one in _PASSES):
+        yield "a UNIX socket whose messages carry credentials"
+    has_path = datagrams.name_of(end)[:1] not in {b"", b"\0"}
+    if kind == socket.SOCK_DGRAM and has_path and datagrams.carries_files(end):
+        yield "a UNIX socket whose messages carry open files"
+
+
+def waiting_at(
+    listener: UnixSocket, clients: Iterable[tuple[int, int]]
+) -> Iterator[str]:
+    """What UNIX connections hold that its program has not accepted yet; in words.
+
+    Args:
+        listener: in the tree.
+        clients: those of them that are in the tree, as (pid, descriptor).
+    """
+    if 0 in listener.waiting:
+        yield f"the UNIX socket {listener.name}, from a program that has ended"
+    if any(_has_sent(pid, fd) for pid, fd in clients):
+        yield f"the UNIX socket {listener.name}, on a connection to be accepted"
+
+
+def _has_sent(pid: int, fd: int) -> bool:
+    with contextlib.suppress(OSError), _borrowed(pid, fd) as end:
+        answer = fcntl.ioctl(end.fileno(), _SIOCOUTQ, bytes(4))
+        return any(answer)
+    return False
+
+
+@contextlib.contextmanager
+def _borrowed(pid: int, fd: int) -> Iterator[socket.socket]:
+    process = os.pidfd_open(pid)
+    try:
+        with borrow(process, fd) as end:
+            yield end
+    finally:
+        os.close(process)
+
+
+def of_process(pid: int, numbers: Iterable[int]) -> tuple[set[str], set[str]]:
+    """What its sockets hold: :func:`unsavable`, and :func:`waiting`."""
+    never: set[str] = set()
+    later: set[str] = set()
+    for fd in numbers:
+        with contextlib.suppress(OSError), _borrowed(pid, fd) as end:
+            never.update(unsavable(end))
+            later.update(waiting(end))
+    return never, later
+
+
+def _option(end: socket.socket, level: int, name: int) -> bool:
+    """Whether it is there, and not zero."""
+    with contextlib.suppress(OSError):
+        return any(end.getsockopt(level, name, 16))
+    return False
+
+
+def _has_program(end: socket.socket) -> bool:
+    """Whether it has a filter that cannot be read: one that is no classic BPF."""
+    buffer = ctypes.create_string_buffer(8 * _MOST_INSTRUCTIONS)
+    room = ctypes.c_uint(_MOST_INSTRUCTIONS)  # the kernel counts instructions
+    number, length = end.fileno(), ctypes.byref(room)
+    done = _libc.getsockopt(number, socket.SOL_SOCKET, _FILTER, buffer, length)
+    return bool(done and ctypes.get_errno() == errno.EACCES)
+
+
+def _is_ready(end: socket.socket, event: int) -> bool:
+    poll = select.poll()
+    poll.register(end, event)
+    return any(events & event for _, events in poll.poll(0))
