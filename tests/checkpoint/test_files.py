@@ -481,12 +481,15 @@ server.bind({str(path)!r})
 server.listen()
 """)
     world = away(world, places, engine, lambda: shutil.rmtree(tmp_path / "one"))
-    assert world(f"""
+    assert (
+        world(f"""
 client = socket.socket(socket.AF_UNIX)
 client.connect({str(path)!r})
 server.accept()[0].sendall(b"here")
 client.recv(99)
-""") == b"here"
+""")
+        == b"here"
+    )
     assert folder.stat().st_mode & 0o777 == 0o700
 
 

@@ -18,7 +18,11 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
     SessionInit,
 )
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
-from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, watched
+from jupyterhub_gpu_reclaim.checkpoint.files import (
+    deleted_files,
+    semaphores,
+    watched,
+)
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import HeldImages, Unlinked
 from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
@@ -127,7 +131,7 @@ def dump(
             )
             cores.refuse_others(tree)
             held.reopen(closed)
-            lengths = unlinked.save(held, sinks)
+            lengths = unlinked.save(held, sinks) | semaphores.save(tree, sinks)
     except BaseException as error:
         if undo:
             _roll_back(session, stopped)
