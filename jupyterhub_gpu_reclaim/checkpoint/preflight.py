@@ -34,6 +34,8 @@ a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
 a file of /proc that is not its own to set       ``handle_unsupported``
+a pipe in packet mode, the name of a socket      ``handle_unsupported``
+a watch on a deleted file, a lease for writing   ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
 what waits in a socket, and CRIU cannot save     ``socket_unread``
@@ -64,6 +66,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, process_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
 from jupyterhub_gpu_reclaim.checkpoint.files.process_files import HeldFile, TreeRights
+from jupyterhub_gpu_reclaim.checkpoint.files.watched import watches_deleted
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.checkpoint.memory import protection, system_v
 from jupyterhub_gpu_reclaim.checkpoint.sockets import refusals
@@ -147,6 +150,7 @@ def _socket_kind(one: socket.socket) -> str:
     return ""
 
 
+_WRITE_LEASE: Final = re.compile(r"^lock:.* LEASE .* WRITE ", re.MULTILINE)
 #: Kernel objects behind descriptors that CRIU saves.
 _ANONYMOUS_OK: Final = frozenset(
     {"eventfd", "eventpoll", "inotify", "signalfd", "timerfd", "pidfd"}
@@ -531,6 +535,32 @@ def _process_files(view: _View) -> Iterator[Finding]:
             yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
 
+def _odd_files(view: _View) -> Iterator[Finding]:
+    pid = view.process.pid
+    kinds = {_odd_kind(pid, one) for one in view.descriptors}
+    watches = any(one.target == "anon_inode:inotify" for one in view.descriptors)
+    if watches and watches_deleted(pid, view.init.pid):
+        kinds.add("a watch (inotify) on a deleted file that is still open")
+    for kind in sorted(kinds - {""}):
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
+def _odd_kind(pid: int, one: procfs.Descriptor) -> str:
+    """What a pipe or file is that CRIU cannot save, in words; empty when it can."""
+    is_pipe = one.target.startswith("pipe:")
+    if not is_pipe and not one.target.startswith("/"):
+        return ""
+    flags = int(procfs.fdinfo(pid, one.fd).get("flags", "0"), 8)
+    if is_pipe:
+        return "a pipe in packet mode (O_DIRECT)" if flags & os.O_DIRECT else ""
+    status = procfs.target_status(pid, f"fd/{one.fd}")
+    if status is not None and stat.S_ISSOCK(status.st_mode):
+        return f"the name of a socket ({one.target}, O_PATH)"
+    # CRIU opens the file, and the kernel lets it wait for the stopped holder.
+    is_leased = _WRITE_LEASE.search(procfs.text(pid, f"fdinfo/{one.fd}"))
+    return f"a write lease (F_SETLEASE) on {one.target}" if is_leased else ""
+
+
 def _sockets(view: _View) -> Iterator[Finding]:
     kinds = {
         unsupported_kind(view.process.pid, d.fd)
@@ -585,6 +615,7 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _ghosts,
     _unreadable,
     _process_files,
+    _odd_files,
     _sockets,
     _held_by_sockets,
     _owner,

@@ -665,8 +665,8 @@ class Reason(Enum):
     FILE_CHANGED = (
         "file_changed",
         (
-            "The file {path}, which the session had open for writing, was changed by"
-            " somebody else."
+            "The file {path}, which the session had open for writing, was changed after"
+            " the session was saved."
         ),
     )
     LIBRARY_CHANGED = (

@@ -67,7 +67,7 @@ def test_what_gives_nothing_away_comes_back(name, flags, tree, of, by):
         ("environ", READ, MIXED, 300, None),
         # Of a process outside of the tree, which may be another one now.
         ("environ", READ, ALONE, 1, 300),
-        ("mem", BOTH, ALONE, 999, 300),
+        ("status", READ, ALONE, 999, 300),
         # A folder of that name that is not the kernel's.
         ("status", READ, ALONE._replace(is_proc=False), 300, 300),
     ],

@@ -45,6 +45,7 @@ TCP_STREAM_MAGIC: Final = 0x51465506
 TYPE_REG: Final = 1
 TYPE_FIFO: Final = 3
 TYPE_INETSK: Final = 4
+TYPE_EVENTFD: Final = 6
 TYPE_INOTIFY: Final = 8
 TYPE_TTY: Final = 11
 TYPE_FANOTIFY: Final = 12
@@ -123,6 +124,11 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("flags", 2, "uint32"),
         ("wd", 5, "inotify_wd_entry*"),
     ),
+    "eventfd_file_entry": (
+        ("id", 1, "uint32"),
+        ("flags", 2, "uint32"),
+        ("counter", 4, "uint64"),
+    ),
     "file_perms_entry": (("mode", 1, "uint32"),),
     "sk_opts_entry": (
         ("so_sndbuf", 1, "uint32"),
@@ -161,6 +167,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("reg", 3, "reg_file_entry"),
         ("isk", 4, "inet_sk_entry"),
         ("nlsk", 7, "netlink_sk_entry"),
+        ("efd", 8, "eventfd_file_entry"),
         ("ify", 13, "inotify_file_entry"),
         ("usk", 16, "unix_sk_entry"),
         ("fifo", 17, "fifo_entry"),
@@ -193,6 +200,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("mtim", 8, "timeval"),
         ("chunks", 9, "bool"),
         ("size", 10, "uint64"),
+        ("symlnk_target", 11, "bytes"),
     ),
     "ghost_chunk_entry": (
         ("len", 1, "uint64"),

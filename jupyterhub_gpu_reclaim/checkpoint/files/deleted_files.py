@@ -200,6 +200,8 @@ class Ghost:
 
     def finish(self, descriptor: int) -> None:
         """Its mode and times, once it is open everywhere; inside of ``run_as``."""
+        if stat.S_ISLNK(self.entry.mode):
+            return
         path = again(descriptor)
         # What its holder may not set is left away, as chmod(2) does it.
         os.chmod(path, stat.S_IMODE(self.entry.mode))  # noqa: PTH101
@@ -224,6 +226,9 @@ class Ghost:
             return made
         elif kind == stat.S_IFIFO:
             os.mkfifo(name, 0o600)
+            made = os.open(name, flags)
+        elif kind == stat.S_IFLNK:
+            os.symlink(self.entry.symlnk_target, name)  # noqa: PTH211
             made = os.open(name, flags)
         else:
             raise refused(Reason.FILE_DENIED, path, "it was deleted and is no file")

@@ -5,7 +5,7 @@ and at a return. CRIU opens these files by their names, as root, once the proces
 there. The path is the kernel's alone as long as ``/proc`` is. So a file comes back if
 root's opening it gives its holder nothing that the holder did not have:
 
-* what shows no more than everybody may know, to be read;
+* what shows no more than everybody may know, to be read, also of the init;
 * what shows a process to those that have the same rights, to be read by them;
 * what a process may set of itself, by that very process: the kernel asks at each
   writing who writes;
@@ -14,7 +14,8 @@ root's opening it gives its holder nothing that the holder did not have:
   would lead into its own. So all processes of the session must have the same rights.
 
 Some files, such as ``pagemap``, tell more the more rights their opener had. They come
-back where the holder may see all of it.
+back where the holder may see all of it. Of a program that has ended nothing comes back:
+CRIU would make one of that number for a moment, which is often over too soon.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
 
-_OF_A_PROCESS: Final = re.compile(rb"/proc/(\d+)(?:/|$)")
+_OF_A_PROCESS: Final = re.compile(rb"/proc/(\d+)(?:/|$| \(deleted\)$)")
 #: Shown to everybody. The empty name is that of the folder.
 _SHOWN: Final = frozenset(
     {
@@ -56,6 +57,7 @@ _SET: Final = frozenset(
     }
 )
 _MEMORY: Final = "mem"
+_INIT: Final = 1
 _SEES_ALL: Final = 1 << 21  #: CAP_SYS_ADMIN
 
 
@@ -89,8 +91,10 @@ def refusal(file: HeldFile, tree: TreeRights) -> str:
     name, owner = _name(file.path), process_of(file.path)
     its = tree.credentials.get(owner or 0)
     reads = file.flags & os.O_ACCMODE == os.O_RDONLY or bool(file.flags & os.O_PATH)
+    if its is None and owner != _INIT:
+        return "it is of a program that has ended"
     if its is None:
-        return "" if reads and name in _SHOWN else "it is of a program outside"
+        return "" if reads and name in _SHOWN else "it is of the session's init"
     if reads and name != _MEMORY:
         return _refusal_to_read(name, its, _holders(file, tree))
     if file.holder != owner:

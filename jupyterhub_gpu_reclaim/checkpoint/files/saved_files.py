@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.files import semaphores
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     Credentials,
     credentials_of,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.process_files import process_of
+from jupyterhub_gpu_reclaim.checkpoint.files.semaphores import Semaphore
 from jupyterhub_gpu_reclaim.checkpoint.files.unix_names import Named, take_named
 from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
@@ -106,11 +108,10 @@ class SavedFiles:
         left: entries under ``/proc/PID``, which exist only once CRIU runs.
         instances: of inotify: entry → flags and watches.
         sockets: with a name in the file system, by their entries.
+        semaphores: by their entries.
         credentials: of each process, by its pid in the session.
         closed: processes that CRIU makes not dumpable, and that were (``undumpable``).
         hidden: processes that were not dumpable.
-        ended: pids of processes that had ended, of whose ``/proc/PID`` something is
-            open.
     """
 
     entries: dict[int, Any] = field(default_factory=dict)
@@ -124,15 +125,15 @@ class SavedFiles:
     left: list[int] = field(default_factory=list)
     instances: dict[int, tuple[int, list[InotifyWatch]]] = field(default_factory=dict)
     sockets: dict[int, Named] = field(default_factory=dict)
+    semaphores: dict[int, Semaphore] = field(default_factory=dict)
     credentials: dict[int, Credentials] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     hidden: set[int] = field(default_factory=set)
-    ended: list[int] = field(default_factory=list)
 
     @property
     def handed(self) -> set[int]:
         """Entries of other things that are handed over as if they were files."""
-        return self.instances.keys() | self.sockets.keys()
+        return self.instances.keys() | self.sockets.keys() | self.semaphores.keys()
 
     def holder(self, number: int) -> Credentials:
         """The rights with which an entry is opened: those of its least powerful holder.
@@ -188,16 +189,8 @@ class _Reader:
             flags = saved.entries[number].reg.flags & FLAGS
             self._wish(number, number, flags, pipe=pipes.get(number, -1))
         self._others()
-        kept = [
-            remap
-            for remap in self._remaps.values()
-            if remap.remap_type == images.REMAP_PROCFS
-        ]
-        saved.ended = [remap.remap_id for remap in kept]
-        # Any other remap would be made by its name, as root.
-        saved.rewritten["remap-fpath.img"] = images.join(
-            images.REMAP_MAGIC, map(images.serialize, kept)
-        )
+        # Any remap would be made by its name, as root.
+        saved.rewritten["remap-fpath.img"] = images.join(images.REMAP_MAGIC, [])
         return saved
 
     def _entries(self, name: str, magic: int, kind: str) -> Iterator[Any]:
@@ -295,6 +288,12 @@ class _Reader:
                 why = "it watches files with fanotify"
                 raise RestoreFailed(Reason.RESTORE_FAILED, why=why)
         saved.sockets = take_named(saved.entries)
+        for one in semaphores.read(self._read(semaphores.IMAGE)):
+            kind, number = saved.descriptors.get(one, (0, 0))
+            if kind != images.TYPE_EVENTFD:
+                raise images.damaged("a semaphore is something else")
+            counter = saved.entries[number].efd
+            saved.semaphores[number] = Semaphore(counter.flags, counter.counter)
         handed = saved.handed
         for name, table in self._tables.items():
             if any(entry.id in handed for entry in table):

@@ -15,6 +15,7 @@ that waits for another program or machine (FUSE, NFS), is left to CRIU's search.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from pathlib import Path
@@ -82,6 +83,32 @@ def paths(tree: Snapshot) -> set[str]:
         return {path for path in found if path is not None}
     finally:
         os.close(root)
+
+
+def watches_deleted(pid: int, init_pid: int) -> bool:
+    """Whether a process watches what has no name any more, which CRIU cannot save.
+
+    Only what is still open somewhere: a watch ends with what it watches.
+    """
+    watches = set(itertools.islice(_watches_of(pid), _LOOKED_UP))
+    if not watches:
+        return False
+    mounts = read_mounts(init_pid)
+    root = open_root(procfs.PROC / str(init_pid) / "root")
+    try:
+        return any(_is_deleted(watch, mounts, root) for watch in watches)
+    finally:
+        os.close(root)
+
+
+def _is_deleted(watch: Watch, mounts: list[Mount], root: int) -> bool:
+    for mount in mounts:
+        if mount.device != watch.device or mount.kind.startswith(_WAITING):
+            continue
+        with _opened(watch, os.fsencode(mount.target), root) as found:
+            if found is not None:
+                return not os.fstat(found).st_nlink
+    return False
 
 
 def watches_in(text: str) -> Iterator[Watch]:
@@ -163,14 +190,23 @@ def _inode(path: str, root: int) -> int | None:
 
 def _named(watch: Watch, target: bytes, root: int) -> str | None:
     """Its path below that mount; None if it is not there, or has lost its name."""
+    with _opened(watch, target, root) as found:
+        if found is None:
+            return None
+        return os.readlink(f"/proc/self/fd/{found}")  # noqa: PTH115 - any bytes
+
+
+@contextlib.contextmanager
+def _opened(watch: Watch, target: bytes, root: int) -> Iterator[int | None]:
+    """What is watched, opened by name only; None if it is not in that mount."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    opened = []
-    try:
-        opened.append(open_in_root(root, target, flags))
-        opened.append(open_handle(opened[0], watch.handle))
-        return os.readlink(f"/proc/self/fd/{opened[1]}")  # noqa: PTH115 - any bytes
-    except OSError:
-        return None
-    finally:
-        for one in opened:
-            os.close(one)
+    with contextlib.ExitStack() as stack:
+        try:
+            mount = open_in_root(root, target, flags)
+            stack.callback(os.close, mount)
+            found = open_handle(mount, watch.handle)
+        except OSError:
+            yield None
+            return
+        stack.callback(os.close, found)
+        yield found

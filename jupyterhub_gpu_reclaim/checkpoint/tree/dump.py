@@ -18,7 +18,11 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
     SessionInit,
 )
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
-from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, watched
+from jupyterhub_gpu_reclaim.checkpoint.files import (
+    deleted_files,
+    semaphores,
+    watched,
+)
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import HeldImages, Unlinked
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v, undumpable
@@ -137,7 +141,8 @@ def dump(
             )
             cores.refuse_others(tree)
             held.reopen(closed)
-            lengths = unlinked.save(held, sinks) | _save(state.IMAGE, sockets, sinks)
+            lengths = unlinked.save(held, sinks) | semaphores.save(tree, sinks)
+            lengths |= _save(state.IMAGE, sockets, sinks)
             lengths[attributes.IMAGE] = attributes.save(had, sinks)
     except BaseException as error:
         if undo:

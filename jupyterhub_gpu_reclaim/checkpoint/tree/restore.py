@@ -203,7 +203,7 @@ def restore(
                 ["--leave-stopped", "--restore-detached"],
                 reason=Reason.RESTORE_FAILED,
                 inherit={**ends, **given.inherit()},
-                last_pid=free_pid([*pids, *given.saved.ended], _pid_max()),
+                last_pid=free_pid(pids, _pid_max()),
                 prepare=prepare,
             )
             tree = _tree(session, root_pid, attempt)

@@ -1,0 +1,70 @@
+"""Keeps semaphores (eventfd with EFD_SEMAPHORE), which CRIU makes plain counters.
+
+CRIU (4.2: ``eventfd.c``) does not save that flag, and it can be given only to a new
+eventfd. So an image of our own tells which descriptors are semaphores, and at a return
+these are made here and handed over like files (``handover``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.linux import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+
+IMAGE: Final = "semaphores.img"
+_TARGET: Final = "anon_inode:[eventfd]"
+_MOST_AT_ONCE: Final = (1 << 32) - 1
+
+
+class Semaphore(NamedTuple):
+    """What one is made of again."""
+
+    flags: int
+    value: int
+
+    def make(self) -> int:
+        """Its descriptor."""
+        flags = self.flags & os.O_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC
+        made = os.eventfd(min(self.value, _MOST_AT_ONCE), flags)
+        if self.value > _MOST_AT_ONCE:
+            os.eventfd_write(made, self.value - _MOST_AT_ONCE)
+        return made
+
+
+def save(tree: Snapshot, sinks: Callable[[str], Sink]) -> dict[str, int]:
+    """Save which descriptors of a stopped tree are semaphores; image → its length."""
+    lines = [
+        f"{process.ns_pid} {one.fd}\n"
+        for process in tree.processes
+        for one in procfs.descriptors(process.pid)
+        if one.target == _TARGET
+        and procfs.fdinfo(process.pid, one.fd).get("eventfd-semaphore") == "1"
+    ]
+    if not lines:
+        return {}
+    data = "".join(lines).encode()
+    sink = sinks(IMAGE)
+    sink.write(memoryview(data))
+    sink.close()
+    return {IMAGE: len(data)}
+
+
+def read(image: bytes | None) -> Iterator[tuple[int, int]]:
+    """(Pid in the session, number of the descriptor) of each.
+
+    Raises:
+        RestoreFailed: the image is off (``checkpoint_damaged``).
+    """
+    for line in (image or b"").splitlines():
+        pid, _, number = line.partition(b" ")
+        if not pid.isdigit() or not number.isdigit():
+            raise images.damaged("a semaphore is not told rightly")
+        yield int(pid), int(number)
