@@ -54,11 +54,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     verify.add_argument("ids", metavar="ID", nargs="*", help="default: all")
 
     verify.add_argument(
-        "--repair",
-        action="store_true",
-        help="drop damaged copies of this machine where the store behind has good ones",
-    )
-    verify.add_argument(
         "--subset",
         metavar="N/M",
         type=_subset,

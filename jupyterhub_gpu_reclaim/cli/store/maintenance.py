@@ -14,10 +14,6 @@ from jupyterhub_gpu_reclaim.cli.store.repository import open_store
 from jupyterhub_gpu_reclaim.common import metrics_file, text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import exists
-from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
-from jupyterhub_gpu_reclaim.store.format import layout
-from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.verification import Verification
 
 if TYPE_CHECKING:
@@ -28,20 +24,18 @@ if TYPE_CHECKING:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Read everything; exit code 1 if something is damaged and not repaired."""
+    """Read everything; exit code 1 if something is damaged.
+
+    What is damaged in this machine's folder and whole in the store behind is mended.
+    """
     store = open_store(args)
     ids = args.ids or store.repository.ids()
     pass_ = Verification(store.repository, args.subset)
     found: list[Damage] = []
-    dropped: list[str] = []
     begun = time.monotonic()
     for number, id_ in enumerate(ids, 1):
         with progress(f"{id_} ({number} of {len(ids)})") as bar:
-            bad = pass_.check(id_, bar)
-            if bad and args.repair:
-                dropped += repair(store, id_, {each.object for each in bad})
-                bad = pass_.check(id_, bar)
-            found += bad
+            found += pass_.check(id_, bar)
     seconds = time.monotonic() - begun
     bad_ids = {each.checkpoint for each in found}
     if args.metrics_file:
@@ -50,10 +44,8 @@ def verify(args: argparse.Namespace) -> int:
         )
     if args.json:
         damage = [each._asdict() for each in found]
-        print_json({"verified": ids, "damage": damage, "dropped": dropped})
+        print_json({"verified": ids, "damage": damage})
         return 1 if found else 0
-    for name in dropped:
-        say(f"the copy of {name} on this machine was damaged and is dropped")
     if found:
         print_table(("CHECKPOINT", "FILE", "OBJECT", "WHY", "CODE"), found)
     part = f" in part {args.subset}" if args.subset.of > 1 else ""
@@ -144,42 +136,3 @@ def _refuse_newest(store: OpenStore, ids: set[str]) -> None:
     if unreadable:
         what = f"{min(unreadable)} cannot be read, so it may be needed: --force."
         raise Refused(Reason.INVALID, what=what)
-
-
-def repair(store: OpenStore, checkpoint: str, objects: set[str]) -> list[str]:
-    """Drop damaged objects of this machine's folder, so that the store's are read.
-
-    Args:
-        store: where it was found.
-        checkpoint: that has damage.
-        objects: that are damaged, or the manifest when it could not be opened.
-
-    Returns:
-        Names of what was dropped; empty when there is no good copy.
-
-    Raises:
-        StoreError: the folder could not be written; what was dropped is dropped.
-    """
-    cache = store.backend
-    if not isinstance(cache, WriteBackCache):
-        return []
-    behind = Repository(cache.remote, clock=store.clock, keys=store.keys)
-    try:
-        if behind.verify(checkpoint):
-            return []
-        needs = behind.objects(checkpoint)
-    except (StoreError, NotFound):
-        return []
-    manifest = layout.manifest(checkpoint)
-    if manifest in objects:
-        # Which of them kept it from being opened is not known.
-        objects = {manifest, layout.index(checkpoint)}
-        objects |= {each.name for each in needs if not _is_whole(cache, *each)}
-    here = [name for name in sorted(objects) if exists(cache.local, name)]
-    for name in here:
-        cache.local.delete(name)
-    return here
-
-
-def _is_whole(cache: WriteBackCache, name: str, length: int) -> bool:
-    return exists(cache.local, name) and cache.local.length(name) == length
