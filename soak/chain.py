@@ -274,7 +274,8 @@ class Chain:
 
     def _names_a_file(self, failure: dict[str, Any]) -> bool:
         told = failure.get("message", "")
-        return failure.get("code", "").startswith("file_") and str(self.home) in told
+        code = failure.get("code", "")
+        return code.startswith(("file_", "library_")) and str(self.home) in told
 
     def _die(self) -> bool:
         """Have it end at once, as by a lack of memory, while it can still come back.
