@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 from jupyterhub_gpu_reclaim.linux.scheduling import KCMP_VM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
@@ -35,7 +35,7 @@ def may_be(status: Mapping[str, str]) -> bool:
 
 def is_confined(
     process: Process,
-    witnesses: Iterable[Process],
+    witnesses: Sequence[Process],
     *,
     seconds: float,
     may_be: Callable[[Status], bool] = may_be,
@@ -57,14 +57,17 @@ def is_confined(
     asked = {tid: status for tid, status in statuses.items() if may_be(status)}
     if not asked or architecture.here() is None:
         return False
-    others = [
-        (one, procfs.status(one.pid))
-        for one in witnesses
-        if one != process and _is_open_to_its_user(one)
-    ]
     with ptrace.stopped(process.pid, seconds=seconds) as traced:
         for tid, status in asked.items():
-            witness = next((w for w, its in others if _may_look_at(status, its)), None)
+            fitting = (
+                one
+                for one in witnesses
+                if one != process
+                # Whether another of root's is dumpable (prctl(2)) cannot be seen.
+                and (one.uid or one == witnesses[0])
+                and _can_be_seen_by(one, status)
+            )
+            witness = next(fitting, None)
             if witness is None:
                 continue
             with contextlib.suppress(ptrace.Unsuited), traced.thread(tid) as thread:
@@ -73,10 +76,12 @@ def is_confined(
     return False
 
 
-def _is_open_to_its_user(witness: Process) -> bool:
-    """Whether it is dumpable (prctl(2)); of root's, only the first witness is known."""
-    status = procfs.target_status(witness.pid, "mem")
-    return status is not None and status.st_uid == witness.uid
+def _can_be_seen_by(witness: Process, status: Mapping[str, str]) -> bool:
+    """Whether one of those rights could look at it, which has to be dumpable."""
+    memory = procfs.target_status(witness.pid, "mem")
+    if memory is None or memory.st_uid != witness.uid:
+        return False
+    return _may_look_at(status, procfs.status(witness.pid))
 
 
 def _may_look_at(status: Mapping[str, str], witness: Mapping[str, str]) -> bool:
