@@ -467,6 +467,16 @@ show(lambda: (get(one), flags(one)))
 """,
     ),
     Kind(
+        "addresses set aside, more of them than the machine has memory",
+        "kept",
+        "As MariaDB and Julia do. Not where vm.overcommit_memory is 2.",
+        """
+one, two = area(protection=0, size=1 << 40), area(PRIVATE | ANONYMOUS | 0x4000, size=1 << 38)
+put(two, b"hello")
+show(lambda: (get(two), call(10, one + (1 << 39), 4096, RW), get(put(one + (1 << 39), b"there")), line(one, "Size"), line(two, "Size")))
+""",
+    ),
+    Kind(
         "memory that is closed (PROT_NONE), with what is in it",
         "kept",
         "",
@@ -639,8 +649,8 @@ show(lambda: (call(157, 42, 0, 0, 0, 0)))
     ),
     Kind(
         "all memory mergeable (PR_SET_MEMORY_MERGE)",
-        "lost",
-        "What was there before stays mergeable.",
+        "kept",
+        "",
         """
 call(157, 67, 1, 0, 0, 0)
 one = put(area(), b"hello")
@@ -649,8 +659,8 @@ show(lambda: (call(157, 68, 0, 0, 0, 0), flags(one)))
     ),
     Kind(
         "memory that may not become code (PR_SET_MDWE)",
-        "lost",
-        "It may after a return.",
+        "kept",
+        "",
         """
 call(157, 65, 1, 0, 0, 0)
 show(lambda: (call(157, 66, 0, 0, 0, 0)))
