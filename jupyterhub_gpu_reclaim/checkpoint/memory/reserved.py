@@ -11,7 +11,7 @@ import mmap
 import os
 from typing import Any, Final
 
-# mmap(2)
+# <asm-generic/mman-common.h>
 _NORESERVE: Final = 0x4000
 
 
