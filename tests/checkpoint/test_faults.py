@@ -243,16 +243,26 @@ def test_dump_criu_fails_says_why(world, engine):
 
 
 def kill_criu(step, number):
-    """End the CRIU that does this, as a fault of its own or a full machine would."""
+    """End our CRIU that does this, as a fault of its own or a full machine would."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if step in words and b"--leave-stopped" in words:
-                found[int(folder.name)] = procfs.status(int(folder.name))["PPid"]
+            above = ancestors(int(folder.name))
+            if step in words and b"--leave-stopped" in words and os.getpid() in above:
+                found[int(folder.name)] = above[0]
     for pid, parent in found.items():
-        if int(parent) not in found:
+        if parent not in found:
             os.kill(pid, number)
+
+
+def ancestors(pid):
+    """Its parent, and so on."""
+    found = []
+    while pid > 1:
+        pid = int(procfs.status(pid).get("PPid", "0"))
+        found.append(pid)
+    return found
 
 
 class SinkThatEndsCriu:

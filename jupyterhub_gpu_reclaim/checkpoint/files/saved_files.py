@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
 from jupyterhub_gpu_reclaim.checkpoint.files.process_files import process_of
 from jupyterhub_gpu_reclaim.checkpoint.files.semaphores import Semaphore
 from jupyterhub_gpu_reclaim.checkpoint.files.unix_names import Named, take_named
-from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
+from jupyterhub_gpu_reclaim.checkpoint.memory import reserved, undumpable
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -224,6 +224,7 @@ class _Reader:
             saved.hidden.add(pid)
         if undumpable.close(mm, who):
             saved.closed.add(pid)
+        reserved.do_not_count(mm)
         mm.exe_file_id = self._use(pid, "exe", mm.exe_file_id, os.O_RDONLY)
         for vma in mm.vmas:
             self._area(pid, vma)

@@ -499,6 +499,16 @@ show(lambda: (get(one), flags(one)))
 """,
     ),
     Kind(
+        "addresses set aside, more of them than the machine has memory",
+        "kept",
+        "As MariaDB and Julia do. Not where vm.overcommit_memory is 2.",
+        """
+one, two = area(protection=0, size=1 << 40), area(PRIVATE | ANONYMOUS | 0x4000, size=1 << 38)
+put(two, b"hello")
+show(lambda: (get(two), call(10, one + (1 << 39), 4096, RW), get(put(one + (1 << 39), b"there")), line(one, "Size"), line(two, "Size")))
+""",
+    ),
+    Kind(
         "memory that is closed (PROT_NONE), with what is in it",
         "kept",
         "",
