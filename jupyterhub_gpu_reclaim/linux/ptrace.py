@@ -19,6 +19,7 @@ import itertools
 import mmap
 import os
 import signal
+import struct
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -36,6 +37,7 @@ _CONT, _SYSCALL, _DETACH = 7, 24, 17
 _GETREGSET, _SETREGSET = 0x4204, 0x4205
 _SEIZE, _INTERRUPT = 0x4206, 0x4207
 _GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
+_SET_DISPATCH, _GET_DISPATCH = 0x4210, 0x4211
 _EVENT_STOP: Final = 128
 _SYSGOOD: Final = 1  #: PTRACE_O_TRACESYSGOOD
 #: PTRACE_O_SUSPEND_SECCOMP: a filter that ends a process for a call of its own must not
@@ -47,6 +49,7 @@ _SYSCALL_STOP: Final = signal.SIGTRAP | 0x80
 #: As many bytes as any known machine has registers, and more.
 _MOST_REGISTERS: Final = 1024
 _WORD: Final = (1 << 64) - 1
+_DISPATCH: Final = struct.Struct("=4Q")
 _PAUSE_SECONDS: Final = 0.0005
 #: A thread stops within microseconds if a processor is free.
 _QUICK_LOOKS: Final = 50
@@ -113,6 +116,26 @@ class Traced:
         if result < 0:
             raise TraceFailed(-result, os.strerror(-result), f"system call {name}")
         return result
+
+    def dispatch(self, tid: int) -> tuple[int, ...]:
+        """Which calls one of its threads is asked about first, as Wine wants it.
+
+        Mode, selector, offset and length (PR_SET_SYSCALL_USER_DISPATCH); all 0 where it
+        is asked about none, or this kernel (before Linux 6.4) does not tell.
+        """
+        buffer = ctypes.create_string_buffer(_DISPATCH.size)
+        with contextlib.suppress(OSError):
+            _ptrace(_GET_DISPATCH, tid, len(buffer), ctypes.addressof(buffer))
+        return _DISPATCH.unpack(buffer.raw)
+
+    def set_dispatch(self, tid: int, wanted: Collection[int]) -> None:
+        """Set what :meth:`dispatch` tells.
+
+        Raises:
+            OSError: the kernel does not take it.
+        """
+        buffer = ctypes.create_string_buffer(_DISPATCH.pack(*wanted), _DISPATCH.size)
+        _ptrace(_SET_DISPATCH, tid, len(buffer), ctypes.addressof(buffer))
 
     @contextlib.contextmanager
     def text(self, content: str | bytes) -> Iterator[int]:

@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
-from jupyterhub_gpu_reclaim.linux import architecture, procfs, scheduling
+from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace, scheduling
 from tests.checkpoint.conftest import fingerprints
 from tests.support import keys
 
@@ -269,4 +269,19 @@ def test_program_that_a_filter_would_end_for_our_calls_lives(places, engine):
     world(f"forbid({', '.join(map(str, calls))})")
     preflight.examine(world.place.init_pid, world.place.tree)
     world = engine.cycle(world, places)
+    assert world("1 + 1") == 2
+
+
+def test_calls_that_a_program_is_asked_about_first_stay_so(places, engine):
+    """As Wine has it (PR_SET_SYSCALL_USER_DISPATCH); only a debugger can see it."""
+    world = places.world()
+    world("import ctypes; asked = ctypes.c_byte(0)")
+    where = world("ctypes.addressof(asked)")
+    world(
+        f"assert ctypes.CDLL(None).prctl(59, 1, 0, 4096, ctypes.c_void_p({where})) == 0"
+    )
+    world = engine.cycle(world, places)
+    pid = world.place.tree.server.pid
+    with ptrace.stopped(pid, seconds=5) as traced:
+        assert traced.dispatch(pid) == (1, where, 0, 4096)
     assert world("1 + 1") == 2

@@ -70,6 +70,7 @@ class ThreadAttributes(Value, frozen=True, kw_only=True):
         memory_policy: on which NUMA nodes new memory is, in the kernel's words.
         personality: bits of personality(2).
         folder: where it stands, if it has a folder of its own in its process.
+        dispatch: which calls it is asked about first (``ptrace.Traced.dispatch``).
         given_back: what CRIU restores: names of /proc/PID/status → values.
     """
 
@@ -80,6 +81,7 @@ class ThreadAttributes(Value, frozen=True, kw_only=True):
     memory_policy: str = "default"
     personality: int = 0
     folder: str = ""
+    dispatch: tuple[int, ...] = ()
     given_back: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -194,7 +196,10 @@ def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attribute
                 if getattr(one, name) == getattr(usual, name)
             },
         )
-    states, lock = _inside(pid)
+    states, lock, dispatch = _inside(pid)
+    for tid, asked in dispatch.items():
+        number = _inner(pid, tid)
+        threads[number] = msgspec.structs.replace(threads[number], dispatch=asked)
     return Attributes(
         core_filter=_chosen(pid, init.pid, _CORE_FILTER),
         oom_score=_chosen(pid, init.pid, _OOM_SCORE),
@@ -279,19 +284,23 @@ def _memory_policy(pid: int, tid: int) -> str:
     return "default"
 
 
-def _inside(pid: int) -> tuple[dict[str, int], int]:
-    """What only the process itself is told: its states, and what it will lock."""
-    states = {}
+def _inside(pid: int) -> tuple[dict[str, int], int, dict[int, tuple[int, ...]]]:
+    """What nobody else is told: its states, what it will lock, its threads' calls."""
+    states: dict[str, int] = {}
+    dispatch: dict[int, tuple[int, ...]] = {}
     try:
         with ptrace.stopped(pid, seconds=SECONDS) as traced:
+            for tid in ptrace.tasks(pid):
+                if any(asked := traced.dispatch(tid)):
+                    dispatch[tid] = asked
             for name, state in STATES.items():
                 with _unknown_to_some_kernels():
                     value = traced.call("prctl", state.get, 0, 0, 0, 0)
                     if value != state.usual:
                         states[name] = value
-            return states, _lock(traced)
+            return states, _lock(traced), dispatch
     except Unsuited:
-        return {}, 0
+        return {}, 0, {}
 
 
 @contextlib.contextmanager
@@ -515,7 +524,12 @@ def _apply_inside(process: Process, wanted: Attributes) -> None:
         inner[number]: one
         for number, one in wanted.threads.items()
         if number in inner
-        and (one.personality or one.folder or one.memory_policy != "default")
+        and (
+            one.personality
+            or one.folder
+            or one.dispatch
+            or one.memory_policy != "default"
+        )
     }
     if not (threads or wanted.lock or wanted.states):
         return
@@ -524,6 +538,8 @@ def _apply_inside(process: Process, wanted: Attributes) -> None:
             for tid, one in threads.items():
                 with traced.thread(tid) as thread:
                     _apply_to_thread(process, thread, one)
+                if one.dispatch:
+                    traced.set_dispatch(tid, one.dispatch)
             if wanted.lock:
                 traced.call("mlockall", wanted.lock)
             for name, state in STATES.items():

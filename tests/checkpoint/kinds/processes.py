@@ -242,6 +242,11 @@ _OF_PROCESSES = (
     ),
     kept("umask", "os.umask(0o027)", "status('Umask')"),
     kept("groups", "os.setgroups([5, 6, 7])", "os.getgroups(), status('Groups')"),
+    ProcessKind(
+        "syscall user dispatch (PR_SET_SYSCALL_USER_DISPATCH, Wine)",
+        "kept",
+        "From Linux 6.4 on.",
+    ),
     ProcessKind("user and group ids", "kept", "Agents need CAP_SYS_RESOURCE for it."),
     kept("PR_SET_CHILD_SUBREAPER", "prctl(36, 1)", "told(37)"),
     kept("PR_SET_DUMPABLE", "prctl(4, 0)", "prctl(3)"),
@@ -478,6 +483,10 @@ _LOST = (
         "It is SIGCHLD afterwards.",
         "signal.signal(10, lambda *a: 0); one, two = clone(10), clone(0)",
         "[open(f'/proc/{pid}/stat').read().split()[37] for pid in (one, two)]",
+    ),
+    lost(
+        "mlock(2) of a program's file",
+        "It is read again where it is needed; locked memory of its own stays locked.",
     ),
     lost("uclamp (sched_setattr), core scheduling cookies", ""),
     lost("PR_SET_IO_FLUSHER, PR_SET_TSC", "Nothing is forbidden by them afterwards."),
