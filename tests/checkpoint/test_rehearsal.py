@@ -192,6 +192,26 @@ assert ctypes.CDLL(None).mlock(ctypes.c_void_p(address), 32 << 20) == 0
     assert engine.rehearse(world.place, saved) < 20  # a hang, not a figure
 
 
+def test_rehearsal_takes_none_of_the_watches_that_its_user_may_have(
+    dumped, engine, tmp_path
+):
+    """Those of the tree, which stands beside it, leave no room for as many again."""
+    limit = Path("/proc/sys/fs/inotify/max_user_instances").read_text()
+    folder = tmp_path / "watched"
+    folder.mkdir()
+    setup = f"""
+import ctypes
+libc = ctypes.CDLL(None)
+notes = [libc.inotify_init1(os.O_NONBLOCK) for _ in range({int(limit) * 5 // 8})]
+assert min(libc.inotify_add_watch(one, {bytes(folder)!r}, 0x100) for one in notes) > 0
+"""
+    world, saved = dumped(setup)
+    engine.rehearse(world.place, saved)
+    thaw(world.place.tree, saved.result.stopped)
+    (folder / "made").touch()
+    assert world("{len(os.read(one, 4096)) for one in notes}") == {32}
+
+
 def test_rehearsal_that_is_called_off_ends_at_once(dumped, engine):
     world, saved = dumped("1")
     cancel = Cancel()

@@ -42,6 +42,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
     Reopener,
     fill_pipe,
     identity,
+    new_instance,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import read_saved
 from jupyterhub_gpu_reclaim.common.findings import refused
@@ -203,6 +204,10 @@ class _Opener:
         self._stack = stack
         self._pipes: dict[int, int] = {}
         self._scratch = scratch
+        self._trial: int | None = None
+        if scratch is not None and self._saved.instances:
+            self._trial = new_instance(0)
+            stack.callback(os.close, self._trial)
 
     def run(self, read: Callable[[str], bytes | None]) -> None:
         with ExitStack() as inner:
@@ -239,7 +244,7 @@ class _Opener:
             self._keep(wish.id, opener.open(wish, made.get(wish.ghost)))
         for number, (flags, watches) in self._saved.instances.items():
             if self._saved.holder(number) == opener.who:
-                self._keep(number, opener.watch(watches, flags))
+                self._keep(number, opener.watch(watches, flags, self._trial))
 
     def _make_sockets(self) -> None:
         """All of them first, then their connections to each other."""

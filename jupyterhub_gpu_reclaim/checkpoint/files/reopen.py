@@ -122,19 +122,30 @@ class Reopener:
             why = error.strerror or "it cannot be opened"
             raise refused(Reason.FILE_DENIED, wish.path, why) from None
 
-    def watch(self, watches: Iterable[InotifyWatch], flags: int) -> int:
+    def watch(
+        self, watches: Iterable[InotifyWatch], flags: int, trial: int | None = None
+    ) -> int:
         """An inotify instance with those watches.
 
         Of what is gone it tells as if that had been removed while the session ran.
 
+        Args:
+            watches: which.
+            flags: of the instance.
+            trial: an instance with which each is only tried, and that is returned
+                again: those of a tree that stands count against its user's limits.
+
         Raises:
             RestoreFailed: one may not be watched (``file_denied``).
         """
-        instance = checked(_libc.inotify_init1(flags & os.O_NONBLOCK | os.O_CLOEXEC))
+        instance = new_instance(flags) if trial is None else os.dup(trial)
+        seen: set[FileIdentity] = set()
         try:
             for one in sorted(watches, key=lambda watch: watch.number):
                 try:
-                    self._add(instance, one)
+                    self._add(instance, one, seen)
+                    if trial is not None:
+                        checked(_libc.inotify_rm_watch(instance, one.number))
                 except OSError as error:
                     if error.errno not in _GONE:
                         why = error.strerror or ""
@@ -145,11 +156,15 @@ class Reopener:
             raise
         return instance
 
-    def _add(self, instance: int, watch: InotifyWatch) -> None:
+    def _add(self, instance: int, watch: InotifyWatch, seen: set[FileIdentity]) -> None:
         name = open_in_root(self._root, watch.path, os.O_PATH | os.O_NOFOLLOW)
         try:
             if stat.S_ISLNK(os.fstat(name).st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            what = identity(name)
+            if what in seen:
+                raise OSError(errno.EEXIST, "another watch is there already")
+            seen.add(what)
             _watch(instance, watch.number, name, watch.mask & _KEPT)
         finally:
             os.close(name)
@@ -289,6 +304,11 @@ class Reopener:
             return True
         with overriding():
             return wish.is_contents and open_files.has_contents(saved, found)
+
+
+def new_instance(flags: int) -> int:
+    """An inotify instance that watches nothing."""
+    return checked(_libc.inotify_init1(flags & os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def _watch(instance: int, number: int, descriptor: int, mask: int) -> None:

@@ -115,14 +115,13 @@ class _Inspector:
         self._pids = pids
         self._proc_device = proc_device
         self._areas = self._expected_areas()
+        self._descriptors: dict[int, dict[int, tuple[int, int]]] = {}
+        for (owner, fd), kind in self._saved.descriptors.items():
+            self._descriptors.setdefault(owner, {})[fd] = kind
 
     def descriptors(self, ns_pid: int, pid: int) -> None:
         """Check those of one process: none missing, none besides."""
-        wanted = {
-            fd: kind
-            for (owner, fd), kind in self._saved.descriptors.items()
-            if owner == ns_pid
-        }
+        wanted = self._descriptors.pop(ns_pid, {})
         for fd, target in procfs.descriptors(pid):
             kind, number = wanted.pop(fd, (-1, -1))
             if not self._fits(pid, fd, target, kind, number):
