@@ -36,7 +36,13 @@ from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Link, remove_l
 from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets, state, unsent
+from jupyterhub_gpu_reclaim.checkpoint.sockets import (
+    inet,
+    peer_credentials,
+    resets,
+    state,
+    unsent,
+)
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection, stdio
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -204,6 +210,9 @@ def restore(
             resets.reset(tree.processes, given.saved.descriptors, ended)
             unsent.send(tree.processes, given.saved.descriptors, waiting)
             sockets.give_back(tree)
+            peer_credentials.listen_again(
+                tree, given.saved.descriptors, given.saved.entries
+            )
             undumpable.open_again(tree, given.saved.closed)
     except BaseException as error:
         _clear(session)
