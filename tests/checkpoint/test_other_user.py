@@ -252,3 +252,38 @@ def test_segment_whose_user_may_not_attach_it_any_more_comes_back(
         assert world("table()") == had
         assert world("ctypes.string_at(address, 4)") == b"mine"
     assert world("libc.shmat(number, None, 0)") == (1 << 64) - 1
+
+
+SOCKETS = """
+import struct
+def who(one):
+    return struct.unpack("=iII", one.getsockopt(1, socket.SO_PEERCRED, 12))
+ear = socket.socket(socket.AF_UNIX); ear.bind("listens"); ear.listen()
+to = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); to.bind("to")
+by = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); by.bind("by")
+by.sendto(b"waits", "to")
+unseen = socket.socket(socket.AF_UNIX); unseen.bind("\\0" + os.getcwd())
+unseen.listen()
+def owners():
+    found = []
+    for at in (ear, unseen):
+        with socket.socket(socket.AF_UNIX) as one:
+            one.connect(at.getsockname())
+            at.accept()[0].close()
+            found.append(who(one))
+    return found
+own = socket.create_server(("127.0.0.1", 0))
+own.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 7)
+"""
+
+
+def test_cycle_of_another_user_keeps_its_sockets(world, places, engine):
+    world(SOCKETS)
+    had, defers = world("owners()"), world("own.getsockopt(6, 9)")
+    assert had == [(world("os.getpid()"), UID, GID)] * 2
+    for _ in range(2):
+        world = engine.cycle(world, places)
+    assert world("to.settimeout(9); to.recvfrom(99)") == (b"waits", "by")
+    assert world("own.getsockopt(6, 9)") == defers
+    # Whose a listener is, is what those who connect to it from now on are told.
+    assert world("owners()") == had

@@ -4,6 +4,9 @@ A TCP connection with both ends in the tree is the session's own and comes back 
 data in flight. Every other connection leads outside: ``inet`` cuts it at the capture
 and rewrites CRIU's image, and ``resets`` makes it report a reset after the restore.
 ``unsent`` gives the session's own connections back what they had not sent yet.
+``state`` keeps what CRIU leaves out: ``options`` and the ``datagrams`` that wait.
+``abstract_names`` and ``peer_credentials`` keep UNIX names and owners right.
+``refusals`` finds before a capture what can neither be saved nor be left out.
 ``listeners`` keeps those who were cut off from coming back at once.
 ``ports`` reserves the ports of suspended sessions and checks that they are free.
 

@@ -36,7 +36,13 @@ from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Link, remove_l
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v_images, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets, state, unsent
+from jupyterhub_gpu_reclaim.checkpoint.sockets import (
+    inet,
+    peer_credentials,
+    resets,
+    state,
+    unsent,
+)
 from jupyterhub_gpu_reclaim.checkpoint.tree import (
     attributes,
     freeze,
@@ -253,6 +259,7 @@ class _BeyondCriu:
         given = handover.open_all(
             self.source, self._init_pid, opened, self._stack, scratch=scratch
         )
+        self._saved = given.saved
         self._descriptors = given.saved.descriptors
         self._unsent = unsent.take_out(given.files, self.source, self._descriptors)
         self._sockets = state.take_out(given.files, self.source, self._descriptors)
@@ -265,6 +272,7 @@ class _BeyondCriu:
         self._objects.attach(tree, self._lend)
         unsent.send(tree.processes, self._descriptors, self._unsent)
         self._sockets.give_back(tree)
+        peer_credentials.listen_again(tree, self._descriptors, self._saved.entries)
 
 
 def fill(

@@ -427,7 +427,8 @@ STATES = [
     Kind(
         "SO_PEERCRED of a UNIX connection",
         "lost",
-        "the other end may seem to be root's, and have another process id",
+        "of one that was there, the other end reads as root's; new ones, to the same"
+        " listener too, say what they should",
     ),
     Kind(
         "TCP connection that is just being made",
