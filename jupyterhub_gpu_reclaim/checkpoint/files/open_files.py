@@ -19,10 +19,15 @@ mapped private             same contents (build ID)     ``library_changed``
 mapped shared                                           ``file_changed``
 shorter                                                 ``file_shrank``
 read, or appended to       always
-written (not appended)     SQLite without a journal     ``file_changed``
+written (not appended)     SQLite without a journal,    ``file_changed``
+                           or by itself, later
 folder                     always, if it is there
 FIFO                       always (``reopen``)
 =========================  ===========================  ==========================
+
+A session that has come back may write on, and be brought back from the same checkpoint
+again: its user wants the older state, or what came back did not answer. What it wrote
+itself is newer than its memory then (:func:`without_writing`).
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from collections import OrderedDict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from blake3 import blake3
 
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
@@ -227,6 +233,11 @@ def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
         stack.callback(os.close, folder)
         reasons = [(one, _judge_path(one, folder)) for one in opened]
     return [_finding(one, reason) for one, reason in reasons if reason]
+
+
+def without_writing(opened: Iterable[FileFingerprint]) -> list[FileFingerprint]:
+    """The same files as if they had been open to be read, so that they may be newer."""
+    return [msgspec.structs.replace(one, written=False, shared=False) for one in opened]
 
 
 def refuse_changed(

@@ -169,6 +169,15 @@ class Record(Value, frozen=True, kw_only=True):
         """Whether programs are, or may be, stopped by a nap, and nothing else is."""
         return self.nap is not None and self.stage in ENDED
 
+    def has_run_from(self, checkpoint: str) -> bool:
+        """Whether its tree has run on from that checkpoint, be it for a moment."""
+        if self.operation != "restore":
+            return self.parent == checkpoint
+        # A restore that failed while it waited for the answer had let it go on.
+        ran = self.stage in {Stage.CONTINUING, Stage.RESTORED}
+        ran |= any(one.step == "answer" for one in self.steps)
+        return ran and self.checkpoint == checkpoint
+
     def all_gpus(self) -> Gpus | None:
         """Those that its operation has emptied, and those that a nap has."""
         return self.gpus if self.nap is None else self.nap.gpus.joined(self.gpus)

@@ -66,8 +66,15 @@ from jupyterhub_gpu_reclaim.node.workflows.lazy import leave_asleep
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Collection,
+        Sequence,
+    )
 
+    from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
     from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
     from jupyterhub_gpu_reclaim.common.models import Finding
@@ -97,6 +104,7 @@ class Fit(NamedTuple):
 
     images: dict[str, bytes]  #: those that are given again
     ended: frozenset[int]  #: connections that do not come back, by their entries
+    files: Sequence[FileFingerprint] = ()  #: that it had open
 
 
 class Restore:
@@ -267,7 +275,7 @@ class Restore:
                 root_pid=world.root,
                 pids=world.pids,
                 pipes=world.pipes,
-                opened=world.files,
+                opened=fit.files,
                 ended=fit.ended,
                 prepare=lambda helper: cgroups.join(helper, init_pid),
                 cancel=self._cancel,
@@ -492,7 +500,8 @@ def _compare(
             finding(Reason.MEMORY_LIMIT, needed=size(needed), limit=size(limit))
         )
     # Only a first look: what is opened for the session is judged itself (handover).
-    found += open_files.compare(world.files, Path(f"/proc/{init_pid}/root"))
+    changed, files = _compare_files(tools, session, there)
+    found += changed
     image = there.checkpoint.read(checkpoint_files.FILES_IMAGE)
     here = sock_diag.own_addresses(init_pid)
     ended = inet.ended_connections(image, here, world.cut)
@@ -507,7 +516,33 @@ def _compare(
     )
     names = abstract_names.names_of(image)
     found += abstract_names.check_free(init_pid, names, uid=world.uid)
-    return found, Fit({checkpoint_files.FILES: image}, ended)
+    return found, Fit({checkpoint_files.FILES: image}, ended, files)
+
+
+def _compare_files(
+    tools: WorkflowTools, session: Session, there: checkpoint_files.CheckpointContents
+) -> tuple[list[Finding], Sequence[FileFingerprint]]:
+    """Findings against its files, and how they are judged when they are opened."""
+    root, files = Path(f"/proc/{session.init_pid}/root"), there.world.files
+    found = open_files.compare(files, root)
+    changed = [one for one in found if one.code == Reason.FILE_CHANGED.value]
+    if not changed or not _has_run_on(tools, there.checkpoint.info.id):
+        return found, files
+    for one in changed:
+        _log.warning(
+            "%s it comes back to an older state than its files: %s",
+            session.key,
+            one.message,
+        )
+    files = open_files.without_writing(files)
+    return open_files.compare(files, root), files
+
+
+def _has_run_on(tools: WorkflowTools, checkpoint: str) -> bool:
+    """Whether a session has come back from it before, as far as is known here."""
+    return any(one.has_run_from(checkpoint) for one in tools.records.list()) or any(
+        one.parent == checkpoint for one in tools.store.list()
+    )
 
 
 def _queue(
