@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_IOPRIO_WHO_PROCESS: Final = 1  # <linux/ioprio.h>
+IOPRIO_WHO_PROCESS: Final = 1  # <linux/ioprio.h>
 #: struct sched_attr, its first version (<linux/sched/types.h>): size, policy, flags,
 #: nice, priority, runtime, deadline, period.
 _ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
@@ -32,13 +32,13 @@ KCMP_VM, KCMP_FILES, KCMP_FS = 1, 2, 3  # <linux/kcmp.h>
 def io_priority(tid: int) -> int:
     """Class and level in one number; 0 where none was set."""
     number = architecture.call("ioprio_get")
-    return int(checked(_libc.syscall(number, _IOPRIO_WHO_PROCESS, tid), "ioprio_get"))
+    return int(checked(_libc.syscall(number, IOPRIO_WHO_PROCESS, tid), "ioprio_get"))
 
 
 def set_io_priority(tid: int, value: int) -> None:
     """Set what :func:`io_priority` tells."""
     number = architecture.call("ioprio_set")
-    done = _libc.syscall(number, _IOPRIO_WHO_PROCESS, tid, value)
+    done = _libc.syscall(number, IOPRIO_WHO_PROCESS, tid, value)
     checked(done, "ioprio_set")
 
 
@@ -50,12 +50,17 @@ def slice_of(tid: int) -> int:
     return int(_attributes(tid)[_RUNTIME])
 
 
-def set_slice(tid: int, value: int) -> None:
-    """Set what :func:`slice_of` tells; all else stays."""
+def with_slice(tid: int, value: int) -> bytes:
+    """The ``struct sched_attr`` that gives it that slice; all else stays."""
     attributes = _attributes(tid)
     attributes[_RUNTIME] = value
+    return _ATTRIBUTES.pack(*attributes)
+
+
+def set_slice(tid: int, value: int) -> None:
+    """Set what :func:`slice_of` tells."""
     number = architecture.call("sched_setattr")
-    packed = _ATTRIBUTES.pack(*attributes)
+    packed = with_slice(tid, value)
     checked(_libc.syscall(number, tid, ctypes.c_char_p(packed), 0), "sched_setattr")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
+import struct
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, RolledBack
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace, scheduling
 from tests.checkpoint.conftest import fingerprints
 from tests.support import keys
@@ -285,3 +287,56 @@ def test_calls_that_a_program_is_asked_about_first_stay_so(places, engine):
     with ptrace.stopped(pid, seconds=5) as traced:
         assert traced.dispatch(pid) == (1, where, 0, 4096)
     assert world("1 + 1") == 2
+
+
+@needs_landlock
+def test_confined_program_of_another_user_is_told_from_a_free_one(places):
+    world = places.world(options=["--uid", "54321", "--gid", "54322"])
+    world("import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)")
+    attributes.refuse_confined(world.place.tree)
+    world(CONFINE)
+    world("begin()")
+    with pytest.raises(ReclaimError, match=r"confined: Process 302 .* Landlock"):
+        attributes.refuse_confined(world.place.tree)
+    # It has given up privileges, and the root has not.
+    found = preflight.examine(world.place.init_pid, world.place.tree)
+    assert "confined" in {one.code for one in found}
+    assert world("1 + 1") == 2
+
+
+@contextlib.contextmanager
+def without_nice():
+    """No CAP_SYS_NICE, as an agent in a cluster; for this thread (capset(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    head = struct.pack("=Ii", 0x20080522, 0)
+    data = ctypes.create_string_buffer(24)
+    assert libc.capget(head, data) == 0
+    words = list(struct.unpack("=6I", data.raw))
+    words[0] &= ~(1 << 23)
+    assert libc.capset(head, struct.pack("=6I", *words)) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(head, data.raw) == 0
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
+def test_agent_that_may_not_change_others_has_them_change_themselves(places):
+    """In a cluster it lacks CAP_SYS_NICE, and sessions are of other users."""
+    world = places.world(options=["--uid", "54321", "--gid", "54322"])
+    pid = world.place.tree.server.pid
+    wanted = attributes.ThreadAttributes(
+        affinity=[1], timer_slack=12345, io_priority=2 << 13 | 6, slice=5_000_000
+    )
+    saved = {302: attributes.Attributes(threads={302: wanted})}
+    with without_nice():
+        with pytest.raises(PermissionError):
+            os.sched_setaffinity(pid, {1})
+        attributes.apply(world.place.tree, saved)
+    world("import ctypes, os")
+    assert world("os.sched_getaffinity(0)") == {1}
+    # Without that capability nobody is told of another's slack.
+    assert procfs.text(pid, "timerslack_ns").strip() == "12345"
+    assert scheduling.io_priority(pid) == 2 << 13 | 6
+    if tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 12):
+        assert scheduling.slice_of(pid) == 5_000_000

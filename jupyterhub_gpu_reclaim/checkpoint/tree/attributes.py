@@ -24,8 +24,9 @@ import mmap
 import os
 import signal
 import struct
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -115,6 +116,10 @@ class Difference(NamedTuple):
     after: object
 
 
+#: Thread → what it has to set itself → its value.
+_Left = dict[int, dict[str, Any]]
+
+
 class _State(NamedTuple):
     """A state of prctl(2): how it is asked for, and set to a value."""
 
@@ -151,6 +156,8 @@ _STOPPING: Final = sum(
 )
 _MCL_CURRENT_FUTURE_ONFAULT: Final = (1, 2, 4)
 _CLONE_FS: Final = 0x200
+_PR_SET_TIMERSLACK: Final = 29
+_PROCESSORS: Final = Path("/sys/devices/system/cpu/online")
 _NODES: Final = Path("/sys/devices/system/node/online")
 _PAGEMAP_PRESENT: Final = 1 << 63
 
@@ -437,56 +444,62 @@ def apply(tree: Snapshot, saved: Mapping[int, Attributes]) -> None:
         if process.state in DEAD:
             continue
         wanted = saved.get(process.ns_pid, Attributes())
-        _apply_outside(process, tree.init, wanted, usual)
+        left = _apply_outside(process, tree.init, wanted, usual)
         _refuse_weaker(process, wanted)
-        _apply_inside(process, wanted)
+        _apply_inside(process, wanted, left)
 
 
 def _apply_outside(
     process: Process, init: Process, wanted: Attributes, usual: ThreadAttributes
-) -> None:
-    for file, value in (
+) -> _Left:
+    """What others may do to it; what they may not is left for itself to do."""
+    for file, chosen in (
         (_CORE_FILTER, wanted.core_filter),
         (_OOM_SCORE, wanted.oom_score),
     ):
-        wish = file.read(init.pid) if value is None else value
+        wish = file.read(init.pid) if chosen is None else chosen
         if wish != file.read(process.pid):
-            file.write(process.pid, wish)
+            try:
+                file.write(process.pid, wish)
+            except PermissionError:  # CAP_SYS_RESOURCE, for a lower score
+                _log.warning("- process %d has another %s", process.ns_pid, file.name)
+    left: _Left = {}
     for tid in ptrace.tasks(process.pid):
         now = _outside(process.pid, tid)
         thread = wanted.threads.get(_inner(process.pid, tid), ThreadAttributes())
-        affinity = usual.affinity if thread.affinity is None else thread.affinity
-        _set_affinity(process, tid, affinity or [], now.affinity or [])
         for name, change in _CHANGES.items():
-            value = getattr(thread, name)
+            value: Any = getattr(thread, name)
             value = getattr(usual, name) if value is None else value
             # A real-time thread has neither slack nor slice.
-            if value != getattr(now, name) and (value or name == "io_priority"):
+            if value == getattr(now, name) or not (value or name == "io_priority"):
+                continue
+            if name == "affinity":
+                value = _processors_here(process, value)
+            try:
                 change(tid, value)
+            except PermissionError:  # CAP_SYS_NICE, for another user's process
+                left.setdefault(tid, {})[name] = value
+    return left
 
 
-def _set_affinity(
-    process: Process, tid: int, wanted: list[int], now: list[int]
-) -> None:
-    if wanted == now:
-        return
-    try:
-        os.sched_setaffinity(tid, wanted)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        # None of them is here.
-        os.sched_setaffinity(tid, range(os.cpu_count() or 1))
-        _log.warning(
-            "- process %d (%s) was bound to processors %s, which are not here: it may"
-            " use all",
-            process.ns_pid,
-            process.name,
-            wanted,
-        )
+def _processors_here(process: Process, wanted: list[int]) -> list[int]:
+    """Of those processors the ones that this machine has; all of them if none."""
+    here = mask_of(_PROCESSORS.read_text())
+    found = [number for number in wanted if here >> number & 1]
+    if found:
+        return found
+    _log.warning(
+        "- process %d (%s) was bound to processors %s, which are not here: it may"
+        " use all",
+        process.ns_pid,
+        process.name,
+        wanted,
+    )
+    return [number for number in range(here.bit_length()) if here >> number & 1]
 
 
-_CHANGES: Final[dict[str, Callable[[int, int], None]]] = {
+_CHANGES: Final[dict[str, Callable[[int, Any], None]]] = {
+    "affinity": os.sched_setaffinity,
     "timer_slack": _TIMER_SLACK.write,
     "io_priority": scheduling.set_io_priority,
     "slice": scheduling.set_slice,
@@ -513,7 +526,7 @@ def _refuse_weaker(process: Process, wanted: Attributes) -> None:
                 raise RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=detail)
 
 
-def _apply_inside(process: Process, wanted: Attributes) -> None:
+def _apply_inside(process: Process, wanted: Attributes, left: _Left) -> None:
     """What only the process itself can do: mostly nothing.
 
     Raises:
@@ -531,10 +544,13 @@ def _apply_inside(process: Process, wanted: Attributes) -> None:
             or one.memory_policy != "default"
         )
     }
-    if not (threads or wanted.lock or wanted.states):
+    if not (threads or left or wanted.lock or wanted.states):
         return
     try:
         with ptrace.stopped(process.pid, seconds=SECONDS) as traced:
+            for tid, changes in left.items():
+                with traced.thread(tid) as thread:
+                    _change_itself(thread, tid, changes)
             for tid, one in threads.items():
                 with traced.thread(tid) as thread:
                     _apply_to_thread(process, thread, one)
@@ -551,6 +567,22 @@ def _apply_inside(process: Process, wanted: Attributes) -> None:
         raise RestoreFailed(
             Reason.RESTORE_FAILED, why=why, detail=str(error)
         ) from error
+
+
+def _change_itself(thread: Traced, tid: int, changes: Mapping[str, Any]) -> None:
+    for name, value in changes.items():
+        if name == "affinity":
+            mask = sum(1 << number for number in value)
+            packed = mask.to_bytes(-(-mask.bit_length() // 64) * 8, sys.byteorder)
+            with thread.text(packed) as address:
+                thread.call("sched_setaffinity", 0, len(packed), address)
+        elif name == "timer_slack":
+            thread.call("prctl", _PR_SET_TIMERSLACK, value, 0, 0, 0)
+        elif name == "io_priority":
+            thread.call("ioprio_set", scheduling.IOPRIO_WHO_PROCESS, 0, value)
+        else:
+            with thread.text(scheduling.with_slice(tid, value)) as address:
+                thread.call("sched_setattr", 0, address, 0)
 
 
 def _apply_to_thread(process: Process, thread: Traced, one: ThreadAttributes) -> None:

@@ -136,7 +136,12 @@ _OF_EACH = (
             " left, all may be used."
         ),
     ),
-    ("timer slack", "prctl(29, 12345)", "prctl(30)", ""),
+    (
+        "timer slack",
+        "prctl(29, 12345)",
+        "prctl(30)",
+        "Agents need CAP_SYS_NICE to be told of it.",
+    ),
     ("I/O priority (ionice)", "call(251, 1, 0, 2 << 13 | 6)", "call(252, 1, 0)", ""),
     (
         "nice",
