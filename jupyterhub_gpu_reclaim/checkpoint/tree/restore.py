@@ -122,6 +122,8 @@ HELPER_PIDS = 1000
 #: Pids below this are not used again once the kernel's counter has wrapped.
 LOWEST_PID = 300
 KILL_PATIENCE = 30.0
+#: What does not stop by then, before it is ended, is not waited for; seconds.
+LAST_STOP_PATIENCE = 2.0
 #: A new init is set up in some 50 ms; seconds.
 READY_PATIENCE = 30.0
 
@@ -432,7 +434,7 @@ def clear(session: SessionInit, *, timeout: float) -> None:
         # Stopped, so that no program sees its connections break. Closed instead, they
         # would keep the ports for a minute (TIME_WAIT).
         tree = freeze.stop(
-            session.init_pid, session.init_start, timeout=min(timeout, STOP_PATIENCE)
+            session.init_pid, session.init_start, timeout=LAST_STOP_PATIENCE
         )
         inet.reset_all(session.init_pid, [process.pid for process in tree.processes])
     processes.kill_tree(session.init_pid, session.init_start, timeout=timeout)

@@ -207,6 +207,19 @@ STATES = [
         ),
     ),
     Kind(
+        "unread data of a TCP connection whose other end has been closed",
+        "lost",
+        "it reads as reset, not as a whole answer",
+        _later(
+            _PAIR + "client.send(b'last'); client.close()\n"
+            "def take():\n"
+            "    try: return server.recv(9)\n"
+            "    except ConnectionError: return 'reset'",
+            "b'last'",
+            "take()",
+        ),
+    ),
+    Kind(
         "TCP connection, reading shut down",
         "kept",
         program=_program(
@@ -363,6 +376,20 @@ STATES = [
             "a.send(b'1'); a.send(b'22')",
             "[b'1', b'22']",
             "[b.recv(9) for _ in range(2)]",
+        ),
+    ),
+    Kind(
+        "UNIX packets behind an empty one",
+        "lost",
+        "most programs take an empty one for the end",
+        _later(
+            "a, b = socket.socketpair(type=socket.SOCK_SEQPACKET)\n"
+            "a.send(b''); a.send(b'3'); b.setblocking(False)\n"
+            "def take():\n"
+            "    try: return b.recv(9)\n"
+            "    except BlockingIOError: return None",
+            "[b'', b'3']",
+            "[take(), take()]",
         ),
     ),
     Kind(
