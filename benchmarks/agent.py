@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 #: Whom it looks after: ``session.Place`` says so to its init.
 REALM = "benchmark"
@@ -51,9 +51,16 @@ class Agent:
         folder: with a short path, as a socket stands in it.
         criu: folder of the private CRIU.
         store: where sessions are saved; None: in the folder.
+        options: further ones of its command line.
     """
 
-    def __init__(self, folder: Path, criu: Path, store: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        criu: Path,
+        store: Path | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
         command = Path(sys.executable).with_name("jupyterhub-gpu-reclaim-agent")
         self._log = (folder / "log").open("wb")
@@ -66,6 +73,7 @@ class Agent:
                 f"--AgentApp.token_file={folder}/token",
                 f"--AgentApp.criu_dir={criu}",
                 f"--AgentApp.realm={REALM}",
+                *options,
             ],
             stdout=self._log,
             stderr=self._log,

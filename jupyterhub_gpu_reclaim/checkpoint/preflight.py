@@ -1,7 +1,8 @@
 """Finds out before anything is touched whether a session can be saved.
 
 It reads /proc and the kernel's list of sockets, once, and looks at sockets through
-copies of their descriptors; it changes nothing and stops no process. Everything that
+copies of their descriptors; it changes nothing. A program that may have confined itself
+with Landlock stands still for a millisecond; no other is stopped. Everything that
 CRIU would fail on and that can be known up front has a rule here
 (``docs/explanation/criu.md``):
 
@@ -12,15 +13,21 @@ no program, or a dead one, at the root           ``no_tree``
 io_uring, open or mapped                         ``io_uring``
 userfaultfd                                      ``userfaultfd``
 other kernel objects (perf, BPF, KVM, …)         ``handle_unsupported``
-System V shared memory attached                  ``handle_unsupported``
-a POSIX message queue                            ``handle_unsupported``
+System V shared memory, unmapped in part         ``handle_unsupported``
+a POSIX message queue, open                      ``handle_unsupported``
+one that is there; shared System V objects       ``ipc_unsupported``
+a pipe that keeps packets apart (O_DIRECT)       ``handle_unsupported``
+a memfd sealed against writes, mapped shared     ``handle_unsupported``
+sealed memory, protection keys, uprobes          ``handle_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
 a debugger                                       ``traced``
+a program that Landlock confines                 ``confined``
 a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
+a file of /proc that is not its own to set       ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
 a UNIX connection to a program outside           ``unix_outside``
@@ -28,12 +35,15 @@ another user's process, no CAP_SYS_RESOURCE      ``capability_missing``
 ===============================================  =======================
 
 Supported, so no rule: eventfd, epoll, timerfd, signalfd, pidfd, inotify,
-memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped processes.
+memfd, pipes, fifos, ptys, file locks, seccomp filters, zombies, stopped processes,
+System V semaphores, message queues and shared memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import pwd
 import re
@@ -42,15 +52,19 @@ import stat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
-from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files
+from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, process_files
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
+from jupyterhub_gpu_reclaim.checkpoint.files.process_files import HeldFile, TreeRights
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
+from jupyterhub_gpu_reclaim.checkpoint.memory import protection, system_v
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import capabilities, procfs
+from jupyterhub_gpu_reclaim.linux import capabilities, landlock, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
@@ -124,6 +138,8 @@ _ANONYMOUS_OK: Final = frozenset(
 #: <linux/magic.h> (mqueue is private to ipc/mqueue.c), and more than a struct statfs.
 _MQUEUE_MAGIC: Final = 0x19800202
 _STATFS_BYTES: Final = 256
+#: F_SEAL_WRITE and F_SEAL_FUTURE_WRITE.
+_WRITE_SEALS: Final = 0x8 | 0x10
 _ANONYMOUS: Final = re.compile(r"^anon_inode:\[?([^\]]*)\]?$")
 _ANONYMOUS_WORDS: Final = {
     # Made again by root, it would be told of files that its user may not open.
@@ -135,6 +151,9 @@ _ANONYMOUS_WORDS: Final = {
     "secretmem": "secret memory",
     "landlock-ruleset": "a Landlock rule set",
 }
+
+#: Threads stand still for that long at most.
+_LOOK_SECONDS: Final = 1.0
 
 #: The namespaces that must be those of the session's init. (CRIU gives a restored tree
 #: a time namespace, so that one must be the same within the tree only.)
@@ -152,6 +171,8 @@ class _View(NamedTuple):
     mappings: list[procfs.Mapping]
     ghost_limit: int
     gpu_savable: bool
+    segments: dict[int, int]  #: of the session: bytes by number
+    rights: TreeRights
 
     def found(self, reason: Reason, **facts: Any) -> Finding:
         """A finding that names the process as the session knows it."""
@@ -183,6 +204,15 @@ def examine(
     if root is None or root.state in DEAD:
         return [*findings, finding(Reason.NO_TREE)]
     alive = [p for p in snapshot.processes if p.state not in DEAD]
+    try:
+        objects = system_v.look(init_pid)
+    except OSError:
+        return [*findings, finding(Reason.NO_TREE)]  # it has just ended
+    uids = {process.uid for process in alive}
+    findings += [
+        finding(Reason.IPC_UNSUPPORTED, kind=kind) for kind in objects.problems(uids)
+    ]
+    rights = _rights(init_pid, alive)
     for process in alive:
         view = _View(
             process,
@@ -193,6 +223,8 @@ def examine(
             list(procfs.mappings(process.pid)),
             ghost_limit,
             process.pid in gpu_savable,
+            objects.segments,
+            rights,
         )
         findings += [one for rule in _RULES for one in rule(view)]
     findings += _left_out(snapshot, alive)
@@ -228,8 +260,19 @@ def _handles(view: _View) -> Iterator[Finding]:
     if any(_is_queue(view.process.pid, one) for one in view.descriptors):
         kind = "a POSIX message queue"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
-    if any(mapping.path.startswith("/SYSV") for mapping in view.mappings):
-        kind = "System V shared memory"
+    if any(_is_packet_pipe(view.process.pid, one) for one in view.descriptors):
+        kind = "a pipe that keeps packets apart (O_DIRECT)"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    if any(_is_write_sealed(view.process.pid, one) for one in view.mappings):
+        kind = "a shared mapping of memory that is sealed against writes (F_SEAL_WRITE)"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+    if not system_v.is_whole(view.mappings, view.segments):
+        kind = "a part of a segment of System V shared memory"
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
+def _protections(view: _View) -> Iterator[Finding]:
+    for kind in protection.unsupported(procfs.text(view.process.pid, "smaps")):
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 
 
@@ -241,6 +284,29 @@ def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
     path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
     found = ctypes.CDLL(None).statfs(path, facts) == 0
     return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
+
+
+def _is_packet_pipe(pid: int, descriptor: procfs.Descriptor) -> bool:
+    """Whether it is an end of a pipe, or a FIFO, that CRIU would make a stream of."""
+    if not int(procfs.fdinfo(pid, descriptor.fd).get("flags", "0"), 8) & os.O_DIRECT:
+        return False
+    status = procfs.target_status(pid, f"fd/{descriptor.fd}")
+    return status is not None and stat.S_ISFIFO(status.st_mode)
+
+
+def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:
+    """Whether CRIU would map a memfd before it sealed it, which the kernel forbids."""
+    if not one.path.startswith("/memfd:") or one.mode[1] == "w" or one.mode[3] != "s":
+        return False
+    path = procfs.PROC / f"{pid}/map_files/{one.start:x}-{one.end:x}"
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False  # it is gone meanwhile
+    try:
+        return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & _WRITE_SEALS)
+    finally:
+        os.close(file)
 
 
 def _namespaces(view: _View) -> Iterator[Finding]:
@@ -270,6 +336,23 @@ def _devices(view: _View) -> Iterator[Finding]:
 def _traced(view: _View) -> Iterator[Finding]:
     if view.status.get("TracerPid", "0") != "0":
         yield view.found(Reason.TRACED)
+
+
+def _confined(view: _View) -> Iterator[Finding]:
+    """Look at those that have given up gaining privileges, which Landlock wants.
+
+    The capture looks at everything that could be, when the tree stands.
+    """
+    usual = procfs.status(view.root.pid).get("NoNewPrivs")
+
+    def chosen(status: dict[str, str]) -> bool:
+        return status.get("NoNewPrivs") != usual
+
+    with contextlib.suppress(OSError):
+        if landlock.is_confined(
+            view.process, [view.root], seconds=_LOOK_SECONDS, may_be=chosen
+        ):
+            yield view.found(Reason.CONFINED)
 
 
 def _ghosts(view: _View) -> Iterator[Finding]:
@@ -305,6 +388,32 @@ def _unreadable(view: _View) -> Iterator[Finding]:
         )
 
 
+def _rights(init_pid: int, alive: Iterable[Process]) -> TreeRights:
+    known, hidden = {}, set()
+    for process in alive:
+        with contextlib.suppress(ProcessLookupError):
+            known[process.ns_pid] = credentials_now(process.pid)
+        memory = procfs.target_status(process.pid, "mem")
+        if process.uid and memory is not None and not memory.st_uid:
+            hidden.add(process.ns_pid)
+    return TreeRights(known, hidden, has_proc(init_pid))
+
+
+def _process_files(view: _View) -> Iterator[Finding]:
+    pid = view.process.pid
+    for one in view.descriptors:
+        path = os.fsencode(one.target)
+        status = procfs.target_status(pid, f"fd/{one.fd}")
+        if process_files.process_of(path) is None or status is None:
+            continue
+        flags = int(procfs.fdinfo(pid, one.fd).get("flags", "0"), 8)
+        file = HeldFile(path, flags, status.st_mode, view.process.ns_pid)
+        why = process_files.refusal(file, view.rights)
+        if why:
+            kind = f"the file {one.target} ({why})"
+            yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
+
+
 def _sockets(view: _View) -> Iterator[Finding]:
     kinds = {
         unsupported_kind(view.process.pid, d.fd)
@@ -332,11 +441,14 @@ def _owner(view: _View) -> Iterator[Finding]:
 
 _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _handles,
+    _protections,
     _namespaces,
     _devices,
     _traced,
+    _confined,
     _ghosts,
     _unreadable,
+    _process_files,
     _sockets,
     _owner,
 )

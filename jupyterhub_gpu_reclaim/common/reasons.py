@@ -278,6 +278,14 @@ class Reason(Enum):
         "Detach the debugger.",
         True,
     )
+    CONFINED = (
+        "confined",
+        (
+            "Process {pid} ({name}) is confined by Landlock, and would come back without"
+            " that protection."
+        ),
+        "End it, or start it without that sandbox.",
+    )
     BESIDE_RUNNING = (
         "beside_running",
         (
@@ -317,6 +325,11 @@ class Reason(Enum):
     HANDLE_UNSUPPORTED = (
         "handle_unsupported",
         "Process {pid} ({name}) holds {kind}, which cannot be suspended.",
+    )
+    IPC_UNSUPPORTED = (
+        "ipc_unsupported",
+        "It has {kind}, which cannot be suspended.",
+        "Remove it (ipcrm, mq_unlink), or end the program that uses it.",
     )
     SOCKET_UNSUPPORTED = (
         "socket_unsupported",
@@ -375,6 +388,12 @@ class Reason(Enum):
             " too many to watch for what wakes them."
         ),
         "Close some of them, or suspend the session.",
+    )
+    GPU_BEGUN = (
+        "gpu_begun",
+        "Process {pid} ({name}) has just begun to use a GPU.",
+        "",
+        True,
     )
     GPU_STALE_CHILD = (
         "gpu_stale_child",
@@ -497,6 +516,18 @@ class Reason(Enum):
         (
             "Try again in a minute. If it is a program of your own, end it; the"
             " administrator finds its name in the agent's log."
+        ),
+        True,
+    )
+    NAME_IN_USE = (
+        "name_in_use",
+        (
+            "The socket name {name}, which the suspended session needs, is taken by"
+            " {holder}."
+        ),
+        (
+            "Try again when that program has ended. If it is one of your own, end it;"
+            " the administrator finds its name in the agent's log."
         ),
         True,
     )

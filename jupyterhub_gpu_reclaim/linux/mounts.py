@@ -103,6 +103,13 @@ def root_overlay(session: Iterable[Mount]) -> Mount | None:
     return roots[0] if roots and roots[0].kind == "overlay" else None
 
 
+def has_proc(pid: int) -> bool:
+    """Whether the kernel's files of processes are at ``/proc`` for that process."""
+    return any(
+        str(one.target) == "/proc" and one.kind == "proc" for one in read_mounts(pid)
+    )
+
+
 def visible(mounts: list[Mount]) -> list[Mount]:
     """Those that no other mount covers; pure.
 

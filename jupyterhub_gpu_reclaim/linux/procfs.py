@@ -46,6 +46,7 @@ class Mapping(NamedTuple):
     device: str
     inode: int
     path: str
+    offset: int  #: in what is mapped; bytes
 
 
 def pids(proc: Path = PROC) -> list[int]:
@@ -156,6 +157,7 @@ def mappings(pid: int) -> Iterator[Mapping]:
             fields[3],
             int(fields[4]),
             fields[5].replace("\\012", "\n"),
+            int(fields[2], 16),
         )
 
 

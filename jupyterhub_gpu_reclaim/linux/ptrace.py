@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 import signal
@@ -26,7 +27,7 @@ from jupyterhub_gpu_reclaim.linux import architecture, procfs
 from jupyterhub_gpu_reclaim.linux.processes import STOPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.linux.architecture import Architecture
 
@@ -37,6 +38,9 @@ _SEIZE, _INTERRUPT = 0x4206, 0x4207
 _GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
 _EVENT_STOP: Final = 128
 _SYSGOOD: Final = 1  #: PTRACE_O_TRACESYSGOOD
+#: PTRACE_O_SUSPEND_SECCOMP: a filter that ends a process for a call of its own must not
+#: do so for one of ours.
+_NO_FILTERS: Final = 1 << 21
 _PRSTATUS: Final = 1
 _WALL: Final = 0x40000000
 _SYSCALL_STOP: Final = signal.SIGTRAP | 0x80
@@ -44,6 +48,8 @@ _SYSCALL_STOP: Final = signal.SIGTRAP | 0x80
 _MOST_REGISTERS: Final = 1024
 _WORD: Final = (1 << 64) - 1
 _PAUSE_SECONDS: Final = 0.0005
+#: A thread stops within microseconds if a processor is free.
+_QUICK_LOOKS: Final = 50
 _STOP_SECONDS: Final = 2.0
 
 _PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
@@ -51,6 +57,10 @@ _PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
 
 class TraceFailed(OSError):
     """The process could not be made to do it; it runs as before, or has ended."""
+
+
+class Unsuited(TraceFailed):
+    """The process stands still, but no call can be made in it."""
 
 
 class _Iovec(ctypes.Structure):
@@ -61,12 +71,37 @@ class Traced:
     """A process held still, which can be made to run calls. See :func:`stopped`."""
 
     def __init__(
-        self, pid: int, leader: _Thread, machine: Architecture, code: int
+        self,
+        pid: int,
+        thread: _Thread,
+        machine: Architecture,
+        code: int,
+        others: Mapping[int, _Thread],
     ) -> None:
         self.pid = pid
-        self._leader = leader
+        self._thread = thread
         self._machine = machine
         self._code = code
+        self._others = others
+
+    @contextlib.contextmanager
+    def thread(self, tid: int) -> Iterator[Traced]:
+        """One of its threads, to make its own calls inside the block.
+
+        Raises:
+            TraceFailed: it has ended.
+        """
+        thread = self._others.get(tid)
+        if thread is None:
+            raise TraceFailed(0, f"thread {tid} has ended")
+        if thread is self._thread:
+            yield self
+            return
+        thread.begin()
+        try:
+            yield Traced(self.pid, thread, self._machine, self._code, {})
+        finally:
+            thread.end()
 
     def call(self, name: str, *arguments: int) -> int:
         """Let it run one system call; what the call returned.
@@ -74,14 +109,14 @@ class Traced:
         Raises:
             TraceFailed: with the call's own errno, or because the process ended.
         """
-        result = self._leader.call(self._machine, self._code, name, arguments)
+        result = self._thread.call(self._machine, self._code, name, arguments)
         if result < 0:
             raise TraceFailed(-result, os.strerror(-result), f"system call {name}")
         return result
 
     @contextlib.contextmanager
-    def text(self, content: str) -> Iterator[int]:
-        """The address of a text (at most a page) in the process's own memory."""
+    def text(self, content: str | bytes) -> Iterator[int]:
+        """The address of a text (less than a page) in the process's own memory."""
         address = self.call(
             "mmap", 0, mmap.PAGESIZE, _PROT_READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0
         )
@@ -114,7 +149,7 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
         code = _find_code(pid, machine)
         leader.begin()
         try:
-            yield Traced(pid, leader, machine, code)
+            yield Traced(pid, leader, machine, code, threads)
         finally:
             leader.end()
 
@@ -198,11 +233,12 @@ class _Thread:
         """Run one system call; its result, negative for an error.
 
         Raises:
-            TraceFailed: it is a 32-bit program, or has ended.
+            TraceFailed: it has ended.
+            Unsuited: it is a 32-bit program.
         """
         layout = machine.registers
         if len(self._registers) != layout.size:
-            raise TraceFailed(0, "a 32-bit program")
+            raise Unsuited(0, "a 32-bit program")
         values = list(layout.unpack(self._registers))
         for register, argument in zip(machine.arguments, arguments, strict=False):
             values[register] = argument & _WORD
@@ -260,7 +296,7 @@ class _Thread:
                 self._signal = os.WSTOPSIG(status)
 
     def _wait(self) -> int:
-        while True:
+        for look in itertools.count():
             try:
                 found, status = os.waitpid(self._tid, os.WNOHANG | _WALL)
             except ChildProcessError as error:
@@ -272,14 +308,21 @@ class _Thread:
             if time.monotonic() > self._deadline:
                 raise TraceFailed(0, f"thread {self._tid} does not stand still")
             # The kernel tells of a stop by SIGCHLD to the whole agent only.
-            time.sleep(_PAUSE_SECONDS)
+            if look < _QUICK_LOOKS:
+                os.sched_yield()
+            else:
+                time.sleep(_PAUSE_SECONDS)
+        raise AssertionError
 
 
 def _seize(tid: int, deadline: float) -> _Thread | None:
     """Hold one thread; None when it has ended meanwhile."""
     thread = _Thread(tid, deadline)
     try:
-        _ptrace(_SEIZE, tid, 0, _SYSGOOD)
+        try:
+            _ptrace(_SEIZE, tid, 0, _SYSGOOD | _NO_FILTERS)
+        except PermissionError:  # not to us, who have a filter ourselves
+            _ptrace(_SEIZE, tid, 0, _SYSGOOD)
     except ProcessLookupError:
         return None
     except OSError as error:
@@ -307,7 +350,7 @@ def _find_code(pid: int, machine: Architecture) -> int:
     """The address of an instruction that makes a call: the kernel's own vdso has some.
 
     Raises:
-        TraceFailed: there is none.
+        Unsuited: there is none.
     """
     code, step = machine.instruction, machine.alignment
     for line in procfs.text(pid, "maps").splitlines():
@@ -318,7 +361,7 @@ def _find_code(pid: int, machine: Architecture) -> int:
             for offset in range(0, len(vdso), step):
                 if vdso.startswith(code, offset):
                     return start + offset
-    raise TraceFailed(0, f"process {pid} has no vdso")
+    raise Unsuited(0, f"process {pid} has no vdso")
 
 
 @contextlib.contextmanager

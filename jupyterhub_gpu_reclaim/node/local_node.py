@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap
+from jupyterhub_gpu_reclaim.node.workflows.again import looking_again
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 
 if TYPE_CHECKING:
@@ -193,8 +194,12 @@ class LocalNode:
         if seen is None:
             self.tools.refusals.forget(incarnation)
         operation = Operation("capture", session.key, checkpoint)
-        work = capture.Capture(self.tools, session, operation, generation)
-        return self._begin(session, operation, work.run).follow()
+
+        def attempt(operation: Operation) -> AsyncIterator[Event]:
+            work = capture.Capture(self.tools, session, operation, generation)
+            return work.run(operation)
+
+        return self._begin(session, operation, self._again(session, attempt)).follow()
 
     async def nap(
         self,
@@ -224,8 +229,11 @@ class LocalNode:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
         self._refuse_late(seen)
         operation = Operation(trees.NAP, session.key, "")
-        work = nap.Nap(self.tools, session, operation, programs)
-        return self._begin(session, operation, work.run).follow()
+
+        def attempt(operation: Operation) -> AsyncIterator[Event]:
+            return nap.Nap(self.tools, session, operation, programs).run(operation)
+
+        return self._begin(session, operation, self._again(session, attempt)).follow()
 
     async def wake(
         self, incarnation: str, why: str = "", program: int | None = None
@@ -427,6 +435,14 @@ class LocalNode:
         begun = self.operations.begin(session.incarnation, operation, work)
         self.recovery.settle_after(session, begun)
         return begun
+
+    def _again(
+        self, session: Session, attempt: Callable[[Operation], AsyncIterator[Event]]
+    ) -> Callable[[Operation], AsyncIterator[Event]]:
+        records = self.tools.records
+        return looking_again(
+            attempt, lambda: trees.record_of(records, session), self.tools.clock
+        )
 
     async def _do(
         self,

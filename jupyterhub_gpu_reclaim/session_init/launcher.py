@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import grp
 import json
 import os
@@ -42,6 +43,9 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = (
 #: the legacy layout finds what belongs to a service that it restarts.
 V1 = {"memory", "cpu", "cpuacct", "pids", "name=systemd"}
 SWEEP_AGE = 300.0  #: seconds; a launch takes a tenth of one
+#: keyctl(2), which has another number on each architecture; <linux/keyctl.h>
+KEYCTL = {"x86_64": 250, "aarch64": 219}
+KEYCTL_JOIN_SESSION_KEYRING = 1
 PERIOD = 100_000  #: microseconds; the kernel's own default for CPU quotas
 
 
@@ -212,6 +216,7 @@ def become_init(options: argparse.Namespace) -> NoReturn:
     """In the child, pid 1 of the new namespace: mounts, then the init itself."""
     try:
         os.setsid()
+        leave_keyring()
         # Not before the fork: the launcher must go on seeing the machine's own /proc.
         _unshare(CLONE_NEWNS)
         private_mounts(private_tmp=options.private_tmp)
@@ -219,6 +224,20 @@ def become_init(options: argparse.Namespace) -> NoReturn:
     except (LaunchError, OSError) as error:
         report(options.report_fd, error=_sentence(error))
     os._exit(1)
+
+
+def leave_keyring() -> None:
+    """Begin a session keyring: in the Hub's, all sessions would share their keys.
+
+    Where the kernel has no keys, or forbids them to us and so to our children, there
+    is nothing to leave.
+    """
+    number = KEYCTL.get(os.uname().machine)
+    if number is None:
+        return
+    done = _libc.syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
+    if done < 0 and ctypes.get_errno() not in {errno.ENOSYS, errno.EPERM}:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def enter_machine_mounts() -> None:

@@ -13,13 +13,16 @@ come from several threads at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
 
 #: A backend as JSON, for another process; see ``backends.address.open_backend``.
 Spec = dict[str, Any]
@@ -170,6 +173,55 @@ class Backend(Protocol):
 
     def spec(self) -> Spec | None:
         """How another process opens the same; no secret in it. None: it cannot."""
+
+
+@runtime_checkable
+class Tiers(Protocol):
+    """A backend whose objects may stand in several places."""
+
+    def copies(self) -> Sequence[Backend]:
+        """The places, the nearest first: what one has lost, another may have."""
+
+    def durable(self) -> Backend:
+        """What has to be whole for a commit, from where it must not be lost."""
+
+
+@runtime_checkable
+class Mendable(Protocol):
+    """A place in which lost bytes can be put back."""
+
+    def mend(self, name: str, offset: int, data: bytes) -> None:
+        """Write bytes where they stood before.
+
+        A pack never changes: the caller knows that these are what was written there.
+
+        Raises:
+            ObjectMissing: there is no such object; none is made.
+        """
+
+
+def copies_of(backend: Backend) -> Sequence[Backend]:
+    """The places in which an object may stand."""
+    return backend.copies() if isinstance(backend, Tiers) else [backend]
+
+
+def durable(backend: Backend) -> Backend:
+    """Where a commit needs to find what it references."""
+    return backend.durable() if isinstance(backend, Tiers) else backend
+
+
+def mend(places: Sequence[Backend], name: str, offset: int, data: bytes) -> None:
+    """Put bytes back that some places have lost, as far as that can be done."""
+    for place in places:
+        if not isinstance(place, Mendable):
+            continue
+        try:
+            place.mend(name, offset, data)
+            log.warning("- %s was damaged, and was mended from another copy", name)
+        except ObjectMissing:
+            continue  # there was no copy in that place
+        except StoreError as error:
+            log.warning("- %s is damaged in one of two places: %s", name, error)
 
 
 def exists(backend: Backend, name: str) -> bool:

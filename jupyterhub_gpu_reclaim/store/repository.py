@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
+from jupyterhub_gpu_reclaim.store.read.subset import ALL
 from jupyterhub_gpu_reclaim.store.write.builder import (
     ActiveWrites,
     CheckpointBuilder,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import SweepResult
     from jupyterhub_gpu_reclaim.store.checkpoint import Problem
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
+    from jupyterhub_gpu_reclaim.store.read.subset import Part
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
@@ -185,10 +187,30 @@ class Repository:
         return WriteIntent(checkpoint, self._clock.now(), references)
 
     def verify(
-        self, checkpoint: str, *, progress: Callable[[int, int], None] | None = None
+        self,
+        checkpoint: str,
+        *,
+        place: Backend | None = None,
+        part: Part = ALL,
+        whole: set[tuple[str, int]] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[Problem]:
-        """Read all of a checkpoint; see :meth:`CheckpointReader.verify`."""
-        return self.open(checkpoint).verify(progress)
+        """Read a checkpoint; see :meth:`CheckpointReader.verify`.
+
+        Args:
+            checkpoint: its id.
+            place: where it is read from, and its manifest and its index; None: here.
+            part: see there.
+            whole: see there.
+            progress: see there.
+        """
+        if place is None:
+            reader = self.open(checkpoint)
+        else:
+            catalogue = Catalogue(place, self._keys, ManifestCache())
+            body = catalogue.read(checkpoint)
+            reader = CheckpointReader(place, body, catalogue.index(body), None)
+        return reader.verify(progress, part=part, whole=whole)
 
     def rekey(self, checkpoint: str | None = None) -> int:
         """Wrap under the newest master key what is wrapped under others.
@@ -265,6 +287,7 @@ class Repository:
         return self._backend.capacity_bytes()
 
     def _rewrap(self, checkpoint: str) -> bool:
+        self._catalogue.read(checkpoint)  # mends what is damaged in one place only
         data = self._catalogue.raw(checkpoint)
         new = manifest.rewrap(data, checkpoint, self._keys)
         if manifest.split(new).key == manifest.split(data).key:

@@ -1,4 +1,4 @@
-"""Backends that are named by their fault, for tests and drills.
+"""Faults of stores, by name, for tests and drills.
 
 They show how a deployment behaves when its store fails. Nothing in production makes
 one.
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend
 
 _T = TypeVar("_T")
+
+
+def turn_bit(backend: Backend, name: str, at: int) -> None:
+    """Let one bit of an object rot: its name and its length stay."""
+    data = bytearray(backend.read(name, 0, backend.length(name)))
+    data[at] ^= 1
+    backend.delete(name)
+    writer = backend.create(name)
+    writer.write(data)
+    writer.finish()
 
 
 class FailsEveryThird(BackendProxy):

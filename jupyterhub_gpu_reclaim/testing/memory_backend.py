@@ -80,6 +80,11 @@ class MemoryBackend:
                 if name.startswith(prefix)
             )
 
+    def mend(self, name: str, offset: int, data: bytes) -> None:
+        """Over the bytes that are damaged."""
+        with self._lock:
+            self._find(name)[offset : offset + len(data)] = data
+
     def delete(self, name: str) -> None:
         """Forget it."""
         with self._lock:

@@ -117,6 +117,31 @@ def test_pack_unpack_everything_comes_back(source, tmp_path):
         assert file.read(5) == b"end\0\0"
 
 
+def test_file_in_very_many_pieces_stays_sparse(tmp_path):
+    """A page in every 64 KiB: 16 MiB of data in a gibibyte."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    with (before / "sparse").open("wb") as file:
+        for number in range(6000):
+            file.seek(number << 16)
+            file.write(b"x" * 4096)
+    data, _ = pack(before)
+    assert len(data) < 26_000_000
+    unpack(data, after)
+    there = (after / "sparse").stat()
+    assert there.st_blocks <= (before / "sparse").stat().st_blocks + 64
+    command = ["cmp", str(before / "sparse"), str(after / "sparse")]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_pieces_beyond_the_most_are_joined_over_the_smallest_holes():
+    pieces = [(0, 1), (2, 1), (100, 1), (104, 1), (200, 5)]
+    assert writer.joined(pieces, 3) == [(0, 3), (100, 5), (200, 5)]
+    assert writer.joined(pieces, 1) == [(0, 205)]
+    assert writer.joined(pieces, 5) == pieces
+
+
 @pytest.mark.parametrize("clear", [False, True])
 def test_unpack_repeated_gives_the_same(source, tmp_path, clear):
     target = tmp_path / "target"

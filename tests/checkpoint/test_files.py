@@ -367,3 +367,147 @@ def test_open_file_in_root_opens_nothing_but_regular_files(tmp_path):
                 beneath.open_file_in_root(root, name)
     finally:
         os.close(root)
+
+
+def test_second_return_has_deleted_files_that_have_another_name(
+    places, engine, tmp_path
+):
+    """As a library that uv or conda replaced: the first return takes its name away."""
+    first, other, folder = tmp_path / "first", tmp_path / "other", tmp_path / "folder"
+    folder.mkdir()
+    first.write_text("contents")
+    world = places.world()
+    world(f"""
+file = open({str(first)!r}, "r+")
+os.link({str(first)!r}, {str(other)!r})
+os.unlink({str(first)!r})
+""")
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    opened = open_files.fingerprint(
+        world.place.init_pid, [process.pid for process in world.place.tree.processes]
+    )
+    world.place.kill()
+    for number in range(2):
+        place = places.hold()
+        restored = engine.restore(place, image, result, opened=opened)
+        proceed(restored, result.stopped)
+        again = world.at(place)
+        assert again("file.seek(0); file.read()") == "contents"
+        assert again(f"os.path.samefile(file.fileno(), {str(other)!r})"), number
+        left = [path.name for path in tmp_path.glob("**/link_remap*")]
+        assert left == []
+        place.kill()
+
+
+def away(world, places, engine, change):
+    """The session after a suspend in which something was changed."""
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    opened = open_files.fingerprint(
+        world.place.init_pid, [process.pid for process in world.place.tree.processes]
+    )
+    world.place.kill()
+    change()
+    assert open_files.compare(opened, ROOT) == []
+    place = places.hold()
+    restored = engine.restore(place, image, result, opened=opened)
+    proceed(restored, result.stopped)
+    return world.at(place)
+
+
+WATCH = """
+import ctypes, struct
+libc = ctypes.CDLL(None)
+instance = libc.inotify_init1(os.O_NONBLOCK)
+numbers = [libc.inotify_add_watch(instance, path.encode(), mask)
+           for path, mask in {watched!r}]
+
+def events():
+    try:
+        data = os.read(instance, 9999)
+    except BlockingIOError:
+        return []
+    found = []
+    while data:
+        number, mask, _, size = struct.unpack_from("iIII", data)
+        found.append((numbers.index(number), mask))
+        data = data[16 + size:]
+    return found
+"""
+IN_CREATE, IN_DELETE_SELF, IN_IGNORED, IN_ISDIR = 0x100, 0x400, 0x8000, 1 << 30
+
+
+def test_removed_folder_that_was_watched_is_told_like_any_other(
+    places, engine, tmp_path
+):
+    names = ["kept", "told", "plain"]
+    masks = [IN_CREATE, IN_CREATE | IN_DELETE_SELF, IN_CREATE]
+    folders = [tmp_path / name for name in names]
+    for folder in folders:
+        folder.mkdir()
+    world = places.world()
+    world(WATCH.format(watched=[*zip(map(str, folders), masks, strict=True)]))
+    world = away(world, places, engine, lambda: [one.rmdir() for one in folders[1:]])
+    assert world("events()") == [(1, IN_DELETE_SELF), (1, IN_IGNORED), (2, IN_IGNORED)]
+    (folders[0] / "new").touch()
+    assert world("events()") == [(0, IN_CREATE)]
+
+
+def test_removed_fifo_is_without_a_name_and_works_on(places, engine, tmp_path):
+    fifo = tmp_path / "fifo"
+    world = places.world()
+    world(f"""
+os.mkfifo({str(fifo)!r})
+read = os.open({str(fifo)!r}, os.O_RDONLY | os.O_NONBLOCK)
+write = os.open({str(fifo)!r}, os.O_WRONLY)
+os.write(write, b"unread")
+""")
+    world = away(world, places, engine, fifo.unlink)
+    assert world("os.write(write, b' and more'); os.read(read, 99)") == (
+        b"unread and more"
+    )
+    assert list(tmp_path.glob("*fifo*")) == []
+
+
+def test_folder_of_a_socket_that_was_removed_is_made_again(places, engine, tmp_path):
+    folder = tmp_path / "one" / "two"
+    folder.mkdir(parents=True)
+    path = folder / "socket"
+    world = places.world()
+    world(f"""
+server = socket.socket(socket.AF_UNIX)
+server.bind({str(path)!r})
+server.listen()
+""")
+    world = away(world, places, engine, lambda: shutil.rmtree(tmp_path / "one"))
+    assert (
+        world(f"""
+client = socket.socket(socket.AF_UNIX)
+client.connect({str(path)!r})
+server.accept()[0].sendall(b"here")
+client.recv(99)
+""")
+        == b"here"
+    )
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_socket_whose_folder_cannot_be_made_again_works_on_without_a_name(
+    places, engine, tmp_path
+):
+    folder = tmp_path / "one"
+    folder.mkdir()
+    world = places.world()
+    world(f"""
+server = socket.socket(socket.AF_UNIX)
+server.bind({str(folder / "socket")!r})
+server.listen()
+""")
+
+    def change():
+        shutil.rmtree(folder)
+        folder.write_text("in the way")
+
+    world = away(world, places, engine, change)
+    assert world("server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)") == 1

@@ -169,30 +169,94 @@ def test_examine_performance_counter_is_found(run):
     assert "a performance counter" in found.message
 
 
-def test_examine_system_v_memory_is_found(run):
-    snapshot = run("""
-        libc.shmat.restype = ctypes.c_void_p
-        segment = libc.shmget(0, 4096, 0o1600)
-        if segment < 0:
-            print("errno of shmget", ctypes.get_errno(), flush=True)
-        address = libc.shmat(segment, None, 0)
-        libc.shmctl(segment, 0, None)
-        """)
-    found = only(snapshot)
+PACKETS = {
+    "pipe": "keep = os.pipe2(os.O_DIRECT)",
+    "FIFO": """
+        import fcntl
+        os.mkfifo({path!r})
+        keep = os.open({path!r}, os.O_RDWR)
+        fcntl.fcntl(keep, fcntl.F_SETFL, os.O_RDWR | os.O_DIRECT)
+        """,
+}
+
+
+@pytest.mark.parametrize("kind", PACKETS)
+def test_examine_pipe_that_keeps_packets_apart_is_found(run, tmp_path, kind):
+    found = only(run(PACKETS[kind].format(path=str(tmp_path / "fifo"))))
     assert found.code == "handle_unsupported"
-    assert "System V shared memory" in found.message
+    assert "a pipe that keeps packets apart" in found.message
 
 
-def test_examine_first_system_v_segment_of_its_namespace_is_found(run):
-    """It has number 0, which stands where other mappings have their inode."""
-    found = examine(
-        run("""
-        assert libc.unshare(0x08000000) == 0  # CLONE_NEWIPC: nobody was here before
+def test_examine_file_that_is_read_past_the_cache_is_supported(run, tmp_path):
+    path = str(tmp_path / "file")
+    assert examine(run(f"keep = os.open({path!r}, os.O_CREAT | os.O_DIRECT)")) == []
+
+
+#: A namespace of its own, as a session has it.
+ALONE = "assert libc.unshare(0x08000000) == 0\n"
+
+
+def examine_alone(run, code: str) -> list[str]:
+    """The messages of what is found in a session that is alone in its namespace."""
+    snapshot = run(ALONE + textwrap.dedent(code))
+    found = preflight.examine(snapshot.root.pid, snapshot)
+    return [one.message for one in found if one.code != "foreign_namespace"]
+
+
+def test_examine_system_v_objects_of_its_own_are_saved(run):
+    code = """
         libc.shmat.restype = ctypes.c_void_p
         address = libc.shmat(libc.shmget(0, 4096, 0o1600), None, 0)
+        assert libc.semget(1, 1, 0o1600) >= 0 and libc.msgget(1, 0o1600) >= 0
+        """
+    assert examine_alone(run, code) == []
+
+
+def test_examine_part_of_a_segment_is_found(run):
+    code = """
+        libc.shmat.restype = ctypes.c_void_p
+        address = libc.shmat(libc.shmget(0, 8192, 0o1600), None, 0)
+        assert libc.munmap(ctypes.c_void_p(address), 4096) == 0
+        """
+    (said,) = examine_alone(run, code)
+    assert "Process 321 (prog) holds a part of a segment of System V shared" in said
+
+
+def test_examine_message_queue_that_nobody_holds_is_found(run):
+    code = """
+        librt = ctypes.CDLL("librt.so.1", use_errno=True)
+        queue = librt.mq_open(b"/gpu-reclaim", os.O_RDWR | os.O_CREAT, 0o600, None)
+        os.close(queue)
+        """
+    (said,) = examine_alone(run, code)
+    assert said.startswith("It has the POSIX message queue /gpu-reclaim, which cannot")
+
+
+def test_examine_more_objects_than_the_limit_is_found(run):
+    code = """
+        for number in range(4097):
+            assert libc.semget(0, 1, 0o600) >= 0
+        """
+    (said,) = examine_alone(run, code)
+    assert "more than 4096 System V objects" in said
+
+
+def test_examine_system_v_objects_in_the_agents_namespace_are_found(run):
+    snapshot = run("""
+        number = libc.semget(0, 1, 0o600)
+        child = os.fork()
+        if not child:
+            sys.stdin.read()
+            libc.semctl(number, 0, 0)
+            os._exit(0)
         """)
-    )
-    assert any("System V shared memory" in one.message for one in found)
+    found = only(snapshot)
+    assert found.code == "ipc_unsupported"
+    assert "that it shares with others" in found.message
+    (other,) = snapshot.processes
+    theirs = dataclasses.replace(other, uid=4242)
+    others = examine(Snapshot(snapshot.init, (theirs,)))
+    assert "ipc_unsupported" not in {one.code for one in others}
 
 
 def test_examine_user_namespace_is_found(run):
@@ -466,6 +530,8 @@ def test_every_rule_of_the_table_has_its_test():
     """The table in the module's docstring is the list of what is promised."""
     table = preflight.__doc__
     told = {reason.value for reason in Reason if f"``{reason.value}``" in table}
-    tests = Path(__file__).read_text()
+    folder = Path(__file__).parent
+    others = folder / "test_inherited.py", folder / "kinds" / "processes.py"
+    tests = "".join(one.read_text() for one in (Path(__file__), *others))
     assert told
     assert {code for code in told if f'"{code}"' not in tests} == set()

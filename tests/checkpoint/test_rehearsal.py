@@ -58,10 +58,10 @@ def dumped(places, engine):
         assert world("1 + 1") == 2, "it does not go on"
 
 
-def places_there() -> list[int]:
-    found = subprocess.run(
-        ["pgrep", "-f", PROGRAM.name], capture_output=True, text=True, check=False
-    )
+def places_there(parent: int | None = None) -> list[int]:
+    """Places that this process, or that one, has made and not ended."""
+    line = ["pgrep", "-f", PROGRAM.name, "-P", str(parent or os.getpid())]
+    found = subprocess.run(line, capture_output=True, text=True, check=False)
     return [int(word) for word in found.stdout.split()]
 
 

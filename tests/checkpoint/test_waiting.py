@@ -3,6 +3,7 @@
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,11 @@ def core(**registers: int) -> bytes:
     return images.join(images.CORE_MAGIC, [images.serialize(entry)])
 
 
+def waits(pid: int) -> bool:
+    """Whether its first thread stands in ``epoll_wait``, and not just before it."""
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0] == str(EPOLL_WAIT)
+
+
 def send(port: int) -> None:
     """A message that a thread of the program takes in, and says that it has."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
@@ -69,7 +75,7 @@ def send(port: int) -> None:
 
 @pytest.mark.parametrize("again", [True, False])
 def test_loop_that_waits_again_hears_before_it_looks_at_the_clock(
-    engine, places, again
+    engine, places, again, wait_for
 ):
     """Without it, the clock comes first: what the rewriting is for."""
     old = places.start(sys.executable, "-c", PROGRAM)
@@ -78,6 +84,7 @@ def test_loop_that_waits_again_hears_before_it_looks_at_the_clock(
     send(port)
     old.read_until("message b'x'\n")
     pid, image = old.tree.server.ns_pid, engine.image()
+    wait_for(lambda: waits(old.tree.server.pid))
     result = engine.dump(old, image.sink)
     old.kill()
     assert "timens-0.img" in image

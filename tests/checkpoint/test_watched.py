@@ -12,6 +12,7 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.files import watched
 from jupyterhub_gpu_reclaim.checkpoint.files.watched import Watch
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.linux.file_handles import FileHandle
 
 #: Watches a folder and one in it, and says what happens there.
 PROGRAM = """
@@ -52,7 +53,8 @@ def deep(folder):
 
 def test_watches_are_read_from_fdinfo_and_those_without_a_handle_left_out():
     handle = bytes.fromhex("2a8116006cfe2eee")
-    assert [*watched.watches_in(INFO)] == [Watch("254:3", 0x16812A, 1, handle)]
+    (found,) = watched.watches_in(INFO)
+    assert found == Watch("254:3", 0x16812A, FileHandle(1, handle))
 
 
 def test_session_that_watches_folders_anywhere_comes_back_watching(

@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     "UV_USE_IO_URING": "0",
+    "HWLOC_COMPONENTS": "-opencl,-cuda,-nvml,-gl",
 }
 
 
@@ -144,18 +145,28 @@ class Session:
     def state(self) -> str:
         return self._agent.tree(self.place)["state"]
 
-    def cycle(self, *, lazy: bool = False) -> None:
-        """Save it, end it, bring it back in another place."""
-        info = self.capture().get("checkpoint")
-        assert info, self._agent.log.read_text()[-3000:]
+    def leave(self) -> str:
+        """Save it and end it; the checkpoint."""
+        last = self.capture()
+        info = last.get("checkpoint")
+        assert info, (last, self._agent.log.read_text()[-3000:])
         path = f"/v1/sessions/{self.place.incarnation}/release"
         answer = self._agent.post(path, {"checkpoint": info["id"]})
         assert answer.status_code == 200, answer.text
+        self.place.kill()
+        return info["id"]
+
+    def come_back(self, checkpoint: str, *, lazy: bool = False) -> None:
+        """Bring it back in another place."""
         self.place = self._places("hold")
-        events = self._agent.restore(self.place, info["id"], lazy=lazy)
+        events = self._agent.restore(self.place, checkpoint, lazy=lazy)
         assert events[-1].get("tree"), events[-1]
         self._keep(events)
-        self._agent.delete(f"/v1/checkpoints/{info['id']}")
+        self._agent.delete(f"/v1/checkpoints/{checkpoint}")
+
+    def cycle(self, *, lazy: bool = False) -> None:
+        """Save it, end it, bring it back."""
+        self.come_back(self.leave(), lazy=lazy)
 
     def _keep(self, events: list[dict]) -> None:
         for event in events:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.cli.main import main
+from tests.checkpoint.test_rehearsal import places_there
 from tests.support.agent import criu_folder, goes_on, wait_for
 
 pytestmark = pytest.mark.shares_an_agent
 
-#: Holds a lock, a listening port, a connection to itself, shared memory and a child.
+#: Holds a lock, a listening port, a connection to itself, shared memory and a child;
+#: a named pipe and socket, and a deleted file, which a return makes anew.
 PROGRAM = """
 import fcntl, os, socket, sys, time
 file = open(sys.argv[1], "r+")
@@ -25,6 +26,19 @@ listener = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(listener.getsockname())
 peer = listener.accept()[0]
 client.sendall(b"on the way")
+os.chdir(os.path.dirname(sys.argv[1]))
+for name in ("fifo", "named"):
+    if os.path.exists(name):
+        os.unlink(name)
+os.mkfifo("fifo")
+fifo = os.open("fifo", os.O_RDWR)
+os.write(fifo, b"in the pipe")
+named = socket.socket(socket.AF_UNIX)
+named.bind("named")
+deleted = open("deleted", "wb+")
+deleted.write(b"x" * 100000)
+deleted.flush()
+os.unlink("deleted")
 shared = open("/dev/shm/held", "wb+")
 shared.write(os.urandom(1 << 20))
 ballast = os.urandom(8 << 20)
@@ -69,13 +83,6 @@ def drill(agent, folder, capsys):
     return drill
 
 
-def inits() -> set[str]:
-    found = subprocess.run(
-        ["pgrep", "-f", "place_init.py"], capture_output=True, check=False
-    )
-    return set(found.stdout.decode().split())
-
-
 def test_drill_brings_all_back_and_leaves_no_trace(
     agent, places, suspended, drill, file, tmp_path
 ):
@@ -89,7 +96,7 @@ def test_drill_brings_all_back_and_leaves_no_trace(
     assert "jupyterhub_gpu_reclaim_drill_success 1.0" in metrics.read_text()
     after = (file.stat(), file.read_text(), agent.get("/v1/checkpoints").json())
     assert after == before
-    assert not inits()
+    assert not places_there()
     place = places("hold")
     assert agent.restore(place, suspended)[-1].get("tree")
     assert goes_on(place)
@@ -114,7 +121,7 @@ def test_drill_of_a_session_whose_file_has_changed_says_so(
     assert code == 1
     assert str(file) in told
     assert "jupyterhub_gpu_reclaim_drill_success 0.0" in metrics.read_text()
-    assert not inits()
+    assert not places_there()
 
 
 def test_drill_of_a_damaged_checkpoint_fails(agent, suspended, drill):
@@ -125,4 +132,4 @@ def test_drill_of_a_damaged_checkpoint_fails(agent, suspended, drill):
     code, told = drill(suspended)
     assert code == 1
     assert "damaged" in told
-    assert not inits()
+    assert not places_there()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
+from jupyterhub_gpu_reclaim.linux import procfs
 from tests.support.agent import wait_for
 from tests.support.fake_cards import computes, holders, killed_while_it_moves
 
@@ -187,6 +189,81 @@ def test_a_child_that_is_forked_after_the_survey_gives_up_its_devices_too(
     place = places("hold")
     assert agent.restore(place, "cp-2")[-1]["tree"]
     computes(place, "pcl")
+
+
+def test_a_program_that_inherited_a_card_by_accident_comes_back_without_it(
+    agent, start, places
+):
+    """As orted does, which MPI starts: it is another program, and has no use for it."""
+    session = start("launches")
+    computes(session, "pe")
+    assert holders(session) == 2
+    assert agent.capture(session, "cp")[-1].get("checkpoint")
+    path = f"/v1/sessions/{session.incarnation}/release"
+    assert agent.post(path, {"checkpoint": "cp"}).status_code == 200
+
+    place = places("hold")
+    assert agent.restore(place, "cp")[-1]["tree"]
+
+    computes(place, "pe")
+    assert holders(place) == 1
+
+
+def opens(place) -> bool:
+    """Whether one has the driver's library and the card, as in the midst of cuInit."""
+    return any(
+        held_by(one.pid) and "/libcuda.so" in procfs.text(one.pid, "maps")
+        for one in place.tree.processes
+    )
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_program_that_begins_to_use_a_card_meanwhile_is_saved_as_well(
+    agent, start, places
+):
+    """As the compilers of PyTorch do, where a suspend is asked for at once."""
+    session = start("begins")
+    computes(session, "p")
+    assert agent.capture(session, "cp")[-1].get("checkpoint")
+    path = f"/v1/sessions/{session.incarnation}/release"
+    assert agent.post(path, {"checkpoint": "cp"}).status_code == 200
+
+    place = places("hold")
+    assert agent.restore(place, "cp")[-1]["tree"]
+
+    computes(place, "pi")
+    assert holders(place) == 2
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_program_that_begins_to_use_a_card_meanwhile_naps_as_well(agent, start):
+    session = start("begins")
+    computes(session, "p")
+    for order, holding in (("nap", 0), ("wake", 2)):
+        events = agent.events(f"/v1/sessions/{session.incarnation}/{order}", {})
+        assert events[-1].get("tree"), events[-1]
+        assert holders(session) == holding
+    computes(session, "pi")
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_program_that_has_a_card_open_and_is_not_known_yet_is_waited_for(
+    agent, start
+):
+    session = start("slow")
+    wait_for(lambda: opens(session))
+    assert agent.capture(session, "cp")[-1].get("checkpoint")
+    path = f"/v1/sessions/{session.incarnation}/thaw"
+    assert agent.post(path).status_code == 200
+    computes(session, "pi")
+
+
+def test_a_program_that_the_driver_does_not_know_is_refused_in_the_end(agent, start):
+    session = start("deaf")
+    wait_for(lambda: opens(session))
+    failure = agent.capture(session, "cp")[-1]["failure"]
+    assert failure["code"] == "gpu_begun"
+    computes(session, "p")
 
 
 def test_memory_that_may_be_shared_is_refused_before_anything_is_touched(agent, start):

@@ -66,7 +66,7 @@ def test_session_that_comes_back_is_rehearsed_beside_the_rest(agent, counter, pl
     assert steps["rehearsal"]["state"] == "done"
     began = [step["step"] for step in steps_of(events)]
     assert began.index("rehearsal") < began.index("commit")
-    assert not places_there()
+    assert not places_there(agent.popen.pid)
     assert release(agent, counter, "good") == 200
     place = places("hold")
     assert agent.restore(place, "good")[-1].get("tree")
@@ -110,4 +110,4 @@ def test_rehearsal_is_called_off_with_its_capture(agent, places):
     assert agent.post(path, {"checkpoint": "called-off"}).status_code == 202
     assert goes_on(place)
     assert agent.get("/v1/checkpoints").json() == []
-    wait_for(lambda: not places_there())
+    wait_for(lambda: not places_there(agent.popen.pid))

@@ -125,6 +125,7 @@ def test_spawner_whose_will_resume_cannot_be_set_loads_a_suspended_session():
 
 def test_sessions_programs_open_no_io_uring_by_themselves_unless_configured():
     assert made(ReclaimBoxes).get_env()["UV_USE_IO_URING"] == "0"
+    assert "-opencl" in made(ReclaimBoxes).get_env()["HWLOC_COMPONENTS"]
     spawner = made(ReclaimBoxes, environment={"UV_USE_IO_URING": "1"})
     assert spawner.get_env()["UV_USE_IO_URING"] == "1"
 

@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.session_init import launcher
+from tests.support import keys
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 #: Of this process alone: sweeping it must not take another's groups.
@@ -233,3 +234,13 @@ def test_session_of_a_unit_with_private_folders_sees_the_machines_own(launch, tm
         facts, _ = launch(script, *options, within=machine)
         assert "error" not in facts
         assert launch.out.read_text() == f"{seen}that is all\n"
+
+
+def test_session_cannot_read_the_keys_of_the_hub(launch, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(keys.CODE + "print(find_key('of-the-hub'))")
+    keys.join_session_keyring()
+    keys.add_key("of-the-hub", "secret")
+    _, place = launch(f"exec {sys.executable} {program}")
+    ended(place)
+    assert launch.out.read_text().strip() == "None"

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.store.backends.proxies import (
 from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.testing.faulty_backend import FailsEveryThird
+from jupyterhub_gpu_reclaim.testing.faulty_backend import FailsEveryThird, turn_bit
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
@@ -416,3 +416,85 @@ def test_intent_with_an_impossible_time_is_none_of_ours(store, backend):
     backend.publish("writing/c9", b"GRWRITE 1\n1" + b"0" * 400 + b"\n")
     store.delete("c1")
     assert backend.list("packs/") == []
+
+
+def first_pack(backend, checkpoint="c1"):
+    return backend.list(f"packs/{checkpoint}/")[0].name
+
+
+@pytest.mark.parametrize("fault", ["lost", "cut", "unreadable"])
+def test_pack_that_cannot_be_read_is_not_built_upon(backend, store, fault, monkeypatch):
+    """It goes while the next generation is being written: its chunks are stored."""
+    save(store, 1)
+    writer = store.begin(id="c2", key=SessionKey("ada"), incarnation="i", generation=2)
+    name = first_pack(backend)
+    if fault == "lost":
+        backend.delete(name)
+    elif fault == "cut":
+        del backend.objects[name][100_000:]
+    else:
+        read = backend.read
+
+        def fail(asked, offset, length):
+            if asked == name:
+                raise StoreError(Reason.STORE_FAILED, why="input/output error")
+            return read(asked, offset, length)
+
+        monkeypatch.setattr(backend, "read", fail)
+    writer.add("pages", PLAIN)
+    try:
+        writer.commit()
+    except StoreError:
+        # Some of its blocks were whole and are referenced, and now it is cut.
+        assert fault == "cut"
+        assert not store.exists("c2")
+        return
+    assert store.open("c2").read("pages") == PLAIN
+    assert name not in {entry.name for entry in store.objects("c2")}
+
+
+def test_store_that_does_not_answer_is_no_damage(backend, store, monkeypatch):
+    save(store, 1)
+    writer = store.begin(id="c2", key=SessionKey("ada"), incarnation="i", generation=2)
+
+    def away(*_):
+        raise Unavailable("it does not answer")
+
+    monkeypatch.setattr(backend, "read", away)
+    with pytest.raises(Unavailable):
+        writer.add("pages", PLAIN)
+
+
+def test_block_is_opened_once_however_often_it_is_referenced(backend, store):
+    save(store, 1)
+    read = backend.read
+    asked = []
+
+    def count(name, offset, length):
+        asked.append((name, length))
+        return read(name, offset, length)
+
+    backend.read = count
+    save(store, 2, PLAIN * 3)
+    bytes_read = sum(count for name, count in asked if name.startswith("packs/c1/0"))
+    assert len(PLAIN) <= bytes_read < 1.5 * len(PLAIN)
+
+
+def test_store_that_is_told_not_to_read_back_does_not(backend, clock):
+    """As the setting says, damage is found out at the restore then."""
+    store = Repository(backend, clock=clock, keys=KEYS, read_back=False)
+    save(store, 1)
+    turn_bit(backend, first_pack(backend), 1000)
+    assert save(store, 2).stored_bytes < 100_000
+    assert store.verify("c2")
+
+
+def test_damage_of_an_older_origin_is_found_generations_later(backend, store):
+    for number in range(1, 4):
+        save(store, number)
+    store.delete("c1")
+    turn_bit(backend, first_pack(backend), 1000)
+    save(store, 4)
+    assert store.verify("c3")
+    assert store.verify("c4") == []
+    assert store.open("c4").read("pages") == PLAIN

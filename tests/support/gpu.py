@@ -186,13 +186,24 @@ class SilentDriver(WellDriver):
 
 #: Opens and maps what stands for a device, forks, and does as it is told.
 HOLDER = """
-import mmap, os, sys, threading, time
+import mmap, os, subprocess, sys, threading, time
 path = sys.argv[1]
 device = os.open(path, os.O_RDWR)
 page = mmap.mmap(device, 8192, mmap.MAP_SHARED)
 page[0:4] = b"card"
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 to_child, from_parent = os.pipe(), os.pipe()
+if "exec" in sys.argv:
+    # As MPI starts its daemon: what is not closed on exec goes on in another program,
+    # and the driver's library opens other files in the parent.
+    os.set_inheritable(device, True)
+    command = [sys.executable, "-c", sys.argv[-1], str(device), *sys.argv[2:-1]]
+    child = subprocess.Popen(command, close_fds=False)
+    if "closed" in sys.argv:
+        new = os.open(path, os.O_RDWR)
+        for fd in (device, device + 1):  # the second is the mapping's own
+            os.dup2(new, fd)
+    child.wait()
 child = os.fork()
 if child == 0:
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
@@ -204,6 +215,20 @@ if child == 0:
 os.wait()
 """
 
+#: Another program, that has a device because nobody closed it.
+LAUNCHED = """
+import ctypes, mmap, os, sys
+device = int(sys.argv[1])
+if "maps" in sys.argv:
+    page = mmap.mmap(device, 4096, mmap.MAP_SHARED)
+if "library" in sys.argv:
+    with open(sys.argv[-1], "rb") as library:
+        loaded = mmap.mmap(library.fileno(), 0, mmap.MAP_PRIVATE)
+print(os.getpid(), device, flush=True)
+while line := sys.stdin.readline():
+    print(eval(line), flush=True)
+"""
+
 
 class Holder:
     """A process that holds a device, and its child that has inherited it."""
@@ -213,7 +238,7 @@ class Holder:
         self.device = Path(f"/dev/nvidia-test-{os.getpid()}")
         self.device.write_bytes(bytes(8192))
         self._popen = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(self.device), *words],
+            [sys.executable, "-c", HOLDER, str(self.device), *words, LAUNCHED],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -21,6 +21,7 @@ times, extended attributes, holes that stay holes, and a last entry.
 from __future__ import annotations
 
 import errno
+import heapq
 import itertools
 import os
 import stat
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
 
-#: A file in more pieces is read whole: their list stands in one header.
-_MAX_EXTENTS: Final = 4096
+#: Of a file in more pieces some are joined: their list stands in one header.
+_MAX_EXTENTS: Final = 1 << 17
 
 
 class Content:
@@ -92,13 +93,29 @@ def extents(file: BinaryIO, size: int) -> list[tuple[int, int]] | None:
             start = os.lseek(file.fileno(), at, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:
-                return found  # nothing but a hole up to the end
+                break  # nothing but a hole up to the end
             return None
         at = min(os.lseek(file.fileno(), start, os.SEEK_HOLE), size)
         found.append((start, at - start))
-        if len(found) > _MAX_EXTENTS:
-            return None
-    return found
+        if len(found) >= 2 * _MAX_EXTENTS:
+            found = joined(found, _MAX_EXTENTS)
+    return joined(found, _MAX_EXTENTS)
+
+
+def joined(pieces: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+    """Pieces, so many at most, the smallest holes filled. Pure."""
+    if len(pieces) <= most:
+        return pieces
+    holes = [
+        (after[0] - before[0] - before[1], number)
+        for number, (before, after) in enumerate(itertools.pairwise(pieces), 1)
+    ]
+    starts = [0, *sorted(number for _, number in heapq.nlargest(most - 1, holes))]
+    ends = [*starts[1:], len(pieces)]
+    return [
+        (pieces[first][0], sum(pieces[last - 1]) - pieces[first][0])
+        for first, last in zip(starts, ends, strict=True)
+    ]
 
 
 _OVERLAY: Final = ("trusted.overlay.", "user.overlay.")

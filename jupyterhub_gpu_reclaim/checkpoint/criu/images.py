@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
@@ -32,6 +33,13 @@ IDS_MAGIC: Final = 0x54432030
 FS_MAGIC: Final = 0x51403912
 REMAP_MAGIC: Final = 0x59133954
 GHOST_MAGIC: Final = 0x52583605
+INVENTORY_MAGIC: Final = 0x58313116
+#: Of System V objects, by the kernel's short name for them.
+IPC_MAGICS: Final = MappingProxyType(
+    {"sem": 0x59573019, "msg": 0x55453737, "shm": 0x46283044}
+)
+SK_QUEUES_MAGIC: Final = 0x56264026
+TCP_STREAM_MAGIC: Final = 0x51465506
 
 #: ``fd_types`` of CRIU's fdinfo.proto.
 TYPE_REG: Final = 1
@@ -75,6 +83,8 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("ext", 9, "bool"),
         ("mode", 10, "uint32"),
         ("build_id", 11, "uint32*"),
+        # Ours, of a file that has lost its name (files/deleted_files.py).
+        ("handle", 1000, "bytes"),
     ),
     "inet_sk_entry": (
         ("id", 1, "uint32"),
@@ -92,6 +102,14 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("ifname", 17, "bytes"),
         ("shutdown", 19, "uint32"),
     ),
+    "tcp_stream_entry": (
+        ("inq_len", 1, "uint32"),
+        ("outq_len", 3, "uint32"),
+        ("outq_seq", 4, "uint32"),
+        ("unsq_len", 12, "uint32"),
+    ),
+    "netlink_sk_entry": (("id", 1, "uint32"), ("ino", 2, "uint32")),
+    "sk_packet_entry": (("id_for", 1, "uint32"), ("length", 2, "uint32")),
     "fh_entry": (("path", 4, "bytes"),),
     "inotify_wd_entry": (
         ("i_ino", 2, "uint64"),
@@ -142,6 +160,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("id", 2, "uint32"),
         ("reg", 3, "reg_file_entry"),
         ("isk", 4, "inet_sk_entry"),
+        ("nlsk", 7, "netlink_sk_entry"),
         ("ify", 13, "inotify_file_entry"),
         ("usk", 16, "unix_sk_entry"),
         ("fifo", 17, "fifo_entry"),
@@ -182,8 +201,31 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "pipe_data_entry": (
         ("pipe_id", 1, "uint32"),
         ("bytes", 2, "uint32"),
+        ("size", 3, "uint32"),
     ),
-    "task_kobj_ids_entry": (("files_id", 2, "uint32"),),
+    "task_kobj_ids_entry": (
+        ("files_id", 2, "uint32"),
+        ("ipc_ns_id", 7, "uint32"),
+    ),
+    "inventory_entry": (("root_ids", 3, "task_kobj_ids_entry"),),
+    "ipc_desc_entry": tuple(
+        (name, number, "uint32")
+        for number, name in enumerate(
+            ("key", "uid", "gid", "cuid", "cgid", "mode", "id"), 1
+        )
+    ),
+    "ipc_sem_entry": (("desc", 1, "ipc_desc_entry"), ("nsems", 2, "uint32")),
+    "ipc_msg_entry": (
+        ("desc", 1, "ipc_desc_entry"),
+        ("qbytes", 2, "uint32"),
+        ("qnum", 3, "uint32"),
+    ),
+    "ipc_msg": (("mtype", 1, "uint64"), ("msize", 2, "uint32")),
+    "ipc_shm_entry": (
+        ("desc", 1, "ipc_desc_entry"),
+        ("size", 2, "uint64"),
+        ("hugetlb_flag", 4, "uint32"),
+    ),
     "creds_entry": (
         ("uid", 1, "uint32"),
         ("gid", 2, "uint32"),
@@ -238,6 +280,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "vma_entry": (
         ("start", 1, "uint64"),
         ("end", 2, "uint64"),
+        ("pgoff", 3, "uint64"),
         ("shmid", 4, "uint64"),
         ("prot", 5, "uint32"),
         ("flags", 6, "uint32"),
@@ -360,6 +403,48 @@ def only(image: bytes, magic: int) -> bytes:
     if len(payloads) != 1:
         raise damaged(f"an image holds {len(payloads)} entries, not one")
     return payloads[0]
+
+
+def first(image: bytes, magic: int) -> tuple[bytes, bytes]:
+    """The one message of an image that goes on with plain data, and that.
+
+    Raises:
+        RestoreFailed: it holds no such message (``checkpoint_damaged``).
+    """
+    at = 2 * _U32.size
+    size = int.from_bytes(image[at : at + _U32.size], "little")
+    end = at + _U32.size + size
+    return only(image[:end], magic), image[end:]
+
+
+def with_data(
+    image: bytes, magic: int, kind: str, length: str
+) -> Iterator[tuple[Any, bytes, bytes]]:
+    """The messages of an image in which plain data follows each.
+
+    Args:
+        image: as CRIU wrote it.
+        magic: with which it must begin.
+        kind: of its messages.
+        length: the field with the number of bytes that follow.
+
+    Yields:
+        The message, its bytes with their length, and the data.
+
+    Raises:
+        RestoreFailed: it is no such image, or is cut off (``checkpoint_damaged``).
+    """
+    at = 2 * _U32.size
+    list(split(image[:at], magic))
+    while at < len(image):
+        size = int.from_bytes(image[at : at + _U32.size], "little")
+        middle = at + _U32.size + size
+        entry = parse(kind, image[at + _U32.size : middle])
+        end = middle + getattr(entry, length)
+        if end > len(image):
+            raise damaged(f"the data of a {kind} is cut off")
+        yield entry, image[at:middle], image[middle:end]
+        at = end
 
 
 def file_entries(files_img: bytes) -> Iterator[Any]:

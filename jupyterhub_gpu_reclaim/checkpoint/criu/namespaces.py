@@ -41,10 +41,12 @@ if TYPE_CHECKING:
 
 # The same numbers on every architecture (<asm-generic/unistd.h>).
 _OPEN_TREE, _MOUNT_SETATTR = 428, 442
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
 # <linux/mount.h>, <linux/fcntl.h>, <linux/fs.h>
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
 _OPEN_TREE_CLONE: Final = 1
+_CLOEXEC, _SET_STRING, _CREATE = 1, 1, 6
 _RDONLY, _NOSUID, _NODEV = 0x1, 0x2, 0x4
 _MS_PRIVATE: Final = 1 << 18
 _ATTRIBUTES: Final = struct.Struct("=QQQQ")  # set, clear, propagation, user namespace
@@ -83,6 +85,22 @@ def open_detached(path: Path, *, read_only: bool) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_scratch() -> int:
+    """A descriptor of an empty folder in memory, open to everybody who has it.
+
+    Raises:
+        Refused: as :func:`open_detached`.
+    """
+    context = _mount_call(_FSOPEN, ctypes.c_char_p(b"tmpfs"), _CLOEXEC)
+    try:
+        mode = (ctypes.c_char_p(b"mode"), ctypes.c_char_p(b"1777"), 0)
+        _mount_call(_FSCONFIG, context, _SET_STRING, *mode)
+        _mount_call(_FSCONFIG, context, _CREATE, None, None, 0)
+        return _mount_call(_FSMOUNT, context, _CLOEXEC, _NOSUID | _NODEV)
+    finally:
+        os.close(context)
 
 
 def _mount_call(number: int, *arguments: object) -> int:
@@ -201,6 +219,7 @@ def run_inside(
     init_pid: int,
     init_start: int,
     last_pid: int = 0,
+    own_ipc: bool = False,
     prepare: Callable[[int], None] | None = None,
 ) -> Inside:
     """Start CRIU inside the namespaces of a session's init.
@@ -212,6 +231,8 @@ def run_inside(
         init_pid: the session's init, in our pid namespace.
         init_start: its start time, against a pid used again.
         last_pid: make pids inside start after this number; 0 leaves them alone.
+        own_ipc: give it an empty IPC namespace instead of the session's, which it then
+            takes for something to be saved.
         prepare: called with the helper's pid before it enters anything, e.g. to move
             it (and what it starts) into the session's control groups.
 
@@ -245,6 +266,7 @@ def run_inside(
             "pidfd": pidfd,
             "report": report,
             "last_pid": last_pid,
+            "own_ipc": own_ipc,
             "argv": [*start, *arguments(path_of)],
             "env": criu_module.ENVIRONMENT,
             "close": pass_on,

@@ -7,7 +7,7 @@ library only.
 
 It joins every namespace before it forks into the pid namespace. A process of ours that
 the session can see in its /proc therefore never has our own root or working folder, and
-it holds no descriptors except those meant for the program.
+it holds no descriptors except those meant for the program, and none of our keys.
 
 It stays outside of the pid namespace, writes what happens as JSON lines to ``report``,
 and outlives an agent that is killed, so that the program inside can end in its own
@@ -18,6 +18,7 @@ session's processes damaged.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -47,6 +48,9 @@ FSCONFIG_CMD_CREATE = 6
 CLOEXEC = 1  #: FSOPEN_CLOEXEC, FSMOUNT_CLOEXEC
 CLOSE_RANGE_CLOEXEC = 4
 LAST_DESCRIPTOR = 0xFFFFFFFF
+#: keyctl(2), which has another number on each architecture; <linux/keyctl.h>
+KEYCTL = {"x86_64": 250, "aarch64": 219}
+KEYCTL_JOIN_SESSION_KEYRING = 1
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -66,6 +70,20 @@ def checked(result: int, name: str) -> int:
 def setns(pidfd: int, kinds: int) -> None:
     """Join those namespaces of the process behind a pidfd (setns(2), Linux 5.8)."""
     checked(libc.setns(pidfd, kinds), "setns")
+
+
+def leave_keyring() -> None:
+    """Begin a session keyring: whoever has the agent's could read all keys there.
+
+    CRIU saves no keys, and what it makes has its own keyring. Where the kernel has no
+    keys, or forbids them to us and so to our children, there is nothing to leave.
+    """
+    number = KEYCTL.get(os.uname().machine)
+    if number is None:
+        return
+    made = libc.syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
+    if made < 0 and ctypes.get_errno() not in {errno.ENOSYS, errno.EPERM}:
+        checked(made, "keyctl")
 
 
 def write_report(report: int, **facts: Any) -> None:
@@ -149,7 +167,9 @@ def become(spec: dict[str, Any]) -> NoReturn:
 def enter(spec: dict[str, Any]) -> int:
     """Join the namespaces and make the child that becomes the program; its pid."""
     counter = open_counter() if spec["last_pid"] else -1
-    setns(spec["pidfd"], ALL)
+    setns(spec["pidfd"], ALL & ~CLONE_NEWIPC if spec["own_ipc"] else ALL)
+    if spec["own_ipc"]:
+        checked(libc.unshare(CLONE_NEWIPC), "unshare")
     # From here on every path is the session's. Nothing may be imported from there.
     os.chdir("/")
     if counter >= 0:
@@ -174,6 +194,7 @@ def main() -> int:
     try:
         # The session must not look at this process' own program (/proc/<pid>/exe).
         checked(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+        leave_keyring()
         # The session's user writes what is found at our own import paths there.
         sys.meta_path.clear()
         child = enter(spec)

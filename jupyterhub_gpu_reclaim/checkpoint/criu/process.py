@@ -109,6 +109,7 @@ class CriuRun:
         reason: Reason,
         inherit: Mapping[str, int] | None = None,
         last_pid: int = 0,
+        own_ipc: bool = False,
         prepare: Callable[[int], None] | None = None,
     ) -> None:
         """Run ``criu <step> <arguments>`` to its end.
@@ -120,6 +121,7 @@ class CriuRun:
             inherit: replacements for pipes whose other end is outside: CRIU's name of
                 the pipe → descriptor of ours.
             last_pid: see ``run_inside``.
+            own_ipc: likewise.
             prepare: likewise.
 
         Raises:
@@ -147,6 +149,7 @@ class CriuRun:
                     init_pid=self._session.init_pid,
                     init_start=self._session.init_start,
                     last_pid=last_pid,
+                    own_ipc=own_ipc,
                     prepare=prepare,
                 )
             try:

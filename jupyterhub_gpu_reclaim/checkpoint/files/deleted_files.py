@@ -16,8 +16,9 @@ would make root create a name in any folder of that file system. So CRIU may not
 CRIU looks, with the rights of the task that holds it, and CRIU is told that it is taken
 care of (``--external``). Where that task may make no name, such as for a library of
 root's, the contents are saved if it may read them; the restored task then has a copy.
-What is written into the images is what CRIU would have written, so that a restore needs
-to know nothing of this.
+What is written into the images is what CRIU would have written, and the file's handle:
+the first return takes the given name away again, while its checkpoint is kept, and a
+second one finds the file by its handle, as long as it has another name.
 
 **Made again** (:class:`Ghost`). CRIU would make a deleted file by its former path, as
 root, and remove that name again. Here it is a file without a name from the beginning
@@ -48,12 +49,17 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     credentials_now,
     run_as,
 )
-from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity, identity
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
+    ELSEWHERE,
+    FileIdentity,
+    identity,
+)
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.file_handles import handle_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -130,8 +136,6 @@ def _may_read(pid: int, fd: int, status: os.stat_result) -> bool:
         os.close(found)
 
 
-#: Where it goes when its own folder is gone.
-_ELSEWHERE: Final = b"/tmp"
 _U32: Final = struct.Struct("<I")
 _BLOCK: Final = 1 << 20
 _NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
@@ -159,7 +163,7 @@ class Ghost:
         """
         parent = path.rpartition(b"/")[0] or b"/"
         failure = "no folder takes it"
-        for place in (parent, _ELSEWHERE):
+        for place in (parent, ELSEWHERE):
             try:
                 folder = open_in_root(root, place, os.O_PATH | os.O_DIRECTORY)
             except OSError as error:
@@ -439,7 +443,7 @@ class Unlinked:
             entry.reg.ClearField("ext")
             if one.link:
                 if one.link not in made:
-                    made[one.link] = _entry(first + len(made), one.link)
+                    made[one.link] = _entry(first + len(made), one)
                 target, kind = made[one.link].id, images.REMAP_LINKED
             else:
                 target, kind = ghosts[id(one)], images.REMAP_GHOST
@@ -599,8 +603,11 @@ def _contents(one: _File) -> Iterator[bytes]:
             yield block
 
 
-def _entry(number: int, path: bytes) -> Any:
+def _entry(number: int, one: _File) -> Any:
     """The entry of a name that was given."""
     made = images.plain_file(number)
-    made.reg.name = path
+    made.reg.name = one.link
+    handle = handle_of(one.descriptor)
+    if handle is not None:
+        made.reg.handle = handle.packed()
     return made

@@ -9,7 +9,7 @@ inotify instance, or a socket with a path, is declared as a plain file: CRIU tak
 descriptor for one.
 
 Only what the kernel alone makes is left to CRIU by name: terminals, and files of
-``/proc/PID`` (see ``_check_left``).
+``/proc/PID`` (``process_files``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import resource
 import socket
 import stat
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -32,17 +32,22 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     run_as,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Ghost, Link
+from jupyterhub_gpu_reclaim.checkpoint.files.process_files import (
+    HeldFile,
+    TreeRights,
+    refusal,
+)
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
     FileIdentity,
     Reopener,
     fill_pipe,
     identity,
 )
-from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import process_of, read_saved
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import read_saved
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_root
-from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -53,7 +58,6 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
-    from pathlib import Path
     from typing import Any
 
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
@@ -70,14 +74,6 @@ if TYPE_CHECKING:
 
 #: No process of /proc has a number like that, so no such path can be made.
 _NAME: Final = "/proc/0x{number:x}"
-#: Of a process' own folder in /proc: what says no more than its user may know anyway.
-_HARMLESS: Final = frozenset(
-    {
-        *("", "cgroup", "cmdline", "comm", "environ", "fd", "fdinfo", "io", "limits"),
-        *("maps", "mountinfo", "mounts", "net", "ns", "smaps", "smaps_rollup", "stat"),
-        *("statm", "status", "task"),
-    }
-)
 
 
 @dataclass
@@ -151,7 +147,7 @@ def open_all(
     opened: Sequence[FileFingerprint],
     stack: ExitStack,
     *,
-    scratch: Path | None = None,
+    scratch: int | None = None,
 ) -> Handover:
     """Open everything; the descriptors are closed with the stack.
 
@@ -160,7 +156,7 @@ def open_all(
         init_pid: of the session; its root is where paths are looked up.
         opened: the fingerprints of the files.
         stack: holds the descriptors.
-        scratch: a folder of ours, open to everybody, where everything is made that a
+        scratch: an empty folder, open to everybody, where everything is made that a
             return would make among the user's files; None for a return.
 
     Raises:
@@ -180,10 +176,7 @@ def open_all(
     network = os.open(f"/proc/{init_pid}/ns/net", os.O_RDONLY)
     stack.callback(os.close, network)
     place = PathContext(root, network)
-    opener = _Opener(handover, place, known, source, stack)
-    if scratch is not None:
-        opener.use_scratch(open_root(str(scratch)))
-    opener.run(read)
+    _Opener(handover, place, known, source, stack, scratch=scratch).run(read)
     files.refuse_changed(opened, handover.held(), root)
     _refuse_other_sizes(handover, known)
     handover.files = {**saved.rewritten, "files.img": _files_image(saved)}
@@ -198,6 +191,8 @@ class _Opener:
         known: Mapping[bytes, FileFingerprint],
         source: ImageSource,
         stack: ExitStack,
+        *,
+        scratch: int | None,
     ) -> None:
         self._handover = handover
         self._saved = handover.saved
@@ -207,12 +202,7 @@ class _Opener:
         self._source = source
         self._stack = stack
         self._pipes: dict[int, int] = {}
-        self._scratch: int | None = None
-
-    def use_scratch(self, folder: int) -> None:
-        """Make nothing among the user's files, but in that folder of ours."""
-        self._stack.callback(os.close, folder)
-        self._scratch = folder
+        self._scratch = scratch
 
     def run(self, read: Callable[[str], bytes | None]) -> None:
         with ExitStack() as inner:
@@ -226,9 +216,9 @@ class _Opener:
                 run_as(who, lambda: self._open(opener, wishes, made))  # noqa: B023
             for both in self._pipes.values():
                 inner.callback(os.close, both)
-            for number, data in _pipe_contents(read("fifo-data.img")):
+            for number, data, size in _pipe_contents(read("fifo-data.img")):
                 if number in self._pipes:
-                    fill_pipe(self._pipes[number], data)
+                    fill_pipe(self._pipes[number], data, size)
             for number, (ghost, owner) in ghosts.items():
                 run_as(owner, lambda: ghost.finish(made[number]))  # noqa: B023
 
@@ -265,11 +255,17 @@ class _Opener:
             end = run_as(who, lambda: unix_names.make(one, place.root), place)  # noqa: B023
             self._keep(number, end.detach())
         for number, one in wanted.items():
-            copy = os.dup(self._handover.descriptors[number])
-            with socket.socket(fileno=copy) as end:
-                who = self._saved.holder(number)
-                run_as(who, lambda: unix_names.connect(end, one, place.root))  # noqa: B023
+            with self._copy(number) as end:
+                if one.server in wanted:
+                    with self._copy(one.server) as server, suppress(OSError):
+                        unix_names.connect_inside(end, server)
+                else:
+                    who = self._saved.holder(number)
+                    run_as(who, lambda: unix_names.connect(end, one, place.root))  # noqa: B023
                 unix_names.finish(end, one, place.root)
+
+    def _copy(self, number: int) -> socket.socket:
+        return socket.socket(fileno=os.dup(self._handover.descriptors[number]))
 
     def _keep(self, number: int, descriptor: int) -> None:
         self._stack.callback(os.close, descriptor)
@@ -380,37 +376,30 @@ def _files_image(saved: SavedFiles) -> bytes:
 
 
 def _check_left(saved: SavedFiles, init_pid: int) -> None:
-    """What CRIU opens by its name below ``/proc/PID``.
-
-    The path is the kernel's alone as long as ``/proc`` is, and what can be read there
-    a process may read of itself, and of any other that has the same rights. Whatever
-    may be written, or tells more the more its opener may do, is not given back.
+    """Judge what CRIU opens by its name below ``/proc/PID``.
 
     Raises:
-        RestoreFailed: it is none of that (``file_denied``).
+        RestoreFailed: it cannot be given back (``file_denied``).
     """
-    if not saved.left:
+    left = set(saved.left)
+    if not left:
         return
-    is_proc = any(
-        str(one.target) == "/proc" and one.kind == "proc"
-        for one in read_mounts(init_pid)
-    )
-    for number in saved.left:
-        reg = saved.entries[number].reg
-        pid, what = process_of(reg.name), reg.name.split(b"/")[3:]
-        if what[:1] == [b"task"] and len(what) > 2:
-            what = what[2:]
-        name = what[0].decode("ascii", "replace") if what else ""
-        reads = reg.flags & os.O_ACCMODE == os.O_RDONLY
-        regular = stat.S_IFMT(reg.mode) in {stat.S_IFREG, stat.S_IFDIR}
-        holder = saved.holder(number)
-        same = pid not in saved.credentials or saved.credentials[pid] == holder
-        if not (is_proc and name in _HARMLESS and reads and regular and same):
-            raise refused(Reason.FILE_DENIED, reg.name, "the kernel makes it anew")
+    tree = TreeRights(saved.credentials, saved.hidden, has_proc(init_pid))
+    held: list[tuple[int, int | None]] = [
+        (number, pid) for (pid, _), (_, number) in saved.descriptors.items()
+    ]
+    held += [(use.id, use.pid) for use in saved.uses]
+    held += [(number, None) for number in left - {number for number, _ in held}]
+    for number, pid in held:
+        if number in left:
+            reg = saved.entries[number].reg
+            why = refusal(HeldFile(reg.name, reg.flags, reg.mode, pid), tree)
+            if why:
+                raise refused(Reason.FILE_DENIED, reg.name, why)
 
 
-def _pipe_contents(image: bytes | None) -> Iterator[tuple[int, bytes]]:
-    """CRIU's number of a FIFO, and what was in it."""
+def _pipe_contents(image: bytes | None) -> Iterator[tuple[int, bytes, int]]:
+    """CRIU's number of a FIFO, what was in it, and how much it takes."""
     if image is None:
         return
     at, entries = 8, memoryview(image)
@@ -422,4 +411,4 @@ def _pipe_contents(image: bytes | None) -> Iterator[tuple[int, bytes]]:
         if len(data) != entry.bytes:
             raise images.damaged("the contents of a FIFO are cut off")
         at += entry.bytes
-        yield entry.pipe_id, data
+        yield entry.pipe_id, data, entry.size

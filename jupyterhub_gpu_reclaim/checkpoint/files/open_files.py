@@ -20,7 +20,8 @@ mapped shared                                           ``file_changed``
 shorter                                                 ``file_shrank``
 read, or appended to       always
 written (not appended)     SQLite without a journal     ``file_changed``
-folder, fifo               always, if it is there
+folder                     always, if it is there
+FIFO                       always (``reopen``)
 =========================  ===========================  ==========================
 """
 
@@ -310,6 +311,8 @@ def _judge_path(one: FileFingerprint, root: int) -> Reason | None:
     """A reason to refuse what stands at the path; see the table."""
     try:
         name = open_in_root(root, one.path, os.O_PATH | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None if stat.S_ISFIFO(one.mode) else Reason.FILE_MISSING
     except OSError:
         return Reason.FILE_MISSING
     try:

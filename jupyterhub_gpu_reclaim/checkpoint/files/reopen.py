@@ -21,6 +21,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import secrets
 import stat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -32,6 +33,7 @@ from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
 from jupyterhub_gpu_reclaim.linux.descriptors import unread_bytes
+from jupyterhub_gpu_reclaim.linux.file_handles import FileHandle, open_handle
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
@@ -44,12 +46,16 @@ if TYPE_CHECKING:
         InotifyWatch,
     )
 
+#: Where what has no name is made when its own folder is gone.
+ELSEWHERE: Final = b"/tmp"
 #: Flags that fcntl(2) sets on an open file.
 _SETTABLE: Final = os.O_APPEND | os.O_NONBLOCK | os.O_DIRECT | os.O_NOATIME
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
 
-_ALL_EVENTS: Final = 0xFFF
+_IN_DELETE_SELF, _IN_IGNORED = 0x400, 0x8000
+#: All events, IN_EXCL_UNLINK and IN_ONESHOT; the others count only for the call.
+_KEPT: Final = 0xFFF | 1 << 26 | 1 << 31
 #: _IOW('I', 0, __s32) of <linux/inotify.h>
 _SET_NEXT_WATCH: Final = 0x40044900
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -119,8 +125,10 @@ class Reopener:
     def watch(self, watches: Iterable[InotifyWatch], flags: int) -> int:
         """An inotify instance with those watches.
 
+        Of what is gone it tells as if that had been removed while the session ran.
+
         Raises:
-            RestoreFailed: as :meth:`open`.
+            RestoreFailed: one may not be watched (``file_denied``).
         """
         instance = checked(_libc.inotify_init1(flags & os.O_NONBLOCK | os.O_CLOEXEC))
         try:
@@ -128,9 +136,10 @@ class Reopener:
                 try:
                     self._add(instance, one)
                 except OSError as error:
-                    gone = error.errno in _GONE
-                    reason = Reason.FILE_MISSING if gone else Reason.FILE_DENIED
-                    raise refused(reason, one.path, error.strerror or "") from None
+                    if error.errno not in _GONE:
+                        why = error.strerror or ""
+                        raise refused(Reason.FILE_DENIED, one.path, why) from None
+                    _tell_of_end(instance, one)
         except BaseException:
             os.close(instance)
             raise
@@ -141,19 +150,21 @@ class Reopener:
         try:
             if stat.S_ISLNK(os.fstat(name).st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            fcntl.ioctl(instance, _SET_NEXT_WATCH, watch.number)
-            path, mask = again(name).encode(), watch.mask & _ALL_EVENTS
-            got = checked(_libc.inotify_add_watch(instance, path, mask))
+            _watch(instance, watch.number, name, watch.mask & _KEPT)
         finally:
             os.close(name)
-        if got != watch.number:
-            raise OSError(errno.EEXIST, "another watch is there already")
 
     def _find(self, wish: FileRequest) -> int:
         """The file at a path, opened by name only (O_PATH)."""
         flags = os.O_PATH | os.O_NOFOLLOW
         try:
             return open_in_root(self._root, wish.path, flags)
+        except FileNotFoundError:
+            if wish.handle:
+                return self._find_nameless(wish)
+            if stat.S_ISFIFO(wish.mode):
+                return self._replace_fifo(wish)
+            raise
         except PermissionError:
             with overriding():
                 found = open_in_root(self._root, wish.path, flags)
@@ -161,6 +172,31 @@ class Reopener:
                 return found
             os.close(found)
             raise
+
+    def _find_nameless(self, wish: FileRequest) -> int:
+        """A file whose given name an earlier return has taken away."""
+        parent = wish.path.rpartition(b"/")[0] or b"/"
+        with overriding():
+            folder = open_in_root(self._root, parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                return open_handle(folder, FileHandle.unpacked(wish.handle))
+            finally:
+                os.close(folder)
+
+    def _replace_fifo(self, wish: FileRequest) -> int:
+        """One without a name, as if it had been removed while the session ran."""
+        if wish.pipe in self._pipes:
+            return os.dup(self._pipes[wish.pipe])
+        if self._scratch is not None:
+            return _make_fifo(self._scratch)
+        for place in (wish.path.rpartition(b"/")[0], ELSEWHERE):
+            with contextlib.suppress(OSError):
+                folder = open_in_root(self._root, place, os.O_PATH | os.O_DIRECTORY)
+                try:
+                    return _make_fifo(folder)
+                finally:
+                    os.close(folder)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def _open(self, wish: FileRequest, found: int) -> int:
         status = os.fstat(found)
@@ -189,6 +225,8 @@ class Reopener:
     def _reopen(self, wish: FileRequest, found: int) -> int:
         """Open that inode without blocking."""
         flags = wish.flags & ~os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        if not stat.S_ISDIR(os.fstat(found).st_mode):
+            flags &= ~os.O_DIRECTORY  # a part of O_TMPFILE
         try:
             return os.open(again(found), flags)
         except OSError as error:
@@ -253,6 +291,33 @@ class Reopener:
             return wish.is_contents and open_files.has_contents(saved, found)
 
 
+def _watch(instance: int, number: int, descriptor: int, mask: int) -> None:
+    fcntl.ioctl(instance, _SET_NEXT_WATCH, number)
+    path, bits = again(descriptor).encode(), ctypes.c_uint32(mask)
+    if checked(_libc.inotify_add_watch(instance, path, bits)) != number:
+        raise OSError(errno.EEXIST, "another watch is there already")
+
+
+def _tell_of_end(instance: int, watch: InotifyWatch) -> None:
+    """Let it watch something that ends at once, by the number of what has ended."""
+    mask = watch.mask & _IN_DELETE_SELF | _IN_IGNORED
+    memory = os.memfd_create("ended")
+    try:
+        _watch(instance, watch.number, memory, mask)
+    finally:
+        os.close(memory)
+
+
+def _make_fifo(folder: int) -> int:
+    """A FIFO without a name, made in that folder; opened by name only."""
+    name = b".reclaim-" + secrets.token_hex(8).encode()
+    os.mkfifo(name, 0o600, dir_fd=folder)
+    try:
+        return os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+    finally:
+        os.unlink(name, dir_fd=folder)
+
+
 def _set_flags(descriptor: int, flags: int) -> None:
     had = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if had & _SETTABLE != flags & _SETTABLE:
@@ -270,13 +335,20 @@ def _seek(descriptor: int, position: int) -> None:
             raise
 
 
-def fill_pipe(descriptor: int, data: bytes) -> None:
-    """Put a FIFO's contents back into an empty one, by a descriptor of both ends.
+def fill_pipe(descriptor: int, data: bytes, size: int) -> None:
+    """Put a FIFO's size and contents back, by a descriptor of both ends.
+
+    Args:
+        descriptor: of both ends.
+        data: what was in it.
+        size: how much it takes, in bytes; 0: not known.
 
     Raises:
-        OSError: it has become smaller.
+        OSError: it does not take so much any more.
     """
     if unread_bytes(descriptor):
         return  # another process has it open, and it was never empty
+    if size:
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, size)
     if os.write(descriptor, data) != len(data):
         raise OSError(errno.ENOSPC, "a FIFO does not take what it held")

@@ -14,7 +14,6 @@ descriptor serves each.
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,6 +23,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     Credentials,
     credentials_of,
 )
+from jupyterhub_gpu_reclaim.checkpoint.files.process_files import process_of
 from jupyterhub_gpu_reclaim.checkpoint.files.unix_names import Named, take_named
 from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
@@ -52,7 +52,6 @@ FLAGS: Final = (
 )
 #: How a process' own folders are opened: to be entered, not to be read.
 FOLDER: Final = os.O_PATH | os.O_DIRECTORY
-_OF_A_PROCESS: Final = re.compile(rb"/proc/(\d+)(?:/|$)")
 
 
 class FileRequest(NamedTuple):
@@ -66,6 +65,7 @@ class FileRequest(NamedTuple):
     position: int = 0
     ghost: int = -1  #: number of the deleted file's image; -1 for what has a name
     is_linked: bool = False  #: its name was given by the capture, and is to go
+    handle: bytes = b""  #: of that file, where the name has gone already
     pipe: int = -1  #: of a FIFO: CRIU's number of what is in it
     is_contents: bool = False  #: only mapped, such that nothing but its contents counts
 
@@ -108,6 +108,9 @@ class SavedFiles:
         sockets: with a name in the file system, by their entries.
         credentials: of each process, by its pid in the session.
         closed: processes that CRIU makes not dumpable, and that were (``undumpable``).
+        hidden: processes that were not dumpable.
+        ended: pids of processes that had ended, of whose ``/proc/PID`` something is
+            open.
     """
 
     entries: dict[int, Any] = field(default_factory=dict)
@@ -123,6 +126,8 @@ class SavedFiles:
     sockets: dict[int, Named] = field(default_factory=dict)
     credentials: dict[int, Credentials] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
+    hidden: set[int] = field(default_factory=set)
+    ended: list[int] = field(default_factory=list)
 
     @property
     def handed(self) -> set[int]:
@@ -136,12 +141,6 @@ class SavedFiles:
         """
         known = self.holders.get(number) or set(self.credentials.values())
         return min(known, key=lambda one: one.rank)
-
-
-def process_of(path: bytes) -> int | None:
-    """Whose ``/proc/PID/…`` that is; None for any other path."""
-    match = _OF_A_PROCESS.match(path)
-    return int(match[1]) if match else None
 
 
 def read_saved(read: Callable[[str], bytes | None]) -> SavedFiles:
@@ -190,12 +189,15 @@ class _Reader:
             self._wish(number, number, flags, pipe=pipes.get(number, -1))
         self._others()
         kept = [
-            images.serialize(remap)
+            remap
             for remap in self._remaps.values()
             if remap.remap_type == images.REMAP_PROCFS
         ]
+        saved.ended = [remap.remap_id for remap in kept]
         # Any other remap would be made by its name, as root.
-        saved.rewritten["remap-fpath.img"] = images.join(images.REMAP_MAGIC, kept)
+        saved.rewritten["remap-fpath.img"] = images.join(
+            images.REMAP_MAGIC, map(images.serialize, kept)
+        )
         return saved
 
     def _entries(self, name: str, magic: int, kind: str) -> Iterator[Any]:
@@ -225,6 +227,8 @@ class _Reader:
             image = images.join(images.FS_MAGIC, [images.serialize(fs)])
             saved.rewritten[folders] = image
         mm = images.parse("mm_entry", images.only(memory, images.MM_MAGIC))
+        if mm.dumpable != 1:
+            saved.hidden.add(pid)
         if undumpable.close(mm, who):
             saved.closed.add(pid)
         mm.exe_file_id = self._use(pid, "exe", mm.exe_file_id, os.O_RDONLY)
@@ -327,12 +331,13 @@ class _Reader:
     ) -> None:
         saved = self._saved
         reg, remap = saved.entries[number].reg, self._remaps.get(number)
-        path, ghost, linked = reg.name, -1, False
+        path, ghost, linked, handle = reg.name, -1, False, b""
         if process_of(path) is not None:
             saved.left.append(way)
             return
         if remap is not None and remap.remap_type == images.REMAP_LINKED:
-            path, linked = self._linked(remap), True
+            path, handle = self._linked(remap)
+            linked = True
         elif remap is not None and remap.remap_type == images.REMAP_GHOST:
             ghost = remap.remap_id
         position = reg.pos if number == way else 0
@@ -347,14 +352,14 @@ class _Reader:
                 position=position,
                 ghost=ghost,
                 is_linked=linked,
+                handle=handle,
                 pipe=pipe,
                 is_contents=is_contents,
             )
         )
 
-    def _linked(self, remap: Any) -> bytes:
+    def _linked(self, remap: Any) -> tuple[bytes, bytes]:
         target = self._saved.entries.get(remap.remap_id)
         if target is None or not target.HasField("reg"):
             raise images.damaged(f"file {remap.orig_id} has no other name")
-        name: bytes = target.reg.name
-        return name
+        return target.reg.name, target.reg.handle

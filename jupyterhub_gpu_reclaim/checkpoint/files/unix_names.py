@@ -6,7 +6,7 @@ server of the machine. So such a socket is made here with the rights of its hold
 handed over like a file. The images that CRIU gets name no such path any more.
 
 A connection that its server has not accepted cannot be saved, as for TCP: its client
-finds it cut. Datagrams that wait in a socket of that kind are lost.
+finds it cut. Datagrams that wait in one are sent again (``sockets.state``).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
+from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,11 +44,12 @@ class Named(NamedTuple):
 
     kind: int
     folder: bytes  #: what a relative name begins at; empty for an absolute one
-    name: bytes  #: empty where it has none, and is only connected
+    name: bytes  #: abstract, or empty, where it is only connected to one with a path
     mode: int
     is_deleted: bool
     backlog: int  #: -1 where it does not listen
     peer: bytes  #: where it sends to; empty for nowhere
+    server: int  #: the entry of the one that it sends to, if that is made here; or -1
     flags: int
     buffers: tuple[int, int]  #: bytes that it sends and receives at once
     passes: tuple[bool, bool]  #: credentials, security labels
@@ -78,7 +80,7 @@ def take_named(entries: Mapping[int, Any]) -> dict[int, Named]:
             one.state, one.peer = _CLOSE, 0
         sends = is_datagram and one.peer in paths
         if sends or (is_named and (is_datagram or one.state != _ESTABLISHED)):
-            found[one.id] = _named(one, paths)
+            found[one.id] = _named(one, paths, named)
         elif one.peer in named and named[one.peer].state == _LISTEN:
             one.state, one.peer = _CLOSE, 0
     for one in named.values():
@@ -100,15 +102,19 @@ def _path(one: Any) -> bytes:
     return folder.rstrip(b"/") + b"/" + name
 
 
-def _named(one: Any, paths: Mapping[int, bytes]) -> Named:
+def _named(one: Any, paths: Mapping[int, bytes], named: Mapping[int, Any]) -> Named:
+    server = named.get(one.peer)
+    if server is not None and server.uflags & _EXTERNAL:
+        server = None
     return Named(
         kind=one.type,
         folder=one.name_dir,
-        name=one.name.rstrip(b"\0") if _is_named(one) else b"",
+        name=one.name.rstrip(b"\0") if _is_named(one) else one.name,
         mode=stat.S_IMODE(one.file_perms.mode) if one.HasField("file_perms") else 0o600,
         is_deleted=one.deleted,
         backlog=one.backlog if one.state == _LISTEN else -1,
         peer=paths.get(one.peer, b""),
+        server=-1 if server is None else server.id,
         flags=one.flags,
         buffers=(one.opts.so_sndbuf, one.opts.so_rcvbuf),
         passes=(one.opts.so_passcred, one.opts.so_passsec),
@@ -121,7 +127,7 @@ def refuse_closed(one: Named, root: int) -> None:
     Raises:
         RestoreFailed: its user may not bind there now.
     """
-    if not one.name or one.is_deleted:
+    if not one.name or one.is_deleted or _is_abstract(one):
         return
     try:
         folder = open_in_root(root, _parent(one), os.O_PATH | os.O_DIRECTORY)
@@ -129,6 +135,8 @@ def refuse_closed(one: Named, root: int) -> None:
             open_to_it = os.access(again(folder), os.W_OK | os.X_OK, effective_ids=True)
         finally:
             os.close(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # a return makes it again, or does without the name
     except OSError as error:
         why = error.strerror or "it cannot be bound"
         raise refused(Reason.FILE_DENIED, one.name, why) from None
@@ -137,21 +145,14 @@ def refuse_closed(one: Named, root: int) -> None:
 
 
 def moved(wanted: Mapping[int, Named]) -> dict[int, Named]:
-    """The same sockets with names in an empty folder, each with the peer that it had.
+    """The same sockets with names in an empty folder; they send to none outside.
 
-    A peer that is not among them is left out: it would hear of a trial.
+    What is outside would hear of a trial. Abstract names stay.
     """
-    names = {
-        _full(one): b"/%d" % number
-        for number, one in wanted.items()
-        if one.name and not one.is_deleted
-    }
     return {
-        number: one._replace(
-            folder=b"",
-            name=b"/%d" % number if one.name else b"",
-            peer=names.get(one.peer, b""),
-        )
+        number: one._replace(folder=b"", name=b"/%d" % number, peer=b"")
+        if one.name and not _is_abstract(one)
+        else one._replace(peer=b"")
         for number, one in wanted.items()
     }
 
@@ -196,6 +197,19 @@ def connect(made: socket.socket, one: Named, root: int) -> None:
             os.close(name)
 
 
+def connect_inside(made: socket.socket, server: socket.socket) -> None:
+    """As root: send to another one that was made here, whatever has become of its name.
+
+    Raises:
+        OSError: that one is connected to a third.
+    """
+    file = checked(_libc.ioctl(server.fileno(), _SIOCUNIXFILE, 0))
+    try:
+        made.connect(again(file))
+    finally:
+        os.close(file)
+
+
 def finish(made: socket.socket, one: Named, root: int) -> None:
     """As root: its buffers; and whether it stands where it should.
 
@@ -204,11 +218,14 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
     """
     for option, size in zip((_SNDBUFFORCE, _RCVBUFFORCE), one.buffers, strict=True):
         made.setsockopt(socket.SOL_SOCKET, option, size // 2)  # Linux doubles it
-    if not one.name or one.is_deleted:
+    if not one.name or one.is_deleted or _is_abstract(one):
         return
     bound = _libc.ioctl(made.fileno(), _SIOCUNIXFILE, 0)
     if bound < 0:
         raise refused(Reason.FILE_SWAPPED, one.name)
+    if not os.fstat(bound).st_nlink:  # its folder is gone
+        os.close(bound)
+        return
     try:
         folder = one.folder.rstrip(b"/") + b"/" if one.folder else b""
         path = folder + one.name
@@ -226,13 +243,16 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
 
 
 def _bind(made: socket.socket, one: Named, root: int) -> None:
+    if _is_abstract(one):
+        made.bind(one.name)
+        return
     name = one.name.rpartition(b"/")[2]
     start, where = one.folder or b"/", _parent(one)
-    os.umask(~one.mode & 0o777)  # this thread's own
-    if one.is_deleted:
+    folder = None if one.is_deleted else _make_folder(root, where)
+    if folder is None:
         _bind_deleted(made, where, root)
         return
-    folder = open_in_root(root, where, os.O_PATH | os.O_DIRECTORY)
+    os.umask(~one.mode & 0o777)  # this thread's own
     try:
         with contextlib.suppress(FileNotFoundError):
             there = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -248,6 +268,10 @@ def _bind(made: socket.socket, one: Named, root: int) -> None:
     made.bind(one.name)
 
 
+def _is_abstract(one: Named) -> bool:
+    return one.name.startswith(b"\0")
+
+
 def _parent(one: Named) -> bytes:
     """The folder of its name."""
     return _full(one).rpartition(b"/")[0] or b"/"
@@ -258,6 +282,27 @@ def _full(one: Named) -> bytes:
     if one.name.startswith(b"/") or not one.name:
         return one.name
     return one.folder.rstrip(b"/") + b"/" + one.name
+
+
+def _make_folder(root: int, path: bytes) -> int | None:
+    """That folder, made again if somebody has removed it; None where it cannot be."""
+    flags = os.O_PATH | os.O_DIRECTORY
+    try:
+        return open_in_root(root, path, flags)
+    except NotADirectoryError:
+        return None
+    except FileNotFoundError:
+        parent, _, name = path.rstrip(b"/").rpartition(b"/")
+        above = _make_folder(root, parent or b"/")
+    if above is None:
+        return None
+    try:
+        os.mkdir(name, 0o700, dir_fd=above)
+    except OSError:
+        return None
+    finally:
+        os.close(above)
+    return open_in_root(root, path, flags)
 
 
 def _bind_deleted(made: socket.socket, where: bytes, root: int) -> None:

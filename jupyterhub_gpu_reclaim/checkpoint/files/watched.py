@@ -15,7 +15,6 @@ that waits for another program or machine (FUSE, NFS), is left to CRIU's search.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 from pathlib import Path
@@ -23,7 +22,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.file_handles import (
+    MAX_BYTES,
+    FileHandle,
+    open_handle,
+)
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
@@ -44,10 +47,7 @@ _USUAL: Final = ("/etc", "/", "/home", "/opt", "/root", "/run", "/srv", "/usr", 
 #: Not touched: who answers may be frozen with the session, or far away.
 _WAITING: Final = ("fuse", "nfs", "9p", "ceph", "cifs", "smb", "autofs")
 _OVERLAY: Final = "overlay"
-_MAX_HANDLE: Final = 128  # MAX_HANDLE_SZ of <fcntl.h>
 _MINOR_BITS: Final = 20  # linux/kdev_t.h
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Watch(NamedTuple):
@@ -55,16 +55,7 @@ class Watch(NamedTuple):
 
     device: str  #: major:minor
     inode: int
-    kind: int  #: of the handle
-    handle: bytes
-
-
-class _FileHandle(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_uint),
-        ("kind", ctypes.c_int),
-        ("data", ctypes.c_ubyte * _MAX_HANDLE),
-    )
+    handle: FileHandle
 
 
 def arguments(tree: Snapshot) -> list[str]:
@@ -105,9 +96,9 @@ def watches_in(text: str) -> Iterator[Watch]:
             inode, kind = int(fields["ino"], 16), int(fields["fhandle-type"], 16)
         except (KeyError, ValueError):
             continue  # the file system has no handles
-        if len(handle) <= _MAX_HANDLE:
+        if len(handle) <= MAX_BYTES:
             major, minor = device >> _MINOR_BITS, device & (1 << _MINOR_BITS) - 1
-            yield Watch(f"{major}:{minor}", inode, kind, handle)
+            yield Watch(f"{major}:{minor}", inode, FileHandle(kind, handle))
 
 
 def _watches_of(pid: int) -> Iterator[Watch]:
@@ -176,17 +167,10 @@ def _named(watch: Watch, target: bytes, root: int) -> str | None:
     opened = []
     try:
         opened.append(open_in_root(root, target, flags))
-        opened.append(_by_handle(opened[0], watch))
+        opened.append(open_handle(opened[0], watch.handle))
         return os.readlink(f"/proc/self/fd/{opened[1]}")  # noqa: PTH115 - any bytes
     except OSError:
         return None
     finally:
         for one in opened:
             os.close(one)
-
-
-def _by_handle(mount: int, watch: Watch) -> int:
-    handle = _FileHandle(len(watch.handle), watch.kind)
-    ctypes.memmove(handle.data, watch.handle, len(watch.handle))
-    flags = os.O_PATH | os.O_CLOEXEC
-    return checked(_libc.open_by_handle_at(mount, ctypes.byref(handle), flags))

@@ -3,15 +3,19 @@
 It only reads. :func:`survey` tells four kinds that hold ``/dev/nvidia*`` apart:
 
 * **users**: the driver knows them (CUDA or NVML), and saves them itself;
-* **stale** ones: children that were forked from a user. What they inherited is of no
-  use to them, since a forked child cannot make CUDA calls, and it keeps CRIU from
-  saving them: ``cuda.give_up`` takes it away;
+* **stale** ones: what they hold came from a user and is of no use to them, and it keeps
+  CRIU from saving them: ``cuda.give_up`` takes it away. A forked child cannot make CUDA
+  calls; nor can another program that was started with descriptors that nobody closed,
+  such as ``orted``, the daemon that MPI starts below a program that begins it;
 * **stopped** ones (Ctrl-Z): the driver cannot be asked about them;
 * **others**: they have opened a device themselves and the driver's checkpoint knows
   nothing of it (OpenGL, Vulkan). They cannot be saved.
 
 A stale child is told from the others by the kernel (kcmp(2)): every descriptor is the
-very open file of a user, and every mapping lies where a user has it.
+very open file of a user, and every mapping lies where a user has it. Where the user has
+closed its own since, one below it is stale that has descriptors alone, and none of
+NVIDIA's libraries: who speaks to the devices without these (tinygrad) has them mapped,
+and who has them may have opened the device itself.
 
 :func:`examine_clients` detects NVIDIA's MPS and profilers. It reports only what is
 certain; what it misses, the driver refuses, and the capture is rolled back.
@@ -67,6 +71,8 @@ if TYPE_CHECKING:
 #: The driver's devices, and those that only MIG and confidential computing use.
 DEVICES: Final = "/dev/nvidia"
 _LIBRARIES: Final = ("/libcuda.so", "/libnvidia-ml.so")
+#: How the names of NVIDIA's libraries begin, or what they have in them (libGLX_nvidia).
+_ANY_LIBRARY: Final = re.compile(r"/(libcuda|libnv|lib[^/]*nvidia)[^/]*\.so")
 _KCMP_FILE: Final = 0
 
 
@@ -92,7 +98,7 @@ class GpuUser:
 
 @dataclass(frozen=True, slots=True)
 class StaleChild:
-    """A forked child, and what it inherited."""
+    """A child, and what it inherited."""
 
     process: Process
     held: HeldDevices
@@ -149,7 +155,9 @@ def survey(driver: Driver, snapshot: Snapshot) -> Survey:
     for process in asked:
         if states[process.pid] is not None or not held[process.pid]:
             continue
-        if _inherited(process.pid, held, proper):
+        if _inherited(process.pid, held, proper) or (
+            _below(process, proper, snapshot) and _cannot_use(process.pid, held)
+        ):
             stale.append(StaleChild(process, held[process.pid]))
         else:
             others.append(process)
@@ -175,6 +183,22 @@ def _inherited(pid: int, held: dict[int, HeldDevices], users: Sequence[int]) -> 
         ) and all((m.start, m.end, m.device, m.inode) in places for m in mine.mappings):
             return True
     return False
+
+
+def _below(process: Process, users: Collection[int], snapshot: Snapshot) -> bool:
+    """Whether a user has started it, or has started who has."""
+    above = {one.pid: one.ppid for one in snapshot.processes}
+    pid = process.ppid
+    while pid in above and pid not in users:
+        pid = above[pid]
+    return pid in users
+
+
+def _cannot_use(pid: int, held: dict[int, HeldDevices]) -> bool:
+    """Whether a process has nothing with which to use its descriptors of devices."""
+    return not held[pid].mappings and not any(
+        _ANY_LIBRARY.search(mapping.path) for mapping in procfs.mappings(pid)
+    )
 
 
 def _candidates(fd: int, held: HeldDevices) -> Iterator[int]:

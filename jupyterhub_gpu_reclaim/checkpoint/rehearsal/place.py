@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_scratch
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -63,6 +64,20 @@ def empty_place(
             }
         )
         yield init
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[int]:
+    """An empty folder in memory for what a restore makes; gone after the block.
+
+    Raises:
+        Refused: this kernel or container does not allow it (``criu_unusable``).
+    """
+    descriptor = open_scratch()
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class _Started:

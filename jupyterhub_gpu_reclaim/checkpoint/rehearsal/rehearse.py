@@ -12,7 +12,10 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import WithoutMemory
-from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import empty_place
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import (
+    empty_place,
+    scratch_folder,
+)
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -67,7 +70,7 @@ def rehearse(
         criu: which CRIU.
         session: whose tree stands.
         dumped: its images.
-        folder: an empty folder of ours, mode 0700.
+        folder: an empty folder of ours for CRIU's socket and log, mode 0700.
         limit: seconds that it may take.
         prepare: see ``tree.restore.restore``.
         cancel: cancels it.
@@ -81,13 +84,8 @@ def rehearse(
     """
     begun = time.monotonic()
     tree = processes.snapshot(session.init_pid, session.init_start)
-    scratch = folder / "scratch"
-    scratch.mkdir()
-    scratch.chmod(0o1777)
-    work = folder / "criu"
-    work.mkdir(mode=0o700)
     try:
-        with empty_place(session) as place:
+        with scratch_folder() as scratch, empty_place(session) as place:
             source = WithoutMemory(
                 dumped.images,
                 cut=dumped.cut,
@@ -98,7 +96,7 @@ def rehearse(
                 criu,
                 place,
                 source=source,
-                folder=work,
+                folder=folder,
                 limit=limit,
                 root_pid=dumped.result.root_pid,
                 pids=dumped.result.pids,

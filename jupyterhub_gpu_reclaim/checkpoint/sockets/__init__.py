@@ -3,6 +3,7 @@
 A TCP connection with both ends in the tree is the session's own and comes back with its
 data in flight. Every other connection leads outside: ``inet`` cuts it at the capture
 and rewrites CRIU's image, and ``resets`` makes it report a reset after the restore.
+``unsent`` gives the session's own connections back what they had not sent yet.
 ``listeners`` keeps those who were cut off from coming back at once.
 ``ports`` reserves the ports of suspended sessions and checks that they are free.
 

@@ -237,7 +237,7 @@ def check_free(
         and TcpConnection(one.local, one.remote) in connections
     }
     return [
-        finding(Reason.PORT_IN_USE, port=port, holder=_holder(inodes, uid))
+        finding(Reason.PORT_IN_USE, port=port, holder=holder_of(inodes, uid))
         for port, inodes in sorted(taken.items())
     ]
 
@@ -312,7 +312,7 @@ def format_ranges(ports: Iterable[int]) -> str:
     return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in runs)
 
 
-def _holder(inodes: Collection[int], uid: int | None) -> str:
+def holder_of(inodes: Collection[int], uid: int | None) -> str:
     """The holder of one of those sockets; named where it is that user's program."""
     wanted = {f"socket:[{inode}]" for inode in inodes if inode}
     for pid in procfs.pids() if wanted else ():

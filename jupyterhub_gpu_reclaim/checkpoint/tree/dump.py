@@ -21,8 +21,9 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
 from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, watched
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import HeldImages, Unlinked
-from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
-from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, stdio
+from jupyterhub_gpu_reclaim.checkpoint.memory import system_v, undumpable
+from jupyterhub_gpu_reclaim.checkpoint.sockets import state
+from jupyterhub_gpu_reclaim.checkpoint.tree import attributes, freeze, stdio
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -116,18 +117,28 @@ def dump(
         freeze.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
         tree = processes.snapshot(session.init_pid, session.init_start)
         deleted_files.refuse_unreadable(tree)
+        attributes.refuse_confined(tree)
+        had = attributes.read(tree)
+        objects = system_v.look(session.init_pid)
+        system_v.refuse(objects, {process.uid for process in tree.processes})
         arguments += watched.arguments(tree)
+        sockets = state.read(tree)
         with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
             arguments += unlinked.arguments()
             attempt.run(
-                "dump", arguments, reason=Reason.CAPTURE_FAILED, prepare=prepare
+                "dump",
+                arguments,
+                reason=Reason.CAPTURE_FAILED,
+                own_ipc=objects.any and not objects.is_shared,
+                prepare=prepare,
             )
             tree = processes.wait_stopped(
                 session.init_pid, session.init_start, timeout=STOP_PATIENCE
             )
             cores.refuse_others(tree)
             held.reopen(closed)
-            lengths = unlinked.save(held, sinks)
+            lengths = unlinked.save(held, sinks) | _save(state.IMAGE, sockets, sinks)
+            lengths[attributes.IMAGE] = attributes.save(had, sinks)
     except BaseException as error:
         if undo:
             _roll_back(session, stopped)
@@ -143,6 +154,14 @@ def dump(
         seconds=time.monotonic() - begun,
         log=attempt.log(),
     )
+
+
+def _save(name: str, image: bytes, sinks: Callable[[str], Sink]) -> dict[str, int]:
+    """Save an image of ours; its name and length."""
+    sink = sinks(name)
+    sink.write(memoryview(image))
+    sink.close()
+    return {name: len(image)}
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.files.process_files import process_of
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import FileIdentity
-from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FLAGS, process_of
+from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import FLAGS
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import TOP
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import refused
@@ -49,6 +50,8 @@ _LINKS: Final = {
 _TUN: Final = 15
 #: Memory that the kernel shows as a file: shared, System V's, of a memfd.
 _MEMORY: Final = ("/dev/zero", "/SYSV", "/memfd:", "/anon_hugepage", "anon_inode:")
+#: The ring of a context of kernel AIO (io_setup(2)).
+_AIO_RING: Final = "/[aio] (deleted)"
 _TERMINALS: Final = frozenset({4, 5, *range(128, 144), 204})
 #: Not told by every kind of file, or set by the kernel itself.
 _COMPARED: Final = FLAGS & ~(os.O_NOFOLLOW | os.O_DIRECTORY | os.O_SYNC)
@@ -81,6 +84,20 @@ def _entry_of(areas: list[tuple[int, int, int]], start: int, end: int) -> int | 
         found.add(number)
         start = last
     return found.pop() if start >= end and len(found) == 1 else None
+
+
+def _link(one: procfs.Mapping) -> str:
+    """The way to what is mapped there, below /proc/PID."""
+    return f"map_files/{one.start:x}-{one.end:x}"
+
+
+def _is_memory(pid: int, one: procfs.Mapping) -> bool:
+    """Whether no file of anybody's is mapped there."""
+    if one.path != _AIO_RING:
+        return one.path.startswith(_MEMORY)
+    # A file can have that name, too; what the ring has is of no type at all.
+    status = procfs.target_status(pid, _link(one))
+    return status is not None and stat.S_IFMT(status.st_mode) == 0
 
 
 def _proc_device(init_pid: int) -> int | None:
@@ -133,11 +150,10 @@ class _Inspector:
                 continue
             seen.add(key)
             if expected is None:
-                if not one.path.startswith(_MEMORY):
+                if not _is_memory(pid, one):
                     raise refused(Reason.FILE_SWAPPED, os.fsencode(one.path))
                 continue
-            where = f"map_files/{one.start:x}-{one.end:x}"
-            self._compare(expected, procfs.target_status(pid, where))
+            self._compare(expected, procfs.target_status(pid, _link(one)))
 
     def _expected_areas(self) -> dict[int, list[tuple[int, int, int]]]:
         found: dict[int, list[tuple[int, int, int]]] = {}

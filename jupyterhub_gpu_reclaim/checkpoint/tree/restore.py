@@ -33,11 +33,16 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRu
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
 from jupyterhub_gpu_reclaim.checkpoint.files import handover
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Link, remove_links
-from jupyterhub_gpu_reclaim.checkpoint.memory import undumpable
+from jupyterhub_gpu_reclaim.checkpoint.memory import system_v_images, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
-from jupyterhub_gpu_reclaim.checkpoint.sockets import resets
-from jupyterhub_gpu_reclaim.checkpoint.tree import freeze, inspection, stdio
+from jupyterhub_gpu_reclaim.checkpoint.sockets import resets, state, unsent
+from jupyterhub_gpu_reclaim.checkpoint.tree import (
+    attributes,
+    freeze,
+    inspection,
+    stdio,
+)
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import huge_pages, processes, ptrace
@@ -147,7 +152,7 @@ def restore(
     pipes: Sequence[str] = (),
     opened: Sequence[FileFingerprint] = (),
     ended: Collection[int] = (),
-    scratch: Path | None = None,
+    scratch: int | None = None,
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
 ) -> RestoreResult:
@@ -182,9 +187,18 @@ def restore(
             session.init_pid, session.init_start, timeout=STOP_PATIENCE
         )
         with ExitStack() as stack:
+            objects = system_v_images.SavedObjects(source)
+            source = handover.ReplacedImages(source, objects.images)
+            stack.enter_context(
+                system_v_images.made(
+                    session.init_pid, objects, limit=limit, prepare=prepare
+                )
+            )
             given = handover.open_all(
                 source, session.init_pid, opened, stack, scratch=scratch
             )
+            waiting = unsent.take_out(given.files, source, given.saved.descriptors)
+            sockets = state.take_out(given.files, source, given.saved.descriptors)
             images = handover.ReplacedImages(source, given.files)
             plan = make_plan(images, advise=_advice_counts())
             adoption = OrphanAdoption(session, source, root_pid)
@@ -198,12 +212,16 @@ def restore(
                 ["--leave-stopped", "--restore-detached"],
                 reason=Reason.RESTORE_FAILED,
                 inherit={**ends, **given.inherit()},
-                last_pid=free_pid(pids, _pid_max()),
+                last_pid=free_pid([*pids, *given.saved.ended], _pid_max()),
                 prepare=prepare,
             )
             tree = _tree(session, root_pid, attempt)
             inspection.refuse_others(given, tree)
+            attributes.apply(tree, attributes.load(source))
             resets.reset(tree.processes, given.saved.descriptors, ended)
+            objects.attach(tree)
+            unsent.send(tree.processes, given.saved.descriptors, waiting)
+            sockets.give_back(tree)
             undumpable.open_again(tree, given.saved.closed)
     except BaseException as error:
         _clear(session)

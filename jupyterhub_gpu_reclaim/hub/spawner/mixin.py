@@ -221,14 +221,17 @@ class ReclaimMixin(SessionPlacement):
         return "" if self.reclaim_suspended else await super().get_options_form()
 
     def get_env(self) -> dict[str, str]:
-        """Adds the key for tab tokens, and keeps libuv from what CRIU cannot dump.
+        """Adds the key for tab tokens, and keeps libraries from what CRIU cannot dump.
 
         libuv before 1.49 (Node 20) opens an io_uring where it can, and does without
         where this says so; for later ones ``session_init`` has a filter, where it may.
+        hwloc looks for GPUs through OpenCL, for the daemon that ``MPI_Init`` starts:
+        without CUDA that daemon then holds the cards, and nobody can empty it.
         What is configured stands.
         """
         env: dict[str, str] = super().get_env()
         env.setdefault("UV_USE_IO_URING", "0")
+        env.setdefault("HWLOC_COMPONENTS", "-opencl,-cuda,-nvml,-gl")
         if self.reclaim_service and self.reclaim_token_file:
             with suppress(OSError, ValueError):
                 secret = Path(self.reclaim_token_file).read_text().strip().encode()

@@ -276,11 +276,11 @@ class Accelerator:
         """Check that no process of an emptied session holds a GPU.
 
         Raises:
-            RolledBack: a process has begun to use one (``capture_failed``).
+            RolledBack: a process has begun to use one (``gpu_begun``).
         """
         for process in snapshot.processes:
             if gpu_survey.held_by(process.pid):
-                raise _began(process)
+                raise RolledBack(Reason.GPU_BEGUN, **_name(process))
 
     def _settle(
         self,
@@ -514,21 +514,16 @@ def _refuse_new(
     """Check that only the held processes and their stale children hold a GPU.
 
     Raises:
-        ReclaimError: another process does (``capture_failed``, ``gpu_stopped``).
+        ReclaimError: another process does (``gpu_begun``, ``gpu_stopped``).
     """
     known = {process.pid for process in users}
     new = [user.process for user in now.users if user.process.pid not in known]
     for process in (*new, *now.others):
-        raise _began(process)
+        raise RolledBack(Reason.GPU_BEGUN, **_name(process))
     ours = {process.pid for process in shells}
     for process in now.stopped:
         if process.pid not in ours or gpu_survey.held_by(process.pid):
             raise ReclaimError(Reason.GPU_STOPPED, **_name(process))
-
-
-def _began(process: Process) -> RolledBack:
-    why = f"process {process.ns_pid} ({process.name}) has just begun to use a GPU"
-    return RolledBack(Reason.CAPTURE_FAILED, why=why)
 
 
 def _counted(cards: Sequence[CardUse]) -> set[int]:

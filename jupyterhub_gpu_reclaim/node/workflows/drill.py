@@ -31,7 +31,10 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files.handover import ReplacedImages
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
-from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import empty_place
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import (
+    empty_place,
+    scratch_folder,
+)
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
@@ -116,7 +119,11 @@ def run(
         return Drill(checkpoint, time.monotonic() - begun, read, unproven=unproven)
     _refuse_without_memory(there)
     empty = [_SHM, *([_TMP] if _TMP in there.world.archives else [])]
-    with empty_place(empty=empty) as init, tempfile.TemporaryDirectory() as folder:
+    with (
+        empty_place(empty=empty) as init,
+        scratch_folder() as scratch,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         session = Session(
             uuid.uuid4().hex,
             there.checkpoint.info.key,
@@ -126,7 +133,15 @@ def run(
         )
         filesystem.restore_archives(session, there.checkpoint, there.world)
         source = CheckpointImages(there.checkpoint)
-        made = _restore(criu, session, there, source, folder=Path(folder), limit=limit)
+        made = _restore(
+            criu,
+            session,
+            there,
+            source,
+            scratch=scratch,
+            folder=Path(folder),
+            limit=limit,
+        )
         found = _compare(source, made)
     seconds = time.monotonic() - begun
     count = len(made.tree.processes)
@@ -165,16 +180,13 @@ def _restore(
     there: CheckpointContents,
     source: CheckpointImages,
     *,
+    scratch: int,
     folder: Path,
     limit: float,
 ) -> engine.RestoreResult:
     """The tree, whole and stopped; what was to be filled is still named in it."""
     world = there.world
     init = SessionInit(session.init_pid, session.init_start)
-    scratch, work = folder / "scratch", folder / "criu"
-    scratch.mkdir()
-    scratch.chmod(0o1777)
-    work.mkdir(mode=0o700)
     image = b"".join(source.stream(FILES))
     here = sock_diag.own_addresses(session.init_pid)
     files = {FILES: inet.close_external(image, here, world.cut)}
@@ -185,7 +197,7 @@ def _restore(
         criu,
         init,
         source=replaced,
-        folder=work,
+        folder=folder,
         scratch=scratch,
         limit=limit,
         root_pid=world.root,

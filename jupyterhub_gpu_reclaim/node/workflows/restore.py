@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.handover import ReplacedImages
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
+from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names, inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -496,6 +496,7 @@ def _compare(
     here = sock_diag.own_addresses(init_pid)
     ended = inet.ended_connections(image, here, world.cut)
     image = inet.close_external(image, here, world.cut)
+    image = abstract_names.renew(image, init_pid)
     found += ports.await_free(
         init_pid,
         inet.ports_of(image),
@@ -503,6 +504,8 @@ def _compare(
         seconds=0.0 if found else _PORT_SECONDS,
         uid=world.uid,
     )
+    names = abstract_names.names_of(image)
+    found += abstract_names.check_free(init_pid, names, uid=world.uid)
     return found, Fit({checkpoint_files.FILES: image}, ended)
 
 

@@ -1,12 +1,13 @@
 """Copies objects between backends; objects that the target already has are not sent.
 
-The bytes are copied as they are, encrypted; a change to them is detected when they are
-read.
+The bytes are copied as they are, encrypted, and read back: what arrived is what was
+read here. Whether that is what was once written, their seals tell, to the caller.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
@@ -69,6 +70,7 @@ def copy_missing(
 def _copy(
     source: Backend, target: Backend, entry: Entry, go_on: Callable[[], bool]
 ) -> None:
+    sent, came = sha256(), sha256()
     try:
         writer = target.create(entry.name)
         try:
@@ -76,6 +78,7 @@ def _copy(
                 if not go_on():
                     raise StoreError(Reason.CANCELLED)
                 writer.write(piece)
+                sent.update(piece)
             if source.length(entry.name) != entry.length:
                 raise _has_not(entry, Reason.STORE_FAILED)
             writer.finish()
@@ -86,6 +89,15 @@ def _copy(
         # stands there may be needed by others.
         if target.length(entry.name) != entry.length:
             raise
+        return
+    for piece in pieces(target, entry):
+        if not go_on():
+            raise StoreError(Reason.CANCELLED)
+        came.update(piece)
+    if came.digest() != sent.digest():
+        target.delete(entry.name)
+        why = f"{entry.name} reads back differently"
+        raise StoreError(Reason.STORE_FAILED, why=why)
 
 
 def pieces(

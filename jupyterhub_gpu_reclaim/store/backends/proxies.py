@@ -6,7 +6,8 @@ error will not go away, or it is not known what the failed call has written.
 Read-ahead is for backends where every request has a high latency, however short it is:
 blocks are read in the order in which they stand in a pack, by one thread or by several
 in turns; with a request for each, a store that answers within 30 ms gives a reader
-8 MB/s. Packs never change, so a cached range stays valid.
+8 MB/s. Packs never change, so a window may be read twice; but not for long, and not
+across a publish: who begins a checkpoint wants to know what is in a pack now.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _LONGEST_SECONDS = 10.0
 WINDOW_BYTES = 4 * 1024 * 1024
 #: So many windows are kept: 32 MiB.
 _WINDOWS = 8
+_WINDOW_SECONDS = 30.0
 #: So many ends of reads are remembered, to see which read goes on from one.
 _ENDS = 64
 
@@ -187,6 +189,7 @@ class _Window(NamedTuple):
     name: str
     begin: int
     data: Future[bytes]
+    until: float  #: on the clock of the :class:`ReadAhead`
 
     def holds(self, name: str, offset: int, length: int) -> bool:
         """Whether such a read is answered by it."""
@@ -202,14 +205,24 @@ class ReadAhead(BackendProxy):
 
     Args:
         backend: does the rest.
+        monotonic: seconds that never jump.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(
+        self, backend: Backend, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(backend)
+        self._monotonic = monotonic
         #: Held for moments only, never while something is read.
         self._lock = threading.Lock()
         self._windows: list[_Window] = []
         self._ends: OrderedDict[tuple[str, int], None] = OrderedDict()
+
+    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+        """Put a small object; what is read from now on is read anew."""
+        super().publish(name, data, needs=needs)
+        with self._lock:
+            self._windows = []
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes from ``offset``."""
@@ -220,7 +233,8 @@ class ReadAhead(BackendProxy):
             window = self._find(name, offset, length) if goes_on else None
             mine = goes_on and window is None
             if mine:
-                window = _Window(name, offset, Future())
+                until = self._monotonic() + _WINDOW_SECONDS
+                window = _Window(name, offset, Future(), until)
                 self._windows = [*self._windows, window][-_WINDOWS:]
         if window is None:
             return super().read(name, offset, length)
@@ -245,8 +259,9 @@ class ReadAhead(BackendProxy):
         return (name, offset) in self._ends
 
     def _find(self, name: str, offset: int, length: int) -> _Window | None:
+        now = self._monotonic()
         for window in self._windows:
-            if window.holds(name, offset, length):
+            if window.holds(name, offset, length) and now < window.until:
                 return window
         return None
 

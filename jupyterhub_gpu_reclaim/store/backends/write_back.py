@@ -2,7 +2,9 @@
 
 It is used where ``store_local_dir`` is set. Writes go to the node's folder;
 ``transfer.upload`` brings them to the store. Reads come from the folder as long as the
-object is there. The administrator chooses which of the two makes a checkpoint durable.
+object is there; whoever opens what was read, and finds it damaged, takes the other copy
+(:meth:`WriteBackCache.copies`) and mends the folder's. The administrator chooses which
+of the two makes a checkpoint durable.
 """
 
 from __future__ import annotations
@@ -153,6 +155,14 @@ class WriteBackCache:
             "means": self.means.value,
         }
 
+    def copies(self) -> Sequence[Backend]:
+        """The folder, then the store: what does not open in one, may in the other."""
+        return self.local, self.remote
+
+    def durable(self) -> Backend:
+        """Where a commit means the store, from there, but for what comes there yet."""
+        return _StoreFirst(self) if self.means is CommitMeans.REMOTE else self.local
+
     def _is_here_only(self, name: str) -> bool:
         """Whether a deletion is for the folder alone."""
         # A writer's stands here, an upload's in the store: one is not the other.
@@ -168,6 +178,25 @@ class WriteBackCache:
                 return call(self.remote)
             except ObjectMissing:
                 raise error from None
+
+
+class _StoreFirst(BackendProxy):
+    """The store; what does not stand there, and is sent at the commit, from the folder.
+
+    Args:
+        cache: whose store and folder.
+    """
+
+    def __init__(self, cache: WriteBackCache) -> None:
+        super().__init__(cache.remote)
+        self._local = cache.local
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """From the store, if the object is there, be it damaged or not."""
+        try:
+            return super().read_into(name, offset, buffer)
+        except ObjectMissing:
+            return self._local.read_into(name, offset, buffer)
 
 
 def _replaced(backend: Backend, name: str, data: bytes) -> bool:

@@ -2,7 +2,8 @@
 
 ``buffers`` cuts a stream, or empties a pipe, into buffers of whole chunks.
 ``pack_writer`` drops zeros, looks each chunk up in ``dedup_index``, and gathers new
-ones into blocks; ``packs`` encrypts and writes them.
+ones into blocks; ``base_blocks`` opens the block of a known one before it is
+referenced; ``packs`` encrypts and writes the new ones.
 
 Every block is read back and opened before the commit, unless the store was told not to.
 If there is no room or no store, or a block reads back differently, the call raises

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from jupyterhub_gpu_reclaim.store.backend import Backend
-    from jupyterhub_gpu_reclaim.store.packing.dedup_index import DedupIndex
+    from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseChunks
 
 #: What a pack writer takes at once: a multiple of every chunk size.
 BUFFER_BYTES = 1 << 20
@@ -87,7 +87,7 @@ class PackWriter:
         backend: Backend,
         recipe: Recipe,
         number: int,
-        known: DedupIndex | None,
+        known: BaseChunks | None,
         counters: NDArray[np.int64],
     ) -> None:
         self._recipe = recipe

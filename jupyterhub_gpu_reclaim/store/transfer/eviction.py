@@ -1,7 +1,8 @@
 """Frees space in the node's folder by dropping copies that are whole in the store.
 
-It never deletes anything in the store, and in the folder only what has been seen in the
-store with the right length.
+It never deletes anything in the store, and in the folder only what has been read from
+the store and opened: the copy there is the only one then. What is damaged there is
+mended from the folder's copy first.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import text
-from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import exists
 from jupyterhub_gpu_reclaim.store.backends.copying import missing
+from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.catalogue import locks
+from jupyterhub_gpu_reclaim.store.checkpoint import Problem
 from jupyterhub_gpu_reclaim.store.format import layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from jupyterhub_gpu_reclaim.store.backend import Entry
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
     from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
@@ -50,10 +54,13 @@ def evict(cache: WriteBackCache, repository: Repository, quota: int) -> list[str
     needs = _needs(cache, repository)
     used -= _drop_unneeded(cache, needs.values())
     dropped: list[str] = []
+    whole: set[tuple[str, int]] = set()
     for id_ in list(needs):
         if used <= quota:
             break
         if not _is_whole_there(cache, id_, needs[id_]):
+            continue
+        if not _opens_there(cache, repository, id_, whole):
             continue
         cache.local.delete(layout.intent(id_))
         cache.local.delete(layout.manifest(id_))
@@ -90,6 +97,91 @@ def _is_whole_there(
 ) -> bool:
     manifest = layout.manifest(checkpoint)
     return exists(cache.remote, manifest) and not missing(cache.remote, needs)
+
+
+def _opens_there(
+    cache: WriteBackCache,
+    repository: Repository,
+    checkpoint: str,
+    whole: set[tuple[str, int]],
+) -> bool:
+    """Whether all of a checkpoint can be read from the store alone, at last.
+
+    Args:
+        cache: the folder and the store.
+        repository: opens it.
+        checkpoint: its id.
+        whole: blocks in the store that need not be read again; added to.
+    """
+    seen = set(whole)
+    try:
+        problems = _problems(cache, repository, checkpoint, seen)
+    except NotFound:
+        return False  # deleted in between
+    except StoreError as error:
+        if error.reason not in (Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING):
+            raise
+        problems = [Problem("", "", error.message)]
+    if not problems:
+        whole |= seen
+        return True
+    why = problems[0].why
+    log.warning("- %s stays on this node, it is damaged: %s", checkpoint, why)
+    return False
+
+
+def _problems(
+    cache: WriteBackCache,
+    repository: Repository,
+    checkpoint: str,
+    whole: set[tuple[str, int]],
+) -> list[Problem]:
+    """What is damaged in the store, after what the folder has was put back there."""
+    there = _StoreThenFolder(cache)
+    problems = repository.verify(checkpoint, place=there, whole=whole)
+    if problems or not there.patches:
+        return problems
+    for name, patches in there.patches.items():
+        _mend(cache.remote, name, patches)
+    return repository.verify(checkpoint, place=cache.remote)
+
+
+def _mend(store: Backend, name: str, patches: Sequence[tuple[int, bytes]]) -> None:
+    """Put bytes back into an object of the store, whole or not at all.
+
+    Its other bytes may be needed by others, and the folder may not have them.
+    """
+    data = bytearray(store.read(name, 0, store.length(name)))
+    for offset, patch in patches:
+        data[offset : offset + len(patch)] = patch
+    store.replace(name, bytes(data))
+    log.warning("- %s was damaged in the store, and was mended", name)
+
+
+class _StoreThenFolder(BackendProxy):
+    """The store; what does not open comes from the folder, and is remembered.
+
+    Args:
+        cache: whose store and folder.
+    """
+
+    def __init__(self, cache: WriteBackCache) -> None:
+        super().__init__(cache.remote)
+        self._local = cache.local
+        #: What has to be put back, by object: offsets and bytes.
+        self.patches: dict[str, list[tuple[int, bytes]]] = {}
+
+    def copies(self) -> Sequence[Backend]:
+        """The store, then the folder."""
+        return self, self._local
+
+    def durable(self) -> Backend:
+        """The store: nothing is written through this."""
+        return self._backend
+
+    def mend(self, name: str, offset: int, data: bytes) -> None:
+        """Remember it."""
+        self.patches.setdefault(name, []).append((offset, data))
 
 
 def _drop_unneeded(cache: WriteBackCache, needs: Iterable[Sequence[Entry]]) -> int:

@@ -1,7 +1,8 @@
 """Uploads committed checkpoints from the node's folder to the store, in the background.
 
 There is no queue that could be lost: what has a manifest in the folder and none in the
-store is due, oldest first. Packs go first, the manifest last; objects that the store
+store is due, oldest first. What is sent is opened before, and read back when it is
+there. Packs go first, the manifest last; objects that the store
 already has are not sent again, so an interrupted upload continues where it was. Other
 processes (the command line, other nodes) delete and sweep meanwhile: an
 :class:`~..catalogue.locks.UploadLock` keeps them away from the packs, and what they
@@ -23,7 +24,9 @@ from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing, ex
 from jupyterhub_gpu_reclaim.store.backends.copying import copy_missing, missing
 from jupyterhub_gpu_reclaim.store.catalogue.locks import UploadLock
 from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.format.index import damaged
 from jupyterhub_gpu_reclaim.store.format.manifest import MAX_BYTES
+from jupyterhub_gpu_reclaim.store.read.subset import Named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,6 +113,7 @@ class Upload:
             return True
 
         try:
+            self._verify(checkpoint, needs)
             sent = copy_missing(cache.local, cache.remote, needs, go_on=go_on)
             found = self._publish(manifest, needs)
         except (NotFound, StoreError):
@@ -175,6 +179,16 @@ class Upload:
             else:
                 self._stopped.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _verify(self, checkpoint: str, needs: Sequence[Entry]) -> None:
+        """See that what is about to be sent is what was written.
+
+        Raises:
+            StoreError: ``CHECKPOINT_DAMAGED``.
+        """
+        todo = Named({entry.name for entry in missing(self._cache.remote, needs)})
+        for problem in self._repository.verify(checkpoint, part=todo):
+            raise damaged(problem.why)
 
     def _publish(self, manifest: str, needs: Sequence[Entry]) -> bool:
         """Put a manifest into the store; the one that stands in the folder then.

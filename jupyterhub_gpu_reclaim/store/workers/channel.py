@@ -46,7 +46,11 @@ class WorkerReady(msgspec.Struct, tag=True):
 
 
 class BeginCapture(msgspec.Struct, tag=True):
-    """Agent: be a pack writer. Descriptors: counters, and the dedup index if any."""
+    """Agent: be a pack writer.
+
+    Descriptors: counters; and, if there is a last generation, what may be referenced
+    of it (:class:`BaseBlocks`), and the verdicts on its blocks.
+    """
 
     spec: dict[str, Any]
     recipe: Recipe
@@ -205,6 +209,18 @@ def make_counters(rows: int) -> tuple[int, NDArray[np.int64]]:
     descriptor = os.memfd_create("counters", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, rows * COUNTERS * 8)
     return descriptor, map_counters(descriptor)
+
+
+def make_verdicts(count: int) -> tuple[int, NDArray[np.uint8]]:
+    """A new descriptor of verdicts, all 0, and the verdicts; all may write them."""
+    descriptor = os.memfd_create("verdicts", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, count)
+    return descriptor, map_verdicts(descriptor)
+
+
+def map_verdicts(descriptor: int) -> NDArray[np.uint8]:
+    """Verdicts of another process; the descriptor may be closed then."""
+    return np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
 
 
 def map_counters(descriptor: int) -> NDArray[np.int64]:

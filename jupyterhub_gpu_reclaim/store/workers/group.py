@@ -16,14 +16,17 @@ import numpy as np
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
+from jupyterhub_gpu_reclaim.store.packing.base_blocks import NO_VERDICTS
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import COUNTERS, Report
 from jupyterhub_gpu_reclaim.store.workers import channel
 from jupyterhub_gpu_reclaim.store.workers.channel import TOKEN_BYTES, close_all
 from jupyterhub_gpu_reclaim.store.workers.handle import hear_all, hear_ready
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from jupyterhub_gpu_reclaim.store.backend import Spec
-    from jupyterhub_gpu_reclaim.store.packing.dedup_index import DedupIndex
+    from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
     from jupyterhub_gpu_reclaim.store.read.blocks import BlockSource
     from jupyterhub_gpu_reclaim.store.read.memory_restore import CopyPlan
@@ -38,7 +41,7 @@ class CaptureGroup:
         pool: where they come from.
         spec: of the backend.
         recipe: of the checkpoint.
-        known: chunks of the last generation.
+        base: what may be referenced of the last generation.
         first: number of the first worker's pack writer.
     """
 
@@ -47,14 +50,15 @@ class CaptureGroup:
         pool: Pool,
         spec: Spec,
         recipe: Recipe,
-        known: DedupIndex | None,
+        base: BaseBlocks | None,
         *,
         first: int,
     ) -> None:
         self._pool = pool
         self._spec = spec
         self._recipe = recipe
-        self._known = known
+        self._base = base
+        self._verdicts = base.verdicts() if base is not None else NO_VERDICTS
         self._first = first
         self._lock = threading.Lock()
         self._closed = False
@@ -95,6 +99,10 @@ class CaptureGroup:
         """Sum of one of the counters of all pack writers."""
         return int(self._counters[:, column].sum())
 
+    def verdicts(self) -> NDArray[np.uint8]:
+        """What they have found of the last generation's blocks."""
+        return self._verdicts
+
     def begin_report(self, seconds: float) -> None:
         """Tell all of them to report, and then to settle within some seconds."""
         for worker in self._workers:
@@ -134,7 +142,8 @@ class CaptureGroup:
             workers, self._workers = self._workers, []
         for worker in workers:
             worker.end()
-        self._counters = self._counters.copy()  # the shared memory has a descriptor
+        # The shared memory has descriptors.
+        self._counters, self._verdicts = self._counters.copy(), self._verdicts.copy()
 
     def _ready(self) -> list[WorkerHandle]:
         with self._lock:
@@ -149,8 +158,11 @@ class CaptureGroup:
         descriptor, self._counters = channel.make_counters(len(self._workers))
         descriptors = [descriptor]
         try:
-            if self._known is not None and len(self._known):
-                descriptors.append(channel.share("known", None, self._known.table))
+            if (base := self._base) is not None and len(base.known):
+                ids = base.known.table
+                descriptors.append(channel.share("base", base.body, base.table, ids))
+                looked, self._verdicts = channel.make_verdicts(len(base.table))
+                descriptors.append(looked)
             for row, worker in enumerate(self._workers):
                 job = channel.BeginCapture(
                     self._spec, self._recipe, self._first + row, row

@@ -18,6 +18,11 @@ import numpy as np
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.packing import buffers
+from jupyterhub_gpu_reclaim.store.packing.base_blocks import (
+    NO_VERDICTS,
+    BaseBlocks,
+    BaseChunks,
+)
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
     BUFFER_BYTES,
     COUNTERS,
@@ -28,8 +33,9 @@ from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from jupyterhub_gpu_reclaim.store.backend import Backend
-    from jupyterhub_gpu_reclaim.store.packing.dedup_index import DedupIndex
     from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
     from jupyterhub_gpu_reclaim.store.workers.group import CaptureGroup
 
@@ -47,7 +53,7 @@ class PackWriters:
     Args:
         backend: where to.
         recipe: of the checkpoint.
-        known: chunks of the last generation.
+        base: what may be referenced of the last generation.
         group: workers for pipes; None: our own threads take them.
     """
 
@@ -55,12 +61,13 @@ class PackWriters:
         self,
         backend: Backend,
         recipe: Recipe,
-        known: DedupIndex | None,
+        base: BaseBlocks | None,
         group: CaptureGroup | None,
     ) -> None:
         self._backend = backend
         self._recipe = recipe
-        self._known = known
+        self._base = base
+        self._verdicts = base.verdicts() if base is not None else NO_VERDICTS
         self._group = group
         self._turn = threading.Condition()
         self._idle: list[PackWriter] = []
@@ -101,6 +108,12 @@ class PackWriters:
         """``LOGICAL``: plain bytes taken so far; ``STORED`` and ``KNOWN`` of them."""
         own = int(self._counters[:, column].sum())
         return own + (self._group.counted(column) if self._group is not None else 0)
+
+    def verdicts(self) -> NDArray[np.uint8]:
+        """What was found of the last generation's blocks, all pack writers together."""
+        if self._group is None:
+            return self._verdicts
+        return np.maximum(self._verdicts, self._group.verdicts())
 
     def reports(self, timeout: float) -> list[Report]:
         """What all pack writers have written; no thread may be writing.
@@ -204,13 +217,19 @@ class PackWriters:
                     self._backend,
                     self._recipe,
                     number,
-                    self._known,
+                    self._chunks(),
                     self._counters[number],
                 )
                 self._made.append(writer)
                 self._idle.append(writer)
             self._busy += 1
             return self._idle.pop()
+
+    def _chunks(self) -> BaseChunks | None:
+        if self._base is None:
+            return None
+        looks = self._recipe.read_back
+        return BaseChunks(self._backend, self._base, self._verdicts, read_back=looks)
 
 
 def _left(until: float) -> float:

@@ -18,6 +18,8 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.allocator import keep_freed
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
+from jupyterhub_gpu_reclaim.store.format.manifest import Body
+from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks, BaseChunks
 from jupyterhub_gpu_reclaim.store.packing.buffers import Splicer
 from jupyterhub_gpu_reclaim.store.packing.dedup_index import DedupIndex
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import BUFFER_BYTES, PackWriter
@@ -79,12 +81,18 @@ def _serve(end: socket.socket) -> None:
 
 def _pack_writer(message: channel.BeginCapture, descriptors: list[int]) -> PackWriter:
     known = None
+    backend = open_backend(message.spec)
     if len(descriptors) > 1:
-        _, (table,) = channel.shared(descriptors[1], type(None), np.dtype("<u8"))
-        known = DedupIndex(table)
+        kinds = BLOCKS, np.dtype("<u8")
+        body, (table, ids) = channel.shared(descriptors[1], Body, *kinds)
+        known = BaseChunks(
+            backend,
+            BaseBlocks(body, table, DedupIndex(ids)),
+            channel.map_verdicts(descriptors[2]),
+            read_back=message.recipe.read_back,
+        )
     counters = channel.map_counters(descriptors[0])[message.row]
     close_all(descriptors)
-    backend = open_backend(message.spec)
     return PackWriter(backend, message.recipe, message.number, known, counters)
 
 

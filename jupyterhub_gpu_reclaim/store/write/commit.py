@@ -20,10 +20,12 @@ from jupyterhub_gpu_reclaim.store.format.index import (
     ChunkIndex,
     check_segments,
     chunks_of,
+    damaged,
     encode_index,
     read_segments,
 )
 from jupyterhub_gpu_reclaim.store.format.manifest import IndexRef, PackRef
+from jupyterhub_gpu_reclaim.store.packing.base_blocks import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,6 +64,7 @@ def merge(
     chunk_bytes: int,
     reports: Sequence[Report],
     base: BaseCheckpoint | None,
+    verdicts: NDArray[np.uint8] | None = None,
 ) -> Merged:
     """Put everything together.
 
@@ -70,9 +73,11 @@ def merge(
         chunk_bytes: size of the chunks.
         reports: of all pack writers.
         base: the generation that they found known chunks in.
+        verdicts: on its blocks; None where they were not to be opened.
 
     Raises:
-        StoreError: some chunk of a file is missing.
+        StoreError: some chunk of a file is missing; ``CHECKPOINT_DAMAGED``, it stands
+            in a block that is not what was written, or was not opened.
     """
     codes, fresh_ids = _gather(files, chunk_bytes, reports)
     packs = [PackRef(0, *pack) for report in reports for pack in report.packs]
@@ -94,7 +99,10 @@ def merge(
         wanted = -codes[known]
         used = np.zeros(int(base.index.bases[-1]) + 1, np.bool_)
         used[wanted] = True
-        table, moved, more, origins = _of_base(base, used, len(packs))
+        kept = _kept(base.index, used)
+        if verdicts is not None:
+            _check_kept(base, kept, verdicts)
+        table, moved, more, origins = _of_base(base, kept, len(packs))
         codes[known] = total + moved[wanted]
         tables.append(table)
         packs += more
@@ -126,27 +134,44 @@ def _gather(
     return codes, np.concatenate([*(report.ids for report in reports), empty])
 
 
+def _kept(index: ChunkIndex, used: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The blocks that hold any of the refs that are used."""
+    counts = np.add.reduceat(used[1:], index.bases[:-1], dtype=np.int64)
+    kept: NDArray[np.bool_] = counts > 0
+    return kept
+
+
+def _check_kept(
+    base: BaseCheckpoint, kept: NDArray[np.bool_], verdicts: NDArray[np.uint8]
+) -> None:
+    """See that nothing is referenced that was not opened in this capture."""
+    bad = np.flatnonzero(kept & (verdicts != Verdict.WHOLE))
+    if len(bad):
+        row = base.index.blocks[bad[0]]
+        name = base.body.pack_name(base.body.packs[int(row["pack"])])
+        raise damaged(f"block {row['number']} of {name} is not what was written")
+
+
 def _of_base(
-    base: BaseCheckpoint, used: NDArray[np.bool_], packs_before: int
+    base: BaseCheckpoint, kept: NDArray[np.bool_], packs_before: int
 ) -> tuple[NDArray[np.void], NDArray[np.int64], list[PackRef], list[int]]:
     """The blocks of the last generation that are needed still.
 
     Args:
         base: that generation.
-        used: for each of its refs whether it is used again.
+        kept: for each of its blocks whether some chunk of it is used again.
         packs_before: how many packs stand in the new list already.
 
     Returns:
-        Their table; for each ref that is used its place among their chunks, from 1;
+        Their table; for each ref that is used its new place among their chunks, from 1;
         their packs, with new numbers of origins; which old origins these are.
     """
     index = base.index
     chunks = index.blocks["chunks"].astype(np.int64)
     block_of = np.repeat(np.arange(len(chunks)), chunks)
-    kept = np.bincount(block_of, weights=used[1:], minlength=len(chunks)) > 0
     # What stands before a block that is kept, and is not, is missing in the new table.
     missing = np.cumsum(np.where(kept, 0, chunks))
-    moved = np.arange(len(used))
+    moved = np.arange(1 + len(block_of))
     moved[1:] -= missing[block_of]
     table = index.blocks[kept]
     places, table["pack"] = np.unique(table["pack"], return_inverse=True)

@@ -12,12 +12,15 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Step, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.catalogue.locks import INTENT_FRESH_SECONDS
 from jupyterhub_gpu_reclaim.store.format.index import is_name
 from jupyterhub_gpu_reclaim.store.format.manifest import Body
+from jupyterhub_gpu_reclaim.store.packing.base_blocks import Verdict
 from jupyterhub_gpu_reclaim.store.packing.buffers import BufferCutter
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import KNOWN, LOGICAL, STORED
 from jupyterhub_gpu_reclaim.store.write.commit import (
@@ -240,7 +243,9 @@ class CheckpointWriter:
             files = [file.entry() for file in self._files.values()]
         recipe = self._draft.recipe
         reports = self._pack_writers.reports(timeout)
-        merged = merge(files, recipe.chunk_bytes, reports, self._base)
+        looked = self._pack_writers.verdicts() if recipe.read_back else None
+        merged = merge(files, recipe.chunk_bytes, reports, self._base, looked)
+        self._tell_damage()
         # The packs settle meanwhile; nothing that names them is written before.
         self._pack_writers.settled(timeout)
         index = write_index(self._backend, recipe.origin, merged.index)
@@ -268,6 +273,20 @@ class CheckpointWriter:
         last_look()
         publish_manifest(self._backend, body, self._keys, self._last_look)
         return info
+
+    def _tell_damage(self) -> None:
+        """Say which packs of the last generation are not what was written."""
+        if self._base is None:
+            return
+        body, blocks = self._base.body, self._base.index.blocks
+        damaged = self._pack_writers.verdicts() == Verdict.DAMAGED
+        for pack in np.unique(blocks["pack"][damaged]).tolist():
+            log.warning(
+                "%s %s is damaged: what %s needs of it was stored again",
+                self._draft.recipe.origin.key,
+                body.pack_name(body.packs[pack]),
+                self._id,
+            )
 
     def _needed(self, merged: Merged) -> list[Origin]:
         if self._base is None:

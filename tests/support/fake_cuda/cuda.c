@@ -32,14 +32,15 @@ enum {
 enum { RUNNING, LOCKED, CHECKPOINTED };
 
 static int innermost(int pid) {
-    char path[64], line[512];
+    char path[64], line[512], *left;
     int found = 0;
     snprintf(path, sizeof path, "/proc/%d/status", pid);
     FILE *file = fopen(path, "r");
     if (!file) return 0;
     while (fgets(line, sizeof line, file))
         if (!strncmp(line, "NSpid:", 6))
-            for (char *word = strtok(line + 6, "\t\n "); word; word = strtok(0, "\t\n "))
+            for (char *word = strtok_r(line + 6, "\t\n ", &left); word;
+                 word = strtok_r(0, "\t\n ", &left))
                 found = atoi(word);
     fclose(file);
     return found;

@@ -2,11 +2,15 @@
 
 Arguments: the folder for the driver's state, the file that stands for the device, and
 "forks" (another child as soon as it is locked), "imports" (a second such program is
-started, which has memory of the first one open), "large" (its memory moves slowly) or
-"alone" (no child).
+started, which has memory of the first one open), "large" (its memory moves slowly),
+"alone" (no child), "launches" (another program inherits the device, which is opened
+anew here), "begins" (a second such program begins as soon as this one is locked),
+"slow" (a second such program has the device open for a while before the driver knows
+it) or "deaf" (a second one that it never knows).
 """
 
 import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -17,6 +21,26 @@ from pathlib import Path
 folder, device, *words = sys.argv[1:]
 state = Path(folder, str(os.getpid()))
 seconds = 0.7 if "large" in words else 0.0
+#: Another program, as whoever starts one without a thought for what it inherits.
+LAUNCHED = """
+import os, time
+while True:
+    time.sleep(0.02)
+    os.write(1, b"e")
+"""
+
+
+def start_second(word: str) -> Path:
+    """Another such program; where the driver is told of it."""
+    command = [sys.executable, sys.argv[0], str(folder), device, word]
+    return Path(folder, str(subprocess.Popen(command).pid))
+
+
+if {"slower", "deafer"} & {*words}:
+    file = state.with_name("libcuda.so.1")  # whoever opens a device has the library
+    file.write_bytes(bytes(4096))
+    with file.open("rb") as opened:
+        library = mmap.mmap(opened.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
 held = ctypes.c_int(os.open(device, os.O_RDWR))
 drive = ctypes.CDLL(str(Path(folder).with_name("own.so"))).drive
 drive.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_double)
@@ -32,9 +56,27 @@ def fork_when_locked() -> None:
     state.with_suffix(".forked").touch()
 
 
+def begin_when_locked() -> None:
+    while not state.read_text().startswith("1"):
+        time.sleep(0.001)
+    second = start_second("begun")
+    while not second.exists():
+        time.sleep(0.001)
+    state.with_suffix(".forked").touch()
+
+
+letter = "i" if {"imported", "begun", "slower"} & {*words} else "p"
 if "imported" in words:
     state.with_suffix(".imports").touch()
-elif "alone" not in words and os.fork() == 0:
+elif "launches" in words:
+    os.set_inheritable(held.value, True)
+    subprocess.Popen([sys.executable, "-I", "-S", "-c", LAUNCHED], close_fds=False)
+    again = os.open(device, os.O_RDWR)
+    os.dup2(again, held.value)
+    os.close(again)
+elif {"slower", "deafer"} & {*words}:
+    time.sleep(2 if "slower" in words else 1000)
+elif not {"alone", "begins", "begun", "slow", "deaf"} & {*words} and os.fork() == 0:
     # Like a DataLoader's worker: it has the device open and no use for it.
     while True:
         time.sleep(0.02)
@@ -48,13 +90,17 @@ while not state.exists():
 if "forks" in words:
     state.with_suffix(".forks").touch()
     threading.Thread(target=fork_when_locked, daemon=True).start()
-if "imports" in words:
-    subprocess.Popen([sys.executable, sys.argv[0], str(folder), device, "imported"])
+if "begins" in words:
+    state.with_suffix(".forks").touch()
+    threading.Thread(target=begin_when_locked, daemon=True).start()
+for word, second in (("imports", "imported"), ("slow", "slower"), ("deaf", "deafer")):
+    if word in words:
+        start_second(second)
 while True:
     for _ in range(20):
         if held.value < 0:
             print("CRASHED: its card is away", flush=True)
             os._exit(1)
         time.sleep(0.001)
-    sys.stdout.write("i" if "imported" in words else "p")
+    sys.stdout.write(letter)
     sys.stdout.flush()

@@ -1,0 +1,325 @@
+"""Options of sockets that CRIU does not save: read at a capture, set after a restore.
+
+CRIU knows some thirty of the options that Linux has. Here are all that can be read and
+set again, with those of CRIU, so that none depends on its version. What is the same as
+a fresh socket has is not kept; what a restored socket has already is not set.
+
+Linux does not list which multicast groups a socket has joined, only which anybody has.
+But it tells a socket's filter for one group on one interface, and an error where the
+socket is no member: :func:`memberships` asks for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import logging
+import socket
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_log = logging.getLogger(__name__)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_DOMAIN, _PROTOCOL = 39, 38  # of SOL_SOCKET
+
+
+def _numbers(table: str) -> dict[str, int]:
+    """``NAME=number …``."""
+    return {
+        name: int(number)
+        for name, _, number in (word.partition("=") for word in table.split())
+    }
+
+
+_NETLINK: Final = 270
+#: <asm-generic/socket.h>. Not here: sizes of buffers and filters (CRIU's), what can
+#: only be read or only be set, and what the kernel changes by itself.
+_GENERAL: Final = _numbers(
+    """
+    SO_DEBUG=1 SO_REUSEADDR=2 SO_DONTROUTE=5 SO_BROADCAST=6 SO_KEEPALIVE=9
+    SO_OOBINLINE=10 SO_NO_CHECK=11 SO_PRIORITY=12 SO_LINGER=13 SO_REUSEPORT=15
+    SO_PASSCRED=16 SO_RCVLOWAT=18 SO_RCVTIMEO=20 SO_SNDTIMEO=21 SO_TIMESTAMP=29
+    SO_PASSSEC=34 SO_TIMESTAMPNS=35 SO_MARK=36 SO_TIMESTAMPING=37 SO_RXQ_OVFL=40
+    SO_WIFI_STATUS=41 SO_PEEK_OFF=42 SO_NOFCS=43 SO_SELECT_ERR_QUEUE=45
+    SO_BUSY_POLL=46 SO_MAX_PACING_RATE=47 SO_ZEROCOPY=60 SO_TXTIME=61
+    SO_TIMESTAMP_NEW=63 SO_TIMESTAMPNS_NEW=64 SO_TIMESTAMPING_NEW=65
+    SO_PREFER_BUSY_POLL=69 SO_BUSY_POLL_BUDGET=70 SO_RESERVE_MEM=73 SO_TXREHASH=74
+    SO_RCVMARK=75 SO_PASSPIDFD=76 SO_RCVPRIORITY=82 SO_PASSRIGHTS=83 SO_INQ=84
+    SO_LOCK_FILTER=44
+    """
+)
+#: <linux/tcp.h>
+_TCP: Final = _numbers(
+    """
+    TCP_NODELAY=1 TCP_CORK=3 TCP_KEEPIDLE=4 TCP_KEEPINTVL=5 TCP_KEEPCNT=6
+    TCP_SYNCNT=7 TCP_LINGER2=8 TCP_DEFER_ACCEPT=9 TCP_CONGESTION=13
+    TCP_THIN_LINEAR_TIMEOUTS=16 TCP_USER_TIMEOUT=18 TCP_FASTOPEN=23
+    TCP_NOTSENT_LOWAT=25 TCP_SAVE_SYN=27 TCP_FASTOPEN_CONNECT=30 TCP_FASTOPEN_KEY=33
+    TCP_FASTOPEN_NO_COOKIE=34 TCP_INQ=36 TCP_TX_DELAY=37 TCP_RTO_MAX_MS=44
+    TCP_RTO_MIN_US=45 TCP_DELACK_MAX_US=46
+    """
+)
+#: What the kernel changes by itself once there is a connection.
+_TCP_UNCONNECTED: Final = _numbers(
+    """
+    TCP_MAXSEG=2 TCP_WINDOW_CLAMP=10
+    """
+)
+#: <linux/in.h>
+_IP: Final = _numbers(
+    """
+    IP_TOS=1 IP_TTL=2 IP_OPTIONS=4 IP_RECVOPTS=6 IP_RETOPTS=7 IP_PKTINFO=8
+    IP_MTU_DISCOVER=10 IP_RECVERR=11 IP_RECVTTL=12 IP_RECVTOS=13 IP_FREEBIND=15
+    IP_PASSSEC=18 IP_TRANSPARENT=19 IP_ORIGDSTADDR=20 IP_MINTTL=21 IP_NODEFRAG=22
+    IP_CHECKSUM=23 IP_BIND_ADDRESS_NO_PORT=24 IP_RECVFRAGSIZE=25
+    IP_RECVERR_RFC4884=26 IP_MULTICAST_IF=32 IP_MULTICAST_TTL=33
+    IP_MULTICAST_LOOP=34 IP_MULTICAST_ALL=49 IP_UNICAST_IF=50 IP_LOCAL_PORT_RANGE=51
+    """
+)
+#: <linux/in6.h>
+_IPV6: Final = _numbers(
+    """
+    IPV6_2292PKTINFO=2 IPV6_CHECKSUM=7 IPV6_2292HOPLIMIT=8 IPV6_FLOWINFO=11
+    IPV6_UNICAST_HOPS=16 IPV6_MULTICAST_IF=17 IPV6_MULTICAST_HOPS=18
+    IPV6_MULTICAST_LOOP=19 IPV6_MTU_DISCOVER=23 IPV6_RECVERR=25 IPV6_V6ONLY=26
+    IPV6_MULTICAST_ALL=29 IPV6_RECVERR_RFC4884=31 IPV6_FLOWINFO_SEND=33
+    IPV6_RECVPKTINFO=49 IPV6_RECVHOPLIMIT=51 IPV6_RECVHOPOPTS=53 IPV6_HOPOPTS=54
+    IPV6_RTHDRDSTOPTS=55 IPV6_RECVRTHDR=56 IPV6_RTHDR=57 IPV6_RECVDSTOPTS=58
+    IPV6_DSTOPTS=59 IPV6_RECVPATHMTU=60 IPV6_DONTFRAG=62 IPV6_RECVTCLASS=66
+    IPV6_TCLASS=67 IPV6_AUTOFLOWLABEL=70 IPV6_ADDR_PREFERENCES=72
+    IPV6_MINHOPCOUNT=73 IPV6_ORIGDSTADDR=74 IPV6_TRANSPARENT=75 IPV6_UNICAST_IF=76
+    IPV6_RECVFRAGSIZE=77 IPV6_FREEBIND=78
+    """
+)
+#: <linux/udp.h>
+_UDP: Final = _numbers(
+    """
+    UDP_CORK=1 UDP_ENCAP=100 UDP_NO_CHECK6_TX=101 UDP_NO_CHECK6_RX=102
+    UDP_SEGMENT=103 UDP_GRO=104
+    """
+)
+#: <linux/netlink.h>
+_NETLINKS: Final = _numbers(
+    """
+    NETLINK_PKTINFO=3 NETLINK_BROADCAST_ERROR=4 NETLINK_NO_ENOBUFS=5
+    NETLINK_LISTEN_ALL_NSID=8 NETLINK_CAP_ACK=10 NETLINK_EXT_ACK=11
+    NETLINK_GET_STRICT_CHK=12
+    """
+)
+_MOST_BYTES: Final = 256
+
+
+class Option(NamedTuple):
+    """One option with its value."""
+
+    level: int
+    name: int
+    value: bytes
+
+
+def read(end: socket.socket) -> list[Option]:
+    """The options of a socket that a fresh one of its kind has not."""
+    usual = _usual(*kind_of(end))
+    found = []
+    for level, name in _known(end):
+        value = _get(end, level, name)
+        if value is not None and usual.get((level, name)) != value:
+            found.append(Option(level, name, value))
+    return found
+
+
+def write(end: socket.socket, options: Iterable[Option]) -> list[Option]:
+    """Set those that the socket has not; what the kernel did not take."""
+    left = []
+    for option in options:
+        level, name, value = option
+        if _get(end, level, name) == value:
+            continue
+        try:
+            end.setsockopt(level, name, value)
+        except OSError as error:
+            _log.info("- option %d of level %d is not set: %s", name, level, error)
+            left.append(option)
+    return left
+
+
+def kind_of(end: socket.socket) -> tuple[int, int, int]:
+    """Family, type and protocol of a socket."""
+    level = socket.SOL_SOCKET
+    return (
+        end.getsockopt(level, _DOMAIN),
+        end.getsockopt(level, socket.SO_TYPE),
+        end.getsockopt(level, _PROTOCOL),
+    )
+
+
+def _known(end: socket.socket) -> Iterator[tuple[int, int]]:
+    """Level and number of the options that a socket like that may have."""
+    family, kind, protocol = kind_of(end)
+    tables: list[tuple[int, dict[str, int]]] = []
+    if family in {socket.AF_INET, socket.AF_INET6}:
+        if protocol == socket.IPPROTO_TCP and kind == socket.SOCK_STREAM:
+            tables.append((socket.IPPROTO_TCP, _TCP))
+            info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+            if info[0] in {TcpState.CLOSE, TcpState.LISTEN}:
+                tables.append((socket.IPPROTO_TCP, _TCP_UNCONNECTED))
+        if protocol == socket.IPPROTO_UDP:
+            tables.append((socket.IPPROTO_UDP, _UDP))
+        tables.append((socket.IPPROTO_IP, _IP))
+        if family == socket.AF_INET6:
+            tables.append((socket.IPPROTO_IPV6, _IPV6))
+    elif family == socket.AF_NETLINK:
+        tables.append((_NETLINK, _NETLINKS))
+    tables.append((socket.SOL_SOCKET, _GENERAL))  # with the lock of the filter, last
+    for level, table in tables:
+        for number in table.values():
+            yield level, number
+
+
+@functools.cache
+def _usual(family: int, kind: int, protocol: int) -> dict[tuple[int, int], bytes]:
+    """The options of a fresh socket of that kind."""
+    try:
+        fresh = socket.socket(family, kind, protocol)
+    except OSError:
+        return {}
+    with fresh:
+        return {
+            (level, name): value
+            for level, name in _known(fresh)
+            if (value := _get(fresh, level, name)) is not None
+        }
+
+
+def _get(end: socket.socket, level: int, name: int) -> bytes | None:
+    try:
+        return end.getsockopt(level, name, _MOST_BYTES)
+    except OSError:
+        return None  # not one of this kernel, or of this kind of socket
+
+
+class Membership(NamedTuple):
+    """A multicast group that a socket has joined."""
+
+    group: bytes
+    interface: str
+    is_include: bool  #: whether it hears those sources only, or all others
+    sources: list[bytes]
+
+
+_JOIN_GROUP, _FILTER = 42, 48  # MCAST_JOIN_GROUP, MCAST_MSFILTER
+_INCLUDE: Final = 1
+_STORAGE: Final = 128  # sockaddr_storage
+_SIOCGIFINDEX: Final = 0x8933
+_MOST_SOURCES: Final = 64
+#: Lengths of the addresses that a socket of that family can hear.
+_WIDTHS: Final[dict[int, tuple[int, ...]]] = {
+    socket.AF_INET: (4,),
+    socket.AF_INET6: (4, 16),
+}
+_LEVELS: Final = {4: socket.IPPROTO_IP, 16: socket.IPPROTO_IPV6}
+
+
+def groups_of(pid: int) -> list[tuple[int, str, bytes]]:
+    """The groups that anybody has joined: (interface's number, its name, group)."""
+    found = []
+    interface = (0, "")
+    for line in procfs.text(pid, "net/igmp").splitlines()[1:]:
+        words = line.split()
+        if not line.startswith("\t"):
+            interface = (int(words[0]), words[1].rstrip(":"))
+        else:
+            found.append((*interface, struct.pack("=I", int(words[0], 16))))
+    for line in procfs.text(pid, "net/igmp6").splitlines():
+        number, name, group = line.split()[:3]
+        found.append((int(number), name, bytes.fromhex(group)))
+    return found
+
+
+def memberships(
+    end: socket.socket, groups: Iterable[tuple[int, str, bytes]]
+) -> list[Membership]:
+    """Those of the groups that this socket has joined."""
+    family, kind, _ = kind_of(end)
+    widths = _WIDTHS.get(family, ())
+    if kind == socket.SOCK_STREAM or not widths:
+        return []
+    found = []
+    for number, name, group in groups:
+        if len(group) in widths:
+            asked = _filter(number, group, 0, [], room=_MOST_SOURCES)
+            size = ctypes.c_uint32(len(asked))
+            level = _LEVELS[len(group)]
+            done = _libc.getsockopt(
+                end.fileno(), level, _FILTER, asked, ctypes.byref(size)
+            )
+            if done == 0:
+                found.append(_membership(group, name, bytes(asked)))
+    return found
+
+
+def join(end: socket.socket, one: Membership) -> bool:
+    """Join that group again; whether the kernel lets it."""
+    number = _number_of(end, one.interface)
+    level = _LEVELS[len(one.group)]
+    request = struct.pack("=I4x", number) + _sockaddr(one.group)
+    with contextlib.suppress(OSError):
+        end.setsockopt(level, _JOIN_GROUP, request)
+    if not one.is_include and not one.sources:
+        return True
+    mode = _INCLUDE if one.is_include else 0
+    wanted = _filter(number, one.group, mode, one.sources)
+    with contextlib.suppress(OSError):
+        end.setsockopt(level, _FILTER, bytes(wanted))
+        return True
+    return False
+
+
+def _membership(group: bytes, name: str, answer: bytes) -> Membership:
+    mode, count = struct.unpack_from("=II", answer, 8 + _STORAGE)
+    width = len(group)
+    sources = []
+    for at in range(min(count, _MOST_SOURCES)):
+        begin = 16 + _STORAGE + at * _STORAGE + (4 if width == 4 else 8)
+        sources.append(answer[begin : begin + width])
+    return Membership(group, name, mode == _INCLUDE, sources)
+
+
+def _filter(
+    number: int, group: bytes, mode: int, sources: list[bytes], *, room: int = 0
+) -> ctypes.Array[ctypes.c_char]:
+    """``struct group_filter`` (<linux/in.h>)."""
+    count = max(room, len(sources))
+    head = (
+        struct.pack("=I4x", number) + _sockaddr(group) + struct.pack("=II", mode, count)
+    )
+    packed = head + b"".join(map(_sockaddr, sources))
+    return ctypes.create_string_buffer(packed, len(head) + count * _STORAGE)
+
+
+def _sockaddr(address: bytes) -> bytes:
+    if len(address) == 4:
+        packed = struct.pack("=HH4s", socket.AF_INET, 0, address)
+    else:
+        packed = struct.pack("=HHI16s", socket.AF_INET6, 0, 0, address)
+    return packed.ljust(_STORAGE, b"\0")
+
+
+def _number_of(end: socket.socket, interface: str) -> int:
+    """The number of that interface where the socket is; 0 lets the kernel choose."""
+    request = struct.pack("=16si", interface.encode()[:15], 0).ljust(40, b"\0")
+    try:
+        answer = fcntl.ioctl(end.fileno(), _SIOCGIFINDEX, request)
+    except OSError:
+        return 0
+    number: int = struct.unpack_from("=i", answer, 16)[0]
+    return number

@@ -1,0 +1,589 @@
+"""What a process has besides memory and files, and CRIU does not give back.
+
+CRIU (4.2) saves rights, limits, signals, timers, the scheduling policy. It makes the
+processes of a tree as its own children, so whatever else there is they would inherit
+from it, and it from the agent: on which processors they run, how exact their timers
+are, what their core dumps hold. :func:`read` reads all of that of a tree that stands,
+:func:`save` adds it to CRIU's images, :func:`apply` gives it back to the restored
+tree, which stands as well.
+
+What a process has in common with its session's init was given to it by the place, not
+chosen: it is None here, and it becomes what the init of the new place has. So a program
+that could use all processors of one machine can use all of the other.
+
+:func:`differences` compares two trees, such as one that is captured and its rehearsed
+return. Also what CRIU itself gives back is compared (``given_back``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+import signal
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import (
+    architecture,
+    landlock,
+    procfs,
+    ptrace,
+    scheduling,
+)
+from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.linux.ptrace import Traced
+
+_log = logging.getLogger(__name__)
+
+#: The image; CRIU has none of that name.
+IMAGE: Final = "attributes.json"
+#: Seconds in which the threads of one process must stand still, and do their calls.
+SECONDS: Final = 10.0
+
+
+class ThreadAttributes(Value, frozen=True, kw_only=True):
+    """Of one thread; None: what the session's init has.
+
+    Attributes:
+        affinity: the processors that it may run on.
+        timer_slack: in nanoseconds; 0 for real-time threads, which have none.
+        io_priority: class and level.
+        slice: nanoseconds that it runs for at a time.
+        memory_policy: on which NUMA nodes new memory is, in the kernel's words.
+        personality: bits of personality(2).
+        folder: where it stands, if it has a folder of its own in its process.
+        given_back: what CRIU restores: names of /proc/PID/status → values.
+    """
+
+    affinity: list[int] | None = None
+    timer_slack: int | None = None
+    io_priority: int | None = None
+    slice: int | None = None
+    memory_policy: str = "default"
+    personality: int = 0
+    folder: str = ""
+    given_back: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Attributes(Value, frozen=True, kw_only=True):
+    """Of one process, and of its threads by their number in the session.
+
+    Attributes:
+        core_filter: what a core dump of it holds; None: as the init's.
+        oom_score: who is ended first when memory runs out; likewise.
+        lock: how mlockall(2) locks what it will map: 0, or its flags.
+        states: of prctl(2), by their names in ``STATES``.
+        threads: by their number in the session.
+        given_back: what CRIU restores, as in its threads.
+    """
+
+    core_filter: int | None = None
+    oom_score: int | None = None
+    lock: int = 0
+    states: dict[str, int] = msgspec.field(default_factory=dict)
+    threads: dict[int, ThreadAttributes] = msgspec.field(default_factory=dict)
+    given_back: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Difference(NamedTuple):
+    """One thing that a thread had before, and what it has now."""
+
+    pid: int  #: in the session
+    thread: int  #: likewise; 0: the process as a whole
+    name: str
+    before: object
+    after: object
+
+
+class _State(NamedTuple):
+    """A state of prctl(2): how it is asked for, and set to a value."""
+
+    get: int
+    set: Callable[[int], tuple[int, ...]]
+    usual: int  #: what a process has that has never asked for another
+
+
+#: <linux/prctl.h>. CRIU keeps part of the second: not whether advised areas are out.
+STATES: Final = {
+    "PR_MCE_KILL": _State(34, lambda value: (33, 1, value), 2),
+    "PR_SET_THP_DISABLE": _State(42, lambda value: (41, 1, value & ~1), 0),
+    "PR_SET_MEMORY_MERGE": _State(68, lambda value: (67, value), 0),
+    # The last one: it takes from the process what the others may need.
+    "PR_SET_MDWE": _State(66, lambda value: (65, value), 0),
+}
+#: What CRIU gives back, in /proc/PID/status and beside it.
+_GIVEN_BACK: Final[tuple[str, ...]] = (
+    *("Name", "Umask", "Uid", "Gid", "Groups", "NSpgid", "NSsid"),
+    *("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"),
+    *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+    *("NoNewPrivs", "Seccomp", "Seccomp_filters"),
+    *("Speculation_Store_Bypass", "SpeculationIndirectBranch"),
+)
+#: Of these, what protects a process, or others from it.
+PROTECTING: Final = frozenset(
+    {"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"}
+    | {"NoNewPrivs", "Seccomp", "Seccomp_filters"}
+)
+
+#: Signals that come of stopping processes and starting them again.
+_STOPPING: Final = sum(
+    1 << (number - 1) for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD)
+)
+_MCL_CURRENT_FUTURE_ONFAULT: Final = (1, 2, 4)
+_CLONE_FS: Final = 0x200
+_NODES: Final = Path("/sys/devices/system/node/online")
+_PAGEMAP_PRESENT: Final = 1 << 63
+
+
+# --- reading --------------------------------------------------------------------------
+
+
+def read(snapshot: Snapshot) -> dict[int, Attributes]:
+    """Of every living process of a tree that stands, by its pid in the session.
+
+    Raises:
+        ReclaimError: one does not stand still (``capture_failed``).
+    """
+    found: dict[int, Attributes] = {}
+    if architecture.here() is None:
+        return found
+    usual = _outside(snapshot.init.pid, snapshot.init.pid)
+    for process in snapshot.processes:
+        if process.state in DEAD:
+            continue
+        try:
+            found[process.ns_pid] = _read(process, snapshot.init, usual)
+        except OSError as error:
+            if procfs.stat(process.pid)[:1] in ([], ["Z"], ["X"]):
+                continue  # it has ended
+            why = f"process {process.ns_pid} ({process.name}) could not be looked at"
+            raise ReclaimError(
+                Reason.CAPTURE_FAILED, why=why, detail=str(error)
+            ) from error
+    return found
+
+
+def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attributes:
+    pid = process.pid
+    threads = {}
+    for tid in ptrace.tasks(pid):
+        one = _outside(pid, tid)
+        threads[_inner(pid, tid)] = msgspec.structs.replace(
+            one,
+            **{
+                name: None
+                for name in ("affinity", "timer_slack", "io_priority", "slice")
+                if getattr(one, name) == getattr(usual, name)
+            },
+        )
+    states, lock = _inside(pid)
+    return Attributes(
+        core_filter=_chosen(pid, init.pid, _CORE_FILTER),
+        oom_score=_chosen(pid, init.pid, _OOM_SCORE),
+        lock=lock,
+        states=states,
+        threads=threads,
+        given_back={"limits": procfs.text(pid, "limits")},
+    )
+
+
+def _inner(pid: int, tid: int) -> int:
+    return int(procfs.status(pid, tid).get("NSpid", "0").split()[-1])
+
+
+class _File(NamedTuple):
+    """A number in a file of /proc/PID."""
+
+    name: str
+    base: int
+
+    def read(self, pid: int) -> int:
+        return int(procfs.text(pid, self.name) or "0", self.base)
+
+    def write(self, pid: int, value: int) -> None:
+        text = hex(value) if self.base == 16 else str(value)
+        (procfs.PROC / str(pid) / self.name).write_text(text)
+
+
+_CORE_FILTER: Final = _File("coredump_filter", 16)
+_OOM_SCORE: Final = _File("oom_score_adj", 10)
+_TIMER_SLACK: Final = _File("timerslack_ns", 10)
+
+
+def _chosen(pid: int, init_pid: int, file: _File) -> int | None:
+    value = file.read(pid)
+    return None if value == file.read(init_pid) else value
+
+
+def _outside(pid: int, tid: int) -> ThreadAttributes:
+    """What the kernel tells others of a thread; nothing of it is None."""
+    status = procfs.status(pid, tid)
+    given_back: dict[str, str] = {
+        name: status[name] for name in _GIVEN_BACK if name in status
+    }
+    for name in ("SigPnd", "ShdPnd"):
+        given_back[name] = f"{int(given_back.get(name, '0'), 16) & ~_STOPPING:016x}"
+    # In the session, whose namespace is the last one.
+    for name in ("NSpgid", "NSsid"):
+        given_back[name] = given_back.get(name, "0").split()[-1]
+    given_back["nice"] = str(os.getpriority(os.PRIO_PROCESS, tid))
+    policy = os.sched_getscheduler(tid), os.sched_getparam(tid).sched_priority
+    given_back["policy"] = "{}, priority {}".format(*policy)
+    own_folder = tid != pid and not scheduling.shares(pid, tid, scheduling.KCMP_FS)
+    return ThreadAttributes(
+        affinity=sorted(os.sched_getaffinity(tid)),
+        timer_slack=_TIMER_SLACK.read(tid),
+        io_priority=scheduling.io_priority(tid),
+        slice=scheduling.slice_of(tid),
+        memory_policy=_memory_policy(pid, tid),
+        personality=int(procfs.text(pid, f"task/{tid}/personality") or "0", 16),
+        folder=procfs.link(pid, f"task/{tid}/cwd") if own_folder else "",
+        given_back=given_back,
+    )
+
+
+def _memory_policy(pid: int, tid: int) -> str:
+    """Its own policy: an area that has none shows it, and so does the first one.
+
+    Only the first line is read: the kernel counts the pages of all others.
+    """
+    with contextlib.suppress(OSError):
+        path = procfs.PROC / str(pid) / f"task/{tid}/numa_maps"
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            line = os.pread(file, 64, 0).decode(errors="replace")
+        finally:
+            os.close(file)
+        _, _, rest = line.partition(" ")
+        # "prefer (many):0 file=…": a mode may have a space.
+        words = rest.replace(" (many)", "(many)").replace("weighted ", "weighted-")
+        return words.partition(" ")[0] or "default"
+    return "default"
+
+
+def _inside(pid: int) -> tuple[dict[str, int], int]:
+    """What only the process itself is told: its states, and what it will lock."""
+    states = {}
+    try:
+        with ptrace.stopped(pid, seconds=SECONDS) as traced:
+            for name, state in STATES.items():
+                with _unknown_to_some_kernels():
+                    value = traced.call("prctl", state.get, 0, 0, 0, 0)
+                    if value != state.usual:
+                        states[name] = value
+            return states, _lock(traced)
+    except Unsuited:
+        return {}, 0
+
+
+@contextlib.contextmanager
+def _unknown_to_some_kernels() -> Iterator[None]:
+    try:
+        yield
+    except TraceFailed as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def _lock(traced: Traced) -> int:
+    """Whether it locks what it maps: it is made to map a page, and to unmap it."""
+    _, future, on_fault = _MCL_CURRENT_FUTURE_ONFAULT
+    try:
+        before = procfs.status(traced.pid).get("VmLck")
+        with traced.text("") as address:
+            if procfs.status(traced.pid).get("VmLck") == before:
+                return 0
+            with open(f"/proc/{traced.pid}/pagemap", "rb", 0) as pagemap:  # noqa: PTH123
+                pagemap.seek(address // mmap.PAGESIZE * 8)
+                (entry,) = struct.unpack("=Q", pagemap.read(8))
+            return future if entry & _PAGEMAP_PRESENT else future | on_fault
+    except TraceFailed as error:
+        if error.errno != errno.EAGAIN:
+            raise
+        return future  # more than it may lock
+
+
+def refuse_confined(tree: Snapshot) -> None:
+    """Refuse a tree that stands and has a program that Landlock confines.
+
+    Raises:
+        ReclaimError: it would come back without (``confined``).
+    """
+    alive = [process for process in tree.processes if process.state not in DEAD]
+    for process in alive:
+        try:
+            found = landlock.is_confined(process, alive, seconds=SECONDS)
+        except OSError as error:
+            why = f"process {process.ns_pid} ({process.name}) could not be looked at"
+            raise ReclaimError(
+                Reason.CAPTURE_FAILED, why=why, detail=str(error)
+            ) from error
+        if found:
+            pid, name = process.ns_pid, process.name
+            raise ReclaimError(Reason.CONFINED, pid=pid, name=name)
+
+
+# --- storing --------------------------------------------------------------------------
+
+
+def save(found: Mapping[int, Attributes], sinks: Callable[[str], Sink]) -> int:
+    """Write them beside CRIU's images; how many bytes."""
+    data = codec.encode(found)
+    sink = sinks(IMAGE)
+    sink.write(memoryview(data))
+    sink.close()
+    return len(data)
+
+
+def load(source: ImageSource) -> dict[int, Attributes]:
+    """What was saved; nothing of a checkpoint that was made before there was any.
+
+    Raises:
+        RestoreFailed: it does not read (``checkpoint_damaged``).
+    """
+    if source.size(IMAGE) is None:
+        return {}
+    try:
+        return codec.decode(b"".join(source.stream(IMAGE)), dict[int, Attributes])
+    except BadRequest as error:
+        raise RestoreFailed(
+            Reason.CHECKPOINT_DAMAGED, why=f"{IMAGE} is off", detail=str(error)
+        ) from None
+
+
+def differences(
+    before: Mapping[int, Attributes], after: Mapping[int, Attributes]
+) -> list[Difference]:
+    """What the second tree has otherwise than the first. Pure.
+
+    A process or thread that only one of them has is a difference named ``there``.
+    """
+    found: list[Difference] = []
+    for pid in sorted({*before, *after}):
+        one, other = before.get(pid), after.get(pid)
+        if one is None or other is None:
+            there = one is not None, other is not None
+            found.append(Difference(pid, 0, "there", *there))
+            continue
+        found += _compare(pid, 0, _flat(one), _flat(other))
+        for tid in sorted({*one.threads, *other.threads}):
+            threads = one.threads.get(tid), other.threads.get(tid)
+            if threads[0] is None or threads[1] is None:
+                there = threads[0] is not None, threads[1] is not None
+                found.append(Difference(pid, tid, "there", *there))
+                continue
+            found += _compare(pid, tid, _flat(threads[0]), _flat(threads[1]))
+    return found
+
+
+def _compare(
+    pid: int, tid: int, one: Mapping[str, object], other: Mapping[str, object]
+) -> Iterator[Difference]:
+    for name in sorted({*one, *other}):
+        if one.get(name) != other.get(name):
+            yield Difference(pid, tid, name, one.get(name), other.get(name))
+
+
+def _flat(one: Attributes | ThreadAttributes) -> dict[str, object]:
+    fields = msgspec.structs.asdict(one)
+    fields.pop("threads", None)
+    nested = {**fields.pop("given_back"), **fields.pop("states", {})}
+    return {**fields, **nested}
+
+
+# --- giving back ----------------------------------------------------------------------
+
+
+def apply(tree: Snapshot, saved: Mapping[int, Attributes]) -> None:
+    """Give a restored tree what it had; what it has of the agent's ends here.
+
+    What this machine does not have (a processor, a NUMA node) is left out, and logged.
+
+    Raises:
+        RestoreFailed: a process would have fewer protections than it had, or could not
+            be given back what it relies on.
+    """
+    if architecture.here() is None:
+        return
+    usual = _outside(tree.init.pid, tree.init.pid)
+    for process in tree.processes:
+        if process.state in DEAD:
+            continue
+        wanted = saved.get(process.ns_pid, Attributes())
+        _apply_outside(process, tree.init, wanted, usual)
+        _refuse_weaker(process, wanted)
+        _apply_inside(process, wanted)
+
+
+def _apply_outside(
+    process: Process, init: Process, wanted: Attributes, usual: ThreadAttributes
+) -> None:
+    for file, value in (
+        (_CORE_FILTER, wanted.core_filter),
+        (_OOM_SCORE, wanted.oom_score),
+    ):
+        wish = file.read(init.pid) if value is None else value
+        if wish != file.read(process.pid):
+            file.write(process.pid, wish)
+    for tid in ptrace.tasks(process.pid):
+        now = _outside(process.pid, tid)
+        thread = wanted.threads.get(_inner(process.pid, tid), ThreadAttributes())
+        affinity = usual.affinity if thread.affinity is None else thread.affinity
+        _set_affinity(process, tid, affinity or [], now.affinity or [])
+        for name, change in _CHANGES.items():
+            value = getattr(thread, name)
+            value = getattr(usual, name) if value is None else value
+            # A real-time thread has neither slack nor slice.
+            if value != getattr(now, name) and (value or name == "io_priority"):
+                change(tid, value)
+
+
+def _set_affinity(
+    process: Process, tid: int, wanted: list[int], now: list[int]
+) -> None:
+    if wanted == now:
+        return
+    try:
+        os.sched_setaffinity(tid, wanted)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # None of them is here.
+        os.sched_setaffinity(tid, range(os.cpu_count() or 1))
+        _log.warning(
+            "- process %d (%s) was bound to processors %s, which are not here: it may"
+            " use all",
+            process.ns_pid,
+            process.name,
+            wanted,
+        )
+
+
+_CHANGES: Final[dict[str, Callable[[int, int], None]]] = {
+    "timer_slack": _TIMER_SLACK.write,
+    "io_priority": scheduling.set_io_priority,
+    "slice": scheduling.set_slice,
+}
+
+
+def _refuse_weaker(process: Process, wanted: Attributes) -> None:
+    """Check what protects a process, which it may have inherited or lost.
+
+    Raises:
+        RestoreFailed: something of it is not as it was (``restore_failed``).
+    """
+    for tid in ptrace.tasks(process.pid):
+        status = procfs.status(process.pid, tid)
+        thread = wanted.threads.get(_inner(process.pid, tid))
+        before = thread.given_back if thread is not None else {}
+        for name in PROTECTING & before.keys():
+            if status.get(name) != before[name]:
+                why = (
+                    f"process {process.ns_pid} ({process.name}) would have another"
+                    f" {name} than before"
+                )
+                detail = f"{before[name]}, now {status.get(name)}"
+                raise RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=detail)
+
+
+def _apply_inside(process: Process, wanted: Attributes) -> None:
+    """What only the process itself can do: mostly nothing.
+
+    Raises:
+        RestoreFailed: a folder is gone, or it could not be made to do it.
+    """
+    inner = {_inner(process.pid, tid): tid for tid in ptrace.tasks(process.pid)}
+    threads = {
+        inner[number]: one
+        for number, one in wanted.threads.items()
+        if number in inner
+        and (one.personality or one.folder or one.memory_policy != "default")
+    }
+    if not (threads or wanted.lock or wanted.states):
+        return
+    try:
+        with ptrace.stopped(process.pid, seconds=SECONDS) as traced:
+            for tid, one in threads.items():
+                with traced.thread(tid) as thread:
+                    _apply_to_thread(process, thread, one)
+            if wanted.lock:
+                traced.call("mlockall", wanted.lock)
+            for name, state in STATES.items():
+                if name in wanted.states:
+                    call = state.set(wanted.states[name])
+                    traced.call("prctl", *call, *(0,) * (5 - len(call)))
+    except OSError as error:
+        why = f"process {process.ns_pid} ({process.name}) did not get back what it had"
+        raise RestoreFailed(
+            Reason.RESTORE_FAILED, why=why, detail=str(error)
+        ) from error
+
+
+def _apply_to_thread(process: Process, thread: Traced, one: ThreadAttributes) -> None:
+    if one.personality:
+        thread.call("personality", one.personality)
+    if one.memory_policy != "default":
+        mode, nodes = parse_policy(one.memory_policy)
+        known = mask_of(_NODES.read_text()) if _NODES.exists() else 1
+        if nodes and not nodes & known:
+            _log.warning(
+                "- process %d (%s) was bound to NUMA nodes that are not here",
+                process.ns_pid,
+                process.name,
+            )
+        else:
+            with thread.text(struct.pack("=Q", nodes & known)) as address:
+                thread.call("set_mempolicy", mode, address if nodes else 0, 65)
+    if one.folder:
+        thread.call("unshare", _CLONE_FS)
+        thread.call("umask", int(one.given_back.get("Umask", "0022"), 8))
+        with thread.text(one.folder) as address:
+            thread.call("chdir", address)
+
+
+#: <linux/mempolicy.h>
+_MODES: Final = ("default", "prefer", "bind", "interleave", "local")
+_MORE_MODES: Final = {"prefer(many)": 5, "weighted-interleave": 6}
+_MODE_FLAGS: Final = {"static": 1 << 15, "relative": 1 << 14, "balancing": 1 << 13}
+
+
+def parse_policy(text: str) -> tuple[int, int]:
+    """Mode with its flags, and the nodes as bits, of the kernel's words. Pure.
+
+    As in ``interleave=static:0-1,3``.
+    """
+    head, _, nodes = text.partition(":")
+    name, _, flags = head.partition("=")
+    mode = _MORE_MODES[name] if name in _MORE_MODES else _MODES.index(name)
+    for flag in flags.split("|") if flags else ():
+        mode |= _MODE_FLAGS.get(flag, 0)
+    return mode, mask_of(nodes)
+
+
+def mask_of(numbers: str) -> int:
+    """The bits of a list like ``0-1,3``. Pure."""
+    mask = 0
+    for part in numbers.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            for number in range(int(first), int(last or first) + 1):
+                mask |= 1 << number
+    return mask

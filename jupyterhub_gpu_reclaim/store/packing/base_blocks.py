@@ -1,0 +1,128 @@
+"""The last generation's blocks, each of them opened before a chunk of it is referenced.
+
+That a pack has the right name and length says nothing of what is in it. So whoever is
+about to reference a chunk reads and opens its block, once per capture; a block that is
+not what was written is known no longer, and its chunks are stored anew while they are
+at hand. A capture that references everything reads what one that references nothing
+would have read back (law 1).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.store.backend import Unavailable, durable
+from jupyterhub_gpu_reclaim.store.format import crypto
+from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener, BlockRow
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.format.manifest import Body
+    from jupyterhub_gpu_reclaim.store.packing.dedup_index import DedupIndex
+
+
+class Verdict(IntEnum):
+    """What is known of a block in this capture."""
+
+    UNSEEN = 0
+    WHOLE = 1
+    DAMAGED = 2  #: or it cannot be read
+
+
+#: Where nothing may be referenced.
+NO_VERDICTS = np.zeros(0, np.uint8)
+
+
+class BaseBlocks(NamedTuple):
+    """What may be referenced; the same for all pack writers of a checkpoint."""
+
+    body: Body
+    table: NDArray[Any]  #: of ``index.BLOCKS``, checked
+    known: DedupIndex
+
+    def verdicts(self) -> NDArray[np.uint8]:
+        """Room for a :class:`Verdict` on each block."""
+        return np.zeros(len(self.table), np.uint8)
+
+
+class BaseChunks:
+    """Finds known chunks; for one thread.
+
+    Args:
+        backend: where the blocks stand.
+        base: what may be referenced.
+        verdicts: one for each block; other threads and processes may write there, too.
+        read_back: whether blocks are opened; without it the names of chunks suffice.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        base: BaseBlocks,
+        verdicts: NDArray[np.uint8],
+        *,
+        read_back: bool,
+    ) -> None:
+        self._base = base
+        self._verdicts = verdicts
+        self._read_back = read_back
+        self._blocks = Blocks(durable(backend), base.body)
+        self._ends = np.cumsum(base.table["chunks"], dtype=np.int64)
+
+    def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """For each id the ref of its chunk, whose block is whole; 0: there is none.
+
+        Args:
+            ids: shape (k, 2).
+
+        Raises:
+            Unavailable: the store does not answer, which says nothing of the blocks.
+        """
+        refs = self._base.known.find(ids)
+        if not self._read_back:
+            return refs
+        some = np.flatnonzero(refs)
+        blocks = np.searchsorted(self._ends, refs[some])
+        unseen = np.unique(blocks[self._verdicts[blocks] == Verdict.UNSEEN])
+        for block in unseen.tolist():
+            self._verdicts[block] = self._look(block)
+        refs[some[self._verdicts[blocks] != Verdict.WHOLE]] = 0
+        return refs
+
+    def _look(self, block: int) -> Verdict:
+        try:
+            self._blocks.stored(BlockRow(*self._base.table[block].tolist()))
+        except Unavailable:
+            raise
+        except (crypto.Forged, StoreError):
+            # Gone, or on a disk that fails there: stored anew is as good.
+            return Verdict.DAMAGED
+        return Verdict.WHOLE
+
+
+class Blocks:
+    """Opens blocks of a checkpoint, whichever origin's they are; for one thread."""
+
+    def __init__(self, backend: Backend, body: Body) -> None:
+        self._body = body
+        self._opener = BlockOpener(backend)
+        self._sealers: dict[int, crypto.Sealer] = {}
+
+    def stored(self, row: BlockRow) -> memoryview:
+        """See :meth:`BlockOpener.open`.
+
+        Args:
+            row: whose ``pack`` is the place in the manifest's list.
+        """
+        ref = self._body.packs[row.pack]
+        if row.pack not in self._sealers:
+            key = self._body.origins[ref.origin].pack_key(ref.number)
+            self._sealers[row.pack] = crypto.Sealer(key)
+        name = self._body.pack_name(ref)
+        return self._opener.open(name, self._sealers[row.pack], row)

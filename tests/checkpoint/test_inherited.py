@@ -1,0 +1,272 @@
+"""What comes back has nothing of the agent that started CRIU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint import preflight
+from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed, RolledBack
+from jupyterhub_gpu_reclaim.linux import architecture, procfs, scheduling
+from tests.checkpoint.conftest import fingerprints
+from tests.support import keys
+
+
+def test_restored_session_cannot_read_the_keys_of_the_agent(places, engine):
+    world = places.world()
+    keys.join_session_keyring()
+    keys.add_key("of-the-agent", "secret")
+    assert keys.find_key("of-the-agent") == "secret"
+    world = engine.cycle(world, places)
+    world(keys.CODE)
+    assert world("find_key('of-the-agent')") is None
+
+
+def test_restored_sessions_do_not_share_their_keys(places, engine):
+    keys.join_session_keyring()
+    one, other = (engine.cycle(places.world(), places) for _ in range(2))
+    one(keys.CODE)
+    other(keys.CODE)
+    one("add_key('of-one', 'secret')")
+    assert one("find_key('of-one')") == "secret"
+    assert other("find_key('of-one')") is None
+
+
+#: Of the program itself, as far as it could inherit it.
+SEEN = """
+import json, os, resource
+def seen():
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    names = ("Umask", "NoNewPrivs", "Seccomp", "Seccomp_filters", "CapBnd", "CapEff")
+    return {
+        **{name: status[name].strip() for name in names},
+        **{
+            name: open(f"/proc/self/{name}").read()
+            for name in ("oom_score_adj", "coredump_filter", "timerslack_ns")
+        },
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "policy": os.sched_getscheduler(0),
+        "limits": [resource.getrlimit(number) for number in range(16)],
+    }
+"""
+
+
+def spoil(pid: int) -> None:
+    """Give a helper of the agent what no session ever asked for."""
+    os.sched_setaffinity(pid, {0})
+    os.setpriority(os.PRIO_PROCESS, pid, 5)
+    scheduling.set_io_priority(pid, 3 << 13)
+    for name, value in (
+        ("oom_score_adj", "444"),
+        ("coredump_filter", "0x1"),
+        ("timerslack_ns", "777"),
+    ):
+        Path(f"/proc/{pid}/{name}").write_text(value)
+    hard = resource.prlimit(pid, resource.RLIMIT_CORE)[1]
+    resource.prlimit(pid, resource.RLIMIT_CORE, (1000, hard))
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
+def test_restored_session_inherits_nothing_of_the_agents_process(places, engine):
+    world = places.world()
+    world(SEEN)
+    before = world("seen()")
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    opened = fingerprints(world.place)
+    world.place.kill()
+    place = places.hold()
+    restored = engine.restore(place, image, result, opened=opened, prepare=spoil)
+    pid = restored.tree.server.pid
+    assert scheduling.io_priority(pid) == 0
+    proceed(restored, result.stopped)
+    assert world.at(place)("seen()") == before
+
+
+def test_old_checkpoint_inherits_nothing_of_the_agents_process(places, engine):
+    """Such as one that was made before any of this was saved."""
+    world = places.world()
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    opened = fingerprints(world.place)
+    world.place.kill()
+    del image[attributes.IMAGE]
+    place = places.hold()
+    restored = engine.restore(place, image, result, opened=opened, prepare=spoil)
+    server, init = restored.tree.server.pid, restored.tree.init.pid
+    for name in ("coredump_filter", "timerslack_ns", "oom_score_adj"):
+        assert procfs.text(server, name) == procfs.text(init, name)
+    assert os.sched_getaffinity(server) == os.sched_getaffinity(init)
+    assert scheduling.io_priority(server) == scheduling.io_priority(init)
+
+
+def test_processors_that_are_not_here_become_all_and_are_told(places, engine, caplog):
+    world = places.world()
+    world("import os; os.sched_setaffinity(0, {0})")
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    opened = fingerprints(world.place)
+    world.place.kill()
+    # As from a machine with more of them.
+    data = image[attributes.IMAGE]
+    image[attributes.IMAGE] = data.replace(b'"affinity":[0]', b'"affinity":[1000]')
+    place = places.hold()
+    restored = engine.restore(place, image, result, opened=opened)
+    proceed(restored, result.stopped)
+    assert world.at(place)("os.sched_getaffinity(0)") == os.sched_getaffinity(0)
+    assert "was bound to processors [1000], which are not here" in caplog.text
+
+
+def test_all_processors_of_one_machine_are_all_of_the_next(places, engine):
+    """What its place gave to the session is not what it had chosen."""
+    world = places.world()
+    os.sched_setaffinity(world.place.init_pid, {0})
+    for process in world.place.tree.processes:
+        os.sched_setaffinity(process.pid, {0})
+    world = engine.cycle(world, places)
+    world("import os")
+    assert world("os.sched_getaffinity(0)") == os.sched_getaffinity(0)
+
+
+def test_rehearsed_tree_is_compared_with_the_one_that_was_captured(places, engine):
+    world = places.world()
+    world("import os; os.sched_setaffinity(0, {0})")
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    opened = fingerprints(world.place)
+    before = attributes.read(world.place.tree)
+    world.place.kill()
+    place = places.hold()
+    restored = engine.restore(place, image, result, opened=opened)
+    assert attributes.differences(before, attributes.read(restored.tree)) == []
+    server = restored.tree.server
+    os.setpriority(os.PRIO_PROCESS, server.pid, 3)
+    os.sched_setaffinity(server.pid, {1})
+    found = attributes.differences(before, attributes.read(restored.tree))
+    one = server.ns_pid
+    assert found == [(one, one, "affinity", [0], [1]), (one, one, "nice", "0", "3")]
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "nodes"),
+    [
+        ("default", 0, 0),
+        ("interleave:0-1,3", 3, 0b1011),
+        ("bind=static:2", 2 | 1 << 15, 0b100),
+        ("prefer(many)=relative:0", 5 | 1 << 14, 1),
+        ("weighted-interleave:0", 6, 1),
+        ("local", 4, 0),
+    ],
+)
+def test_memory_policy_is_read_as_the_kernel_writes_it(words, mode, nodes):
+    assert attributes.parse_policy(words) == (mode, nodes)
+
+
+def test_damaged_attributes_are_refused(engine):
+    image = engine.image()
+    image[attributes.IMAGE] = b"{"
+    with pytest.raises(RestoreFailed, match="checkpoint_damaged"):
+        attributes.load(image)
+
+
+#: Confines the thread that runs it, as a sandbox does: nothing may be written.
+CONFINE = """
+import ctypes, os, struct, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+
+def confine(gives_up=True):
+    if gives_up:
+        assert libc.prctl(38, 1, 0, 0, 0) == 0
+    rules = libc.syscall(444, struct.pack("=Q", 1 << 1), 8, 0)
+    assert rules >= 0, os.strerror(ctypes.get_errno())
+    assert libc.syscall(446, rules, 0) == 0, os.strerror(ctypes.get_errno())
+    os.close(rules)
+
+def begin(*arguments):
+    def run():
+        confine(*arguments)
+        ready.set()
+        time.sleep(1000)
+    ready = threading.Event()
+    threading.Thread(target=run, daemon=True).start()
+    assert ready.wait(10)
+"""
+
+
+def has_landlock() -> bool:
+    return ctypes.CDLL(None).syscall(444, None, 0, 1) >= 1
+
+
+needs_landlock = pytest.mark.skipif(not has_landlock(), reason="needs Landlock")
+
+
+@needs_landlock
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_confined_thread_is_refused_before_it_would_be_free(places, engine, gives_up):
+    """Landlock was lost in silence: confined before, unconfined after."""
+    world = places.world()
+    world(CONFINE)
+    world(f"begin({gives_up})")
+    with pytest.raises(RolledBack, match=r"confined: Process 302 .* Landlock"):
+        engine.dump(world.place, engine.image().sink)
+    assert world("1 + 1") == 2
+
+
+@needs_landlock
+def test_confined_program_is_named_by_the_preflight(places):
+    world = places.world()
+    world(CONFINE)
+    world("import subprocess, sys; program = 'import time; time.sleep(1000)'")
+    world(
+        "child = subprocess.Popen([sys.executable, '-c', program], preexec_fn=confine)"
+    )
+    world("free = subprocess.Popen([sys.executable, '-c', program])")
+    tree = world.place.tree
+    found = preflight.examine(world.place.init_pid, tree)
+    pid = world("child.pid")
+    assert [(one.code, f"Process {pid} " in one.message) for one in found] == [
+        ("confined", True)
+    ]
+
+
+def test_program_that_only_gave_up_privileges_is_not_taken_for_confined(places, engine):
+    world = places.world()
+    world("import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)")
+    assert preflight.examine(world.place.init_pid, world.place.tree) == []
+    world = engine.cycle(world, places)
+    assert world("ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)") == 1
+
+
+#: Ends the process at any call that Python does not need.
+DEADLY = """
+import ctypes, struct
+libc = ctypes.CDLL(None, use_errno=True)
+
+def forbid(*numbers):
+    code = [struct.pack("=HBBI", 0x20, 0, 0, 0)]
+    for number in numbers:
+        code += [struct.pack("=HBBI", 0x15, 0, 1, number)]
+        code += [struct.pack("=HBBI", 0x06, 0, 0, 0x80000000)]
+    code += [struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)]
+    text = ctypes.create_string_buffer(b"".join(code))
+    program = struct.pack("@HP", len(code), ctypes.addressof(text))
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, program, 0, 0) == 0
+"""
+
+
+def test_program_that_a_filter_would_end_for_our_calls_lives(places, engine):
+    world = places.world()
+    world(DEADLY)
+    calls = [architecture.call(name) for name in ("prctl", "kcmp", "personality")]
+    world(f"forbid({', '.join(map(str, calls))})")
+    preflight.examine(world.place.init_pid, world.place.tree)
+    world = engine.cycle(world, places)
+    assert world("1 + 1") == 2

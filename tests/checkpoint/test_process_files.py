@@ -1,0 +1,76 @@
+"""Files of /proc/PID come back only where root's opening them gives nothing away."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
+from jupyterhub_gpu_reclaim.checkpoint.files.process_files import (
+    HeldFile,
+    TreeRights,
+    refusal,
+)
+
+USER, OTHER, ROOT = (
+    Credentials(1000, 1000),
+    Credentials(1001, 1001),
+    Credentials(0, 0, (), 1 << 21),
+)
+ALONE = TreeRights({300: USER, 301: USER}, (), is_proc=True)
+ALL_ROOT = TreeRights({300: ROOT, 301: ROOT}, (), is_proc=True)
+MIXED = TreeRights({300: USER, 301: USER, 302: ROOT, 303: OTHER}, (), is_proc=True)
+READ, BOTH = os.O_RDONLY, os.O_RDWR
+
+
+def judged(name: str, flags: int, tree: TreeRights, *, of=300, by=300) -> str:
+    path = f"/proc/{of}/{name}".encode().removesuffix(b"/")
+    return refusal(HeldFile(path, flags, stat.S_IFREG | 0o600, by), tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "tree", "of", "by"),
+    [
+        ("mem", BOTH, ALONE, 300, 300),
+        ("task/305/comm", os.O_WRONLY, MIXED, 300, 300),
+        ("oom_score_adj", BOTH, MIXED, 300, 300),
+        ("environ", READ, MIXED, 300, 301),
+        ("pagemap", READ, ALL_ROOT, 300, 301),
+        ("status", READ, ALONE, 1, 300),
+        ("", READ, ALONE, 300, 300),
+    ],
+)
+def test_what_gives_nothing_away_comes_back(name, flags, tree, of, by):
+    assert judged(name, flags, tree, of=of, by=by) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "tree", "of", "by"),
+    [
+        # Of another process, whatever its rights.
+        ("mem", BOTH, ALONE, 300, 301),
+        ("mem", READ, ALL_ROOT, 300, 301),
+        ("oom_score_adj", BOTH, ALL_ROOT, 300, 301),
+        # What a program of other rights may have got from the one that started it.
+        ("mem", BOTH, MIXED, 302, 302),
+        ("mem", BOTH, ALONE._replace(hidden={300}), 300, 300),
+        # Root's opening would tell its user more, or let him do more.
+        ("pagemap", READ, ALONE, 300, 300),
+        ("stack", READ, ALONE, 300, 300),
+        ("uid_map", BOTH, ALONE, 300, 300),
+        ("attr/current", BOTH, ALONE, 300, 300),
+        # Of a process with other rights, or in hands that are not known.
+        ("environ", READ, MIXED, 302, 300),
+        ("maps", READ, MIXED, 303, 300),
+        ("environ", READ, MIXED, 300, None),
+        # Of a process outside of the tree, which may be another one now.
+        ("environ", READ, ALONE, 1, 300),
+        ("mem", BOTH, ALONE, 999, 300),
+        # A folder of that name that is not the kernel's.
+        ("status", READ, ALONE._replace(is_proc=False), 300, 300),
+    ],
+)
+def test_what_would_give_something_away_is_refused(name, flags, tree, of, by):
+    assert judged(name, flags, tree, of=of, by=by)

@@ -1,0 +1,136 @@
+"""System V objects on their way back: made before CRIU runs, gone when it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.memory import system_v
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import processes
+
+OBJECTS = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+sets = [libc.semget(key, 2, 0o1600) for key in (1, 2)]
+libc.semctl(sets[0], 0, 0)
+one = libc.shmget(7, 1 << 20, 0o1600)
+address = libc.shmat(one, None, 0)
+ctypes.memmove(address, b"here", 4)
+queue = libc.msgget(9, 0o1600)
+"""
+BLOCKER = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+space = open(sys.argv[1])
+assert libc.setns(space.fileno(), 0x08000000) == 0
+if sys.argv[2:]:
+    libc.semctl(int(sys.argv[2]), 0, 0)
+else:
+    print(libc.semget(0, 1, 0o1600), libc.semget(0, 1, 0o1600))
+"""
+
+
+@pytest.fixture
+def saved(places, engine):
+    """An image of a session with some objects; the session has ended."""
+    world = places.world()
+    world(OBJECTS)
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    world.place.kill()
+    return world, image, result
+
+
+def there(place) -> dict[str, list[int]]:
+    """Numbers of the objects in a place."""
+    tables = system_v.look(place.init_pid).tables
+    return {
+        kind: [one[f"{name}id"] for one in tables[kind]]
+        for kind, name in (("sem", "sem"), ("msg", "msq"), ("shm", "shm"))
+    }
+
+
+def test_return_that_fails_leaves_no_object_and_the_next_one_works(
+    saved, places, engine
+):
+    world, image, result = saved
+    place = places.hold()
+    prepared = []
+
+    def refuse_the_second(pid: int) -> None:
+        prepared.append(pid)
+        if len(prepared) == 2:
+            raise OSError("in the way")
+
+    with pytest.raises(ReclaimError):
+        engine.restore(place, image, result, prepare=refuse_the_second)
+    # The objects were there, made in the control groups of the session, and went.
+    assert len(prepared) == 2
+    assert there(place) == {"sem": [], "msg": [], "shm": []}
+    restored = engine.restore(place, image, result)
+    assert [len(numbers) for numbers in there(place).values()] == [1, 1, 1]
+    proceed(restored, result.stopped)
+    world = world.at(place)
+    assert world("ctypes.string_at(address, 4)") == b"here"
+    assert world("libc.semget(2, 2, 0) == sets[1]")
+
+
+def test_number_that_is_taken_there_is_a_failure_and_is_left_alone(
+    saved, places, engine
+):
+    _, image, result = saved
+    place = places.hold()
+    space = f"/proc/{place.init_pid}/ns/ipc"
+    subprocess.run([sys.executable, "-c", BLOCKER, space], check=True)
+    before = there(place)
+    with pytest.raises(
+        RestoreFailed, match="System V objects could not be made"
+    ) as error:
+        engine.restore(place, image, result)
+    assert "is taken" in error.value.detail
+    assert there(place) == before
+
+
+def test_what_an_attempt_has_left_is_made_anew(saved, places, engine):
+    world, image, result = saved
+    place = places.hold()
+    engine.restore(place, image, result)
+    processes.kill_tree(place.init_pid, place.init_start, timeout=20)
+    assert there(place)["msg"]
+    proceed(engine.restore(place, image, result), result.stopped)
+    assert world.at(place)("ctypes.string_at(address, 4)") == b"here"
+
+
+def test_posix_queue_that_came_at_the_last_moment_is_refused_and_all_goes_on(
+    places, engine
+):
+    world = places.world()
+    world("""
+import ctypes
+librt = ctypes.CDLL("librt.so.1")
+os.close(librt.mq_open(b"/late", os.O_RDWR | os.O_CREAT, 0o600, None))
+""")
+    with pytest.raises(ReclaimError) as error:
+        engine.dump(world.place, engine.image().sink)
+    assert error.value.reason is Reason.IPC_UNSUPPORTED
+    assert world("1 + 1") == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["ipcns-sem", "ipcns-msg", "ipcns-shm", "pagemap-shmem"]
+)
+def test_image_that_is_cut_off_makes_nothing(saved, places, engine, name):
+    _, image, result = saved
+    (found,) = [one for one in image if one.startswith(name)]
+    image[found] = image[found][:-3]
+    place = places.hold()
+    with pytest.raises(RestoreFailed) as error:
+        engine.restore(place, image, result)
+    assert error.value.reason is Reason.CHECKPOINT_DAMAGED
+    assert there(place) == {"sem": [], "msg": [], "shm": []}
