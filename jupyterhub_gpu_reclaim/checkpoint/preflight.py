@@ -34,7 +34,7 @@ a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
 a file of /proc that is not its own to set       ``handle_unsupported``
-a pipe in packet mode, the name of a socket      ``handle_unsupported``
+the name of a socket (O_PATH)                    ``handle_unsupported``
 a watch on a deleted file, a lease for writing   ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
@@ -304,9 +304,6 @@ def _handles(view: _View) -> Iterator[Finding]:
     if any(_is_queue(view.process.pid, one) for one in view.descriptors):
         kind = "a POSIX message queue"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
-    if any(_is_packet_pipe(view.process.pid, one) for one in view.descriptors):
-        kind = "a pipe that keeps packets apart (O_DIRECT)"
-        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
     if any(_is_write_sealed(view.process.pid, one) for one in view.mappings):
         kind = "a shared mapping of memory that is sealed against writes (F_SEAL_WRITE)"
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
@@ -405,14 +402,6 @@ def _is_queue(pid: int, descriptor: procfs.Descriptor) -> bool:
     path = os.fsencode(f"/proc/{pid}/fd/{descriptor.fd}")
     found = ctypes.CDLL(None).statfs(path, facts) == 0
     return found and int.from_bytes(facts.raw[:8], "little") == _MQUEUE_MAGIC
-
-
-def _is_packet_pipe(pid: int, descriptor: procfs.Descriptor) -> bool:
-    """Whether it is an end of a pipe, or a FIFO, that CRIU would make a stream of."""
-    if not int(procfs.fdinfo(pid, descriptor.fd).get("flags", "0"), 8) & os.O_DIRECT:
-        return False
-    status = procfs.target_status(pid, f"fd/{descriptor.fd}")
-    return status is not None and stat.S_ISFIFO(status.st_mode)
 
 
 def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:
@@ -547,13 +536,15 @@ def _odd_files(view: _View) -> Iterator[Finding]:
 
 def _odd_kind(pid: int, one: procfs.Descriptor) -> str:
     """What a pipe or file is that CRIU cannot save, in words; empty when it can."""
-    is_pipe = one.target.startswith("pipe:")
-    if not is_pipe and not one.target.startswith("/"):
+    if not one.target.startswith(("pipe:", "/")):
         return ""
     flags = int(procfs.fdinfo(pid, one.fd).get("flags", "0"), 8)
-    if is_pipe:
-        return "a pipe in packet mode (O_DIRECT)" if flags & os.O_DIRECT else ""
     status = procfs.target_status(pid, f"fd/{one.fd}")
+    if status is not None and stat.S_ISFIFO(status.st_mode):
+        # CRIU would make a stream of it.
+        return (
+            "a pipe that keeps packets apart (O_DIRECT)" if flags & os.O_DIRECT else ""
+        )
     if status is not None and stat.S_ISSOCK(status.st_mode):
         return f"the name of a socket ({one.target}, O_PATH)"
     # CRIU opens the file, and the kernel lets it wait for the stopped holder.

@@ -47,7 +47,8 @@ _PASSING = tuple(
     os.strerror(number)
     for number in (
         *(errno.EADDRINUSE, errno.EAGAIN, errno.EBUSY, errno.EEXIST, errno.EINTR),
-        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETIMEDOUT),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EPIPE),
+        errno.ETIMEDOUT,
     )
 )
 
@@ -76,6 +77,11 @@ COMMON = (
     "-v3",
     *("-o", LOG),
 )
+
+
+def passes(why: str) -> bool:
+    """Whether what CRIU complains of may be over at the next attempt."""
+    return any(words in why for words in (criu_module.NO_REASON, *_PASSING))
 
 
 @dataclass(frozen=True)
@@ -206,8 +212,7 @@ class CriuRun:
         if status < 0:
             why = f"CRIU was ended by {signal.Signals(-status).name}"
         detail = f"criu ended with {status}; {log[-LOG_TAIL:]}"
-        passes = (criu_module.NO_REASON, *_PASSING)
-        lasts = status == _FAILED and not any(words in why for words in passes)
+        lasts = status == _FAILED and not passes(why)
         return ReclaimError(
             reason, why=why, detail=detail, retryable=False if lasts else None
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import passes
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import WithoutMemory
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import (
     empty_place,
@@ -117,7 +118,10 @@ def _refused(error: RestoreFailed, tree: Snapshot) -> RolledBack:
         return RolledBack(error.reason, detail=error.detail, **error.facts)
     why = error.message
     if error.reason is Reason.RESTORE_FAILED:
-        why = f"{error.facts['why']}."
+        why = error.facts["why"]
+        if passes(why):
+            return RolledBack(Reason.CAPTURE_FAILED, why=why, detail=str(error))
+        why = f"{why}."
     holder = _holder(tree, str(error.facts.get("path", "")))
     return RolledBack(Reason.WOULD_NOT_RETURN, why=f"{why}{holder}", detail=str(error))
 

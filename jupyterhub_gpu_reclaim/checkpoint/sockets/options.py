@@ -81,6 +81,10 @@ _IP: Final = _numbers(
     IP_MULTICAST_LOOP=34 IP_MULTICAST_ALL=49 IP_UNICAST_IF=50 IP_LOCAL_PORT_RANGE=51
     """
 )
+#: A connection tells a TTL for multicast, and takes none.
+_IP_OF_STREAMS: Final = {
+    name: number for name, number in _IP.items() if name != "IP_MULTICAST_TTL"
+}
 #: <linux/in6.h>
 _IPV6: Final = _numbers(
     """
@@ -172,7 +176,8 @@ def _known(end: socket.socket) -> Iterator[tuple[int, int]]:
                 tables.append((socket.IPPROTO_TCP, _TCP_UNCONNECTED))
         if protocol == socket.IPPROTO_UDP:
             tables.append((socket.IPPROTO_UDP, _UDP))
-        tables.append((socket.IPPROTO_IP, _IP))
+        ip = _IP if kind != socket.SOCK_STREAM else _IP_OF_STREAMS
+        tables.append((socket.IPPROTO_IP, ip))
         if family == socket.AF_INET6:
             tables.append((socket.IPPROTO_IPV6, _IPV6))
     elif family == socket.AF_NETLINK:
