@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -138,23 +139,36 @@ def _refuse_holders(tree: Snapshot) -> None:
             found = _MEMORY.search(one.target)
             if found is None or not numbers & set(found.groups()):
                 continue
-            if pid in mine or _is_another(one, pid, mine):
+            if pid in mine or _is_another(one, pid, int(found[1]), tree):
                 continue
             why = f"process {pid} ({procfs.name(pid)}) has its memory open"
             raise ReclaimError(Reason.CAPTURE_FAILED, why=why)
 
 
-def _is_another(one: procfs.Descriptor, pid: int, mine: Collection[int]) -> bool:
-    """Whether it is that of a process outside of the tree, or root has it."""
+def _is_another(one: procfs.Descriptor, pid: int, number: int, tree: Snapshot) -> bool:
+    """Whether it is that of a process outside of the tree, or root has it.
+
+    A number counts in the namespace of the /proc that the file is of: ours, the
+    session's, or that of the holder, which may see the same processes or others. Of any
+    other /proc, the number must do.
+    """
     with contextlib.suppress(KeyError, ValueError, IndexError):
         if procfs.status(pid)["Uid"].split()[0] == "0":
             return True
     held = procfs.target_status(pid, f"fd/{one.fd}")
-    found = _MEMORY.search(one.target)
-    assert found is not None
-    # The same window of the kernel, through our own /proc; through another one, the
-    # number must do.
-    own = procfs.target_status(int(found[1]), "mem")
-    if held is not None and own is not None and held.st_dev == own.st_dev:
-        return int(found[1]) not in mine
-    return False
+    if held is None:
+        return False
+    if held.st_dev == _proc_of(os.getpid()):
+        return number not in {process.pid for process in tree.processes}
+    if held.st_dev == _proc_of(tree.init.pid):
+        return number not in {process.ns_pid for process in tree.processes}
+    lives_with_it = procfs.link(pid, "ns/pid") in {
+        procfs.link(number, "ns/pid") for number in (os.getpid(), tree.init.pid)
+    }
+    return held.st_dev == _proc_of(pid) and not lives_with_it
+
+
+def _proc_of(pid: int) -> int | None:
+    """The device of the /proc that a process sees."""
+    status = procfs.target_status(pid, "root/proc")
+    return None if status is None else status.st_dev
