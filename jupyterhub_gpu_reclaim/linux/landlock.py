@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux import architecture, capabilities, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
@@ -54,20 +54,17 @@ def is_confined(
     statuses = {
         tid: procfs.status(process.pid, tid) for tid in ptrace.tasks(process.pid)
     }
-    asked = {tid: status for tid, status in statuses.items() if may_be(status)}
+    asked = {
+        tid: _Rights.of(status)
+        for tid, status in statuses.items()
+        if status and may_be(status)
+    }
     if not asked or architecture.here() is None:
         return False
+    found = {rights: _witness(process, rights, witnesses) for rights in asked.values()}
     with ptrace.stopped(process.pid, seconds=seconds) as traced:
-        for tid, status in asked.items():
-            fitting = (
-                one
-                for one in witnesses
-                if one != process
-                # Whether another of root's is dumpable (prctl(2)) cannot be seen.
-                and (one.uid or one == witnesses[0])
-                and _can_be_seen_by(one, status)
-            )
-            witness = next(fitting, None)
+        for tid, rights in asked.items():
+            witness = found[rights]
             if witness is None:
                 continue
             with contextlib.suppress(ptrace.Unsuited), traced.thread(tid) as thread:
@@ -76,33 +73,54 @@ def is_confined(
     return False
 
 
-def _can_be_seen_by(witness: Process, status: Mapping[str, str]) -> bool:
-    """Whether one of those rights could look at it, which has to be dumpable."""
-    memory = procfs.target_status(witness.pid, "mem")
-    if memory is None or memory.st_uid != witness.uid:
-        return False
-    return _may_look_at(status, procfs.status(witness.pid))
+class _Rights(NamedTuple):
+    """What decides whether a thread may look at another process, and be looked at."""
+
+    users: tuple[str, ...]  #: real, effective and saved; likewise the next
+    groups: tuple[str, ...]
+    permitted: int  #: its capabilities
+
+    @classmethod
+    def of(cls, status: Mapping[str, str]) -> _Rights:
+        users, groups = (status[kind].split()[:3] for kind in ("Uid", "Gid"))
+        return cls(tuple(users), tuple(groups), int(status["CapPrm"], 16))
+
+    def may_look_at(self, other: _Rights) -> bool:
+        """The kernel's rule (ptrace(2), access mode), for one that is dumpable."""
+        return (
+            {*other.users} == {self.users[0]}
+            and {*other.groups} == {self.groups[0]}
+            and not other.permitted & ~self.permitted
+        )
 
 
-def _may_look_at(status: Mapping[str, str], witness: Mapping[str, str]) -> bool:
-    """Whether one of these rights may, of one with those (ptrace(2), access mode)."""
-    if not status or not witness:
-        return False
-    for kind in ("Uid", "Gid"):
-        real = status[kind].split()[0]
-        if any(number != real for number in witness[kind].split()[:3]):
-            return False
-    return not int(witness["CapPrm"], 16) & ~int(status["CapPrm"], 16)
+def _witness(
+    process: Process, rights: _Rights, witnesses: Sequence[Process]
+) -> Process | None:
+    """The first that a thread with those rights could look at."""
+    for one in witnesses:
+        # Whether another of root's is dumpable (prctl(2)) cannot be seen.
+        if one == process or (one.uid == 0 and one != witnesses[0]):
+            continue
+        memory = procfs.target_status(one.pid, "mem")
+        status = procfs.status(one.pid)
+        is_open = memory is not None and memory.st_uid == one.uid
+        if is_open and status and rights.may_look_at(_Rights.of(status)):
+            return one
+    return None
 
 
 def _is_kept_from(thread: Traced, own: int, other: int) -> bool:
+    try:
+        thread.call("kcmp", own, other, KCMP_VM, 0, 0)
+    except TraceFailed as error:
+        if error.errno != errno.EPERM:
+            return False
+    else:
+        return False
     try:
         # Where even this is forbidden, it says nothing.
         thread.call("kcmp", own, own, KCMP_VM, 0, 0)
     except TraceFailed:
         return False
-    try:
-        thread.call("kcmp", own, other, KCMP_VM, 0, 0)
-    except TraceFailed as error:
-        return error.errno == errno.EPERM
-    return False
+    return True
