@@ -143,6 +143,24 @@ def test_compare_written_file_that_somebody_changed_is_refused(hold, path):
     assert holder.codes() == ["file_changed"]
 
 
+@pytest.mark.parametrize("content", [b"shorter", b"x" * 20_000])
+def test_compare_file_that_the_session_wrote_itself_is_taken(hold, path, content):
+    holder = hold(f"f = open({str(path)!r}, 'r+b'); g = open({str(path)!r}, 'rb')")
+    path.write_bytes(content)
+    assert holder.codes()
+    assert open_files.compare(open_files.without_writing(holder.opened), ROOT) == []
+
+
+@pytest.mark.parametrize("mode", ["ACCESS_READ", "ACCESS_WRITE"])
+def test_compare_mapped_file_is_never_taken_shorter(hold, path, mode):
+    holder = hold(
+        f"import mmap; f = open({str(path)!r}, 'r+b');"
+        f"m = mmap.mmap(f.fileno(), 0, access=mmap.{mode})"
+    )
+    path.write_bytes(b"shorter")
+    assert open_files.compare(open_files.without_writing(holder.opened), ROOT)
+
+
 def test_compare_other_mode_only_is_taken(hold, path):
     holder = hold(f"f = open({str(path)!r}, 'r+b')")
     path.chmod(0o600 if path.stat().st_mode & 0o077 else 0o644)

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux import capabilities
-from tests.checkpoint.conftest import REPL, World
+from tests.checkpoint.conftest import REPL, World, fingerprints
 from tests.checkpoint.test_cycle import TERMINAL
 
 UID, GID, GROUPS = 54321, 54322, [54323, 54324]
@@ -287,3 +288,36 @@ def test_cycle_of_another_user_keeps_its_sockets(world, places, engine):
     assert world("own.getsockopt(6, 9)") == defers
     # Whose a listener is, is what those who connect to it from now on are told.
     assert world("owners()") == had
+
+
+def test_files_of_another_user_come_back_twice_from_one_image(
+    world, places, engine, home
+):
+    world("""
+import ctypes, fcntl, tempfile
+unnamed = tempfile.TemporaryFile(dir=".")
+linked = open("linked", "w+b")
+for file in (unnamed, linked):
+    file.write(b"x"); file.flush()
+os.link("linked", "other name"); os.unlink("linked")
+os.mkfifo("fifo"); fifo = os.open("fifo", os.O_RDWR | os.O_NONBLOCK)
+fcntl.fcntl(fifo, fcntl.F_SETPIPE_SZ, 1 << 18); os.write(fifo, b"x" * (1 << 18))
+mine = ctypes.create_string_buffer(b"mine")
+memory = os.open("/proc/self/mem", os.O_RDWR | os.O_SYNC)
+own = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+""")
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    opened = fingerprints(world.place)
+    world.place.kill()
+    for _ in range(2):
+        place = places.hold()
+        restored = engine.restore(place, image, result, opened=opened)
+        proceed(restored, result.stopped)
+        assert world.at(place)("""
+(os.pread(unnamed.fileno(), 9, 0), os.pread(linked.fileno(), 9, 0),
+ len(os.read(fifo, 1 << 18)), os.pread(memory, 4, ctypes.addressof(mine)),
+ os.write(own, b"1000"))
+""") == (b"x", b"x", 1 << 18, b"mine", 4)
+        place.kill()
+    assert sorted(path.name for path in home.iterdir()) == ["fifo", "other name"]

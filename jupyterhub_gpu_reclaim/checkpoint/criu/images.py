@@ -53,7 +53,6 @@ TYPE_FANOTIFY: Final = 12
 #: ``remap_type`` of CRIU's remap-file-path.proto.
 REMAP_LINKED: Final = 0
 REMAP_GHOST: Final = 1
-REMAP_PROCFS: Final = 2
 
 #: No message of CRIU comes near this; a larger length is damage.
 MAX_ENTRY_BYTES: Final = 64 << 20

@@ -236,8 +236,21 @@ def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
 
 
 def without_writing(opened: Iterable[FileFingerprint]) -> list[FileFingerprint]:
-    """The same files as if they had been open to be read, so that they may be newer."""
-    return [msgspec.structs.replace(one, written=False, shared=False) for one in opened]
+    """The same files as if they had been open to be read, so that they may be newer.
+
+    What was written, and is not in memory, may be shorter, too.
+    """
+    return [
+        msgspec.structs.replace(
+            one,
+            written=False,
+            shared=False,
+            size=0
+            if (one.written or one.appended) and not (one.mapped or one.shared)
+            else one.size,
+        )
+        for one in opened
+    ]
 
 
 def refuse_changed(

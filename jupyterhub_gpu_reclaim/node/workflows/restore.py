@@ -525,7 +525,8 @@ def _compare_files(
     """Findings against its files, and how they are judged when they are opened."""
     root, files = Path(f"/proc/{session.init_pid}/root"), there.world.files
     found = open_files.compare(files, root)
-    changed = [one for one in found if one.code == Reason.FILE_CHANGED.value]
+    own = {Reason.FILE_CHANGED.value, Reason.FILE_SHRANK.value}
+    changed = [one for one in found if one.code in own]
     if not changed or not _has_run_on(tools, there.checkpoint.info.id):
         return found, files
     for one in changed:

@@ -676,7 +676,42 @@ _MAPPINGS: Final = [
     ),
 ]
 
+_OTHERS: Final = [
+    _row(
+        "fanotify",
+        "fd = checked(libc.fanotify_init(0, 0))",
+        "flags(fd)",
+        "refused",
+    ),
+    Kind("/dev/kmsg", "kept"),
+    Kind("other devices (GPUs: see there)", "refused"),
+    _row(
+        "mapping, MAP_LOCKED and MAP_POPULATE",
+        "fd = opened(os.O_RDWR)\n"
+        "m = mmap.mmap(fd, 13, mmap.MAP_SHARED | 0x2000 | mmap.MAP_POPULATE)",
+        "m[:]",
+    ),
+    _row(
+        "mapping, MAP_NORESERVE",
+        "fd = opened(os.O_RDWR)\nm = mmap.mmap(fd, 13, mmap.MAP_PRIVATE | 0x4000)\n"
+        "m[:4] = b'mine'",
+        "m[:]",
+    ),
+    _row(
+        "mapping of a library that has been deleted",
+        "fd = opened(os.O_RDONLY)\nm = mmap.mmap(fd, 13, mmap.MAP_PRIVATE, 1)\n"
+        "os.close(fd); os.unlink('file')",
+        "m[:]",
+    ),
+    _row(
+        "two descriptors of one open file (dup)",
+        "one = opened(os.O_RDWR); two = os.dup(one); os.lseek(one, 5, 0)",
+        "os.lseek(two, 0, 1)",
+    ),
+]
+
 KINDS: list[Kind] = [
+    *_OTHERS,
     *_FLAGS,
     *_TYPES,
     *_OF_PROCESSES,
