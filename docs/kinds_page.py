@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -31,9 +32,10 @@ back beside those that stand still, compared, and thrown away. Whatever would no
 back is refused, the session goes on, and its page says which program it is and why
 ([`would_not_return`](../how-to/messages.md#while-it-is-being-suspended)).
 
-Below is what Linux gives a program, kind by kind. Each row is a test: a program that
-has it is suspended and brought back by a real CRIU. This page is generated from their
-tables, `tests/checkpoint/kinds/`.
+Below is what Linux gives a program, kind by kind. Nearly every row is a test: a program
+that has it is suspended and brought back by a real CRIU; the others are from machines
+that these tests do not run on. This page is generated from their tables,
+`tests/checkpoint/kinds/`.
 """
 #: Each outcome with its title, and what is said of all of it.
 _PARTS = {
@@ -66,8 +68,8 @@ def what_comes_back() -> str:
 
 def _section(subject: str, kinds: Sequence[Kind]) -> Iterator[str]:
     """One table's rows: those that need a word, then the others."""
-    told = [(_name(kind), kind.note) for kind in kinds if kind.note]
-    plain = [_name(kind) for kind in kinds if not kind.note]
+    told = [(kind.name, kind.note) for kind in kinds if kind.note]
+    plain = [kind.name for kind in kinds if not kind.note]
     if kinds:
         yield from (f"### {subject}", "")
     if told:
@@ -75,10 +77,6 @@ def _section(subject: str, kinds: Sequence[Kind]) -> Iterator[str]:
     if plain:
         text = f"{'Also: ' if told else ''}{'; '.join(plain)}."
         yield from (*textwrap.wrap(text, 88, break_on_hyphens=False), "")
-
-
-def _name(kind: Kind) -> str:
-    return kind.name if kind.program else f"{kind.name} (read, not tried)"
 
 
 def _tables() -> Iterator[tuple[str, Sequence[Kind]]]:
@@ -89,4 +87,4 @@ def _tables() -> Iterator[tuple[str, Sequence[Kind]]]:
     package = importlib.import_module(_TABLES)
     for found in sorted(one.name for one in pkgutil.iter_modules(package.__path__)):
         module = importlib.import_module(f"{_TABLES}.{found}")
-        yield (module.__doc__ or found).partition(":")[0], module.KINDS
+        yield re.split("[:;.]", module.__doc__ or found)[0], module.KINDS
