@@ -16,14 +16,15 @@ the number of a descriptor that it then opens for writing as root
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 
@@ -132,29 +133,25 @@ def _refuse_holders(tree: Snapshot) -> None:
         ReclaimError: a user other than root has (``capture_failed``).
     """
     mine = {process.pid: process.ns_pid for process in tree.processes}
-    numbers = {str(number) for both in mine.items() for number in both}
+    inside = _proc_devices(tree.init.pid)
     for pid in procfs.pids():
         for one in procfs.descriptors(pid):
             found = _MEMORY.search(one.target)
-            if found is None or not numbers & set(found.groups()):
+            if found is None or pid in mine:
                 continue
-            if pid in mine or _is_another(one, pid, mine):
+            held = procfs.target_status(pid, f"fd/{one.fd}")
+            if held is None or procfs.status(pid).get("Uid", "0").split()[0] == "0":
+                continue  # it has just ended, or is root's
+            # Another session's processes have the same numbers, in a /proc of its own.
+            own = {*mine, *(mine.values() if held.st_dev in inside else ())}
+            if own.isdisjoint(int(number) for number in found.groups("0")):
                 continue
             why = f"process {pid} ({procfs.name(pid)}) has its memory open"
             raise ReclaimError(Reason.CAPTURE_FAILED, why=why)
 
 
-def _is_another(one: procfs.Descriptor, pid: int, mine: Collection[int]) -> bool:
-    """Whether it is that of a process outside of the tree, or root has it."""
-    with contextlib.suppress(KeyError, ValueError, IndexError):
-        if procfs.status(pid)["Uid"].split()[0] == "0":
-            return True
-    held = procfs.target_status(pid, f"fd/{one.fd}")
-    found = _MEMORY.search(one.target)
-    assert found is not None
-    # The same window of the kernel, through our own /proc; through another one, the
-    # number must do.
-    own = procfs.target_status(int(found[1]), "mem")
-    if held is not None and own is not None and held.st_dev == own.st_dev:
-        return int(found[1]) not in mine
-    return False
+def _proc_devices(pid: int) -> set[int]:
+    """Those of each /proc that a process sees, but for one that we see, too."""
+    ours = {one.device for one in read_mounts(os.getpid()) if one.kind == "proc"}
+    devices = {one.device for one in read_mounts(pid) if one.kind == "proc"} - ours
+    return {os.makedev(*map(int, one.split(":"))) for one in devices}
