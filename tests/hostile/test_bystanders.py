@@ -193,29 +193,6 @@ def test_fork_bomb_is_refused_in_time_and_goes_on(places):
     assert world("1 + 1") == 2
 
 
-#: As Julia does: it has its own memory open, under the number that it has inside.
-OPEN_TO_ITSELF = """
-import sys, time
-memory = open("/proc/self/mem", "rb")
-print("up", flush=True)
-time.sleep(1000)
-"""
-
-
-def test_program_of_another_session_with_a_number_of_ours_does_not_hinder(
-    places, engine
-):
-    """Sessions begin at the same numbers, and Julia has its own memory open."""
-    user = ("--uid", "54321", "--gid", "54321")
-    other = places.start(sys.executable, "-c", OPEN_TO_ITSELF, options=user)
-    other.read_until("up")
-    world = places.world()
-    numbers = {one.ns_pid for one in world.place.tree.processes}
-    assert other.tree.server.ns_pid in numbers
-    world = engine.cycle(world, places)
-    assert world("1 + 1") == 2
-
-
 def test_program_beside_the_session_that_has_its_memory_open_is_named(places, engine):
     """Through a /proc of its own, as in another container of the pod."""
     world = places.world()

@@ -157,7 +157,7 @@ def _is_another(one: procfs.Descriptor, pid: int, number: int, tree: Snapshot) -
             return True
     held = procfs.target_status(pid, f"fd/{one.fd}")
     if held is None:
-        return False
+        return True  # it has just ended, or closed it
     if held.st_dev == _proc_of(os.getpid()):
         return number not in {process.pid for process in tree.processes}
     if held.st_dev == _proc_of(tree.init.pid):
