@@ -116,13 +116,15 @@ def rehearse(
 def _refused(error: RestoreFailed, tree: Snapshot) -> RolledBack:
     if error.reason in _PASSING:
         return RolledBack(error.reason, detail=error.detail, **error.facts)
-    why = error.message
+    why, path = error.message, str(error.facts.get("path", ""))
     if error.reason is Reason.RESTORE_FAILED:
         why = error.facts["why"]
         if passes(why):
             return RolledBack(Reason.CAPTURE_FAILED, why=why, detail=str(error))
         why = f"{why}."
-    holder = _holder(tree, str(error.facts.get("path", "")))
+    elif error.reason is Reason.FILE_SWAPPED:
+        why = f"Something other than {path} would come back."
+    holder = _holder(tree, path)
     return RolledBack(Reason.WOULD_NOT_RETURN, why=f"{why}{holder}", detail=str(error))
 
 
@@ -131,6 +133,6 @@ def _holder(tree: Snapshot, path: str) -> str:
     for process in tree.processes if path else ():
         links = (one.target for one in procfs.descriptors(process.pid))
         areas = (one.path for one in procfs.mappings(process.pid))
-        if path in (*links, *areas):
+        if path in (one.removesuffix(" (deleted)") for one in (*links, *areas)):
             return f" Process {process.ns_pid} ({process.name}) has it."
     return ""
