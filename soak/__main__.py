@@ -16,7 +16,7 @@ from demo import processes
 from demo.stack import Stack
 from soak import ledger, table
 from soak.run import STACK, Options, Soak
-from soak.zoo import ANIMALS, GPU_ANIMALS, HARD_ANIMALS, Animal
+from soak.zoo import ANIMALS, GPU_ANIMALS, Animal
 
 ROOT = Path(__file__).parents[1]
 #: Programs find the driver by it.
@@ -89,7 +89,6 @@ def _arguments() -> argparse.Namespace:
         "--again", type=float, default=0,
         help="second returns from one checkpoint, for each cycle",
     )  # fmt: skip
-    words.add_argument("--hard", action="store_true", help="also the hard animals")
     words.add_argument("--animals", default="", help="only these, by a comma")
     words.add_argument("--gpu", action="store_true", help="programs with GPU memory")
     words.add_argument("--folder", type=Path, default=Path("/tmp/soak"))
@@ -106,10 +105,9 @@ def _arguments() -> argparse.Namespace:
 
 def _animals(args: argparse.Namespace) -> list[Animal]:
     drawn = GPU_ANIMALS if args.gpu else ANIMALS
-    known = {one.name: one for one in (*drawn, *HARD_ANIMALS)}
+    known = {one.name: one for one in drawn}
     names = [name for name in args.animals.split(",") if name]
-    more = HARD_ANIMALS if args.hard else ()
-    return [known[name] for name in names] or [*drawn, *more]
+    return [known[name] for name in names] or list(drawn)
 
 
 def _about(args: argparse.Namespace) -> dict[str, Any]:

@@ -77,10 +77,7 @@ ANIMALS = (
     Animal("files", "files:Files"),
     Animal("terminals", "concurrency:Nothing", terminal=True),
     Animal("kernels", "concurrency:Nothing", kernels=20, share=0.2, cycles=8),
-)
-
-#: State that was committed once and never came back (``--hard``).
-HARD_ANIMALS = (
+    # What was committed once and never came back.
     Animal("unnamed files", "files:Unnamed"),
     Animal("package", "files:Package", away="files:upgrade"),
     Animal("in flight", "sockets:InFlight"),

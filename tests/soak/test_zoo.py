@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from soak.zoo import ANIMALS, GPU_ANIMALS, HARD_ANIMALS, Animal
+from soak.zoo import ANIMALS, GPU_ANIMALS, Animal
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_cuda" / "cuda.c"
@@ -69,7 +69,7 @@ def check(told: list[dict]) -> None:
     assert grown == sorted(grown)
 
 
-ALIKE = {animal.home: animal for animal in (*ANIMALS, *HARD_ANIMALS)}
+ALIKE = {animal.home: animal for animal in ANIMALS}
 
 
 @pytest.mark.parametrize("animal", ALIKE.values(), ids=ALIKE)
