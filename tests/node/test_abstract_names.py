@@ -41,7 +41,8 @@ def suspended(agent, server, checkpoint):
     captured = agent.capture(server.place, checkpoint)
     assert captured[-1].get("checkpoint"), captured[-1]
     release = f"/v1/sessions/{server.place.incarnation}/release"
-    agent.post(release, {"checkpoint": checkpoint})
+    released = agent.post(release, {"checkpoint": checkpoint})
+    assert released.status_code == 200, released.text
 
 
 def test_name_of_a_pid_namespace_is_that_of_the_new_one(agent, jupyter, places):

@@ -278,18 +278,18 @@ def test_restore_with_a_changed_file_names_it_and_keeps_the_checkpoint(
     command = (sys.executable, "-I", "-S", "-c", HOLDS_A_FILE, str(data))
     place = places("start", *command, env={})
     wait_for(lambda: place.output.stat().st_size)
-    agent.capture(place, "cp")
-    agent.post(f"/v1/sessions/{place.incarnation}/release", {"checkpoint": "cp"})
+    agent.capture(place, "shrunk")
+    agent.post(f"/v1/sessions/{place.incarnation}/release", {"checkpoint": "shrunk"})
     data.write_text("0123")
     holding = places("hold")
 
-    failed = agent.restore(holding, "cp")[-1]["failure"]
+    failed = agent.restore(holding, "shrunk")[-1]["failure"]
 
     assert failed["code"] == "file_shrank"
     assert str(data) in failed["message"]
     tree = agent.tree(holding)
     assert (tree["state"], tree["failure"]["code"]) == ("holding", "file_shrank")
-    assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
+    assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["shrunk"]
 
 
 def test_stopped_by_the_user_stays_stopped_after_thaw(agent, places):

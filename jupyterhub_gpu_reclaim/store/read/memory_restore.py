@@ -138,9 +138,12 @@ def oversee(
     progress(planned.zero_bytes)
     told = 0
     try:
-        while not copiers.wait(_LOOK_SECONDS):
+        while True:
+            # First: a quick machine has done all before the next look.
             if cancelled():
                 raise StoreError(Reason.CANCELLED)
+            if copiers.wait(_LOOK_SECONDS):
+                break
             done = copiers.done()
             progress(done - told)
             told = done
