@@ -143,9 +143,12 @@ class Reopener:
         try:
             for one in sorted(watches, key=lambda watch: watch.number):
                 try:
-                    self._add(instance, one, seen)
+                    what = self._add(instance, one)
                     if trial is not None:
                         checked(_libc.inotify_rm_watch(instance, one.number))
+                        if what in seen:
+                            raise _another_watch()
+                        seen.add(what)
                 except OSError as error:
                     if error.errno not in _GONE:
                         why = error.strerror or ""
@@ -156,16 +159,13 @@ class Reopener:
             raise
         return instance
 
-    def _add(self, instance: int, watch: InotifyWatch, seen: set[FileIdentity]) -> None:
+    def _add(self, instance: int, watch: InotifyWatch) -> FileIdentity:
         name = open_in_root(self._root, watch.path, os.O_PATH | os.O_NOFOLLOW)
         try:
             if stat.S_ISLNK(os.fstat(name).st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            what = identity(name)
-            if what in seen:
-                raise OSError(errno.EEXIST, "another watch is there already")
-            seen.add(what)
             _watch(instance, watch.number, name, watch.mask & _KEPT)
+            return identity(name)
         finally:
             os.close(name)
 
@@ -315,7 +315,11 @@ def _watch(instance: int, number: int, descriptor: int, mask: int) -> None:
     fcntl.ioctl(instance, _SET_NEXT_WATCH, number)
     path, bits = again(descriptor).encode(), ctypes.c_uint32(mask)
     if checked(_libc.inotify_add_watch(instance, path, bits)) != number:
-        raise OSError(errno.EEXIST, "another watch is there already")
+        raise _another_watch()
+
+
+def _another_watch() -> OSError:
+    return OSError(errno.EEXIST, "another watch is there already")
 
 
 def _tell_of_end(instance: int, watch: InotifyWatch) -> None:

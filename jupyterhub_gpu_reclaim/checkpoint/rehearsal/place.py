@@ -104,8 +104,9 @@ class _Started:
             ReclaimError: it could not be made.
         """
         assert self._popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._popen.stdin as line:
-            line.write(json.dumps(spec).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.write(json.dumps(spec).encode() + b"\n")
+            self._popen.stdin.flush()
         deadline = time.monotonic() + _SECONDS
         facts: dict[str, Any] = {}
         while not {"pid", "ready"} <= facts.keys():
@@ -136,8 +137,10 @@ class _Started:
         """End it; the kernel kills everything in the place with its init."""
         self._popen.kill()
         self._popen.wait()
-        assert self._popen.stdout is not None
-        self._popen.stdout.close()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         if self._init is not None:
             with contextlib.suppress(NotFound):
                 processes.kill_session(

@@ -20,6 +20,7 @@ import ctypes
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -70,9 +71,16 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
     checked(result, f"mount {target}")
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that made it ends."""
+def end_with_parent(alive: int) -> None:
+    """Have the kernel kill this process when the one that made it ends.
+
+    Args:
+        alive: reading end of a pipe whose other end that one alone has: it may have
+            ended just before.
+    """
     checked(libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    if select.select([alive], [], [], 0)[0]:
+        os._exit(1)
 
 
 def separate(spec: dict[str, Any]) -> None:
@@ -96,10 +104,10 @@ def furnish(spec: dict[str, Any]) -> None:
         mount("tmpfs", folder, "tmpfs", NOSUID | NODEV, "mode=1777")
 
 
-def hold(spec: dict[str, Any]) -> NoReturn:
+def hold(spec: dict[str, Any], alive: int) -> NoReturn:
     """As pid 1: get ready, say so by the name, and reap until the end."""
     try:
-        end_with_parent()
+        end_with_parent(alive)
         furnish(spec)
         ends = os.pipe()
         aside = [fcntl.fcntl(end, fcntl.F_DUPFD, 16) for end in ends]
@@ -129,15 +137,18 @@ def say(**facts: object) -> None:
 def main() -> int:
     """Make the place; this process outlives it, and it does not outlive this one."""
     spec = json.loads(sys.stdin.readline())
+    alive, ours = os.pipe()
     try:
-        end_with_parent()
+        # The agent keeps our input open as long as it lives.
+        end_with_parent(sys.stdin.fileno())
         separate(spec)
         init = os.fork()
     except OSError as error:
         say(error=str(error))
         return 1
     if init == 0:
-        hold(spec)
+        os.close(ours)
+        hold(spec, alive)
     say(pid=init)
     os.waitpid(init, 0)
     return 0
