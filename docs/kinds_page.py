@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _TABLES = "tests.checkpoint.kinds"
 _ABOUT = """
-Your kernels come back with their variables, and so do the programs beside them. What they
-have in memory, their open files, pipes, timers and the connections between them are as
-they were. Connections to other machines are closed, as after a network that was away:
-most programs connect again.
+Your kernels come back with their variables, and so do the programs beside them. What
+they have in memory, their open files, pipes, timers and the connections between them
+are as they were. Connections to other machines are closed, as after a network that was
+away: most programs connect again.
 
 **Nothing is ended before its return has been tried.** The saved programs are brought
 back beside those that stand still, judged, and thrown away. Whatever would not come
@@ -31,20 +31,26 @@ back is refused, the session goes on, and its page says which program it is and 
 
 ## Programs that were tried
 
-On 2026-11-26, on Debian 12 through a real agent, each at work, suspended and brought back
-three times where nothing else is said, with what it held compared:
-
-| program | outcome |
-|---|---|
-| Redis 7.0 with an append-only file, MariaDB 10.11 with a client, SQLite in WAL mode | kept |
-| R 4.2 with a cluster and forked workers, Octave 7.3, SBCL 2.2 | kept |
-| Node.js 20 with workers and watched files, Java 17 and its jshell | kept |
-| tmux with vim and top, GNU screen 4.9 | kept |
-| Python's multiprocessing (all start methods, managers, shared memory), joblib 1.6 with loky, dask.distributed 2026.8, PySpark 4.3 on the machine itself | kept |
-| PyTorch 2.13 with loader workers (fork, spawn), JAX 0.10, numba 0.68, pyarrow 26, DuckDB 2.0, polars 2.1, h5py 3.16 | kept |
-| aiofile, caio, uvloop | kept |
-| gunicorn 27, uvicorn 0.54 (twice) | kept; connections idle for longer than their keep-alive were closed by uvicorn |
-
+On 2026-11-26, on Debian 12 through a real agent: each at work, suspended and brought
+back three times where nothing else is said, with what it held compared.
+"""
+_PROGRAMS = (
+    ("Redis 7.0 with an append-only file; MariaDB 10.11 with a client", "kept"),
+    ("SQLite in WAL mode", "kept"),
+    ("R 4.2 with a cluster and forked workers; Octave 7.3; SBCL 2.2", "kept"),
+    ("Node.js 20 with workers and watched files; Java 17, jshell", "kept"),
+    ("tmux with vim and top; GNU screen 4.9", "kept"),
+    ("multiprocessing, all start methods; joblib 1.6 with loky", "kept"),
+    ("dask.distributed 2026.8; PySpark 4.3 on the machine itself", "kept"),
+    ("PyTorch 2.13 with loader workers (fork, spawn); JAX 0.10; numba 0.68", "kept"),
+    ("pyarrow 26; DuckDB 2.0; polars 2.1; h5py 3.16", "kept"),
+    ("aiofile; caio; uvloop", "kept"),
+    (
+        "gunicorn 27, uvicorn 0.54 (twice)",
+        "kept; uvicorn closed a connection that had been idle for too long",
+    ),
+)
+_ON_KINDS = """
 Not tried: PostgreSQL and other programs that change their user (these tests ran without
 CAP_SYS_RESOURCE), Julia itself, ray, programs on FUSE or NFS.
 
@@ -80,7 +86,9 @@ def what_comes_back() -> str:
             lines += [f"## {title}", "", about, ""]
         for subject, kinds in there:
             lines += _section(subject, kinds)
-    return page("What comes back", _ABOUT, *lines[:-1])
+    programs = table(("program", "outcome"), *_PROGRAMS)
+    about = (*programs, *_ON_KINDS.rstrip().split("\n"), "")
+    return page("What comes back", _ABOUT, *about, *lines[:-1])
 
 
 def _section(subject: str, kinds: Sequence[Kind]) -> Iterator[str]:
