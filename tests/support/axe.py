@@ -19,8 +19,9 @@ _RUN = """async ([within, without]) => {
   const all = (selectors) => selectors.map((one) => [one]);
   const where = {include: all(within), exclude: all(without)};
   // Colours on their way to others are nobody's choice.
-  const changing = document.getAnimations().filter((one) => one instanceof CSSTransition);
-  await Promise.allSettled(changing.map((one) => one.finished));
+  const changing = (one) => one instanceof CSSTransition;
+  const changes = document.getAnimations().filter(changing);
+  await Promise.allSettled(changes.map((one) => one.finished));
   const found = await axe.run(where, {resultTypes: ["violations"], preload: false});
   return found.violations.flatMap((rule) => rule.nodes.map((node) => [
     node.impact || rule.impact, rule.id, node.target.join(" "), node.failureSummary]));
