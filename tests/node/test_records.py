@@ -18,7 +18,7 @@ FROZEN = (
     b'"state":"done","seconds":1.5,"bytes":10,"total_bytes":10}],"failure":null}'
 )
 #: What has been added since: a session without a GPU or a pod has none of it.
-PARENT = b',"parent":"","nap":null,"image":""}'
+PARENT = b',"parent":"","nap":null,"image":"","ran":false}'
 ADDED = (
     b',"gpus":null,"memory_limit":{"file":"","bytes":0,"above":null},"pod":""' + PARENT
 )
@@ -96,7 +96,7 @@ def test_record_with_a_nap_is_understood_and_written_with_what_was_added(
     assert found.naps
     assert found.nap.gpus.needed([302]) == {"ab": 5}
     written = there[:-2].replace(b'"start":4711', b'"start":4711,"group":0')
-    written += b',"moving":[],"partly":false},"image":""}'
+    written += b',"moving":[],"partly":false},"image":"","ran":false}'
     assert msgspec.json.encode(found) == written
     assert not found.at(Stage.CAPTURING, []).naps
     assert not found.woken().naps
@@ -197,3 +197,13 @@ def test_at_changes_the_stage_alone(records):
     changed = record().at(Stage.FAILED, [], generation=4)
     assert (changed.stage, changed.steps, changed.generation) == (Stage.FAILED, [], 4)
     assert changed.checkpoint == "cp"
+
+
+def test_restore_that_was_given_up_after_it_had_gone_on_is_known_to_have_run():
+    """As where the agent is killed just then, and the tree has ended."""
+    going = record(Stage.RESTORING, operation="restore").at(Stage.CONTINUING, [])
+    failed = going.at(Stage.FAILED, [])
+    assert failed.has_run_from("cp")
+    assert not failed.has_run_from("another")
+    never = record(Stage.RESTORING, operation="restore").at(Stage.FAILED, [])
+    assert not never.has_run_from("cp")

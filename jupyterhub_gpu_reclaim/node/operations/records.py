@@ -128,6 +128,10 @@ class NapRecord(Value, frozen=True, kw_only=True):
         )
 
 
+#: The tree of a restore goes on, or has.
+_GOES_ON = frozenset({Stage.CONTINUING, Stage.RESTORED})
+
+
 class Record(Value, frozen=True, kw_only=True):
     """One incarnation's last operation, and what it takes to undo it.
 
@@ -158,6 +162,7 @@ class Record(Value, frozen=True, kw_only=True):
     parent: str = ""
     nap: NapRecord | None = None
     image: str = ""  #: of its container, where it was told
+    ran: bool = False  #: of a restore: its tree has gone on, be it for a moment
 
     @property
     def origin(self) -> str:
@@ -173,9 +178,7 @@ class Record(Value, frozen=True, kw_only=True):
         """Whether its tree has run on from that checkpoint, be it for a moment."""
         if self.operation != "restore":
             return self.parent == checkpoint
-        # A restore that failed while it waited for the answer had let it go on.
-        ran = self.stage in {Stage.CONTINUING, Stage.RESTORED}
-        ran |= any(one.step == "answer" for one in self.steps)
+        ran = self.ran or self.stage in _GOES_ON
         return ran and self.checkpoint == checkpoint
 
     def all_gpus(self) -> Gpus | None:
@@ -198,7 +201,10 @@ class Record(Value, frozen=True, kw_only=True):
 
     def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
         """The same record at the next stage."""
-        return msgspec.structs.replace(self, stage=stage, steps=steps, **changes)
+        ran = self.ran or stage in _GOES_ON
+        return msgspec.structs.replace(
+            self, stage=stage, steps=steps, ran=ran, **changes
+        )
 
 
 class Records:

@@ -127,6 +127,7 @@ class Restore:
         self._cancel = operation.cancel
         self._progress = StepReporter(operation, tools.clock)
         self._limits = tools.limits
+        former = trees.record_of(tools.records, session)
         self._record = Record(
             operation="restore",
             incarnation=session.incarnation,
@@ -138,6 +139,7 @@ class Restore:
             begun=tools.clock.now(),
             pod=session.hint.pod,
             image=session.hint.image,
+            ran=former is not None and former.has_run_from(operation.checkpoint),
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
