@@ -342,7 +342,10 @@ def test_t9_visit_after_a_cancelled_resume_waits_until_its_place_has_ended(
     settled(hub, name)
     assert not gone(service, name)
     service.hold_restore.set()
+    planned = service.called("plan-start")
     resume(hub, name)
+    # The Hub does not call it pending while the former place ends.
+    wait_until(lambda: service.called("plan-start") > planned, 30, hub.log)
     settled(hub, name)
     calls = [call for call, _ in service.calls if call in {"plan-start", "cancelled"}]
     assert calls[-2:] == ["cancelled", "plan-start"]
