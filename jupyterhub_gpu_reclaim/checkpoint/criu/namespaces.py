@@ -253,7 +253,7 @@ def run_inside(
             stack.callback(os.close, descriptor)
             return path_of(descriptor)
 
-        pidfd = _pidfd(init_pid, init_start)
+        pidfd = open_init(init_pid, init_start)
         stack.callback(os.close, pidfd)
         read_end, report = os.pipe()
         stack.callback(os.close, report)
@@ -342,7 +342,7 @@ def _helper(pass_fds: list[int]) -> subprocess.Popen[bytes]:
     )
 
 
-def _pidfd(pid: int, start: int) -> int:
+def open_init(pid: int, start: int) -> int:
     """A pidfd of exactly that process.
 
     Raises:

@@ -14,9 +14,8 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 
 IMAGE: Final = "semaphores.img"
@@ -39,8 +38,8 @@ class Semaphore(NamedTuple):
         return made
 
 
-def save(tree: Snapshot, sinks: Callable[[str], Sink]) -> dict[str, int]:
-    """Save which descriptors of a stopped tree are semaphores; image → its length."""
+def find(tree: Snapshot) -> bytes:
+    """The image: which descriptors of a stopped tree are semaphores; may be empty."""
     lines = [
         f"{process.ns_pid} {one.fd}\n"
         for process in tree.processes
@@ -48,13 +47,7 @@ def save(tree: Snapshot, sinks: Callable[[str], Sink]) -> dict[str, int]:
         if one.target == _TARGET
         and procfs.fdinfo(process.pid, one.fd).get("eventfd-semaphore") == "1"
     ]
-    if not lines:
-        return {}
-    data = "".join(lines).encode()
-    sink = sinks(IMAGE)
-    sink.write(memoryview(data))
-    sink.close()
-    return {IMAGE: len(data)}
+    return "".join(lines).encode()
 
 
 def read(image: bytes | None) -> Iterator[tuple[int, int]]:

@@ -9,14 +9,14 @@ while it restores (the vDSO, rings of kernel AIO). Those come from the tree that
 
 from __future__ import annotations
 
-import ctypes
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import PAGES
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ _GHOST: Final = "ghost-file-"
 #: Of a deleted file: what it was, in front of its contents.
 _GHOST_HEAD_BYTES: Final = 4096
 _FILES: Final = "files.img"
-_LOCKS: Final = "filelocks.img"
+LOCKS: Final = "filelocks.img"
 _PAGEMAP: Final = "pagemap-"
 _MEMORY: Final = "mm-"
 #: Of an image without entries: two magic numbers.
@@ -40,7 +40,6 @@ _HEAD_BYTES: Final = 8
 _READ_BY_CRIU: Final = 1 << 3 | 1 << 12 | 1 << 13 | 1 << 15
 #: mmap(2): memory that is locked is filled at once.
 _MAP_LOCKED: Final = 0x2000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class KeptImages:
@@ -104,8 +103,8 @@ class WithoutMemory:
         self.ended = inet.ended_connections(files_image, addresses, cut)
         closed = inet.close_external(files_image, addresses, cut)
         self._files[_FILES] = images.rewrite_files(closed, _without_interface)
-        if _LOCKS in self._files:
-            self._files[_LOCKS] = self._files[_LOCKS][:_HEAD_BYTES]
+        if LOCKS in self._files:
+            self._files[LOCKS] = without_entries(self._files[LOCKS])
         for name in list(self._files):
             if name.startswith(_PAGEMAP):
                 self._empty(name, pids)
@@ -165,6 +164,11 @@ class WithoutMemory:
         ]
 
 
+def without_entries(image: bytes) -> bytes:
+    """An image of that kind that says of nothing."""
+    return image[:_HEAD_BYTES]
+
+
 def _hollow(ghost: bytes) -> bytes:
     """A deleted file as one that is a hole from the beginning to its end."""
     payload = next(images.split(ghost, images.GHOST_MAGIC))
@@ -181,21 +185,11 @@ def _without_interface(entry: Any) -> bool:
     return True
 
 
-class _Vector(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 def _read(pid: int, address: int, length: int) -> bytes:
-    """Memory of a process that stands (process_vm_readv(2)).
+    """Memory of a process that stands.
 
     Raises:
         OSError: it cannot be read.
     """
-    buffer = ctypes.create_string_buffer(length)
-    here = _Vector(ctypes.addressof(buffer), length)
-    there = _Vector(address, length)
-    done = _libc.process_vm_readv(
-        pid, ctypes.byref(here), 1, ctypes.byref(there), 1, ctypes.c_ulong(0)
-    )
-    checked(done, "process_vm_readv")
-    return buffer.raw[:done].ljust(length, b"\0")
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), length, address).ljust(length, b"\0")

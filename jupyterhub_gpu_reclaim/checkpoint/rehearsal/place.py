@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_scratch
+from jupyterhub_gpu_reclaim.checkpoint.criu.namespaces import open_init, open_scratch
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -52,7 +52,7 @@ def empty_place(
     with contextlib.ExitStack() as stack:
         pidfd = -1
         if session is not None:
-            pidfd = _open(session)
+            pidfd = open_init(session.init_pid, session.init_start)
             stack.callback(os.close, pidfd)
         popen = stack.enter_context(_Started(pidfd))
         init = popen.begin(
@@ -146,24 +146,6 @@ class _Started:
                 processes.kill_session(
                     self._init.init_pid, self._init.init_start, timeout=_SECONDS
                 )
-
-
-def _open(session: SessionInit) -> int:
-    """A pidfd of exactly that init.
-
-    Raises:
-        NotFound: it has ended.
-    """
-    try:
-        pidfd = os.pidfd_open(session.init_pid)
-    except ProcessLookupError:
-        pidfd = -1
-    if pidfd < 0 or processes.start_time(session.init_pid) != session.init_start:
-        with contextlib.suppress(OSError):
-            os.close(pidfd)
-        where = f"under process {session.init_pid}"
-        raise NotFound(Reason.UNKNOWN_SESSION, session=where)
-    return pidfd
 
 
 def _terminals(session: SessionInit | None) -> str:

@@ -28,6 +28,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Final
 
+from jupyterhub_gpu_reclaim.checkpoint.sockets.restored import holders
 from jupyterhub_gpu_reclaim.linux import processes, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow, unread_bytes
 from jupyterhub_gpu_reclaim.linux.libc import checked
@@ -95,16 +96,10 @@ def reset(
         or without a loopback address to connect to.
     """
     left = set(ended)
-    pids = {process.ns_pid: process for process in tree}
-    for (owner, fd), (_, number) in descriptors.items():
-        if number not in left or owner not in pids:
-            continue
-        with processes.held(pids[owner]) as pidfd:
-            if pidfd is None:
-                continue
-            with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
-                if _is_closed(end) and _abort(end):
-                    left.discard(number)
+    for number, pidfd, fd in holders(tree, descriptors, left):
+        with contextlib.suppress(OSError), borrow(pidfd, fd) as end:
+            if _is_closed(end) and _abort(end):
+                left.discard(number)
     if left:
         _log.info("- %d cut connections read as unconnected, not reset", len(left))
     return frozenset(left)

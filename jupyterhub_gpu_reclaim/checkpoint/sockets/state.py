@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.options import (  # noqa: TC001 l
     Membership,
     Option,
 )
+from jupyterhub_gpu_reclaim.checkpoint.sockets.restored import holders
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Value
@@ -185,14 +186,11 @@ class Returned:
         wanted = {*self.states}
         if any(state.queue for state in self.states.values()):
             wanted |= {*self.peers, *self.names.values()}
-        pids = {process.ns_pid: process for process in tree.processes}
         held: dict[int, socket.socket] = {}
-        for (owner, fd), (_, number) in self.descriptors.items():
-            if number not in wanted or number in held or owner not in pids:
-                continue
-            with processes.held(pids[owner]) as pidfd, contextlib.suppress(OSError):
-                if pidfd is not None:
-                    held[number] = stack.enter_context(borrow(pidfd, fd))
+        for number, pidfd, fd in holders(tree.processes, self.descriptors, wanted):
+            with contextlib.suppress(OSError):
+                held[number] = stack.enter_context(borrow(pidfd, fd))
+                wanted.discard(number)
         return held
 
 

@@ -17,9 +17,9 @@ import socket
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.sockets.restored import holders
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
@@ -114,16 +114,10 @@ def send(
     Raises:
         RestoreFailed: the kernel has not taken all of it.
     """
-    pids = {process.ns_pid: process for process in tree}
     left = dict(waiting)
-    for (owner, fd), (_, number) in descriptors.items():
-        if number not in left or owner not in pids:
-            continue
-        with processes.held(pids[owner]) as pidfd:
-            if pidfd is None:
-                continue
-            with borrow(pidfd, fd) as end:
-                _send(end, left.pop(number))
+    for number, pidfd, fd in holders(tree, descriptors, left):
+        with borrow(pidfd, fd) as end:
+            _send(end, left.pop(number))
     if left:
         why = f"{len(left)} of its connections are not there"
         raise RestoreFailed(Reason.RESTORE_FAILED, why=why)

@@ -47,7 +47,6 @@ from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
@@ -358,15 +357,6 @@ def refuse_confined(tree: Snapshot) -> None:
 
 
 # --- storing --------------------------------------------------------------------------
-
-
-def save(found: Mapping[int, Attributes], sinks: Callable[[str], Sink]) -> int:
-    """Write them beside CRIU's images; how many bytes."""
-    data = codec.encode(found)
-    sink = sinks(IMAGE)
-    sink.write(memoryview(data))
-    sink.close()
-    return len(data)
 
 
 def load(source: ImageSource) -> dict[int, Attributes]:

@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.checkpoint.memory import system_v, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.sockets import state
 from jupyterhub_gpu_reclaim.checkpoint.tree import attributes, freeze, stdio
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -141,9 +142,11 @@ def dump(
             )
             cores.refuse_others(tree)
             held.reopen(closed)
-            lengths = unlinked.save(held, sinks) | semaphores.save(tree, sinks)
+            lengths = unlinked.save(held, sinks)
+            if ours := semaphores.find(tree):
+                lengths |= _save(semaphores.IMAGE, ours, sinks)
             lengths |= _save(state.IMAGE, sockets, sinks)
-            lengths[attributes.IMAGE] = attributes.save(had, sinks)
+            lengths |= _save(attributes.IMAGE, codec.encode(had), sinks)
     except BaseException as error:
         if undo:
             _roll_back(session, stopped)

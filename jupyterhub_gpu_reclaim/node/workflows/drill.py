@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files.handover import ReplacedImages
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import LOCKS, without_entries
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import (
     empty_place,
     scratch_folder,
@@ -56,9 +57,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.criu.binary import Criu
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
-_LOCKS = "filelocks.img"
-#: Of an image without entries: two magic numbers.
-_HEAD_BYTES = 8
 _SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108 - the session's own
 
 
@@ -190,8 +188,8 @@ def _restore(
     image = b"".join(source.stream(FILES))
     here = sock_diag.own_addresses(session.init_pid)
     files = {FILES: inet.close_external(image, here, world.cut)}
-    if source.size(_LOCKS) is not None:
-        files[_LOCKS] = b"".join(source.stream(_LOCKS))[:_HEAD_BYTES]
+    if source.size(LOCKS) is not None:
+        files[LOCKS] = without_entries(b"".join(source.stream(LOCKS)))
     replaced = ReplacedImages(source, files)
     made = engine.restore(
         criu,
