@@ -1,4 +1,4 @@
-"""Three repairs of JupyterHub itself, applied once, as a Hub imports the mixin.
+"""Four repairs of JupyterHub itself, applied once, as a Hub imports the mixin.
 
 A restart must not log suspended sessions out. ``JupyterHub.cleanup_oauth_clients``
 deletes, at every start, the OAuth client of each server that does not run, and with it
@@ -18,6 +18,11 @@ A stop that our service has asked for, to release what is saved, must never end 
 not. A spawner is not told who asks for a stop (trap T28): the third wrapper, of the
 API's handler, notes that it was our service, in :data:`STOP_IS_OURS`.
 
+A return that fails must not count as a failure of the Hub, which may end itself after
+some of them (trap T16). Hooks, profiles and logins fail before a spawner is called, and
+time limits beside it: the fourth wrapper, of ``User.spawn``, lets our spawner say what
+that is.
+
 Nothing else of JupyterHub is ever changed.
 """
 
@@ -28,6 +33,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -35,6 +41,7 @@ from urllib.parse import urlsplit
 from jupyterhub import orm
 from jupyterhub.apihandlers.users import UserServerAPIHandler
 from jupyterhub.app import JupyterHub
+from jupyterhub.user import User
 
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
 from jupyterhub_gpu_reclaim.hub import config
@@ -56,7 +63,9 @@ STOP_IS_OURS: ContextVar[bool] = ContextVar("STOP_IS_OURS", default=False)
 
 
 def apply(
-    hub: type[Any] = JupyterHub, servers: type[Any] = UserServerAPIHandler
+    hub: type[Any] = JupyterHub,
+    servers: type[Any] = UserServerAPIHandler,
+    users: type[Any] = User,
 ) -> bool:
     """Wrap the methods; returns whether all are in place afterwards.
 
@@ -86,20 +95,28 @@ def apply(
         "stops servers in a way we do not know; a session that goes on while our"
         " service has it stopped, and is away, is ended unsaved",
     )
-    return kept and spared and told
+    refused = _wrap(
+        users,
+        "spawn",
+        ["self", "server_name", ...],
+        _refusing_returns,
+        "starts servers in a way we do not know; returns that a hook or a time limit"
+        " ends count towards its consecutive_failure_limit",
+    )
+    return kept and spared and told and refused
 
 
 def _wrap(
     owner: type[Any],
     name: str,
-    parameters: list[str],
+    parameters: list[Any],
     wrapper: Callable[[Any], Any],
     otherwise: str,
 ) -> bool:
     original = getattr(owner, name, None)
     if getattr(original, _MARK, False):
         return True
-    if original is None or list(inspect.signature(original).parameters) != parameters:
+    if original is None or not _takes(original, parameters):
         log = logging.getLogger("JupyterHub")
         log.warning("gpu-reclaim: this JupyterHub %s", otherwise)
         return False
@@ -107,6 +124,30 @@ def _wrap(
     setattr(wrapped, _MARK, True)
     setattr(owner, name, wrapped)
     return True
+
+
+def _takes(method: Any, parameters: list[Any]) -> bool:
+    """Whether these are its parameters; ``...`` at the end: and any others."""
+    found: list[Any] = list(inspect.signature(method).parameters)
+    if parameters[-1] is ...:
+        found[len(parameters) - 1 :] = [...]
+    return found == parameters
+
+
+def _refusing_returns(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def spawn(self: Any, server_name: str = "", *more: Any, **named: Any) -> Any:
+        since = time.monotonic()
+        try:
+            return await original(self, server_name, *more, **named)
+        except Exception as error:
+            # It stays there while its failure can be looked at.
+            spawner, took = self.spawners.get(server_name), time.monotonic() - since
+            refusal = getattr(spawner, "reclaim_refusal", None)
+            if refusal is None or (told := refusal(error, took)) is error:
+                raise
+            raise told from error
+
+    return spawn
 
 
 def _noting_who_stops(original: Callable[..., Any]) -> Callable[..., Any]:
