@@ -779,6 +779,14 @@ class Reason(Enum):
         "The suspended session has rights that its new place does not give: {what}.",
         "Start it with the same profile as before.",
     )
+    RIGHTS_CHANGED = (
+        "rights_changed",
+        (
+            "Its user is no longer in the group {lost}, and some of its programs have the"
+            " rights of another user, or more than their user's own."
+        ),
+        "Ask your administrator to give the group back, or start fresh.",
+    )
     TOKEN_REVOKED = (
         "token_revoked",
         (
