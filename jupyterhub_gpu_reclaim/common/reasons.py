@@ -888,6 +888,21 @@ class Reason(Enum):
         "The session could not be started. {why}",
         "The Hub's log tells an administrator more.",
     )
+    START_DENIED = (
+        "start_denied",
+        "The Hub does not let this session start now. {why}",
+        "Your suspended session is kept; your administrator can say what it needs.",
+    )
+    START_FAILED = (
+        "start_failed",
+        "The Hub's own configuration failed before the session could resume ({what}).",
+        "The Hub's log has the details.",
+    )
+    PROFILE_GONE = (
+        "profile_gone",
+        "What the session was started with is not offered to you any more ({why}).",
+        "Ask your administrator to offer it again, or start fresh.",
+    )
     CONTAINER_UNSUITABLE = (
         "container_unsuitable",
         "A session in this container could not be suspended: {why}.",
