@@ -105,6 +105,9 @@ class Agent:
 
     def _answers(self) -> bool:
         assert self.popen.poll() is None, self.log.read_text()
+        return self._is_healthy()
+
+    def _is_healthy(self) -> bool:
         # What the former agent was just starting may hold its socket for a moment
         # longer: who connects then is cut off. (httpx would leave a socket open.)
         with (
