@@ -368,6 +368,8 @@ class Placement(Value, frozen=True, kw_only=True):
     remembered: bool = False
     #: of a start: the incarnation that the Hub remembers there; empty: none
     former: str = ""
+    #: of a fresh start: the time of its key for tabs (``common/auth/tab_tokens.py``)
+    tab_key: float = 0.0
     #: why a start was cancelled, if only the spawner knows
     failure: Failure | None = None
 

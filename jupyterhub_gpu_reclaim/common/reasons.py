@@ -1045,6 +1045,11 @@ class Reason(Enum):
         "Your browser sent two logins for this page; another page may have set one.",
         "Delete this site's cookies in your browser, and log in again.",
     )
+    TAB_KEY_OVER = (
+        "tab_key_over",
+        "This tab belongs to an earlier start of the session, or its key was revoked.",
+        "Reload the page. After a revocation, start the session fresh.",
+    )
     UNAUTHENTICATED = (
         "unauthenticated",
         "Log in first; if you have, reload the page.",

@@ -245,6 +245,7 @@ class StartPlanner:
             raise
         if self._sessions.row(key) != row:
             return None
+        self._sessions.tab_keys.comes_back(key, identity)
         self._sessions.begin(key, "resume")
         row = self._sessions.apply(
             key,
@@ -538,6 +539,7 @@ class StartPlanner:
         elif placement.checkpoint:
             raise Refused(Reason.WRONG_PHASE, phase=row.phase.value, action="be placed")
         else:
+            sessions.tab_keys.begun(key, placement.tab_key)
             self._started(row, placement)
         self._look(key)
 
@@ -585,6 +587,9 @@ class StartPlanner:
     async def cancelled(self, placement: Placement) -> None:
         """See ``Controller.cancelled``."""
         row = self._sessions.row(placement.key)
+        failure = placement.failure
+        if failure is not None and failure.code == Reason.TOKEN_REVOKED.value:
+            self._sessions.tab_keys.revoke(placement.key)
         if row.incarnation == placement.incarnation:
             self._cancel(row, placement)
         with suppress(Unreachable, Refused):

@@ -12,6 +12,7 @@ begun.
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from contextlib import suppress
 from enum import StrEnum
@@ -105,6 +106,7 @@ class SessionLifecycle:
         known: KnownServers,
     ) -> None:
         self.state = SpawnerState()
+        self.tab_key = 0.0  #: when the key for tabs of the last start was made
         self._known = known
         self.logins = Logins(spawner)
         self._spawner = spawner
@@ -186,6 +188,7 @@ class SessionLifecycle:
             checkpoint=self.pointer.checkpoint,
             remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
+            tab_key=self.tab_key,
         )
 
     async def _tell_service(self, call: str, failure: Failure | None = None) -> None:
@@ -260,6 +263,7 @@ class SessionLifecycle:
         """The service's plan; without an answer only what cannot lose anything."""
         former = self._spawner.reclaim_launch.incarnation
         self._launch(incarnation=uuid.uuid4().hex)
+        self.tab_key = float(math.ceil(self._clock.now()))
         loop = asyncio.get_running_loop()
         # Only an agent's silence takes that long, and it is waited for some time.
         slow = loop.call_later(SLOW_PLAN_SECONDS, reporter.report, SLOW_PLAN)
