@@ -34,6 +34,8 @@ def configured(agent, folder, s3):
         path = folder / "agent.py"
         path.write_text("\n".join(["c = get_config()", *lines]))
         agent.kill()
+        if agent.store != "s3://sessions/hub":  # no store was known before
+            (folder / "state" / "store.json").unlink()
         agent.store = "s3://sessions/hub"
         agent.start(f"--config={path}")
         return agent
@@ -109,6 +111,8 @@ def test_agent_whose_store_never_answers_ends_in_its_time(agent, folder):
         endpoint = f"http://127.0.0.1:{hole.getsockname()[1]}"
         login.write_text(json.dumps({"endpoint": endpoint, **LOGIN}))
         login.chmod(0o600)
+        if agent.store != "s3://sessions/hub":  # no store was known before
+            (folder / "state" / "store.json").unlink()
         agent.store = "s3://sessions/hub"
         agent.start(f"--AgentApp.store_options_file={login}")
         begun = time.monotonic()
