@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,8 +23,6 @@ from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from jupyterhub_gpu_reclaim.store.format.identity import Role
 
 #: In the state folder.
@@ -44,10 +43,12 @@ class KnownStore:
     Args:
         state: the agent's state folder.
         cache: place of the node's folder in front of the store; empty: there is none.
+        spare: nothing is lost with that folder, so a new disk there is begun by itself.
     """
 
-    def __init__(self, state: Path, cache: str = "") -> None:
+    def __init__(self, state: Path, cache: str = "", *, spare: bool = False) -> None:
         self._file = state / FILE
+        self._spare = spare
         self._cache = cache
         self._lock = threading.Lock()
         self._last = Word()
@@ -68,7 +69,9 @@ class KnownStore:
         word = self.word()
         if role == "store":
             return word.store
-        return word.store if word.cache == self._cache else ""
+        if word.cache == self._cache and not self._is_new_disk():
+            return word.store
+        return ""
 
     def may_begin(self, role: Role) -> str:
         """The id that an empty place may be given; a store gets one by order alone."""
@@ -82,10 +85,10 @@ class KnownStore:
         """
         with self._lock:
             now = self.word()
-            if role == "store":
-                self._write(msgspec.structs.replace(now, store=store))
-            else:
-                self._write(msgspec.structs.replace(now, cache=self._cache))
+            mine = {"store": store} if role == "store" else {"cache": self._cache}
+            new = msgspec.structs.replace(now, **mine)
+            if new != now:
+                self._write(new)
 
     def obey(self, store: str, word: int) -> bool:
         """Take a word, unless a later one is known; whether it holds now.
@@ -110,6 +113,15 @@ class KnownStore:
         """
         with self._lock:
             self._write(Word(store=store, word=self.word().word + 1))
+
+    def _is_new_disk(self) -> bool:
+        """Whether something is mounted at the cache, on which nothing can be missed."""
+        if not self._spare:
+            return False
+        with contextlib.suppress(OSError):
+            here = self._file.parent.stat().st_dev
+            return Path(self._cache).stat().st_dev != here
+        return False
 
     def _write(self, word: Word) -> None:
         try:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.node_status import StoreOrder, StoreStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck, StoreAbsent
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ class StorePresence:
         """What is to be said of it: nothing is saved while it is not there."""
         error = self._error()
         found = []
-        if error is not None:
+        # One that does not answer now is asked again by each order, and may have then.
+        away = isinstance(error, Unavailable) and not isinstance(error, StoreAbsent)
+        if error is not None and not away:
             found.append(finding(error.reason, **error.facts))
         if not self._known.is_kept:
             what = "The agent's state folder is not there any more. Is it mounted?"
@@ -107,7 +110,7 @@ class StorePresence:
             return look.result(_WAIT)
         except TimeoutError:
             why = f"it has not answered for {_WAIT:g} s"
-            return StoreError(Reason.STORE_UNREACHABLE, why=why)
+            return Unavailable(why)
 
     def _confirm(self) -> ReclaimError | None:
         try:

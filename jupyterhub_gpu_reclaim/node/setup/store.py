@@ -88,7 +88,8 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
     places = places_of(settings)
     file = key_file(settings, state)
     keys = _keys(settings, state)
-    known = KnownStore(state, settings.store_local_dir)
+    spare = settings.commit_means == CommitMeans.REMOTE
+    known = KnownStore(state, settings.store_local_dir, spare=spare)
     found = identify(places, keys, known)
     backend = joined(found, settings)
     presence = StorePresence(
