@@ -843,6 +843,15 @@ class Reason(Enum):
         "Look at the network, and at the store itself; the agent's log says more.",
         True,
     )
+    STORE_ABSENT = (
+        "store_absent",
+        "The store of suspended sessions is not there: {why}.",
+        (
+            "What is suspended is kept in it. Ask the administrator to mount it again:"
+            " it is used as soon as it is there."
+        ),
+        True,
+    )
     STORE_DENIED = (
         "store_denied",
         "The store of checkpoints refuses what the agent asks: {why}.",

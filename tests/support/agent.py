@@ -80,6 +80,7 @@ class Agent:
         self.popen: preloaded.Started | None = None
         self.log = folder / "agent.log"
         self.store = f"{folder}/store"
+        self.words = 0  #: number of the word that says which store is meant
         self.listen = f"unix:{folder}/agent.sock"
 
     def start(self, *options: str, wait: bool = True) -> None:
@@ -102,6 +103,13 @@ class Agent:
             )
         if wait:
             wait_for(self._answers)
+            self.begin_store()
+
+    def begin_store(self) -> None:
+        """What the service does at once: say which store is meant, and begin it."""
+        name = uuid.uuid5(uuid.NAMESPACE_URL, self.store).hex
+        order = {"store": name, "word": self.words, "begin": True}
+        self.put("/v1/store", order).raise_for_status()
 
     def _answers(self) -> bool:
         assert self.popen.poll() is None, self.log.read_text()
@@ -150,6 +158,10 @@ class Agent:
     def post(self, path: str, body: dict | None = None) -> httpx.Response:
         with self.client() as client:
             return client.post(path, json=body or {})
+
+    def put(self, path: str, body: dict) -> httpx.Response:
+        with self.client() as client:
+            return client.put(path, json=body)
 
     def delete(self, path: str) -> httpx.Response:
         with self.client() as client:
