@@ -332,6 +332,9 @@ class SessionLifecycle:
         )
         self._become(undo=Undo.RESTORE)
         where = await self._hold(start, reporter)
+        if self.pointer.choice is not None:
+            # The Hub has noted what was chosen now, which is not what comes back.
+            self.logins.set_options(self.pointer.choice.options)
         self._point(location=self._spawner.reclaim_location())
         await self._service().placed(self._placement())
         await self._follow(reporter)
@@ -363,6 +366,7 @@ class SessionLifecycle:
             self._warn("its old login is valid again")
         if ours:  # once: a later revocation stands
             self._point(laid_aside=aside)
+        self.logins.take_scopes(number, minted)
         return number
 
     async def _hold(self, start: Start, reporter: ProgressReporter) -> Any:
