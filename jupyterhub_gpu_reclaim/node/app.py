@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from tornado.httpclient import AsyncHTTPClient
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.setup.store import Opened
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
@@ -95,6 +96,8 @@ class AgentApp(AgentSettings):
         self.check_together()
         if os.geteuid() != 0:
             raise CannotStartError("it must run as root: it stops and moves sessions")
+        # Before there is any thread: what it does to our view is for later ones only.
+        placements = make_placements(self.placement, self.realm, self.docker_socket)
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
         asyncio.get_running_loop().set_default_executor(threads)
         state = own_folder(Path(self.state_dir))
@@ -108,6 +111,7 @@ class AgentApp(AgentSettings):
                 clock, accelerator.cards, answer_seconds=self.sample_seconds
             )
             node = self._node(
+                placements=placements,
                 state=state,
                 clock=clock,
                 opened=store,
@@ -195,6 +199,7 @@ class AgentApp(AgentSettings):
     def _node(
         self,
         *,
+        placements: Placements,
         state: Path,
         clock: Clock,
         opened: Opened,
@@ -207,7 +212,6 @@ class AgentApp(AgentSettings):
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
-        placements = make_placements(self.placement, self.realm, self.docker_socket)
         records = Records(folder(state / watchdog.RECORDS))
         criu = CheckedCriu(Path(self.criu_dir), clock, untried=self.try_architecture)
         ports = Reservations(state)

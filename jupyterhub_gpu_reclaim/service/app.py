@@ -324,6 +324,7 @@ class ReclaimService(Application, Options):
             created=hub.created,
             groups=hub.groups_of_all,
             nodes=nodes.now,
+            warnings=lambda: environment.warnings,
             settings=lambda: settings_in_force(self),
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,

@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -22,6 +23,9 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.support import preloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 INIT = Path(criu_module.__file__).parents[2] / "session_init" / "session_init.py"
 MOUNTS = """
@@ -109,6 +113,9 @@ class Agent:
 
     def _answers(self) -> bool:
         assert self.popen.poll() is None, self.log.read_text()
+        return self._is_healthy()
+
+    def _is_healthy(self) -> bool:
         # What the former agent was just starting may hold its socket for a moment
         # longer: who connects then is cut off. (httpx would leave a socket open.)
         with (
@@ -203,7 +210,13 @@ class Place:
     """An init in namespaces of its own: with programs in it, or holding."""
 
     def __init__(
-        self, folder: Path, mode: str, *command: str, env=None, user: str = "ann"
+        self,
+        folder: Path,
+        mode: str,
+        *command: str,
+        env=None,
+        user: str = "ann",
+        options: Sequence[str] = (),
     ) -> None:
         self.incarnation = uuid.uuid4().hex
         self.output = folder / f"{self.incarnation}.out"
@@ -216,6 +229,7 @@ class Place:
                     *("--incarnation", self.incarnation),
                     *("--user", user, "--server", "", "--relay"),
                     *("--realm", folder.name),
+                    *options,
                     *(["--", *command] if command else []),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -252,8 +266,8 @@ class Place:
 def places(folder):
     made = []
 
-    def make(mode: str, *command: str, env=None) -> Place:
-        made.append(Place(folder, mode, *command, env=env))
+    def make(mode: str, *command: str, env=None, options=()) -> Place:
+        made.append(Place(folder, mode, *command, env=env, options=options))
         return made[-1]
 
     yield make

@@ -39,7 +39,10 @@ class PartHealth:
 
 
 def strip(
-    nodes: Sequence[NodeHealth], silent: Sequence[str], now: float
+    nodes: Sequence[NodeHealth],
+    silent: Sequence[str],
+    now: float,
+    warnings: Sequence[str] = (),
 ) -> list[PartHealth]:
     """The parts, in the order of the page.
 
@@ -47,6 +50,7 @@ def strip(
         nodes: every node.
         silent: which of agent, store and Hub did not answer the last time.
         now: seconds since the epoch.
+        warnings: what in the Hub's configuration defeats us, in sentences.
     """
     hub = ("no answer", "bad") if _HUB in silent else ("answers", "good")
     return [
@@ -54,7 +58,15 @@ def strip(
         PartHealth("Hub", *hub),
         PartHealth("Store", *_store(nodes, silent), "store"),
         PartHealth("Service", __version__, "good"),
+        *_configuration(warnings),
     ]
+
+
+def _configuration(warnings: Sequence[str]) -> list[PartHealth]:
+    if not warnings:
+        return []
+    more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
+    return [PartHealth("Configuration", warnings[0] + more, "warn", "settings")]
 
 
 def called(node: str) -> str:
