@@ -661,6 +661,8 @@ class Reason(Enum):
     FILE_SHRANK = (
         "file_shrank",
         "The file {path}, which the session had open, has become shorter.",
+        "Put the file back as it was, then try again.",
+        True,
     )
     FILE_CHANGED = (
         "file_changed",
@@ -668,6 +670,8 @@ class Reason(Enum):
             "The file {path}, which the session had open for writing, was changed after"
             " the session was saved."
         ),
+        "Put the file back as it was, then try again.",
+        True,
     )
     LIBRARY_CHANGED = (
         "library_changed",
