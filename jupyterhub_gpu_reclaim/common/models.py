@@ -370,6 +370,8 @@ class Placement(Value, frozen=True, kw_only=True):
     former: str = ""
     #: why a start was cancelled, if only the spawner knows
     failure: Failure | None = None
+    by: str = ""  #: who asked the Hub for a stop; empty: nobody, or not known
+    culled: bool = False  #: whether that is a program that ends idle servers
 
 
 class Suspension(Value, frozen=True, kw_only=True):

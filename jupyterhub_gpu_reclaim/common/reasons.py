@@ -878,6 +878,16 @@ class Reason(Enum):
         "Resume it or delete the suspended session first.",
     )
 
+    CULLED = (
+        "culled",
+        "{by} stopped it for being idle, and nothing of it was saved.",
+        "Have that culler ask us first, or take it out: docs/how-to/cullers.md.",
+    )
+    USER_SUSPENDED = (
+        "user_suspended",
+        "{user} has a suspended session, and is not deleted by a culler.",
+        "A person can delete that session, or the user on the Hub's page.",
+    )
     USER_MISSING = (
         "user_missing",
         "There is no system user {user} on this machine.",
