@@ -90,6 +90,11 @@ class Reason(Enum):
         "Look at the agent's log on the session's machine.",
         True,
     )
+    NO_JUPYTER = (
+        "no_jupyter",
+        "Its server is no Jupyter server, so nobody can see whether it is in use.",
+        "With IdlePolicy.without_jupyter it is judged by processor, GPU and data.",
+    )
     WINDOW_TOO_SHORT = (
         "window_too_short",
         "Watched for {watched}, needs {idle_after} before it can be called idle.",
