@@ -13,8 +13,14 @@ not, and a culler's is none that the user has asked for. A spawner is not told w
 for a stop (trap T28): another wrapper, of the API's handler, notes it in :data:`ASKER`.
 
 Managers get their role when the Hub has loaded its users, and at a login
-(``managers.py``). ``spawner/kept_logins.py`` and ``spawner/kept_users.py`` have one
-more each, for Hubs with a spawner of ours. Nothing else of JupyterHub is ever changed.
+(``managers.py``).
+
+A return that fails must not count as a failure of the Hub, which may end itself after
+some of them (trap T16). Hooks, profiles and logins fail before a spawner is called, and
+time limits beside it: the wrapper of ``User.spawn`` lets our spawner say what that is.
+
+``spawner/kept_logins.py`` and ``spawner/kept_users.py`` have one more each, for Hubs
+with a spawner of ours. Nothing else of JupyterHub is ever changed.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -31,6 +38,7 @@ from urllib.parse import urlsplit
 from jupyterhub.apihandlers.users import UserServerAPIHandler
 from jupyterhub.app import JupyterHub
 from jupyterhub.handlers.base import BaseHandler
+from jupyterhub.user import User
 
 from jupyterhub_gpu_reclaim.common.auth.principals import Principal, of_service, of_user
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
@@ -73,6 +81,7 @@ def apply(
     hub: type[Any] = JupyterHub,
     servers: type[Any] = UserServerAPIHandler,
     logins: type[Any] = BaseHandler,
+    users: type[Any] = User,
 ) -> bool:
     """Wrap the methods; returns whether all are in place afterwards.
 
@@ -109,13 +118,21 @@ def apply(
         "logs people in in a way we do not know; a new manager is one when the Hub"
         " starts again",
     )
-    return spared and told and appointed and admitted
+    refused = wrap(
+        users,
+        "spawn",
+        ["self", "server_name", ...],
+        _refusing_returns,
+        "starts servers in a way we do not know; returns that a hook or a time limit"
+        " ends count towards its consecutive_failure_limit",
+    )
+    return spared and told and appointed and admitted and refused
 
 
 def wrap(
     owner: type[Any],
     name: str,
-    parameters: list[str],
+    parameters: list[Any],
     wrapper: Callable[[Any], Any],
     otherwise: str,
 ) -> bool:
@@ -134,7 +151,7 @@ def wrap(
     original = getattr(owner, name, None)
     if getattr(original, _MARK, False):
         return True
-    if original is None or list(inspect.signature(original).parameters) != parameters:
+    if original is None or not _takes(original, parameters):
         log = logging.getLogger("JupyterHub")
         log.warning("gpu-reclaim: this JupyterHub %s", otherwise)
         return False
@@ -142,6 +159,30 @@ def wrap(
     setattr(wrapped, _MARK, True)
     setattr(owner, name, wrapped)
     return True
+
+
+def _takes(method: Any, parameters: list[Any]) -> bool:
+    """Whether these are its parameters; ``...`` at the end: and any others."""
+    found: list[Any] = list(inspect.signature(method).parameters)
+    if parameters[-1] is ...:
+        found[len(parameters) - 1 :] = [...]
+    return found == parameters
+
+
+def _refusing_returns(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def spawn(self: Any, server_name: str = "", *more: Any, **named: Any) -> Any:
+        since = time.monotonic()
+        try:
+            return await original(self, server_name, *more, **named)
+        except Exception as error:
+            # It stays there while its failure can be looked at.
+            spawner, took = self.spawners.get(server_name), time.monotonic() - since
+            refusal = getattr(spawner, "reclaim_refusal", None)
+            if refusal is None or (told := refusal(error, took)) is error:
+                raise
+            raise told from error
+
+    return spawn
 
 
 def _noting_who_asks(original: Callable[..., Any]) -> Callable[..., Any]:
