@@ -38,6 +38,17 @@ c.JupyterHub.authenticator_class = Ruling
 c.Authenticator.manage_roles = True
 c.Authenticator.manage_groups = True
 """
+#: A spawner of its own, with ours mixed in as docs/how-to/another-spawner.md says.
+OWN = """
+from jupyterhub.spawner import LocalProcessSpawner
+from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
+class Own(LocalProcessSpawner):
+    def get_state(self):
+        return {**super().get_state(), "own": True}
+class Both(Own, ReclaimLocalSpawner):
+    pass
+c.JupyterHub.spawner_class = Both
+"""
 MANAGE = "custom:gpu-reclaim:manage"
 
 
@@ -130,7 +141,7 @@ def test_culler_that_asks_us_ends_only_what_we_do_not_know(hub_with):
         "services": ["cull-idle"],
         "scopes": [MANAGE, "access:services!service=gpu-reclaim"],
     }
-    hub = hub_with("", f"c.JupyterHub.load_roles.append({role!r})\n")
+    hub = hub_with(OWN, f"c.JupyterHub.load_roles.append({role!r})\n")
     wait_until(hub.service_ready, 60, hub.log)
     amy = hub.user("amy")
     amy.start_server()
@@ -145,5 +156,8 @@ def test_culler_that_asks_us_ends_only_what_we_do_not_know(hub_with):
     culler = ["--timeout=1", "--cull-every=1"]
     assert hub.cull(*culler, f"--config={hook}", seconds=8) == 0
     assert hub.server("amy")["ready"], hub.log()
+    state = hub.server("amy")["state"]
+    assert (state["own"], state["gpu_reclaim"]["phase"]) == (True, "running")
+    assert "cannot suspend sessions" not in hub.log()
     assert hub.cull(*culler, seconds=8) == 0
     wait_until(lambda: not hub.server("amy")["ready"], 30, hub.log)
