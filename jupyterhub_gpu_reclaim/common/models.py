@@ -145,6 +145,8 @@ class Sample(Value, frozen=True, kw_only=True):
     started: float | None = None  #: when the tree was started or restored
     gpus: list[GpuSample] | None = []  #: empty: none used, or none there
     problem: str = ""  #: why something is not known, for the log and the page
+    #: whether its server has Jupyter's API; without, there are no kernels to be seen
+    jupyter: bool = True
     pod: str = ""  #: uid of the pod that it was taken in; empty outside of Kubernetes
 
 
@@ -177,6 +179,7 @@ class Usage(Value, frozen=True, kw_only=True):
     outside: list[str] | None = None
     kernels: int | None = None
     terminals: int | None = None
+    jupyter: bool = True  #: whether its server tells of kernels and terminals
     complete: bool = False  #: every field that a policy needs was there
 
 
@@ -372,6 +375,8 @@ class Placement(Value, frozen=True, kw_only=True):
     tab_key: float = 0.0
     #: why a start was cancelled, if only the spawner knows
     failure: Failure | None = None
+    by: str = ""  #: who asked the Hub for a stop; empty: nobody, or not known
+    culled: bool = False  #: whether that is a program that ends idle servers
 
 
 class Suspension(Value, frozen=True, kw_only=True):

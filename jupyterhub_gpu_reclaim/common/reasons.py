@@ -90,6 +90,11 @@ class Reason(Enum):
         "Look at the agent's log on the session's machine.",
         True,
     )
+    NO_JUPYTER = (
+        "no_jupyter",
+        "Its server is no Jupyter server, so nobody can see whether it is in use.",
+        "With IdlePolicy.without_jupyter it is judged by processor, GPU and data.",
+    )
     WINDOW_TOO_SHORT = (
         "window_too_short",
         "Watched for {watched}, needs {idle_after} before it can be called idle.",
@@ -899,6 +904,16 @@ class Reason(Enum):
         "Resume it or delete the suspended session first.",
     )
 
+    CULLED = (
+        "culled",
+        "{by} stopped it for being idle, and nothing of it was saved.",
+        "Have that culler ask us first, or take it out: docs/how-to/cullers.md.",
+    )
+    USER_SUSPENDED = (
+        "user_suspended",
+        "{user} has a suspended session, and is not deleted by a culler.",
+        "A person can delete that session, or the user on the Hub's page.",
+    )
     USER_MISSING = (
         "user_missing",
         "There is no system user {user} on this machine.",

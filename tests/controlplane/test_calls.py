@@ -270,6 +270,20 @@ async def test_plan_stop_by_a_person_is_a_real_stop(world):
         await controller.release(placement)
 
 
+async def test_stop_by_a_culler_is_told_by_its_name_in_history_and_strip(world):
+    controller, incarnation = await _running(world)
+    assert controller.lately_culled() == []
+    told = Placement(
+        key=KEY, incarnation=incarnation, by="service cull-idle", culled=True
+    )
+    await controller.stopped(told)
+    [sentence] = controller.lately_culled()
+    assert sentence.startswith("service cull-idle ends sessions for being idle")
+    [line] = [s for s in controller.users.story(KEY.user).lines if s.code == "culled"]
+    assert (line.who, line.what) == ("service cull-idle", "stopped")
+    assert "nothing of it was saved" in line.sentence
+
+
 async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
     controller, _ = await _running(world)
     world.node.hold_at = "dump"

@@ -77,6 +77,7 @@ _SENTENCES = {
     "discard": "{who} deleted something that had been put aside.",
     "retention": "Something that had been put aside was deleted.",
     "deletion ahead": "A checkpoint of it will be deleted.",
+    "user deleted": "{who} deleted its user; what is suspended is kept for a while.",
     "forget": "Its server was deleted, and all its checkpoints.",
     "forgotten": "Its deletion is complete.",
 }
