@@ -91,8 +91,8 @@ _WAKE_SECONDS = 3.0
 _PORT_SECONDS = 10.0
 #: What a page reads before it connects a notebook to its kernel; each once.
 _LISTS: Final = (
-    ("api/kernels", list[jupyter_api.Kernel]),
-    ("api/sessions", list[jupyter_api.NotebookSession]),
+    ("api/kernels", jupyter_api.KERNELS),
+    ("api/sessions", jupyter_api.NOTEBOOKS),
 )
 _LIST_SECONDS = 5.0
 
