@@ -215,7 +215,9 @@ class Sampler:
             answers = await self._ask_server(watched.address, problems)
             answers = replace(answers, traffic=traffic.get(watched.incarnation))
             if answers.traffic is None:
-                problems.append(f"its connections: no answer, or over {MAX_FILES} files")
+                problems.append(
+                    f"its connections: no answer, or over {MAX_FILES} files"
+                )
         by_kernel = {
             kernel: samples_of(cards, programs.pids)
             for kernel, programs in watched.kernels.items()
