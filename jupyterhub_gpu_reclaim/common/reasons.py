@@ -1088,6 +1088,12 @@ class Reason(Enum):
         "The Hub does not know this token: it has expired, was revoked, or is of another Hub.",
         "Make a new one on the Hub's Token page.",
     )
+    TOO_OFTEN = (
+        "too_often",
+        "This session was changed very often just now.",
+        "Wait a minute, then try again.",
+        True,
+    )
     TOO_MANY_STREAMS = (
         "too_many_streams",
         "Too many event streams are open.",

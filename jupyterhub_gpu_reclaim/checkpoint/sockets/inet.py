@@ -114,7 +114,7 @@ def sockets_of(init_pid: int, inodes: Collection[int]) -> list[InetSocket]:
         Refused: the session or the kernel's list is not there.
     """
     with Diag(init_pid) as diag:
-        return [one for one in diag.sockets() if one.inode in inodes]
+        return diag.sockets(inodes)
 
 
 def links_of(found: Iterable[InetSocket], inodes: Collection[int]) -> frozenset[int]:
@@ -158,7 +158,7 @@ def cut_external(init_pid: int, pids: Iterable[int], *, patience: float = 0.5) -
     deadline = time.monotonic() + patience
     with Diag(init_pid) as diag:
         while True:
-            found = diag.sockets()
+            found = diag.sockets({*inodes, 0})
             external = _external(found, inodes.keys())
             waiting = any(one.unsent and one.state in _CONNECTED for one in external)
             if not waiting or time.monotonic() >= deadline:
@@ -174,7 +174,7 @@ def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:
     """
     inodes = tree_inodes(pids)
     with Diag(init_pid) as diag:
-        found = diag.sockets()
+        found = diag.sockets({*inodes, 0})
         mine = [one for one in found if one.inode in inodes]
         return _destroy(diag, mine + _at_listeners(found, mine, _WAITING | ENDING))
 
@@ -296,17 +296,14 @@ def _at_listeners(
 ) -> list[InetSocket]:
     """Connections at the tree's listeners that no program has: not yet, or no more."""
     listening = {one.local for one in mine if one.state is TcpState.LISTEN}
+    wild = {port for address, port in listening if address in _WILDCARDS}
     return [
         one
         for one in found
         if one.inode == 0
         and one.protocol == socket.IPPROTO_TCP
         and one.state in states
-        and any(
-            one.local.port == listener.port
-            and listener.address in (one.local.address, *_WILDCARDS)
-            for listener in listening
-        )
+        and (one.local in listening or one.local.port in wild)
     ]
 
 

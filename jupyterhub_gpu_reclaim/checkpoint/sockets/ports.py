@@ -251,7 +251,7 @@ def _remove_ended(
     """End what stands on those ports and connections although no program has it."""
     numbers = {port.port for port in ports if port.protocol == "tcp"}
     with Diag(init_pid) as diag:
-        for one in diag.sockets():
+        for one in diag.sockets({0}):
             is_there = one.local.port in numbers or (
                 TcpConnection(one.local, one.remote) in connections
             )

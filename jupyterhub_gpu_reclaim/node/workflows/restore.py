@@ -35,7 +35,7 @@ from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, sock_diag
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.jupyter import server, wake_up
-from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connection
+from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
 from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.jupyter.stand_in import is_heard
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
@@ -92,8 +92,8 @@ _WAKE_SECONDS = 3.0
 _PORT_SECONDS = 10.0
 #: What a page reads before it connects a notebook to its kernel; each once.
 _LISTS: Final = (
-    ("api/kernels", list[jupyter_api.Kernel]),
-    ("api/sessions", list[jupyter_api.NotebookSession]),
+    ("api/kernels", jupyter_api.KERNELS),
+    ("api/sessions", jupyter_api.NOTEBOOKS),
 )
 _LIST_SECONDS = 5.0
 
@@ -377,7 +377,7 @@ class Restore:
         pids = [program.pid for program in asleep.programs]
         return await self._thread(
             "check",
-            lambda: any(find_connection(session.init_pid, pids, one) for one in busy),
+            lambda: bool(find_connections(session.init_pid, pids, busy)),
         )
 
     async def _fill_gpus(self, result: engine.RestoreResult) -> None:
@@ -565,9 +565,7 @@ def _queue(
     init_pid, tree = result.tree.init.pid, result.tree.processes
     asleep = [process.pid for process in tree if process.ns_pid in napping]
     pids = [process.pid for process in tree]
-    found = (
-        find_connection(init_pid, pids, kernel)
-        for kernel in world.kernels
-        if find_connection(init_pid, asleep, kernel) is None
-    )
-    wake.queue([kernel for kernel in found if kernel], world.terminals)
+    stopped = find_connections(init_pid, asleep, world.kernels)
+    awake = [kernel for kernel in world.kernels if kernel not in stopped]
+    kernels = find_connections(init_pid, pids, awake)
+    wake.queue(kernels.values(), world.terminals)
