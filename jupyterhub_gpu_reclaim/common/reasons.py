@@ -717,6 +717,12 @@ class Reason(Enum):
         "The session's pod ended before its programs ran: {why}.",
         "The pod's events tell an administrator more; the image needs python3.",
     )
+    POD_REJECTED = (
+        "pod_rejected",
+        "Machine {node} did not take the session's pod: {why}.",
+        "Try again: another machine, or this one a little later, may take it.",
+        True,
+    )
     CONTAINER_REFUSED = (
         "container_refused",
         "Docker refused the session's container: {why}.",

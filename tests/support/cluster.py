@@ -208,7 +208,8 @@ class Cluster:
             self.say(pod, "FailedScheduling", why)
             return
         self.gpus -= gpu
-        node = min(fitting, key=lambda node: len(node.pods))
+        avoided = _avoided(pod)
+        node = min(fitting, key=lambda node: (node.name in avoided, len(node.pods)))
         pod["spec"]["nodeName"] = node.name
         pod["status"] = {
             "phase": "Pending",
@@ -250,6 +251,19 @@ class Cluster:
         self.gpus += _gpus(pod)
         self.drop("pods", pod)
         self.schedule_again()
+
+
+def _avoided(pod: dict[str, Any]) -> set[str]:
+    """Nodes that it does not prefer, by name."""
+    rules = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = rules.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    return {
+        name
+        for term in terms
+        for field in term["preference"].get("matchFields") or ()
+        if (field["key"], field["operator"]) == ("metadata.name", "NotIn")
+        for name in field["values"]
+    }
 
 
 def _gpus(pod: dict[str, Any]) -> int:
