@@ -368,7 +368,8 @@ class Placement(Value, frozen=True, kw_only=True):
     remembered: bool = False
     #: of a start: the incarnation that the Hub remembers there; empty: none
     former: str = ""
-    #: why a start was cancelled, if only the spawner knows
+    #: why a start was cancelled, if only the spawner knows; how a session ended that
+    #: nobody stopped
     failure: Failure | None = None
 
 

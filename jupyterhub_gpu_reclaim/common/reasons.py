@@ -617,6 +617,26 @@ class Reason(Enum):
         "The session ended soon after it came back; its checkpoint is kept.",
         "Resume it once more, or start fresh; the checkpoint is kept.",
     )
+    SESSION_ENDED = (
+        "session_ended",
+        "The session's programs ended by themselves ({how}).",
+        "Start it again; its log may tell why it ended.",
+    )
+    SESSION_KILLED = (
+        "session_killed",
+        "The session's programs were ended by {signal}, which the Hub did not send.",
+        "Start it again; the machine's log may tell who sent it.",
+    )
+    SESSION_OUT_OF_MEMORY = (
+        "session_out_of_memory",
+        "Linux ended the session's programs because its memory was used up.",
+        "Start it again, with more memory if that is offered.",
+    )
+    SESSION_DISRUPTED = (
+        "session_disrupted",
+        "The session's pod on {node} was ended, and not by the Hub: {why}.",
+        "Start it again; a node whose sessions are suspended first can be drained.",
+    )
     RELEASE_FAILED = (
         "release_failed",
         "The suspended session's programs did not end: {why}.",

@@ -241,6 +241,20 @@ class Cluster:
         self.put("pods", pod)
         asyncio.get_running_loop().create_task(self._end(pod))
 
+    def evict(self, pod: dict[str, Any], grace: int = 30) -> None:
+        """As ``kubectl drain`` has it done: the condition first, then the deletion."""
+        pod = copy.deepcopy(pod)
+        told = pod["status"].get("conditions") or []
+        disruption = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+        }
+        pod["status"]["conditions"] = [*told, disruption]
+        self.put("pods", pod)
+        self.delete_pod(pod, grace)
+
     async def _end(self, pod: dict[str, Any]) -> None:
         await asyncio.sleep(self.delete_seconds)
         for node in self.nodes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import (
     expiry,
     lineage,
 )
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption, vanished
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
-    from jupyterhub_gpu_reclaim.common.models import Tree
+    from jupyterhub_gpu_reclaim.common.models import Failure, Tree
     from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
@@ -307,7 +307,7 @@ class StopPlanner:
             if row.phase is Phase.RESUMING and self._came_back(row):
                 row = self._resumer.restored(row)
             if row.phase in {*LIVE, Phase.SUSPENDING}:
-                self._stop(row)
+                self._stop(row, placement.failure)
             elif row.phase is Phase.RESUMING:
                 self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)
         self._look(row.key)
@@ -317,22 +317,29 @@ class StopPlanner:
         operation = self._sessions.operation(row.key)
         return operation is not None and operation.succeeded
 
-    def _stop(self, row: SessionRow) -> None:
-        """A real stop; a checkpoint that is still kept from the return is set aside."""
+    def _stop(self, row: SessionRow, ended: Failure | None) -> None:
+        """A real stop; a checkpoint that is still kept from the return is set aside.
+
+        Args:
+            row: the session.
+            ended: how, where nobody had the Hub stop it.
+        """
         aside = expiry.kept(
             self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
         )
         if row.bring_back != row.checkpoint:
             aside += bring_back.off(self._sessions, row, self._settings)
-        self._sessions.apply(
-            row.key,
-            SessionEvent.STOPPED,
-            by=of_user(row.key.user),
-            checkpoints=aside,
-            bring_back="",
-            checkpoint="",
-            dismissed=row.checkpoint or row.dismissed,
-        )
+        changes: dict[str, Any] = {
+            "checkpoints": aside,
+            "bring_back": "",
+            "checkpoint": "",
+            "dismissed": row.checkpoint or row.dismissed,
+        }
+        if ended is not None:
+            vanished.take(self._sessions, self._agent, row, ended, **changes)
+            return
+        by = of_user(row.key.user)
+        self._sessions.apply(row.key, SessionEvent.STOPPED, by=by, **changes)
 
     async def forget(self, deletion: Deletion) -> None:
         """See ``Controller.forget``."""

@@ -21,6 +21,7 @@ from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import ApiException, V1Preconditions
 from kubespawner import KubeSpawner
 
+from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -34,6 +35,8 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import Choice, Location
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 #: Seconds between two looks at what a pod waits for.
 LOOK_SECONDS = 1.0
@@ -390,6 +393,12 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
                 timeout=REPORT_SECONDS,
             )
         return not self.reclaim_alive()
+
+    def reclaim_ending(self, status: Any) -> ReclaimError:
+        """Its container's status; the service, which watches pods, may know more."""
+        if self._pod() is None and status == 1:  # KubeSpawner's word for that
+            return endings.by_itself("its pod is gone")
+        return super().reclaim_ending(status)
 
     def reclaim_frozen(self) -> bool | None:
         """Only the node knows."""

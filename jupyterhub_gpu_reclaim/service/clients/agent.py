@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Container
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
 
 T = TypeVar("T")
 
@@ -141,6 +141,11 @@ class AgentClient:
         """None: processes on a machine have no labels."""
         del key
         return {}
+
+    def ending(self, incarnation: str) -> Failure | None:
+        """None: what ended on a machine is known where it was started."""
+        del incarnation
+        return None
 
     def waiting(self) -> list[Waiting]:
         """Empty: a session on one machine always gets a place there."""
