@@ -62,7 +62,7 @@ from simulation.loop import MONDAY, Killed, LoopClock, Program
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterator
 
-    from jupyterhub_gpu_reclaim.common.models import Event
+    from jupyterhub_gpu_reclaim.common.models import Event, Failure
     from simulation.doubles.kernel import Kernel
     from simulation.doubles.machine import Machine, Place
     from simulation.doubles.network import Wire
@@ -330,6 +330,10 @@ class AgentOverWire:
     def labels(self, key: SessionKey) -> dict[str, str]:
         del key
         return {}
+
+    def ending(self, incarnation: str) -> Failure | None:
+        del incarnation
+        return None
 
     def waiting(self) -> list[Waiting]:
         return []

@@ -373,7 +373,8 @@ class Placement(Value, frozen=True, kw_only=True):
     former: str = ""
     #: of a fresh start: the time of its key for tabs (``common/auth/tab_tokens.py``)
     tab_key: float = 0.0
-    #: why a start was cancelled, if only the spawner knows
+    #: why a start was cancelled, if only the spawner knows; how a session ended that
+    #: nobody stopped
     failure: Failure | None = None
     by: str = ""  #: who asked the Hub for a stop; empty: nobody, or not known
     culled: bool = False  #: whether that is a program that ends idle servers

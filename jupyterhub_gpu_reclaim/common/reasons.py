@@ -622,6 +622,26 @@ class Reason(Enum):
         "The session ended soon after it came back; its checkpoint is kept.",
         "Resume it once more, or start fresh; the checkpoint is kept.",
     )
+    SESSION_ENDED = (
+        "session_ended",
+        "The session's programs ended by themselves ({how}).",
+        "Start it again; its log may tell why it ended.",
+    )
+    SESSION_KILLED = (
+        "session_killed",
+        "The session's programs were ended by {signal}, which the Hub did not send.",
+        "Start it again; the machine's log may tell who sent it.",
+    )
+    SESSION_OUT_OF_MEMORY = (
+        "session_out_of_memory",
+        "Linux ended the session's programs because its memory was used up.",
+        "Start it again, with more memory if that is offered.",
+    )
+    SESSION_DISRUPTED = (
+        "session_disrupted",
+        "The session's pod on {node} was ended, and not by the Hub: {why}.",
+        "Start it again; a node whose sessions are suspended first can be drained.",
+    )
     RELEASE_FAILED = (
         "release_failed",
         "The suspended session's programs did not end: {why}.",
@@ -725,6 +745,12 @@ class Reason(Enum):
         "pod_ended",
         "The session's pod ended before its programs ran: {why}.",
         "The pod's events tell an administrator more; the image needs python3.",
+    )
+    POD_REJECTED = (
+        "pod_rejected",
+        "Machine {node} did not take the session's pod: {why}.",
+        "Try again: another machine, or this one a little later, may take it.",
+        True,
     )
     CONTAINER_REFUSED = (
         "container_refused",

@@ -8,6 +8,7 @@ import time
 import msgspec
 import pytest
 
+from jupyterhub_gpu_reclaim.common import codec, endings
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     Refused,
@@ -21,8 +22,10 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api import audit_text
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 from tests.controlplane.conftest import DELETED, KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
@@ -333,6 +336,21 @@ async def test_stop_by_a_person_soon_after_the_return_puts_aside(world):
     assert view.phase == "stopped"
     assert len(view.saved) == 1
     assert await world.hub.start(KEY) == "cold"
+
+
+async def test_end_that_nobody_ordered_is_told_with_what_ended_it(world):
+    """And not as a stop by its user."""
+    controller, incarnation = await _running(world)
+    killed = codec.failure_of(endings.by_status(-9))
+    placement = Placement(key=KEY, incarnation=incarnation, failure=killed)
+
+    await controller.stopped(placement)
+
+    assert controller.users.session(KEY).failure == killed
+    line = controller.users.audit(KEY)[0]
+    assert (line.who, line.what, line.code) == (SERVICE, "vanished", killed.code)
+    assert audit_text.sentence(line) == killed.message
+    assert controller.metrics_snapshot().counters.ends == {killed.code: 1}
 
 
 async def test_stopped_while_suspended_keeps_the_checkpoint(world):

@@ -105,6 +105,8 @@ def sentence(line: AuditRow | AuditLine) -> str:
     told = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
     if line.what in {"discard", "ask to bring back"}:
         return told  # the message is an id
+    if line.what == "vanished" and line.message:
+        return line.message  # it need not have been by themselves
     return f"{told} {line.message}".strip()
 
 

@@ -39,7 +39,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, lineage
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending, vanished
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
@@ -458,9 +458,7 @@ class StartPlanner:
             if kept is not None:
                 adoption.lost(self._sessions, row, kept)
             else:
-                self._sessions.apply(
-                    row.key, SessionEvent.VANISHED, checkpoint="", attempt=""
-                )
+                vanished.take(self._sessions, self._agent, row)
             return None
         if observed.unknown():
             adoption.saved(self._sessions, row, observed, self._settings, pointer)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
+        Failure,
         HubState,
         Identity,
         Sample,
@@ -43,6 +44,9 @@ class Agent(Protocol):
 
     def labels(self, key: SessionKey) -> dict[str, str] | None:
         """Of a session's pod, empty where there are no pods; None: not known."""
+
+    def ending(self, incarnation: str) -> Failure | None:
+        """How its pod was ended, as the cluster says; None: not, or not known."""
 
     def waiting(self) -> list[Waiting]:
         """Sessions that wait for a node with a GPU, as far as known.

@@ -602,7 +602,7 @@ class SessionLifecycle:
             and self.pointer.phase is PointerPhase.RUNNING
             and not self.state.stopping
         ):
-            await self._settle_death()
+            await self._settle_death(status)
         return status
 
     async def _look_for_it(self) -> None:
@@ -616,7 +616,7 @@ class SessionLifecycle:
         port = await spawner.reclaim_port()
         self._point(location=found, token_id=token_id, port=port)
 
-    async def _settle_death(self) -> None:
+    async def _settle_death(self, status: Any) -> None:
         """It ended without a stop by the Hub: suspended (T1), or really over?
 
         An answer that comes late is of no use: another look, or a stop, has settled it
@@ -636,7 +636,8 @@ class SessionLifecycle:
         elif plan.action == "keep":
             self._point(phase=PointerPhase.UNKNOWN)
         else:
-            await self._tell_service("stopped")
+            ended = codec.failure_of(self._spawner.reclaim_ending(status))
+            await self._tell_service("stopped", ended)
             self._forget()
 
     # --- stop ---

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Container
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 
 T = TypeVar("T")
@@ -155,6 +155,11 @@ class AgentClient:
         """None: processes on a machine have no labels."""
         del key
         return {}
+
+    def ending(self, incarnation: str) -> Failure | None:
+        """None: what ended on a machine is known where it was started."""
+        del incarnation
+        return None
 
     def waiting(self) -> list[Waiting]:
         """Empty: a session on one machine always gets a place there."""
