@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     TreeState,
     Waiting,
+    of_session,
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -320,8 +321,7 @@ class AgentOverWire:
         self._wire = wire
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        del key
-        return await self._quick("trees")
+        return of_session(key, await self._quick("trees"))
 
     async def tree(self, incarnation: str, **more: Any) -> Tree:
         del more
@@ -343,8 +343,7 @@ class AgentOverWire:
         return await self._quick("samples")
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[Any]:
-        del key
-        return await self._quick("checkpoints")
+        return of_session(key, await self._quick("checkpoints"))
 
     async def identity(self, checkpoint: str) -> Any:
         return await self._quick("identity", checkpoint)

@@ -8,7 +8,7 @@ All times are seconds since the epoch (UTC), all durations seconds, all sizes by
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -336,6 +336,14 @@ class Tree(Value, frozen=True, kw_only=True):
     def lives(self) -> bool:
         """Whether its programs run, or are being captured, which may be undone."""
         return self.runs or self.state is TreeState.CAPTURING
+
+
+_OfOne = TypeVar("_OfOne", Tree, CheckpointInfo)
+
+
+def of_session(key: SessionKey | None, values: list[_OfOne]) -> list[_OfOne]:
+    """Those of that session alone; without a key, all."""
+    return [value for value in values if key in {None, value.key}]
 
 
 class Event(Value, frozen=True, kw_only=True):

@@ -320,6 +320,13 @@ async def test_plan_stop_of_an_earlier_life_beside_a_suspended_one_forgets_nothi
     assert world.phase(controller) == "suspended"
 
 
+async def test_plan_stop_of_one_that_began_without_us_ends_it_beside_others(world):
+    """Another user's session is nothing that its Hub could forget of this one."""
+    controller, _ = await _running(world)
+    before = Placement(key=SessionKey("new"), incarnation="before-us")
+    assert (await controller.plan_stop(before)).action == "stop"
+
+
 async def test_plan_stop_of_an_unknown_session_agent_down_is_no_answer(world):
     controller = await world.controller()
     world._servers[0].stop()

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Sample,
     Tree,
     Value,
+    of_session,
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus, StoreStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -143,9 +144,8 @@ class AgentClient:
         return _understood(answer.body, StoreStatus, "/v1/store")
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """Every incarnation with an init or a record, at least those of ``key``."""
-        del key  # one node has few of them
-        return await self._get("/v1/sessions", list[Tree])
+        """Every incarnation with an init or a record; with a ``key``, its own."""
+        return of_session(key, await self._get("/v1/sessions", list[Tree]))
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
         """One incarnation; ``NotFound`` if there is none (in that pod)."""
@@ -177,9 +177,8 @@ class AgentClient:
         return found
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed checkpoints, at least those of ``key``."""
-        del key
-        return await self._get("/v1/checkpoints", list[CheckpointInfo])
+        """The committed checkpoints; with a ``key``, of that session."""
+        return of_session(key, await self._get("/v1/checkpoints", list[CheckpointInfo]))
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint; never logged."""
