@@ -177,22 +177,33 @@ class PlacementsOnMachine:
         )
 
 
-class PortsReserved:
-    """Reserved ports, by checkpoint."""
+class PortsHeld:
+    """Held ports, by checkpoint."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
-    def reserve(self, checkpoint: str, ports: object) -> None:
-        del ports
+    def findings(self, user: str, count: int) -> list[Any]:
+        del user, count
+        return []
+
+    def hold(self, checkpoint: str, user: str, ports: object, pids: object) -> None:
+        del user, ports, pids
         self._machine.reserved.add(checkpoint)
 
-    def release(self, checkpoint: str) -> None:
+    def let_go(self, checkpoint: str) -> None:
         self._machine.reserved.discard(checkpoint)
 
-    def reapply(self, keep: Any = None) -> None:
+    def let_datagrams_go(self, checkpoint: str) -> None:
+        pass
+
+    def take_again(self, checkpoint: str) -> None:
+        pass
+
+    def settle(self, keep: Any = None) -> list[str]:
         if keep is not None:
             self._machine.reserved &= set(keep)
+        return []
 
 
 class CheckedCriu:
@@ -262,7 +273,7 @@ def agent_node(
     repository: Any = RepositoryInMemory(store, program, clock)
     records = RecordsOnDisk(machine, program)
     placements: Any = PlacementsOnMachine(machine)
-    ports: Any = PortsReserved(machine)
+    ports: Any = PortsHeld(machine)
     cards = Cards(kernel, machine.name)
     accelerator = Accelerator(
         Driver(cards),  # type: ignore[arg-type]
@@ -287,7 +298,6 @@ def agent_node(
     presence: Any = None  # the service here asks no node how it is
     return LocalNode(
         placements=placements,
-        ports=ports,
         operations=operations,
         sampler=sampler,
         tools=WorkflowTools(
@@ -301,6 +311,7 @@ def agent_node(
             accelerator=accelerator,
             memory=HostMemory(),
             store_room=StoreRoom(repository.free_bytes),
+            ports=ports,
             rehearses=kernel.rehearses,
         ),
         releases=releases,

@@ -538,6 +538,23 @@ class Reason(Enum):
         ),
         True,
     )
+    TOO_MANY_PORTS = (
+        "too_many_ports",
+        (
+            "Its programs are bound to {count} ports, and the suspended sessions of"
+            " this user keep {held}; one user may keep {limit}."
+        ),
+        "End programs that listen, or delete suspended sessions that you do not need.",
+    )
+    PORTS_SHORT = (
+        "ports_short",
+        (
+            "Its programs are bound to {count} ports, and suspended sessions keep"
+            " {held} of this machine; all together may keep {limit}."
+        ),
+        "Try again when others have come back or been deleted.",
+        True,
+    )
     NAME_IN_USE = (
         "name_in_use",
         (

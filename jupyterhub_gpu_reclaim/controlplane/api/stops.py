@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
-    from jupyterhub_gpu_reclaim.common.models import Failure, Tree
+    from jupyterhub_gpu_reclaim.common.models import Tree
     from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
