@@ -283,6 +283,7 @@ def agent_node(
     criu: Any = CheckedCriu()
     client: Any = None
     sampler: Any = MachineSampler(machine, clock)
+    presence: Any = None  # the service here asks no node how it is
     return LocalNode(
         placements=placements,
         ports=ports,
@@ -306,6 +307,7 @@ def agent_node(
             placements=placements, operations=operations, releases=releases
         ),
         outcomes=Outcomes(placements=placements, records=records, store=repository),
+        presence=presence,
         look=list,
         describe=lambda: NodeStatus(host=machine.name, version=__version__),
     )

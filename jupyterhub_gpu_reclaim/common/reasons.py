@@ -779,6 +779,14 @@ class Reason(Enum):
         "The suspended session has rights that its new place does not give: {what}.",
         "Start it with the same profile as before.",
     )
+    RIGHTS_CHANGED = (
+        "rights_changed",
+        (
+            "Its user is no longer in the group {lost}, and some of its programs have the"
+            " rights of another user, or more than their user's own."
+        ),
+        "Ask your administrator to give the group back, or start fresh.",
+    )
     TOKEN_REVOKED = (
         "token_revoked",
         (
@@ -833,6 +841,15 @@ class Reason(Enum):
         "store_unreachable",
         "The store of checkpoints cannot be used now: {why}.",
         "Look at the network, and at the store itself; the agent's log says more.",
+        True,
+    )
+    STORE_ABSENT = (
+        "store_absent",
+        "The store of suspended sessions is not there: {why}.",
+        (
+            "What is suspended is kept in it. Ask the administrator to mount it again:"
+            " it is used as soon as it is there."
+        ),
         True,
     )
     STORE_DENIED = (

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
+    from jupyterhub_gpu_reclaim.node.setup.store import Opened
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
 _log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class AgentApp(AgentSettings):
                 placements=placements,
                 state=state,
                 clock=clock,
-                store=store.repository,
+                opened=store,
                 accelerator=accelerator,
                 client=client,
                 operations=operations,
@@ -203,13 +204,13 @@ class AgentApp(AgentSettings):
         placements: Placements,
         state: Path,
         clock: Clock,
-        store: Repository,
+        opened: Opened,
         accelerator: Accelerator,
         client: AsyncHTTPClient,
         operations: Operations,
         sampler: Sampler,
     ) -> LocalNode:
-        limits = self.limits()
+        limits, store = self.limits(), opened.repository
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
@@ -248,10 +249,12 @@ class AgentApp(AgentSettings):
                 placements=placements,
                 operations=operations,
                 releases=releases,
+                has_store=lambda: opened.presence.is_known,
             ),
             outcomes=Outcomes(placements=placements, records=records, store=store),
-            look=partial(readiness.node_findings, criu, accelerator),
-            describe=partial(readiness.description, criu, accelerator, store, state),
+            presence=opened.presence,
+            look=partial(readiness.node_findings, criu, accelerator, opened.presence),
+            describe=partial(readiness.description, criu, accelerator, opened, state),
         )
 
 

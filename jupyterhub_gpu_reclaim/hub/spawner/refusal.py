@@ -56,6 +56,7 @@ OPERATORS_OWN = frozenset(
         Reason.START_FAILED,
         Reason.STATE_FULL,
         Reason.STATE_UNUSABLE,
+        Reason.STORE_ABSENT,
         Reason.STORE_DENIED,
         Reason.STORE_FAILED,
         Reason.STORE_UNREACHABLE,

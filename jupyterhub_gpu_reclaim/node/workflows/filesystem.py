@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
     this_machine,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows.lost_rights import given_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -88,6 +89,7 @@ def describe(
         image=session.hint.image,
         node_labels=session.hint.node_labels,
         rights=rights_of(snapshot.processes),
+        given_groups=given_groups(session),
     )
 
 

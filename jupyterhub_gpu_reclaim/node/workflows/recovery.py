@@ -80,6 +80,8 @@ class Recovery:
     placements: Placements
     operations: Operations  #: where a session is busy until it is settled
     releases: Releases
+    #: Whether a store was ever known; in one that is still to be begun nothing is left.
+    has_store: Callable[[], bool] = lambda: True
 
     async def recover(self, *, patience: float = PATIENCE) -> None:
         """Settle every session of this node, all at once; repeat at will.
@@ -104,6 +106,8 @@ class Recovery:
         for session, operation in begun:
             if not operation.done:
                 _log.warning("%s is not recovered yet and stays busy", session.key)
+        if not self.has_store():
+            return
         sweeping = _keep(self._insist(self._sweep, "-"))
         if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
             _log.warning(
