@@ -403,7 +403,7 @@ class Reason(Enum):
     NAP_CROWDED = (
         "nap_crowded",
         (
-            "The programs with a GPU have more than {limit} files and connections open,"
+            "The programs with a GPU have more than {limit} connections and pipes open,"
             " too many to watch for what wakes them."
         ),
         "Close some of them, or suspend the session.",
