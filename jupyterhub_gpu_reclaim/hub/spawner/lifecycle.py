@@ -117,6 +117,7 @@ class SessionLifecycle:
         self._last_story: dict[str, Any] | None = None
         self._repair: ClientRepair | None = None
         self._telling: asyncio.Task[None] | None = None
+        self._revoked = 0  #: the login whose revocation the service was told
 
     # --- the pointer ---
 
@@ -586,13 +587,28 @@ class SessionLifecycle:
                 self._warn("not looked for: %s", error)
                 return None  # nothing is known, so nothing has ended
         status = await poll()
-        if (
-            status is not None
-            and self.pointer.phase is PointerPhase.RUNNING
-            and not self.state.stopping
-        ):
+        if self.pointer.phase is not PointerPhase.RUNNING or self.state.stopping:
+            return status
+        if status is not None:
             await self._settle_death()
+        elif self.pointer.token_id and not self.logins.hash_of(self.pointer.token_id):
+            self._tell_revoked()
         return status
+
+    def _tell_revoked(self) -> None:
+        """Somebody has revoked its login: tell the service, until it has heard that."""
+        number = self.pointer.token_id
+
+        async def tell() -> None:
+            try:
+                await self._service().login_revoked(self._placement())
+            except ReclaimError as error:
+                self._warn("login revoked, told later: %s", error)
+            else:
+                self._revoked = number
+
+        if self._revoked != number and (self._telling is None or self._telling.done()):
+            self._telling = asyncio.ensure_future(tell())
 
     async def _look_for_it(self) -> None:
         """A Hub that was killed in a start knows what it began, not where (T25)."""
