@@ -288,7 +288,7 @@ class Controller:
         """A start was cancelled: end what was placed, keep the checkpoint."""
         await self._starts.cancelled(placement)
 
-    def login_revoked(self, placement: Placement) -> None:
+    async def login_revoked(self, placement: Placement) -> None:
         """A running server's login was revoked: so is the key of its tabs."""
         self._starts.login_revoked(placement)
 

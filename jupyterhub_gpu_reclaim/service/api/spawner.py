@@ -220,7 +220,7 @@ class LoginRevoked(SpawnerRoute):
     )
     async def post(self) -> None:
         """Revoke the key."""
-        self.context.control.login_revoked(self.body(Placement))
+        await self.context.control.login_revoked(self.body(Placement))
         self.no_content()
 
 
