@@ -31,7 +31,12 @@ from jupyterhub_gpu_reclaim.common.models import Placement, StartPlan, StopPlan
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.spawner.logins import ClientRepair, Logins, others
 from jupyterhub_gpu_reclaim.hub.spawner.progress import CEILING, ProgressReporter
-from jupyterhub_gpu_reclaim.hub.spawner.state import Location, Pointer, PointerPhase
+from jupyterhub_gpu_reclaim.hub.spawner.state import (
+    Choice,
+    Location,
+    Pointer,
+    PointerPhase,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -53,6 +58,8 @@ SLOW_PLAN_SECONDS = 8.0
 SLOW_PLAN = "The agent of the session's machine does not answer; waiting for it …"
 #: Seconds between two attempts to follow a restore.
 RECONNECT_SECONDS = 0.5
+#: Bytes of what a user chose that are written again with each step of a session.
+LONGEST_CHOICE = 1 << 16
 #: Deleted logins of one server that may become valid again, each for one session.
 MOST_LAID_ASIDE = 16
 
@@ -294,13 +301,19 @@ class SessionLifecycle:
         incarnation = self._spawner.reclaim_launch.incarnation
         self._point(phase=PointerPhase.RUNNING, incarnation=incarnation)
         where = await start()
-        spawner = self._spawner
-        self._point(image=spawner.reclaim_image(), choice=spawner.reclaim_choice())
+        self._point(image=self._spawner.reclaim_image(), choice=self._choice())
         self._now_runs(minted, where)
         # It runs. The start's limit must not end it for a service that is slow to hear
         # so, or is being started.
         self._telling = asyncio.ensure_future(self._tell_service("placed"))
         return where
+
+    def _choice(self) -> Choice | None:
+        """What is to be remembered of the user's choice; nothing, if that is much."""
+        choice = self._spawner.reclaim_choice()
+        with suppress(TypeError):  # what is no JSON
+            return choice if len(msgspec.json.encode(choice)) < LONGEST_CHOICE else None
+        return None
 
     async def _restore(
         self, plan: StartPlan, start: Start, minted: str, reporter: ProgressReporter

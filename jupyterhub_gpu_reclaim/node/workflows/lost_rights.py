@@ -57,11 +57,13 @@ def without_lost(
         return there.checkpoint.read(stored) if stored in there.checkpoint else None
 
     adapted = adapt(read, today)
-    if adapted.lost:
-        names = ", ".join(map(_group_name, sorted(adapted.lost)))
-        if adapted.others:
-            return [finding(Reason.RIGHTS_CHANGED, lost=names)], dict(replaced)
-        _log.warning("%s comes back without its lost group %s", session.key, names)
+    lost = [f"the group {_group_name(group)}" for group in sorted(adapted.lost)]
+    lost += ["sudo"] if today.no_new_privileges and adapted.others else []
+    if lost and adapted.others:
+        found = finding(Reason.RIGHTS_CHANGED, lost=" and ".join(lost))
+        return [found], dict(replaced)
+    if lost:
+        _log.warning("%s comes back without %s", session.key, " and ".join(lost))
     return [], {**replaced, **adapted.images}
 
 
