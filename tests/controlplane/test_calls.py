@@ -273,6 +273,20 @@ async def test_plan_stop_by_a_person_is_a_real_stop(world):
         await controller.release(placement)
 
 
+async def test_stop_by_a_culler_is_told_by_its_name_in_history_and_strip(world):
+    controller, incarnation = await _running(world)
+    assert controller.lately_culled() == []
+    told = Placement(
+        key=KEY, incarnation=incarnation, by="service cull-idle", culled=True
+    )
+    await controller.stopped(told)
+    [sentence] = controller.lately_culled()
+    assert sentence.startswith("service cull-idle ends sessions for being idle")
+    [line] = [s for s in controller.users.story(KEY.user).lines if s.code == "culled"]
+    assert (line.who, line.what) == ("service cull-idle", "stopped")
+    assert "nothing of it was saved" in line.sentence
+
+
 async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
     controller, _ = await _running(world)
     world.node.hold_at = "dump"
@@ -304,6 +318,13 @@ async def test_plan_stop_of_an_earlier_life_beside_a_suspended_one_forgets_nothi
     earlier = Placement(key=KEY, incarnation="an-earlier-one", remembered=True)
     assert (await controller.plan_stop(earlier)).action == "keep"
     assert world.phase(controller) == "suspended"
+
+
+async def test_plan_stop_of_one_that_began_without_us_ends_it_beside_others(world):
+    """Another user's session is nothing that its Hub could forget of this one."""
+    controller, _ = await _running(world)
+    before = Placement(key=SessionKey("new"), incarnation="before-us")
+    assert (await controller.plan_stop(before)).action == "stop"
 
 
 async def test_plan_stop_of_an_unknown_session_agent_down_is_no_answer(world):

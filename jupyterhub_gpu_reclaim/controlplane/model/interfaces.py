@@ -35,8 +35,9 @@ class Agent(Protocol):
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record.
 
-        With a ``key`` at least all of that session, or ``Unreachable`` if one of them
-        cannot be asked for. Without, such a one is in the list as ``UNKNOWN``.
+        With a ``key`` those of that session alone, and all of them: ``Unreachable`` if
+        one of them cannot be asked for. Without, such a one is in the list as
+        ``UNKNOWN``.
         """
 
     async def tree(self, incarnation: str) -> Tree:
@@ -124,7 +125,7 @@ class Agent(Protocol):
         """Cancel a running capture, nap or wake."""
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed ones; with a ``key``, at least all of that session."""
+        """The committed ones; with a ``key``, those of that session alone."""
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint."""

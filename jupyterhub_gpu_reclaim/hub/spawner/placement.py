@@ -14,9 +14,7 @@ from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
-from jupyterhub_gpu_reclaim.hub.spawner.state import (
-    Choice,  # noqa: TC001 - msgspec reads it
-)
+from jupyterhub_gpu_reclaim.hub.spawner.state import Choice
 
 if TYPE_CHECKING:
     import asyncio
@@ -73,9 +71,9 @@ class SessionPlacement(Base):
         """The image of what was just started, by name; empty: that does not matter."""
         return ""
 
-    def reclaim_choice(self) -> Choice | None:
-        """What was chosen for what was just started; None: that does not matter."""
-        return None
+    def reclaim_choice(self) -> Choice:
+        """What was chosen for what was just started."""
+        return Choice(options=dict(self.user_options))
 
     @abstractmethod
     def reclaim_take(self, location: Location) -> None:
