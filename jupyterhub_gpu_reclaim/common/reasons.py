@@ -396,7 +396,7 @@ class Reason(Enum):
     )
     NAP_FAILED = (
         "nap_failed",
-        "The session could not nap ({why}); it goes on running.",
+        "The session could not nap: {why}.",
         "",
         True,
     )
@@ -571,7 +571,7 @@ class Reason(Enum):
     # --- operations ----------------------------------------------------------------
     CAPTURE_FAILED = (
         "capture_failed",
-        "The session could not be suspended ({why}); it goes on running.",
+        "The session could not be suspended: {why}.",
         "",
         True,
     )
