@@ -320,8 +320,8 @@ class AgentOverWire:
         self._wire = wire
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        del key
-        return await self._quick("trees")
+        trees = await self._quick("trees")
+        return [tree for tree in trees if key in {None, tree.key}]
 
     async def tree(self, incarnation: str, **more: Any) -> Tree:
         del more
@@ -339,8 +339,8 @@ class AgentOverWire:
         return await self._quick("samples")
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[Any]:
-        del key
-        return await self._quick("checkpoints")
+        infos = await self._quick("checkpoints")
+        return [info for info in infos if key in {None, info.key}]
 
     async def identity(self, checkpoint: str) -> Any:
         return await self._quick("identity", checkpoint)

@@ -220,9 +220,9 @@ class MemoryAgent(Generic[S]):
         return NodeStatus(host="memory", version=__version__, cards=[])
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """Every incarnation that has not ended, whatever the key."""
-        del key
-        return [session.tree() for session in self.places.values()]
+        """Every incarnation that has not ended; with a ``key``, its own."""
+        trees = [session.tree() for session in self.places.values()]
+        return [tree for tree in trees if key in {None, tree.key}]
 
     async def tree(self, incarnation: str) -> Tree:
         """One of them, or one that was killed; ``NotFound`` if there is none."""
@@ -231,9 +231,9 @@ class MemoryAgent(Generic[S]):
         return self._find(incarnation).tree()
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed ones, whatever the key."""
-        del key
-        return [info for info, _ in self.saved.values()]
+        """The committed ones; with a ``key``, its own."""
+        infos = [info for info, _ in self.saved.values()]
+        return [info for info in infos if key in {None, info.key}]
 
     async def identity(self, checkpoint: str) -> Identity:
         """A login; ``NotFound`` without that checkpoint."""

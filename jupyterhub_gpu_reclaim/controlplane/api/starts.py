@@ -320,12 +320,9 @@ class StartPlanner:
         self, key: SessionKey, trees: Sequence[Tree], saved: Sequence[CheckpointInfo]
     ) -> Observed:
         """What agent and store have said of a session that its spawner asks about."""
-        infos = sorted(
-            (s for s in saved if s.key == key), key=lambda info: info.generation
-        )
+        infos = sorted(saved, key=lambda info: info.generation)
         known = frozenset(r.id for r in self._sessions.journal.checkpoints(key))
-        mine = tuple(t for t in trees if t.key == key)
-        observed = Observed(mine, tuple(infos), HubState.SPAWNING, known)
+        observed = Observed(tuple(trees), tuple(infos), HubState.SPAWNING, known)
         return self._sessions.living(key, observed)
 
     def _doubt(self, row: SessionRow, placement: Placement) -> Failure | None:
@@ -382,7 +379,7 @@ class StartPlanner:
             trees = await self._agent.trees(key)
             saved = await self._agent.checkpoints(key)
         except (Unreachable, StoreError) as error:
-            if any(tree.key == key for tree in trees or ()):
+            if trees:
                 raise
             if self._sessions.row(key) != row:
                 return None  # what was saved was found meanwhile

@@ -34,8 +34,8 @@ class Agent(Protocol):
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record.
 
-        With a ``key`` at least all of that session, or ``Unreachable`` if one of them
-        cannot be asked for. Without, such a one is in the list as ``UNKNOWN``.
+        With a ``key`` those of that session and no others, or ``Unreachable`` if one of
+        them cannot be asked for. Without, such a one is in the list as ``UNKNOWN``.
         """
 
     async def tree(self, incarnation: str) -> Tree:
@@ -120,7 +120,7 @@ class Agent(Protocol):
         """Cancel a running capture, nap or wake."""
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed ones; with a ``key``, at least all of that session."""
+        """The committed ones; with a ``key``, those of that session and no others."""
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint."""

@@ -138,9 +138,9 @@ class AgentClient:
         return _understood(answer.body, StoreStatus, "/v1/store")
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """Every incarnation with an init or a record, at least those of ``key``."""
-        del key  # one node has few of them
-        return await self._get("/v1/sessions", list[Tree])
+        """Every incarnation with an init or a record; with a ``key``, its own."""
+        trees = await self._get("/v1/sessions", list[Tree])
+        return [tree for tree in trees if key in {None, tree.key}]
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
         """One incarnation; ``NotFound`` if there is none (in that pod)."""
@@ -161,9 +161,9 @@ class AgentClient:
         return await self._get("/v1/samples", list[Sample])
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed checkpoints, at least those of ``key``."""
-        del key
-        return await self._get("/v1/checkpoints", list[CheckpointInfo])
+        """The committed checkpoints; with a ``key``, its own."""
+        infos = await self._get("/v1/checkpoints", list[CheckpointInfo])
+        return [info for info in infos if key in {None, info.key}]
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint; never logged."""

@@ -339,7 +339,7 @@ class AgentRouter:
         """The committed ones; for one session, its own node is asked first."""
         pods = self._sessions.now()
         nodes = [p.node for p in pods if p.key == key and p.node and not p.over]
-        return await self._agents.anyone(lambda client: client.checkpoints(), nodes)
+        return await self._agents.anyone(lambda client: client.checkpoints(key), nodes)
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint, and what it needs."""
