@@ -671,6 +671,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (capture, "tempfile", folder),
         (release, "thaw", kernel.thaw),
         (restore, "_compare", kernel.compare),
+        (restore, "without_lost", lambda session, there, images: ([], dict(images))),
         (restore, "WakeUp", NoWakeUp),
         (restore, "_queue", none),
         (restore, "busy_kernels", none_busy),

@@ -66,6 +66,13 @@ class LoginsInMemory:
             self._database.tokens[number] = (token, self._spawner.key.user)
         return number
 
+    def take_scopes(self, number: int, minted: str) -> None:
+        """Tokens have no scopes here."""
+
+    def set_options(self, options: dict[str, Any]) -> None:
+        """What its user chose."""
+        self._spawner.user_options = dict(options)
+
     def hash_of(self, number: int) -> str:
         value, _ = self._database.tokens.get(number, ("", ""))
         return _hash(value) if value else ""
@@ -231,6 +238,7 @@ class SimulatedSpawner(ReclaimMixin, ProcessesOnMachine):  # type: ignore[misc]
         self.reclaim_cleanups = hub.cleanups  # type: ignore[misc]
         self.key = key
         self.location = Location()
+        self.user_options: dict[str, Any] = {}
         self.orm_spawner = object()
         self.reclaim_service = "simulated"
         self.reclaim_token_file = str(hub.folder / "token")
