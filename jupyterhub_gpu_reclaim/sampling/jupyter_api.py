@@ -35,6 +35,11 @@ from jupyterhub_gpu_reclaim.linux import netns
 
 T = TypeVar("T")
 
+
+class OtherAnswer(Unreachable):
+    """It has answered, and not as a Jupyter server would."""
+
+
 LOOPBACK = "127.0.0.1"
 #: Ends the name of a host that is a network namespace; no resolver ever sees it.
 _SESSION = ".session"
@@ -215,7 +220,8 @@ async def ask(
 
     Raises:
         NotFound: the server has no such thing.
-        Unreachable: no answer, another error, or one that does not fit.
+        OtherAnswer: it leads elsewhere, forbids it, or says what does not fit.
+        Unreachable: no answer, or that it fails.
     """
     query = "" if track else "no_track_activity=1"
     if path.startswith("api/contents/"):
@@ -243,10 +249,18 @@ async def ask(
         detail = _short(f"{path[:MAX_DETAIL]}: {error}")
         if isinstance(error, HTTPError) and error.code == 404:
             raise NotFound(Reason.INVALID, what="Not there.", detail=detail) from None
-        raise Unreachable(Reason.SAMPLES_MISSING, detail=detail) from None
+        kind_of_error = OtherAnswer if _is_an_answer(error) else Unreachable
+        raise kind_of_error(Reason.SAMPLES_MISSING, detail=detail) from None
     if known is not None:
         _remember(known, path, answer)
     return decoded
+
+
+def _is_an_answer(error: Exception) -> bool:
+    """Whether something was said, and not only that it cannot answer now."""
+    return not isinstance(error, HTTPError | OSError) or (
+        isinstance(error, HTTPError) and 300 <= error.code < 500
+    )
 
 
 def _short(text: str) -> str:

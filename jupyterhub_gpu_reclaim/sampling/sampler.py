@@ -103,6 +103,7 @@ class _Answers:
     #: by kernel's id, likewise
     kernel_gpus: dict[str, list[GpuSample] | None] = field(default_factory=dict)
     traffic: Traffic | None = None
+    jupyter: bool = True  #: whether its server has Jupyter's API
 
 
 class _Looks:
@@ -302,7 +303,25 @@ class Sampler:
             self._ask(address, problems, "api/status", jupyter_api.Status),
             self._notebooks(address, problems),
         )
+        if kernels is None and await self._is_another_program(address):
+            return _Answers(kernels=[], terminals=[], jupyter=False)
         return _Answers(None, kernels, terminals, status, notebooks, saved)
+
+    async def _is_another_program(self, address: jupyter_api.ServerAddress) -> bool:
+        """Whether what answers there is no Jupyter server: each tells its version."""
+        try:
+            said = await jupyter_api.ask(
+                self._client,
+                address,
+                "api",
+                jupyter_api.Version,
+                seconds=self._seconds,
+            )
+        except (NotFound, jupyter_api.OtherAnswer):
+            return True
+        except ReclaimError:
+            return False
+        return not said.version
 
     async def _ask(
         self,
@@ -387,7 +406,7 @@ def _sum_up(
         processes=usage.processes if usage else None,
         memory=usage.memory if usage else None,
         cpu_server=usage.cpu_server if usage else None,
-        cpu_work=usage.cpu_work if usage else None,
+        cpu_work=_cpu_work(answers),
         written=usage.written if usage else None,
         moved=traffic.moved if traffic else None,
         paged=_paged(answers),
@@ -401,14 +420,26 @@ def _sum_up(
         last_asked=_moment(status.gpu_reclaim_person_asked) if status else None,
         gpus=answers.gpus,
         problem="; ".join(problems)[:PROBLEM_CHARACTERS],
+        jupyter=answers.jupyter,
     )
+
+
+def _cpu_work(answers: _Answers) -> float | None:
+    """Processor seconds of its work; a server that is no Jupyter's does it itself."""
+    usage = answers.usage
+    if usage is None:
+        return None
+    return usage.cpu_work + (0.0 if answers.jupyter else usage.cpu_server)
 
 
 def _paged(answers: _Answers) -> int | None:
     """What pages have sent to programs, as the server tells and connections show.
 
-    Each sees what the other does not, so both count: a websocket's messages twice.
+    Each sees what the other does not, so both count: a websocket's messages twice. A
+    server that is no Jupyter's is that program itself.
     """
+    if not answers.jupyter:
+        return answers.traffic.moved if answers.traffic else None
     if answers.status is None or answers.traffic is None:
         return None
     return answers.traffic.paged + (answers.status.gpu_reclaim_paged or 0)

@@ -540,6 +540,7 @@ def tools_of(recovery, cards, client=None) -> WorkflowTools:
         accelerator=cards,
         memory=HostMemory(),
         store_room=StoreRoom(releases.store.free_bytes),
+        ports=releases.ports,
     )
 
 
@@ -679,8 +680,8 @@ async def test_suspend_calls_off_a_wake_that_waits_for_room(
     releases = recovery.releases
     node = LocalNode(
         placements=recovery.placements,
-        ports=None,
         operations=recovery.operations,
+        presence=None,
         sampler=None,
         tools=tools_of(recovery, accelerator),
         releases=releases,

@@ -76,6 +76,7 @@ class Port(NamedTuple):
     port: int
     address: str = "0.0.0.0"  # noqa: S104 - any of the machine's addresses
     only_v6: bool = False  #: IPV6_V6ONLY: not of IPv4 as well
+    shared: bool = False  #: datagrams: others may have it, too (SO_REUSEADDR)
 
 
 class TcpConnection(NamedTuple):
@@ -179,6 +180,15 @@ def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:
         return _destroy(diag, mine + _at_listeners(found, mine, _WAITING | ENDING))
 
 
+def reset_unheld(init_pid: int, pids: Iterable[int]) -> Cut:
+    """End what no program has at the listeners of a tree that is about to be killed."""
+    inodes = tree_inodes(pids)
+    with Diag(init_pid) as diag:
+        found = diag.sockets()
+        mine = [one for one in found if one.inode in inodes]
+        return _destroy(diag, _at_listeners(found, mine, _WAITING | ENDING))
+
+
 def close_external(
     files_img: bytes,
     addresses: Collection[Address] = (),
@@ -238,6 +248,7 @@ def ports_of(files_img: bytes) -> frozenset[Port]:
             entry.isk.src_port,
             str(_link(entry.isk).local.address),
             bool(entry.isk.v6only),
+            entry.isk.proto == socket.IPPROTO_UDP and bool(entry.isk.opts.so_reuseaddr),
         )
         for entry in images.file_entries(files_img)
         if _is_inet(entry)

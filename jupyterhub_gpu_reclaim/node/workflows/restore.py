@@ -77,7 +77,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
-    from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
@@ -114,14 +113,12 @@ class Restore:
     def __init__(
         self,
         tools: WorkflowTools,
-        ports: Reservations,
         session: Session,
         operation: Operation,
         *,
         lazy: bool = False,
     ) -> None:
         self._tools = tools
-        self._ports = ports
         self._session = session
         self._operation = operation
         self._lazy = lazy
@@ -172,6 +169,7 @@ class Restore:
             self._cancel.check()
             asleep = await self._leave_asleep(there, result)
             yield self._note(Stage.CONTINUING)
+            self._tools.ports.let_datagrams_go(self._record.checkpoint)
             await self._continue(there, result, asleep)
             if asleep is not None and await self._is_at_work(asleep):
                 self._record = self._record.nap_at(NapStage.WAKING)
@@ -459,7 +457,9 @@ class Restore:
                 limit=self._limits.end * 2,
             )
             cgroups.restore_memory_limit(self._record.memory_limit)
+            self._tools.ports.take_again(self._record.checkpoint)
         except NotFound:
+            self._tools.ports.take_again(self._record.checkpoint)
             return True
         except ReclaimError as error:
             _log.error(
@@ -471,11 +471,11 @@ class Restore:
         return True
 
     def _give_ports_back(self) -> None:
-        """The session holds its ports itself now; one reserved too many is harmless."""
+        """The session holds its ports itself now; one held too long is harmless."""
         try:
-            self._ports.release(self._record.checkpoint)
+            self._tools.ports.let_go(self._record.checkpoint)
         except ReclaimError as error:
-            _log.warning("%s ports stay reserved: %s", self._session.key, error)
+            _log.warning("%s ports stay held: %s", self._session.key, error)
 
     async def _thread(self, step: str, work: Callable[[], T]) -> T:
         return await in_thread(work, step=step, limit=self._limits.check)

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Sample,
     Tree,
     Value,
+    of_session,
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus, StoreStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Container
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 
 T = TypeVar("T")
@@ -143,9 +144,8 @@ class AgentClient:
         return _understood(answer.body, StoreStatus, "/v1/store")
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """Every incarnation with an init or a record, at least those of ``key``."""
-        del key  # one node has few of them
-        return await self._get("/v1/sessions", list[Tree])
+        """Every incarnation with an init or a record; with a ``key``, its own."""
+        return of_session(key, await self._get("/v1/sessions", list[Tree]))
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
         """One incarnation; ``NotFound`` if there is none (in that pod)."""
@@ -155,6 +155,11 @@ class AgentClient:
         """None: processes on a machine have no labels."""
         del key
         return {}
+
+    def ending(self, incarnation: str) -> Failure | None:
+        """None: what ended on a machine is known where it was started."""
+        del incarnation
+        return None
 
     def waiting(self) -> list[Waiting]:
         """Empty: a session on one machine always gets a place there."""
@@ -172,9 +177,8 @@ class AgentClient:
         return found
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed checkpoints, at least those of ``key``."""
-        del key
-        return await self._get("/v1/checkpoints", list[CheckpointInfo])
+        """The committed checkpoints; with a ``key``, of that session."""
+        return of_session(key, await self._get("/v1/checkpoints", list[CheckpointInfo]))
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint; never logged."""
