@@ -10,6 +10,7 @@ agent's machine may lack, with output to parse. Layouts: ``linux/inet_diag.h``,
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import socket
 import struct
@@ -111,6 +112,7 @@ class TcpConnection(NamedTuple):
     received: int  #: bytes that have come so far
 
 
+@functools.lru_cache(maxsize=4096)
 def address_of(packed: bytes) -> Address:
     """An address from its bytes; IPv4 mapped into IPv6 counts as IPv4."""
     address = ip_address(packed)

@@ -89,3 +89,17 @@ def test_throttle_forgets_who_has_been_quiet():
     for n in range(5000):
         throttle.lets(n, 10.0 + n)
     assert len(throttle._left) < 1100
+
+
+def test_very_long_history_is_cut_in_portions(journal, monkeypatch):
+    monkeypatch.setattr(
+        "jupyterhub_gpu_reclaim.controlplane.journal.journal.MOST_PRUNED", 7
+    )
+    eve = SessionKey("eve")
+    lines = [AuditRow(at=float(n), key=eve, who="eve", what="keep") for n in range(50)]
+    journal.write(*map(schema.insert_audit, lines))
+    left = []
+    for _ in range(5):
+        journal.prune_long(30)
+        left.append(len(journal.audit(eve)))
+    assert left == [43, 36, 30, 30, 30]

@@ -45,6 +45,8 @@ BUSY_SECONDS = 10.0
 PRUNED_LINES = 500
 #: Lines of the audit that one session has; older ones are deleted.
 LINES_OF_A_SESSION = 10_000
+#: Of them, those that are deleted at a time: a tenth of a second.
+MOST_PRUNED = 20_000
 
 
 class Journal:
@@ -215,17 +217,20 @@ class Journal:
         return len(old) == PRUNED_LINES
 
     def prune_long(self, most: int = LINES_OF_A_SESSION) -> None:
-        """Delete the oldest lines of sessions that have more than that."""
+        """Delete the oldest lines of sessions that have more than that.
+
+        At most so many at a time, for each of them, as to stay short.
+        """
         table = schema.audit
-        session = (table.c.user, table.c.server)
-        long = select(*session).group_by(*session).having(func.count() > most)
+        session, lines = (table.c.user, table.c.server), func.count().label("lines")
+        long = select(*session, lines).group_by(*session).having(lines > most)
         for row in self.read(long):
             mine = (table.c.user == row["user"]) & (table.c.server == row["server"])
-            newest = select(table.c.id).where(mine).order_by(table.c.id.desc())
-            ((last,),) = [
-                each.values() for each in self.read(newest.offset(most).limit(1))
-            ]
-            self.write(table.delete().where(mine & (table.c.id <= last)))
+            portion = min(row["lines"] - most, MOST_PRUNED)
+            oldest = select(table.c.id).where(mine).order_by(table.c.id)
+            ids = self.read(oldest.offset(portion - 1).limit(1))
+            if ids:
+                self.write(table.delete().where(mine & (table.c.id <= ids[0]["id"])))
 
     def check(self) -> None:
         """Make sure, at the database, that this service may act; before every order.
