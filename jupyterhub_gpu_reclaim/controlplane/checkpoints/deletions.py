@@ -309,7 +309,7 @@ class Deletions:
         order = self.pending(key)
         if order is None:
             return False
-        trees = [t for t in await self._agent.trees(key) if t.key == key]
+        trees = await self._agent.trees(key)
         left = [
             tree
             for tree in trees
@@ -317,7 +317,7 @@ class Deletions:
         ]
         for tree in left:
             await self._end(tree)
-        saved = [s for s in await self._agent.checkpoints(key) if s.key == key]
+        saved = await self._agent.checkpoints(key)
         to_delete = {info.id for info in saved if self._is_saved(order, info)}
         for row in self._sessions.journal.checkpoints(key):
             if row.keeping is Keeping.TO_DELETE:

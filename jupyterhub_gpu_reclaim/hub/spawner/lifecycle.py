@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Failure
+    from jupyterhub_gpu_reclaim.hub import patches
     from jupyterhub_gpu_reclaim.hub.client import ServiceClient
     from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
     from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
@@ -199,9 +200,19 @@ class SessionLifecycle:
             tab_key=self.tab_key,
         )
 
-    async def _tell_service(self, call: str, failure: Failure | None = None) -> None:
+    async def _tell_service(
+        self,
+        call: str,
+        failure: Failure | None = None,
+        *,
+        asker: patches.Asker | None = None,
+    ) -> None:
         """Report what has happened; a lost report does no harm."""
         placement = msgspec.structs.replace(self._placement(), failure=failure)
+        if asker is not None:
+            placement = msgspec.structs.replace(
+                placement, by=asker.who, culled=asker.culler
+            )
         with suppress(Unreachable):
             service = self._service()
             try:
@@ -603,7 +614,7 @@ class SessionLifecycle:
         if self.pointer.phase is not PointerPhase.RUNNING or self.state.stopping:
             return status
         if status is not None:
-            await self._settle_death()
+            await self._settle_death(status)
         elif self.pointer.token_id and not self.logins.hash_of(self.pointer.token_id):
             self._tell_revoked()
         return status
@@ -634,7 +645,7 @@ class SessionLifecycle:
         port = await spawner.reclaim_port()
         self._point(location=found, token_id=token_id, port=port)
 
-    async def _settle_death(self) -> None:
+    async def _settle_death(self, status: Any) -> None:
         """It ended without a stop by the Hub: suspended (T1), or really over?
 
         An answer that comes late is of no use: another look, or a stop, has settled it
@@ -654,21 +665,25 @@ class SessionLifecycle:
         elif plan.action == "keep":
             self._point(phase=PointerPhase.UNKNOWN)
         else:
-            await self._tell_service("stopped")
+            ended = codec.failure_of(self._spawner.reclaim_ending(status))
+            await self._tell_service("stopped", ended)
             self._forget()
 
     # --- stop ---
 
     async def stop(
-        self, stop: Callable[[], Awaitable[None]], *, ours: bool = False
+        self,
+        stop: Callable[[], Awaitable[None]],
+        asker: patches.Asker | None = None,
     ) -> None:
         """End it for real, or release it, as the service says.
 
         Args:
             stop: ends it.
-            ours: the service itself has asked the Hub for this stop, which it only does
-                to release what is saved: whatever runs by now goes on (T28).
+            asker: who has asked the Hub for it. The service itself only does so to
+                release what is saved: whatever runs by now goes on (T28).
         """
+        ours = asker is not None and asker.ours
         self._become(stopping=True, unsure=False)
         if self._telling is not None:
             self._telling.cancel()  # that it runs would be heard after its end
@@ -685,7 +700,7 @@ class SessionLifecycle:
                 self._warn("its programs are kept")
                 self._point(phase=PointerPhase.UNKNOWN)
             else:
-                await self._stop_really(stop)
+                await self._stop_really(stop, asker)
         finally:
             self._become(stopping=False)
 
@@ -727,13 +742,15 @@ class SessionLifecycle:
         spawner = self._spawner
         return spawner.reclaim_frozen() if spawner.reclaim_alive() else None
 
-    async def _stop_really(self, stop: Callable[[], Awaitable[None]]) -> None:
+    async def _stop_really(
+        self, stop: Callable[[], Awaitable[None]], asker: patches.Asker | None
+    ) -> None:
         self._spawner.will_resume = False
         if self._spawner.reclaim_frozen():
             await self._spawner.reclaim_end()  # it could not react to a polite signal
         else:
             await stop()
-        await self._tell_service("stopped")
+        await self._tell_service("stopped", asker=asker)
         if (
             self.state.unsure
             and (checkpoint := await self._saved_after_all()) is not None

@@ -159,8 +159,8 @@ async def ask_state(
             _log.info("- the server does not list what it runs: %s", error.detail)
             return []
 
-    kernels = await ask("api/kernels", list[jupyter_api.Kernel])
-    terminals = await ask("api/terminals", list[jupyter_api.Terminal])
+    kernels = await ask("api/kernels", jupyter_api.KERNELS)
+    terminals = await ask("api/terminals", jupyter_api.TERMINALS)
     return ServerState(
         kernels=[kernel.id for kernel in kernels],
         terminals=[terminal.name for terminal in terminals],
@@ -179,7 +179,7 @@ async def busy_kernels(
             client,
             address_of(session, login),
             "api/kernels",
-            list[jupyter_api.Kernel],
+            jupyter_api.KERNELS,
             seconds=_ASK_SECONDS,
         )
     except (ReclaimError, OSError):
