@@ -8,7 +8,7 @@ All times are seconds since the epoch (UTC), all durations seconds, all sizes by
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -341,6 +341,14 @@ class Tree(Value, frozen=True, kw_only=True):
         return self.runs or self.state is TreeState.CAPTURING
 
 
+_OfOne = TypeVar("_OfOne", Tree, CheckpointInfo)
+
+
+def of_session(key: SessionKey | None, values: list[_OfOne]) -> list[_OfOne]:
+    """Those of that session alone; without a key, all."""
+    return [value for value in values if key in {None, value.key}]
+
+
 class Event(Value, frozen=True, kw_only=True):
     """One line of an operation's stream (newline-delimited JSON).
 
@@ -374,7 +382,10 @@ class Placement(Value, frozen=True, kw_only=True):
     remembered: bool = False
     #: of a start: the incarnation that the Hub remembers there; empty: none
     former: str = ""
-    #: why a start was cancelled, if only the spawner knows
+    #: of a fresh start: the time of its key for tabs (``common/auth/tab_tokens.py``)
+    tab_key: float = 0.0
+    #: why a start was cancelled, if only the spawner knows; how a session ended that
+    #: nobody stopped
     failure: Failure | None = None
     by: str = ""  #: who asked the Hub for a stop; empty: nobody, or not known
     culled: bool = False  #: whether that is a program that ends idle servers

@@ -71,6 +71,7 @@ _SENTENCES = {
     "ask to bring back": "{who} asked for another checkpoint of it.",
     "journal rebuilt": "{who} said that its newest checkpoint is to come back.",
     "idle time": "{who} chose its idle time:",
+    "revoke tabs": "{who} revoked the key of its open tabs.",
     "opt out": "{who} ordered that it is never suspended when idle.",
     "opt in": "{who} took that order back: it is suspended when idle.",
     "discard": "{who} deleted something that had been put aside.",
@@ -104,6 +105,8 @@ def sentence(line: AuditRow | AuditLine) -> str:
     told = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
     if line.what in {"discard", "ask to bring back"}:
         return told  # the message is an id
+    if line.what == "vanished" and line.message:
+        return line.message  # it need not have been by themselves
     return f"{told} {line.message}".strip()
 
 

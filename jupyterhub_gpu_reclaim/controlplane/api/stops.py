@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import (
     expiry,
     lineage,
 )
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption, vanished
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, SessionEvent
@@ -325,23 +325,30 @@ class StopPlanner:
         return operation is not None and operation.succeeded
 
     def _stop(self, row: SessionRow, placement: Placement) -> None:
-        """A real stop; a checkpoint that is still kept from the return is set aside."""
-        by = placement.by or of_user(row.key.user)
+        """A real stop; a checkpoint that is still kept from the return is set aside.
+
+        Args:
+            row: the session.
+            placement: how it ended, where nobody had the Hub stop it; else who did.
+        """
         aside = expiry.kept(
             self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
         )
         if row.bring_back != row.checkpoint:
             aside += bring_back.off(self._sessions, row, self._settings)
-        self._sessions.apply(
-            row.key,
-            SessionEvent.STOPPED,
-            by=by,
-            why=self._culled(by) if placement.culled else None,
-            checkpoints=aside,
-            bring_back="",
-            checkpoint="",
-            dismissed=row.checkpoint or row.dismissed,
-        )
+        changes: dict[str, Any] = {
+            "checkpoints": aside,
+            "bring_back": "",
+            "checkpoint": "",
+            "dismissed": row.checkpoint or row.dismissed,
+        }
+        if placement.failure is not None:
+            ended = placement.failure
+            vanished.take(self._sessions, self._agent, row, ended, **changes)
+            return
+        by = placement.by or of_user(row.key.user)
+        why = self._culled(by) if placement.culled else None
+        self._sessions.apply(row.key, SessionEvent.STOPPED, by=by, why=why, **changes)
 
     async def forget(self, deletion: Deletion) -> None:
         """See ``Controller.forget``."""

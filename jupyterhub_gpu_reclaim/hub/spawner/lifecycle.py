@@ -12,6 +12,7 @@ begun.
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from contextlib import suppress
 from enum import StrEnum
@@ -106,6 +107,7 @@ class SessionLifecycle:
         known: KnownServers,
     ) -> None:
         self.state = SpawnerState()
+        self.tab_key = 0.0  #: when the key for tabs of the last start was made
         self._known = known
         self.logins = Logins(spawner)
         self._spawner = spawner
@@ -187,6 +189,7 @@ class SessionLifecycle:
             checkpoint=self.pointer.checkpoint,
             remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
+            tab_key=self.tab_key,
         )
 
     async def _tell_service(
@@ -271,6 +274,7 @@ class SessionLifecycle:
         """The service's plan; without an answer only what cannot lose anything."""
         former = self._spawner.reclaim_launch.incarnation
         self._launch(incarnation=uuid.uuid4().hex)
+        self.tab_key = float(math.ceil(self._clock.now()))
         loop = asyncio.get_running_loop()
         # Only an agent's silence takes that long, and it is waited for some time.
         slow = loop.call_later(SLOW_PLAN_SECONDS, reporter.report, SLOW_PLAN)
@@ -339,6 +343,9 @@ class SessionLifecycle:
         )
         self._become(undo=Undo.RESTORE)
         where = await self._hold(start, reporter)
+        if self.pointer.choice is not None:
+            # The Hub has noted what was chosen now, which is not what comes back.
+            self.logins.set_options(self.pointer.choice.options)
         self._point(location=self._spawner.reclaim_location())
         await self._service().placed(self._placement())
         await self._follow(reporter)
@@ -370,6 +377,7 @@ class SessionLifecycle:
             self._warn("its old login is valid again")
         if ours:  # once: a later revocation stands
             self._point(laid_aside=aside)
+        self.logins.take_scopes(number, minted)
         return number
 
     async def _hold(self, start: Start, reporter: ProgressReporter) -> Any:
@@ -594,7 +602,7 @@ class SessionLifecycle:
             and self.pointer.phase is PointerPhase.RUNNING
             and not self.state.stopping
         ):
-            await self._settle_death()
+            await self._settle_death(status)
         return status
 
     async def _look_for_it(self) -> None:
@@ -608,7 +616,7 @@ class SessionLifecycle:
         port = await spawner.reclaim_port()
         self._point(location=found, token_id=token_id, port=port)
 
-    async def _settle_death(self) -> None:
+    async def _settle_death(self, status: Any) -> None:
         """It ended without a stop by the Hub: suspended (T1), or really over?
 
         An answer that comes late is of no use: another look, or a stop, has settled it
@@ -628,7 +636,8 @@ class SessionLifecycle:
         elif plan.action == "keep":
             self._point(phase=PointerPhase.UNKNOWN)
         else:
-            await self._tell_service("stopped")
+            ended = codec.failure_of(self._spawner.reclaim_ending(status))
+            await self._tell_service("stopped", ended)
             self._forget()
 
     # --- stop ---

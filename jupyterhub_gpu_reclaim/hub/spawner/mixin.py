@@ -263,7 +263,7 @@ class ReclaimMixin(SessionPlacement):
             with suppress(OSError, ValueError):
                 secret = Path(self.reclaim_token_file).read_text().strip().encode()
                 env[tab_tokens.VARIABLE] = tab_tokens.session_key(
-                    secret, self.reclaim_key, _CLOCK.now()
+                    secret, self.reclaim_key, self._lifecycle.tab_key
                 )
         return env
 

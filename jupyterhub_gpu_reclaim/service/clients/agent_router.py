@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
+        Failure,
         Identity,
         Sample,
         Waiting,
@@ -330,6 +331,10 @@ class AgentRouter:
         """Of a session's pod, as its spawner has made it; None: not known."""
         return self._sessions.labels(key)
 
+    def ending(self, incarnation: str) -> Failure | None:
+        """How its pod was ended, by whomever; None: not, or not known."""
+        return self._sessions.ending(incarnation)
+
     def waiting(self) -> list[Waiting]:
         """Sessions that no node has a GPU for, the longest first."""
         return self._sessions.waiting()
@@ -339,7 +344,7 @@ class AgentRouter:
         """The committed ones; for one session, its own node is asked first."""
         pods = self._sessions.now()
         nodes = [p.node for p in pods if p.key == key and p.node and not p.over]
-        return await self._agents.anyone(lambda client: client.checkpoints(), nodes)
+        return await self._agents.anyone(lambda client: client.checkpoints(key), nodes)
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint, and what it needs."""
