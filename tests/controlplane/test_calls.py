@@ -321,6 +321,14 @@ async def test_our_own_stop_that_comes_late_ends_nothing_that_is_not_saved(world
     assert world.phase(controller) == "running"
 
 
+async def test_stop_of_a_server_of_the_former_spawner_ends_it_while_others_live(world):
+    """No agent has a tree of it; what another user runs says nothing of it."""
+    controller, _ = await _running(world)
+    for key in (SessionKey("old"), SessionKey(KEY.user, "other")):
+        plan = await controller.plan_stop(Placement(key=key, incarnation="none"))
+        assert plan.action == "stop"
+
+
 async def test_plan_stop_of_an_earlier_life_beside_a_suspended_one_forgets_nothing(
     world,
 ):

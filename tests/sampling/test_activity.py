@@ -609,7 +609,8 @@ def test_download_by_the_browser_counts_when_it_lasts_longer_than_a_page_loads(s
     connections = Connections()
 
     def moved(at: float) -> int:
-        return connections.look(watched(server), server.port, at).moved
+        target = watched(server)
+        return connections.look([target], at)[target.incarnation].moved
 
     counts = [moved(1000)]
     for at in range(1010, 1051, 10):

@@ -311,6 +311,10 @@ class Controller:
         """A start was cancelled: end what was placed, keep the checkpoint."""
         await self._starts.cancelled(placement)
 
+    async def login_revoked(self, placement: Placement) -> None:
+        """A running server's login was revoked: so is the key of its tabs."""
+        self._starts.login_revoked(placement)
+
     async def plan_stop(self, placement: Placement) -> StopPlan:
         """``release`` if that incarnation is (now) suspended, else ``stop``.
 
