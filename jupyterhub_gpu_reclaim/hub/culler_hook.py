@@ -18,6 +18,7 @@ import os
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from traitlets.log import get_logger
 
@@ -51,10 +52,18 @@ def asking(
     ) -> bool:
         if inactive is None or inactive.total_seconds() < inactive_limit:
             return False
-        user, _, name = str(server["full_name"]).partition("/")
-        return await asyncio.to_thread(_may_end, address, SessionKey(user, name))
+        return await asyncio.to_thread(_may_end, address, _key(server))
 
     return hook
+
+
+def _key(server: dict[str, Any]) -> SessionKey:
+    """Whose server it is: JupyterHub's newer versions say it, older ones its URL."""
+    name = str(server.get("name") or "")
+    if "full_name" in server:
+        return SessionKey(str(server["full_name"]).partition("/")[0], name)
+    path = str(server["url"]).partition("/user/")[2]
+    return SessionKey(unquote(path.partition("/")[0]), name)
 
 
 def _may_end(address: str, key: SessionKey) -> bool:

@@ -7,7 +7,8 @@ import json
 import pytest
 from traitlets.config import Config
 
-from jupyterhub_gpu_reclaim.hub import cullers
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.hub import culler_hook, cullers
 
 TIMES = cullers.IdleTimes(idle_after=900, warn_for=60, keep_limit=7 * 86400)
 PROGRAM = ["python3", "-m", "jupyterhub_idle_culler"]
@@ -84,3 +85,10 @@ def test_cullers_inside_servers_are_seen_in_arguments_and_files(tmp_path):
     ]
     assert "ends the server before" in found[1]
     assert cullers.inside_servers(c, 0, [str(tmp_path)]) == []
+
+
+def test_hook_knows_whose_server_it_is_also_from_an_older_hub():
+    newer = {"name": "lab", "full_name": "ada@x/lab", "url": "/user/ada%40x/lab/"}
+    older = {"name": "", "url": "/base/user/ada%40x/"}
+    assert culler_hook._key(newer) == SessionKey("ada@x", "lab")
+    assert culler_hook._key(older) == SessionKey("ada@x", "")
