@@ -144,6 +144,10 @@ class InformerInMemory:
         """One session's pods."""
         return [pod for pod in self._look() if pod.key == key]
 
+    def last_seen(self) -> list[Pod]:
+        """The pods that are there; of those that are gone nothing is remembered."""
+        return self._look()
+
     async def fresh(self, selector: str = "") -> list[Pod]:
         """As it is now."""
         await asyncio.sleep(0.01)
