@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from demo.user import read_terminal
 
 pytestmark = pytest.mark.cluster
+
+#: Seconds for the next agent of a node; with its output held it took 603.
+AT_ONCE = 120
 
 MAKE = """
 import os, pathlib
@@ -158,6 +162,35 @@ def test_an_agent_that_ends_in_the_middle_of_a_capture_loses_nothing(hub, work_o
     hub.wait(lambda: hub.phase("cleo") in {"running", "suspended"}, 300)
     work.come_back()
     work.check()
+
+
+def test_an_agent_that_ends_is_followed_by_another_at_once(hub, work_of):
+    """Although its watchdog lives on, beside a session that came back on its node."""
+    work = work_of("cora")
+    hub.suspend("cora")
+    work.come_back()
+    node = node_of(hub.pod("cora"))
+    agent = hub.agent(node)
+    begun = time.monotonic()
+    hub.kubectl.run("-n", hub.wanted.agents, "delete", "pod", agent[0], "--wait=false")
+    hub.agent(node, but=agent)
+    assert time.monotonic() - begun < AT_ONCE
+    work.check()
+
+
+def test_a_session_that_is_drained_is_told_with_what_ended_it(hub, work_of):
+    work_of("dan", size=1_000_000)
+    node = node_of(hub.pod("dan"))
+    with hub.cordoned(node):
+        hub.kubectl.run(
+            *("drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),
+            *("--force", "--pod-selector=gpu-reclaim/incarnation"),
+            seconds=180,
+        )
+    hub.wait(lambda: hub.phase("dan") == "stopped", 300)
+    last = hub.reclaim("GET", "sessions/dan/-/history").json()[0]
+    assert last["code"] == "session_disrupted", last
+    assert node in last["message"]
 
 
 def test_an_agent_that_is_killed_in_the_middle_of_a_capture_loses_nothing(hub, work_of):
