@@ -39,6 +39,7 @@ from jupyterhub.apihandlers.users import UserServerAPIHandler
 from jupyterhub.app import JupyterHub
 from jupyterhub.handlers.base import BaseHandler
 from jupyterhub.user import User
+from tornado import web
 
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
 from jupyterhub_gpu_reclaim.hub import managers, self_check
@@ -172,11 +173,21 @@ def _noting_who_stops(original: Callable[..., Any]) -> Callable[..., Any]:
         ours = getattr(asks, "kind", "") == "service" and asks.name == SERVICE_NAME
         token = STOP_IS_OURS.set(ours)
         try:
+            if ours and await _is_formers(self.find_user(user_name), server_name):
+                # Before the stop: after a failed one the Hub forgets what runs.
+                raise web.HTTPError(409, "It was started by the former spawner.")
             return await original(self, user_name, server_name)
         finally:
             STOP_IS_OURS.reset(token)
 
     return delete
+
+
+async def _is_formers(user: Any, server_name: str) -> bool:
+    """Whether a server is of the spawner that ours has replaced: none of its saves."""
+    spawner = user.spawners.get(server_name) if user is not None else None
+    ask = getattr(spawner, "reclaim_is_formers", None)
+    return ask is not None and bool(await ask())
 
 
 def _appointing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -567,6 +567,8 @@ class SessionLifecycle:
             return None
         if self.state.refused:
             return 0
+        if await self.is_formers():
+            return None
         checked = self.state.checked or self._spawner._check_pending  # noqa: SLF001 - the Hub's own
         self._become(checked=bool(checked))
         if self.pointer.precious and not self.state.stopping:
@@ -585,6 +587,13 @@ class SessionLifecycle:
         ):
             await self._settle_death()
         return status
+
+    async def is_formers(self) -> bool:
+        """Whether a server of the former spawner runs, beside whatever is saved.
+
+        It is as that one has left it: it runs, it can be stopped, and is never saved.
+        """
+        return not self.pointer.begun and await self._spawner.reclaim_former()
 
     async def _look_for_it(self) -> None:
         """A Hub that was killed in a start knows what it began, not where (T25)."""
@@ -637,6 +646,9 @@ class SessionLifecycle:
             self._telling.cancel()  # that it runs would be heard after its end
         try:
             await self._cleaned_up()
+            if await self.is_formers():
+                await stop()
+                return
             if self.state.unanswered:
                 await self._back_to_suspended()
                 return
