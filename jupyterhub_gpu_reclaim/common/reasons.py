@@ -90,6 +90,11 @@ class Reason(Enum):
         "Look at the agent's log on the session's machine.",
         True,
     )
+    NO_JUPYTER = (
+        "no_jupyter",
+        "Its server is no Jupyter server, so nobody can see whether it is in use.",
+        "With IdlePolicy.without_jupyter it is judged by processor, GPU and data.",
+    )
     WINDOW_TOO_SHORT = (
         "window_too_short",
         "Watched for {watched}, needs {idle_after} before it can be called idle.",
@@ -533,6 +538,23 @@ class Reason(Enum):
         ),
         True,
     )
+    TOO_MANY_PORTS = (
+        "too_many_ports",
+        (
+            "Its programs are bound to {count} ports, and the suspended sessions of"
+            " this user keep {held}; one user may keep {limit}."
+        ),
+        "End programs that listen, or delete suspended sessions that you do not need.",
+    )
+    PORTS_SHORT = (
+        "ports_short",
+        (
+            "Its programs are bound to {count} ports, and suspended sessions keep"
+            " {held} of this machine; all together may keep {limit}."
+        ),
+        "Try again when others have come back or been deleted.",
+        True,
+    )
     NAME_IN_USE = (
         "name_in_use",
         (
@@ -617,6 +639,26 @@ class Reason(Enum):
         "The session ended soon after it came back; its checkpoint is kept.",
         "Resume it once more, or start fresh; the checkpoint is kept.",
     )
+    SESSION_ENDED = (
+        "session_ended",
+        "The session's programs ended by themselves ({how}).",
+        "Start it again; its log may tell why it ended.",
+    )
+    SESSION_KILLED = (
+        "session_killed",
+        "The session's programs were ended by {signal}, which the Hub did not send.",
+        "Start it again; the machine's log may tell who sent it.",
+    )
+    SESSION_OUT_OF_MEMORY = (
+        "session_out_of_memory",
+        "Linux ended the session's programs because its memory was used up.",
+        "Start it again, with more memory if that is offered.",
+    )
+    SESSION_DISRUPTED = (
+        "session_disrupted",
+        "The session's pod on {node} was ended, and not by the Hub: {why}.",
+        "Start it again; a node whose sessions are suspended first can be drained.",
+    )
     RELEASE_FAILED = (
         "release_failed",
         "The suspended session's programs did not end: {why}.",
@@ -661,6 +703,8 @@ class Reason(Enum):
     FILE_SHRANK = (
         "file_shrank",
         "The file {path}, which the session had open, has become shorter.",
+        "Put the file back as it was, then try again.",
+        True,
     )
     FILE_CHANGED = (
         "file_changed",
@@ -668,6 +712,8 @@ class Reason(Enum):
             "The file {path}, which the session had open for writing, was changed after"
             " the session was saved."
         ),
+        "Put the file back as it was, then try again.",
+        True,
     )
     LIBRARY_CHANGED = (
         "library_changed",
@@ -716,6 +762,12 @@ class Reason(Enum):
         "pod_ended",
         "The session's pod ended before its programs ran: {why}.",
         "The pod's events tell an administrator more; the image needs python3.",
+    )
+    POD_REJECTED = (
+        "pod_rejected",
+        "Machine {node} did not take the session's pod: {why}.",
+        "Try again: another machine, or this one a little later, may take it.",
+        True,
     )
     CONTAINER_REFUSED = (
         "container_refused",
@@ -895,6 +947,16 @@ class Reason(Enum):
         "Resume it or delete the suspended session first.",
     )
 
+    CULLED = (
+        "culled",
+        "{by} stopped it for being idle, and nothing of it was saved.",
+        "Have that culler ask us first, or take it out: docs/how-to/cullers.md.",
+    )
+    USER_SUSPENDED = (
+        "user_suspended",
+        "{user} has a suspended session, and is not deleted by a culler.",
+        "A person can delete that session, or the user on the Hub's page.",
+    )
     USER_MISSING = (
         "user_missing",
         "There is no system user {user} on this machine.",
@@ -1054,6 +1116,11 @@ class Reason(Enum):
         "Your browser sent two logins for this page; another page may have set one.",
         "Delete this site's cookies in your browser, and log in again.",
     )
+    TAB_KEY_OVER = (
+        "tab_key_over",
+        "This tab belongs to an earlier start of the session, or its key was revoked.",
+        "Reload the page. After a revocation, start the session fresh.",
+    )
     UNAUTHENTICATED = (
         "unauthenticated",
         "Log in first; if you have, reload the page.",
@@ -1063,6 +1130,12 @@ class Reason(Enum):
         "token_unknown",
         "The Hub does not know this token: it has expired, was revoked, or is of another Hub.",
         "Make a new one on the Hub's Token page.",
+    )
+    TOO_OFTEN = (
+        "too_often",
+        "This session was changed very often just now.",
+        "Wait a minute, then try again.",
+        True,
     )
     TOO_MANY_STREAMS = (
         "too_many_streams",

@@ -9,8 +9,8 @@ lives (``service/process/held_socket.py``), and has the Hub's whole configuratio
 at (``self_check.py``).
 
 A stop that our service has asked for, to release what is saved, must never end what is
-not. A spawner is not told who asks for a stop (trap T28): another wrapper, of the
-API's handler, notes that it was our service, in :data:`STOP_IS_OURS`.
+not, and a culler's is none that the user has asked for. A spawner is not told who asks
+for a stop (trap T28): another wrapper, of the API's handler, notes it in :data:`ASKER`.
 
 Managers get their role when the Hub has loaded its users, and at a login
 (``managers.py``).
@@ -19,8 +19,8 @@ A return that fails must not count as a failure of the Hub, which may end itself
 some of them (trap T16). Hooks, profiles and logins fail before a spawner is called, and
 time limits beside it: the wrapper of ``User.spawn`` lets our spawner say what that is.
 
-``spawner/kept_logins.py`` has one more, for Hubs with a spawner of ours. Nothing else
-of JupyterHub is ever changed.
+``spawner/kept_logins.py`` and ``spawner/kept_users.py`` have one more each, for Hubs
+with a spawner of ours. Nothing else of JupyterHub is ever changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import inspect
 import logging
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from jupyterhub.apihandlers.users import UserServerAPIHandler
@@ -41,8 +41,9 @@ from jupyterhub.handlers.base import BaseHandler
 from jupyterhub.user import User
 from tornado import web
 
+from jupyterhub_gpu_reclaim.common.auth.principals import Principal, of_service, of_user
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
-from jupyterhub_gpu_reclaim.hub import managers, self_check
+from jupyterhub_gpu_reclaim.hub import cullers, managers, self_check
 from jupyterhub_gpu_reclaim.service.process import held_socket
 
 if TYPE_CHECKING:
@@ -54,9 +55,27 @@ _TIMEOUT = 10
 #: Seconds that the service of a Hub that has just ended has to leave its address.
 _PREDECESSOR = 5.0
 
-#: Whether the stop under way was asked for by our service. The Hub's task that stops
-#: the server has it from the request's.
-STOP_IS_OURS: ContextVar[bool] = ContextVar("STOP_IS_OURS", default=False)
+
+class Asker(NamedTuple):
+    """Who asks the Hub's API for a stop or a deletion."""
+
+    who: Principal
+    #: A service, or somebody's token; no person who has just pressed a button.
+    program: bool = False
+    culler: bool = False
+    deletes_user: bool = False
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is our service."""
+        return self.who == OURS.who
+
+
+#: Our service.
+OURS = Asker(of_service(SERVICE_NAME), program=True)
+#: Who asked for the stop or deletion under way; None: nobody by the API. The Hub's task
+#: that does it has it from the request's.
+ASKER: ContextVar[Asker | None] = ContextVar("ASKER", default=None)
 
 
 def apply(
@@ -81,7 +100,7 @@ def apply(
         servers,
         "delete",
         ["self", "user_name", "server_name"],
-        _noting_who_stops,
+        _noting_who_asks,
         "stops servers in a way we do not know; a session that goes on while our"
         " service has it stopped, and is away, is ended unsaved",
     )
@@ -167,18 +186,18 @@ def _refusing_returns(original: Callable[..., Any]) -> Callable[..., Any]:
     return spawn
 
 
-def _noting_who_stops(original: Callable[..., Any]) -> Callable[..., Any]:
+def _noting_who_asks(original: Callable[..., Any]) -> Callable[..., Any]:
     async def delete(self: Any, user_name: str, server_name: str = "") -> Any:
-        asks = self.current_user
-        ours = getattr(asks, "kind", "") == "service" and asks.name == SERVICE_NAME
-        token = STOP_IS_OURS.set(ours)
+        asks = asker(self)
+        ours = asks is not None and asks.ours
+        token = ASKER.set(asks)
         try:
             if ours and await _is_formers(self.find_user(user_name), server_name):
                 # Before the stop: after a failed one the Hub forgets what runs.
                 raise web.HTTPError(409, "It was started by the former spawner.")
             return await original(self, user_name, server_name)
         finally:
-            STOP_IS_OURS.reset(token)
+            ASKER.reset(token)
 
     return delete
 
@@ -188,6 +207,20 @@ async def _is_formers(user: Any, server_name: str) -> bool:
     spawner = user.spawners.get(server_name) if user is not None else None
     ask = getattr(spawner, "reclaim_is_formers", None)
     return ask is not None and bool(await ask())
+
+
+def asker(handler: Any) -> Asker | None:
+    """The caller of one of the Hub's API handlers; None: nobody is known."""
+    asks, hub = handler.current_user, handler.authenticator.parent
+    if asks is None:
+        return None
+    if getattr(asks, "kind", "") != "service":
+        token = bool(getattr(handler, "_token_authenticated", False))
+        return Asker(of_user(asks.name), program=token)
+    services = hub.services if hub is not None else ()
+    specs = [spec for spec in services if spec.get("name") == asks.name]
+    culler = any(map(cullers.is_culler, specs or [{"name": asks.name}]))
+    return Asker(of_service(asks.name), program=True, culler=culler)
 
 
 def _appointing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
-from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
+from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.linux.allocator import limit_arenas
 from jupyterhub_gpu_reclaim.linux.huge_pages import RaisedPages, put_back
 from jupyterhub_gpu_reclaim.node import cgroup_escape, watchdog
@@ -103,6 +103,9 @@ class AgentApp(AgentSettings):
         state = own_folder(Path(self.state_dir))
         with _only_one(state):
             clock = SystemClock()
+            ports = HeldPorts(state)
+            with contextlib.suppress(Refused):  # recovery insists
+                ports.settle()  # first of all: nothing else keeps others off them now
             store = await asyncio.to_thread(open_store, self, clock, state=state)
             accelerator = self._accelerator(state)
             client = jupyter_api.make_client()
@@ -115,6 +118,7 @@ class AgentApp(AgentSettings):
                 state=state,
                 clock=clock,
                 opened=store,
+                ports=ports,
                 accelerator=accelerator,
                 client=client,
                 operations=operations,
@@ -203,6 +207,7 @@ class AgentApp(AgentSettings):
         state: Path,
         clock: Clock,
         opened: Opened,
+        ports: HeldPorts,
         accelerator: Accelerator,
         client: AsyncHTTPClient,
         operations: Operations,
@@ -214,7 +219,6 @@ class AgentApp(AgentSettings):
             _remove(rest)
         records = Records(folder(state / watchdog.RECORDS))
         criu = CheckedCriu(Path(self.criu_dir), clock, untried=self.try_architecture)
-        ports = Reservations(state)
         releases = Releases(
             records=records,
             store=store,
@@ -225,7 +229,6 @@ class AgentApp(AgentSettings):
         )
         return LocalNode(
             placements=placements,
-            ports=ports,
             operations=operations,
             sampler=TreeSampler(placements, sampler),
             tools=WorkflowTools(
@@ -239,6 +242,7 @@ class AgentApp(AgentSettings):
                 accelerator=accelerator,
                 memory=HostMemory(),
                 store_room=StoreRoom(store.free_bytes),
+                ports=ports,
                 trusted_capabilities=tuple(self.trusted_capabilities),
                 rehearses=self.rehearse == "always",
             ),
@@ -251,7 +255,9 @@ class AgentApp(AgentSettings):
             ),
             outcomes=Outcomes(placements=placements, records=records, store=store),
             presence=opened.presence,
-            look=partial(readiness.node_findings, criu, accelerator, opened.presence),
+            look=partial(
+                readiness.node_findings, criu, accelerator, opened.presence, ports
+            ),
             describe=partial(readiness.description, criu, accelerator, opened, state),
         )
 

@@ -34,7 +34,6 @@ from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
-    from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Finding, Sample
     from jupyterhub_gpu_reclaim.common.node_status import (
         NodeStatus,
@@ -71,7 +70,6 @@ class LocalNode:
     """Everything that the service may ask of this node (``http.routes.Node``)."""
 
     placements: Placements
-    ports: Reservations
     operations: Operations
     sampler: TreeSampler
     tools: WorkflowTools
@@ -320,7 +318,7 @@ class LocalNode:
             return _told(ended)
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
         operation = Operation("restore", session.key, checkpoint)
-        work = Restore(self.tools, self.ports, session, operation, lazy=lazy)
+        work = Restore(self.tools, session, operation, lazy=lazy)
         return self._begin(session, operation, work.run).follow()
 
     async def thaw(self, incarnation: str) -> Tree:
@@ -390,7 +388,7 @@ class LocalNode:
             await self._refuse_ended(runs)
         await asyncio.to_thread(self.outcomes.refuse_if_needed, checkpoint)
         await asyncio.to_thread(self.tools.store.delete, checkpoint)
-        await asyncio.to_thread(self.ports.release, checkpoint)
+        await asyncio.to_thread(self.tools.ports.let_go, checkpoint)
 
     async def _refuse_ended(self, incarnation: str) -> None:
         tree = await self.tree(incarnation)

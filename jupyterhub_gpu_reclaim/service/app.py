@@ -324,7 +324,7 @@ class ReclaimService(Application, Options):
             created=hub.created,
             groups=hub.groups_of_all,
             nodes=nodes.now,
-            warnings=lambda: environment.warnings,
+            warnings=lambda: [*environment.warnings, *controller.lately_culled()],
             settings=lambda: settings_in_force(self),
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,

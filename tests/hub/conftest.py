@@ -87,6 +87,10 @@ def small_server(spawner):
         spawner.popen_kwargs = {"preexec_fn": limit_files}
         spawner.mem_limit = "512M"
 c.Spawner.pre_spawn_hook = small_server
+def token_scopes(spawner):
+    wide = os.path.exists(os.path.join(FOLDER, f"wide-{spawner.user.name}"))
+    return ["users:activity!user", *(["read:users:groups!user"] if wide else [])]
+c.Spawner.server_token_scopes = token_scopes
 c.Spawner.auth_state_hook = lambda spawner, state: failing(spawner, "login")
 
 import asyncio, functools, os

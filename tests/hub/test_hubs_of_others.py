@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 
 import pytest
 
@@ -36,6 +37,17 @@ class Ruling(DummyAuthenticator):
 c.JupyterHub.authenticator_class = Ruling
 c.Authenticator.manage_roles = True
 c.Authenticator.manage_groups = True
+"""
+#: A spawner of its own, with ours mixed in as docs/how-to/another-spawner.md says.
+OWN = """
+from jupyterhub.spawner import LocalProcessSpawner
+from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
+class Own(LocalProcessSpawner):
+    def get_state(self):
+        return {**super().get_state(), "own": True}
+class Both(Own, ReclaimLocalSpawner):
+    pass
+c.JupyterHub.spawner_class = Both
 """
 MANAGE = "custom:gpu-reclaim:manage"
 
@@ -121,3 +133,31 @@ def test_hub_with_a_spawner_of_its_own_is_told_on_the_page_what_helps(hub_with):
     front = boss.http.get(f"{hub.url}/services/gpu-reclaim/", timeout=30)
     assert "Configuration" in front.text
     assert "(and 2 more)" in front.text
+
+
+def test_culler_that_asks_us_ends_only_what_we_do_not_know(hub_with):
+    role = {
+        "name": "culler-asks",
+        "services": ["cull-idle"],
+        "scopes": [MANAGE, "access:services!service=gpu-reclaim"],
+    }
+    hub = hub_with(OWN, f"c.JupyterHub.load_roles.append({role!r})\n")
+    wait_until(hub.service_ready, 60, hub.log)
+    amy = hub.user("amy")
+    amy.start_server()
+    hook = hub.folder / "culler.py"
+    address = re.search(
+        r"service_port=(\d+)", (hub.folder / "jupyterhub_config.py").read_text()
+    )[1]
+    hook.write_text(
+        "from jupyterhub_gpu_reclaim.hub.culler_hook import asking\n"
+        f'c.IdleCuller.cull_arbiter_hook = asking("http://127.0.0.1:{address}")\n'
+    )
+    culler = ["--timeout=1", "--cull-every=1"]
+    assert hub.cull(*culler, f"--config={hook}", seconds=8) == 0
+    assert hub.server("amy")["ready"], hub.log()
+    state = hub.server("amy")["state"]
+    assert (state["own"], state["gpu_reclaim"]["phase"]) == (True, "running")
+    assert "cannot suspend sessions" not in hub.log()
+    assert hub.cull(*culler, seconds=8) == 0
+    wait_until(lambda: not hub.server("amy")["ready"], 30, hub.log)

@@ -8,10 +8,11 @@ the Hub, which would end it (trap T16).
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
 
-from tests.hub.test_traps import comes_back, pointer, scopes, settled, tokens
+from tests.hub.test_traps import comes_back, pointer, rows, scopes, settled, tokens
 
 
 @contextlib.contextmanager
@@ -58,6 +59,41 @@ def test_what_the_hubs_own_configuration_raises_is_a_refusal_with_both_choices(
     suspended.http.get(f"{hub.url}/hub/spawn/{name}", timeout=60)
     assert comes_back(suspended)
     assert tokens(hub, name) == before
+
+
+def test_returning_session_has_the_rights_at_the_hub_that_a_fresh_start_would_have(
+    hub, service, name
+):
+    """Its token is the old one; what the administrator has taken from it is gone."""
+    wide = hub.folder / f"wide-{name}"
+    wide.touch()
+    person = hub.user(name)
+    person.start_server()
+    assert any("read:users:groups" in each for each in scopes_of_token(hub, name))
+    service.capture(name)
+    hub.stop_server(name)
+    wide.unlink()
+    assert comes_back(person)
+    assert not any("read:users:groups" in each for each in scopes_of_token(hub, name))
+    assert any("users:activity" in each for each in scopes_of_token(hub, name))
+
+
+def test_what_a_session_was_started_with_stays_its_options_whatever_is_sent(
+    hub, suspended
+):
+    """The service's rules go by them: a profile that is never suspended, say."""
+    name = suspended.name
+    sent = hub.api("POST", f"users/{name}/server", json={"profile": "never"})
+    assert sent.status_code in {201, 202}, sent.text
+    settled(hub, name)
+    assert hub.server(name)["ready"]
+    assert hub.server(name)["user_options"] == {}
+
+
+def scopes_of_token(hub, name):
+    [number] = tokens(hub, name)
+    [(scopes,)] = rows(hub, "select scopes from api_tokens where id = ?", number)
+    return json.loads(scopes)
 
 
 def test_return_that_takes_longer_than_the_hub_waits_is_a_refusal(

@@ -275,6 +275,22 @@ def test_a_node_lost_before_the_release_is_named_and_what_is_saved_comes_back(
     elsewhere.do(node.start_agent)
 
 
+def test_a_session_that_is_drained_is_not_recorded_as_stopped_by_its_user(
+    hub, elsewhere, user
+):
+    cluster = elsewhere.cluster
+    start(hub, user)
+    wait(lambda: phase(hub, user) == "running", hub)
+    node = cluster.pod(f"jupyter-{user}")["spec"]["nodeName"]
+    elsewhere.do(cluster.evict, cluster.pod(f"jupyter-{user}"))
+    wait(lambda: phase(hub, user) == "stopped", hub)
+    last = reclaim(hub, "GET", f"sessions/{user}/-/history").json()[0]
+    assert (last["who"], last["code"]) == ("gpu-reclaim", "session_disrupted"), last
+    assert f"pod on {node} was ended, and not by the Hub: Evict" in last["message"]
+    wait(lambda: not (hub.server(user) or {}).get("pending"), hub)
+    start(hub, user)
+
+
 def test_a_hub_killed_while_it_is_suspended_brings_it_back(hub, elsewhere, user):
     start(hub, user)
     wait(lambda: phase(hub, user) == "running", hub)

@@ -189,7 +189,7 @@ def returning(spawner):
 
 
 async def test_a_return_waits_for_a_quota_that_is_used_up(cluster, make, monkeypatch):
-    monkeypatch.setattr(kube, "QUOTA_SECONDS", 0.1)
+    monkeypatch.setattr(kube, "RETRY_SECONDS", 0.1)
     cluster.refusal = QUOTA
     spawner = returning(make())
     starting = asyncio.ensure_future(spawner.start())
@@ -204,12 +204,88 @@ async def test_a_return_waits_for_a_quota_that_is_used_up(cluster, make, monkeyp
 async def test_a_quota_that_stays_used_up_is_told_before_the_hub_gives_up(
     cluster, make, monkeypatch
 ):
-    monkeypatch.setattr(kube, "QUOTA_SECONDS", 0.1)
+    monkeypatch.setattr(kube, "RETRY_SECONDS", 0.1)
     cluster.refusal = QUOTA
     with pytest.raises(Refused) as refused:
         await returning(make(start_timeout=3)).start()
     assert refused.value.reason is Reason.NOT_PLACED
     assert "exceeded quota: gpus" in refused.value.message
+
+
+NO_GPU = (
+    "OutOfnvidia.com/gpu",
+    "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu",
+)
+
+
+async def test_a_return_that_a_node_sends_away_is_tried_elsewhere(
+    cluster, make, monkeypatch
+):
+    """As after a restart of a node, whose devices are not announced yet."""
+    monkeypatch.setattr(kube, "RETRY_SECONDS", 0.5)
+    one, two = cluster.nodes
+    one.rejects, two.schedulable = NO_GPU, False
+    spawner = returning(make())
+    starting = asyncio.ensure_future(spawner.start())
+    told = await until(lambda: "another machine" in (w := spawner._waits_for()) and w)
+    assert "one did not take it (OutOfnvidia.com/gpu: Pod was rejected" in told
+    assert not starting.done()
+    two.schedulable = True
+    await starting
+    pod = cluster.pod("jupyter-ada")
+    assert pod["spec"]["nodeName"] == "two"
+    assert "another machine" not in spawner._waits_for()
+
+
+async def test_a_return_that_every_node_sends_away_says_so_before_the_hub_gives_up(
+    cluster, make, monkeypatch
+):
+    monkeypatch.setattr(kube, "RETRY_SECONDS", 60)
+    monkeypatch.setattr(kube, "LOOK_SECONDS", 0.1)
+    for node in cluster.nodes:
+        node.rejects = NO_GPU
+    with pytest.raises(Refused) as refused:
+        await returning(make(start_timeout=5)).start()
+    assert refused.value.reason is Reason.NOT_PLACED
+    assert "did not take it (OutOfnvidia.com/gpu" in refused.value.message
+    assert cluster.pod("jupyter-ada") is None
+
+
+async def test_a_new_session_that_a_node_sends_away_says_which_and_why(cluster, make):
+    for node in cluster.nodes:
+        node.rejects = (
+            "NodeAffinity",
+            "Pod was rejected: Predicate NodeAffinity failed",
+        )
+    with pytest.raises(Refused) as refused:
+        await make().start()
+    assert refused.value.reason is Reason.POD_REJECTED
+    assert refused.value.retryable
+    assert "Machine one did not" in refused.value.message
+    assert "NodeAffinity" in refused.value.message
+
+
+async def test_a_sidecar_that_has_ended_keeps_no_session_from_starting(cluster, make):
+    sidecar = {"name": "fetch", "image": "busybox"}
+    spawner = make(extra_containers=[sidecar], start_timeout=10)
+    starting = asyncio.ensure_future(spawner.start())
+    pod = await until(lambda: cluster.pod("jupyter-ada"))
+    pod = copy.deepcopy(
+        await until(
+            lambda: (
+                (p := cluster.pod("jupyter-ada"))
+                and p["status"].get("containerStatuses")
+                and p
+            )
+        )
+    )
+    for status in pod["status"]["containerStatuses"]:
+        if status["name"] == "fetch":
+            status["ready"] = False
+            status["state"] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    assert pod_events.obstacle(pod) == ""
+    cluster.put("pods", pod)
+    await starting
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.paths import AGENT_FILE
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import sentence
 from jupyterhub_gpu_reclaim.store.read.subset import Subset
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-CONFIG_FILE = "/etc/jupyterhub-gpu-reclaim/agent.py"
 _OURS = "jupyterhub_gpu_reclaim"
 _EPILOG = """\
 The store is the agent's: what its configuration file says, or what --store and a key
@@ -118,7 +118,7 @@ def _which_store(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--config",
         metavar="FILE",
-        help=f"the agent's configuration file (default: {CONFIG_FILE}, if it is there)",
+        help=f"the agent's configuration file (default: {AGENT_FILE}, if it is there)",
     )
     group.add_argument(
         "--store", metavar="PLACE", help="a folder or s3://, gs://, az:// instead"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from traitlets import TraitError
 
-from jupyterhub_gpu_reclaim.cli.store import CONFIG_FILE
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -114,10 +113,8 @@ def _read_settings(args: argparse.Namespace) -> AgentApp:
     else:
         if args.option or args.options_file:
             refuse("--option and --options-file go with --store.")
-        path = args.config or CONFIG_FILE
-        if args.config or Path(path).is_file():
-            settings.config_file = path
-            settings.initialize([])
+        settings.config_file = args.config or settings.config_file
+        settings.initialize([])
     _set_keys(settings, args)
     return settings
 

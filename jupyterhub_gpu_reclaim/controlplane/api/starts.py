@@ -39,7 +39,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, lineage
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending, vanished
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
@@ -245,6 +245,7 @@ class StartPlanner:
             raise
         if self._sessions.row(key) != row:
             return None
+        self._sessions.tab_keys.comes_back(key, identity)
         self._sessions.begin(key, "resume")
         row = self._sessions.apply(
             key,
@@ -454,9 +455,7 @@ class StartPlanner:
             if kept is not None:
                 adoption.lost(self._sessions, row, kept)
             else:
-                self._sessions.apply(
-                    row.key, SessionEvent.VANISHED, checkpoint="", attempt=""
-                )
+                vanished.take(self._sessions, self._agent, row)
             return None
         if observed.unknown():
             adoption.saved(self._sessions, row, observed, self._settings, pointer)
@@ -535,6 +534,7 @@ class StartPlanner:
         elif placement.checkpoint:
             raise Refused(Reason.WRONG_PHASE, phase=row.phase.value, action="be placed")
         else:
+            sessions.tab_keys.begun(key, placement.tab_key)
             self._started(row, placement)
         self._look(key)
 
@@ -582,6 +582,9 @@ class StartPlanner:
     async def cancelled(self, placement: Placement) -> None:
         """See ``Controller.cancelled``."""
         row = self._sessions.row(placement.key)
+        failure = placement.failure
+        if failure is not None and failure.code == Reason.TOKEN_REVOKED.value:
+            self._sessions.tab_keys.revoke(placement.key)
         if row.incarnation == placement.incarnation:
             self._cancel(row, placement)
         with suppress(Unreachable, Refused):

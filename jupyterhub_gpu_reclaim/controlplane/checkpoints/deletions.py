@@ -345,7 +345,9 @@ class Deletions:
         sessions = self._sessions
         message = "Nothing of the deleted server is left."
         line = sessions.audit_line(order.key, SERVICE, "forgotten", message)
-        sessions.journal.write(schema.insert_audit(line), _removed(order.key))
+        forgotten = sessions.tab_keys.forget(order.key)
+        removed = _removed(order.key)
+        sessions.journal.write(schema.insert_audit(line), removed, *forgotten)
         self._all().pop(order.key, None)
 
 

@@ -21,6 +21,7 @@ from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import ApiException, V1Preconditions
 from kubespawner import KubeSpawner
 
+from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -35,6 +36,8 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import Choice, Location
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+
 #: Seconds between two looks at what a pod waits for.
 LOOK_SECONDS = 1.0
 #: Seconds for the kubelet to report the death of a container that was just ended.
@@ -43,8 +46,9 @@ REPORT_SECONDS = 15.0
 _BUSY = {429, 500, 502, 503, 504}
 #: What it says to a pod that it will not take: a policy, a webhook, missing rights.
 _REFUSED = {400, 403, 422}
-#: Seconds between two tries where a quota is used up; each is a line in the Hub's log.
-QUOTA_SECONDS = 10.0
+#: Seconds between two tries for a place, where a quota is used up or a node had no room
+#: after all; each is a line in the Hub's log.
+RETRY_SECONDS = 10.0
 #: What to tell of a return for which something else was chosen.
 CHOSEN_NOW = "It comes back as it was started; what you chose is for a fresh start."
 #: Set while KubeSpawner's own code runs, which calls ``self.stop`` to tidy up.
@@ -68,6 +72,8 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     user_options: Any  # of JupyterHub
     reclaim_launch = Launch()
     _quota = ""  #: the API server's words while the quota is used up
+    #: Of this start: nodes that did not take the pod after all, and their words.
+    _rejections: tuple[tuple[str, str], ...] = ()
     _note = ""  #: what to tell of a return that is not as was chosen now
     _profile = ""  #: the one in use
     _overrides: tuple[dict[str, Any], ...] = ()  #: what was made of it
@@ -139,6 +145,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             image=saved.image if saved else "",
             node_labels=dict(saved.node_labels) if saved else {},
             token=saved.api_token if saved else "",
+            avoid=tuple(dict(self._rejections)) if saved else (),
             python=self.session_python,
         )
 
@@ -165,28 +172,53 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         # The Hub's own limit would end this without a reason.
         limit = max(0.8 * self.start_timeout, self.start_timeout - 15.0)
         hold = self.reclaim_launch.mode == "hold"
+        self._rejections = ()
         try:
             async with asyncio.timeout(limit if hold else None):
-                return await self._start_while_it_lives()
+                while (where := await self._start_while_it_lives()) is None:
+                    pass
+                return where
         except TimeoutError:
             if not hold:
                 raise
-            why = self._quota or pod_events.obstacle(self._pod())
-            why = why or "its pod did not start"
+            why = self._quota or self._sent_away()
+            why = why or pod_events.obstacle(self._pod()) or "its pod did not start"
             raise Refused(Reason.NOT_PLACED, seconds=limit, why=why) from None
 
     async def _start_while_it_lives(self) -> Any:
-        """KubeSpawner's start, which would wait for a dead pod until its limit."""
+        """KubeSpawner's start, which would wait for a dead pod until its limit.
+
+        None: its node has sent the pod away, which is gone; now another may take it.
+
+        Raises:
+            Refused: the pod has ended, or a node does not take a new session's.
+        """
         starting = super().start()
         try:
             while not (await asyncio.wait({starting}, timeout=LOOK_SECONDS))[0]:
                 pod = self._pod()
-                ours = pod is not None and self._is_ours(pod)
-                if ours and not pod_events.lives(pod, ""):
+                if pod is None or not self._is_ours(pod) or pod_events.lives(pod, ""):
+                    continue
+                if not (why := pod_events.rejection(pod)):
                     raise Refused(Reason.POD_ENDED, why=pod_events.obstacle(pod))
+                await self._send_elsewhere(pod["spec"].get("nodeName") or "?", why)
+                return None
             return starting.result()
         finally:
             starting.cancel()
+
+    async def _send_elsewhere(self, node: str, why: str) -> None:
+        """Take back a pod that its node does not run, and wait a while.
+
+        Raises:
+            Refused: it is a new session's, and its user may start another.
+        """
+        if self.reclaim_launch.mode != "hold":
+            raise Refused(Reason.POD_REJECTED, node=node, why=why)
+        self.log.warning("%s: %s did not take it: %s", self._reference, node, why)
+        self._rejections = (*self._rejections, (node, why))
+        await SessionPodSpawner.stop(self, now=True)
+        await asyncio.sleep(RETRY_SECONDS)
 
     async def _start(self) -> Any:
         _inside.set(True)  # in a task of its own
@@ -219,7 +251,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
                     if not (hold and pod_events.is_quota(why)):
                         raise Refused(Reason.POD_REFUSED, why=why) from None
                     self._quota = why
-                    await asyncio.sleep(QUOTA_SECONDS)
+                    await asyncio.sleep(RETRY_SECONDS)
         finally:
             self._quota = ""
 
@@ -250,7 +282,24 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         everybody = self.pod_reflector.pods.values() if self.pod_reflector else ()
         if self._quota:
             return f"Waiting for the namespace's quota: {self._quota}"
+        if away := self._sent_away():
+            return f"Waiting for another machine: {away}"
         return pod_events.sentence(self._pod(), everybody) or self._note
+
+    def is_pod_running(self, pod: Any) -> bool:
+        """As KubeSpawner; what has ended beside the session's container is no matter.
+
+        A sidecar that ended would keep the pod from ever being ready: ours are not
+        started again.
+        """
+        return bool(super().is_pod_running(pod and pod_events.without_ended(pod)))
+
+    def _sent_away(self) -> str:
+        """Which node did not take the last pod, and why; empty: there is one."""
+        if not self._rejections or self._pod() is not None:
+            return ""
+        node, why = self._rejections[-1]
+        return f"{node} did not take it ({why})"
 
     # --- watch and end ---
 
@@ -352,6 +401,12 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
                 timeout=REPORT_SECONDS,
             )
         return not self.reclaim_alive()
+
+    def reclaim_ending(self, status: Any) -> ReclaimError:
+        """Its container's status; the service, which watches pods, may know more."""
+        if self._pod() is None and status == 1:  # KubeSpawner's word for that
+            return endings.by_itself("its pod is gone")
+        return super().reclaim_ending(status)
 
     def reclaim_frozen(self) -> bool | None:
         """Only the node knows."""

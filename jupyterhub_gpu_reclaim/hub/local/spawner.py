@@ -16,13 +16,14 @@ import pwd
 import shlex
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from jupyterhub.spawner import LocalProcessSpawner
 from jupyterhub.utils import random_port
 from traitlets import Bool, Float, Unicode
 
+from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.local import exit_status, former_server, launch
@@ -37,6 +38,9 @@ from jupyterhub_gpu_reclaim.session_init.command_line import (
     SystemUser,
     written,
 )
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 #: What steers root's own interpreters; the session gets these through env(1) instead.
 _LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
@@ -231,7 +235,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         """None while the session's init lives; then its exit status, 0 if unknown."""
         if LocalSession(self.place).alive():
             return None
-        return exit_status.read(self.reclaim_launch.incarnation)
+        return exit_status.read(self.reclaim_launch.incarnation) or 0
 
     async def _signal(self, sig: int) -> bool:
         """Signal the init; a process that got its pid later is never touched."""
@@ -297,6 +301,18 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
     def reclaim_alive(self) -> bool:
         """Whether its init lives."""
         return LocalSession(self.place).alive()
+
+    def reclaim_ending(self, status: Any) -> ReclaimError:
+        """Its init's status; only a kill keeps it from writing one."""
+        del status
+        if self.place.boot and self.place.boot != launcher.boot_id():
+            return endings.by_itself("its machine was started again")
+        name = self.reclaim_launch.incarnation
+        known = exit_status.read(name)
+        code = -signal.SIGKILL if known is None else known
+        if code == -signal.SIGKILL and launcher.oom_kills(self.cgroup_parent, name):
+            return Refused(Reason.SESSION_OUT_OF_MEMORY)
+        return endings.by_status(code)
 
     def reclaim_frozen(self) -> bool:
         """Whether its programs are stopped, as a captured tree is."""

@@ -36,7 +36,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub import patches
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
-from jupyterhub_gpu_reclaim.hub.spawner import kept_logins, refusal
+from jupyterhub_gpu_reclaim.hub.spawner import kept_logins, kept_users, refusal
 from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
 from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
 from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 patches.apply()
 kept_logins.apply()
+kept_users.apply()
 
 _CLOCK = SystemClock()
 #: Tasks that outlive their spawner: asyncio alone would forget them.
@@ -241,8 +242,8 @@ class ReclaimMixin(SessionPlacement):
 
     async def stop(self, now: bool = False) -> None:
         """End it for real, or release it, as the service says."""
-        stop, ours = super().stop, patches.STOP_IS_OURS.get()
-        await self._lifecycle.stop(lambda: stop(now=now), ours=ours)
+        stop, asker = super().stop, patches.ASKER.get()
+        await self._lifecycle.stop(lambda: stop(now=now), asker)
 
     # --- other calls of the Hub ---
 
@@ -266,7 +267,7 @@ class ReclaimMixin(SessionPlacement):
             with suppress(OSError, ValueError):
                 secret = Path(self.reclaim_token_file).read_text().strip().encode()
                 env[tab_tokens.VARIABLE] = tab_tokens.session_key(
-                    secret, self.reclaim_key, _CLOCK.now()
+                    secret, self.reclaim_key, self._lifecycle.tab_key
                 )
         return env
 
@@ -300,8 +301,14 @@ class ReclaimMixin(SessionPlacement):
     async def delete_forever(self) -> None:
         """The server is deleted: its checkpoints and its login go, too (T5, T10)."""
         await maybe_future(super().delete_forever())
+        asker, key = patches.ASKER.get(), self.reclaim_key
+        program = asker is not None and asker.program and asker.deletes_user
+        if asker is not None and program and self.reclaim_pointer.precious:
+            kept = Deletion(user=key.user, server=key.server, kept_from=asker.who)
+            await self._tell_deletion(kept, None)
+            self._lifecycle.delete()
+            return
         written = self._order_deletion()
-        key = self.reclaim_key
         order = written.stem if written is not None else ""
         deletion = Deletion(user=key.user, server=key.server, order=order)
         telling = asyncio.ensure_future(self._tell_deletion(deletion, written))

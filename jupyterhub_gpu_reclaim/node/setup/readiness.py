@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
-from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
@@ -154,7 +155,10 @@ def description(
 
 
 def node_findings(
-    criu: CheckedCriu, accelerator: Accelerator, store: StorePresence
+    criu: CheckedCriu,
+    accelerator: Accelerator,
+    store: StorePresence,
+    ports: HeldPorts,
 ) -> list[Finding]:
     """What keeps this node from capturing sessions, or makes it slow."""
     return [
@@ -164,4 +168,18 @@ def node_findings(
         *accelerator.node_findings(),
         *inotify_findings(),
         *cgroup_findings(),
+        *port_findings(ports),
     ]
+
+
+def port_findings(ports: HeldPorts) -> list[Finding]:
+    """Which ports of suspended sessions others have; tries to get them back."""
+    try:
+        return [
+            finding(
+                Reason.PORT_IN_USE, fatal=False, port=one.port, holder="another program"
+            )
+            for one in ports.missing()
+        ]
+    except Refused as error:
+        return [finding(error.reason, fatal=False, **error.facts)]

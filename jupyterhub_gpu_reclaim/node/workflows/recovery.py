@@ -197,9 +197,10 @@ class Recovery:
         swept = self.releases.store.sweep()
         if swept.removed:
             _log.info("- removed unfinished checkpoints: %s", ", ".join(swept.removed))
-        self.releases.ports.reapply(
-            keep=[info.id for info in self.releases.store.list()]
-        )
+        there = [info.id for info in self.releases.store.list()]
+        former = self.releases.ports.settle(keep=there)
+        for checkpoint in set(former).intersection(there):
+            self.releases.hold_ports(checkpoint, was_held=True)
 
     def _settle(self, session: Session) -> None:
         record = self.releases.records.find(session.incarnation)

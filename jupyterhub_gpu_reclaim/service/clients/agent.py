@@ -7,8 +7,11 @@ Calls, repetition and failure are in ``docs/explanation/architecture.md``.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
+
+import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
@@ -28,6 +31,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Sample,
     Tree,
     Value,
+    of_session,
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus, StoreStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -36,10 +40,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Container
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _JSON = {"Content-Type": "application/json"}
 
@@ -139,8 +145,7 @@ class AgentClient:
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record; with a ``key``, its own."""
-        trees = await self._get("/v1/sessions", list[Tree])
-        return [tree for tree in trees if key in {None, tree.key}]
+        return of_session(key, await self._get("/v1/sessions", list[Tree]))
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
         """One incarnation; ``NotFound`` if there is none (in that pod)."""
@@ -151,19 +156,29 @@ class AgentClient:
         del key
         return {}
 
+    def ending(self, incarnation: str) -> Failure | None:
+        """None: what ended on a machine is known where it was started."""
+        del incarnation
+        return None
+
     def waiting(self) -> list[Waiting]:
         """Empty: a session on one machine always gets a place there."""
         return []
 
     async def samples(self, key: SessionKey | None = None) -> list[Sample]:
-        """A sample of every session."""
+        """A sample of every session; one that is not understood is left out."""
         del key
-        return await self._get("/v1/samples", list[Sample])
+        found = []
+        for each in await self._get("/v1/samples", list[msgspec.Raw]):
+            try:
+                found.append(codec.decode(bytes(each), Sample))
+            except BadRequest as error:
+                _log.warning("a sample is left out: %s", error)
+        return found
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed checkpoints; with a ``key``, its own."""
-        infos = await self._get("/v1/checkpoints", list[CheckpointInfo])
-        return [info for info in infos if key in {None, info.key}]
+        """The committed checkpoints; with a ``key``, of that session."""
+        return of_session(key, await self._get("/v1/checkpoints", list[CheckpointInfo]))
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint; never logged."""

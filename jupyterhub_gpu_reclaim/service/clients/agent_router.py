@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
+        Failure,
         Identity,
         Sample,
         Waiting,
@@ -329,6 +330,10 @@ class AgentRouter:
     def labels(self, key: SessionKey) -> dict[str, str] | None:
         """Of a session's pod, as its spawner has made it; None: not known."""
         return self._sessions.labels(key)
+
+    def ending(self, incarnation: str) -> Failure | None:
+        """How its pod was ended, by whomever; None: not, or not known."""
+        return self._sessions.ending(incarnation)
 
     def waiting(self) -> list[Waiting]:
         """Sessions that no node has a GPU for, the longest first."""

@@ -82,6 +82,8 @@ class Act(Page):
         elif action == "pin":
             out = self.get_body_argument("out", "") == "1"
             await control.users.opt_out(key, check_opt_out(self, out), by)
+        elif action == "revoke-tabs":
+            await control.users.revoke_tabs(key, by)
         else:
             await self._manage(key, action)
         return action
@@ -144,6 +146,7 @@ class Fresh(Page):
 
 _ACTIONS = (
     "suspend|resume|nap|wake|keep|idle-time|pin|delete|bring-back|renew-login|end-tree"
+    "|revoke-tabs"
 )
 
 

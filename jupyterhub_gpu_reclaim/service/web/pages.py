@@ -51,6 +51,10 @@ DONE = {
     "delete": "The suspended session is deleted.",
     "bring-back": "The session is coming back from that checkpoint.",
     "renew-login": "The login is made valid when the session's user next visits it.",
+    "revoke-tabs": (
+        "Open tabs of the session can no longer see or steer it here; those of its next"
+        " fresh start can."
+    ),
     "end-tree": "The programs are ended.",
     "delete-later": (
         "The order to delete it stands: it cannot be brought back, and is deleted as"

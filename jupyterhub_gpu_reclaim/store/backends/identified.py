@@ -133,7 +133,7 @@ class IdentityCheck:
             self._place.publish(layout.IDENTITY, identity.encode(made, self._keys))
         except ObjectExists:
             return
-        log.warning("- the %s is called %s from now on", self._role, store)
+        log.info("- the %s is called %s from now on", self._role, store)
 
     def rekey(self) -> bool:
         """Wrap it under the newest master key; whether that was to be done.
