@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Failure,
     Placement,
     SessionKey,
+    Usage,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api import audit_text
@@ -285,6 +286,16 @@ async def test_stop_by_a_culler_is_told_by_its_name_in_history_and_strip(world):
     [line] = [s for s in controller.users.story(KEY.user).lines if s.code == "culled"]
     assert (line.who, line.what) == ("service cull-idle", "stopped")
     assert "nothing of it was saved" in line.sentence
+
+
+async def test_server_that_ends_its_kernels_before_a_suspend_is_named(world):
+    controller, _ = await _running(world)
+    runtime = controller._sessions.runtime(KEY)
+    usage = Usage(at=0, watched=0, sample_age=0, last_active=None, culls_after=600)
+    runtime.usage = usage
+    assert controller.culled_inside(599) == []
+    [told] = controller.culled_inside(900)
+    assert told.startswith(f"The server of {KEY} ends idle kernels, or itself, after 6")
 
 
 async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
