@@ -39,6 +39,7 @@ from jupyterhub.apihandlers.users import UserServerAPIHandler
 from jupyterhub.app import JupyterHub
 from jupyterhub.handlers.base import BaseHandler
 from jupyterhub.user import User
+from tornado import web
 
 from jupyterhub_gpu_reclaim.common.auth.principals import Principal, of_service, of_user
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
@@ -187,13 +188,25 @@ def _refusing_returns(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _noting_who_asks(original: Callable[..., Any]) -> Callable[..., Any]:
     async def delete(self: Any, user_name: str, server_name: str = "") -> Any:
-        token = ASKER.set(asker(self))
+        asks = asker(self)
+        ours = asks is not None and asks.ours
+        token = ASKER.set(asks)
         try:
+            if ours and await _is_formers(self.find_user(user_name), server_name):
+                # Before the stop: after a failed one the Hub forgets what runs.
+                raise web.HTTPError(409, "It was started by the former spawner.")
             return await original(self, user_name, server_name)
         finally:
             ASKER.reset(token)
 
     return delete
+
+
+async def _is_formers(user: Any, server_name: str) -> bool:
+    """Whether a server is of the spawner that ours has replaced: none of its saves."""
+    spawner = user.spawners.get(server_name) if user is not None else None
+    ask = getattr(spawner, "reclaim_is_formers", None)
+    return ask is not None and bool(await ask())
 
 
 def asker(handler: Any) -> Asker | None:

@@ -91,6 +91,22 @@ def load(spawner, phase=PointerPhase.RUNNING, **more):
     spawner.load_state({KEY: pointer.to_state()})
 
 
+@pytest.mark.parametrize("suspended", [False, True])
+async def test_container_of_dockerspawner_itself_goes_on_and_can_be_stopped(
+    docker, suspended
+):
+    """Also one that was started while ours was out, beside a suspended session."""
+    spawner = made()
+    saved = {KEY: Pointer(phase=PointerPhase.UNKNOWN).to_state()} if suspended else {}
+    container = docker.add("jupyter-ann", {})
+    spawner.load_state({**saved, "object_id": container})
+    assert await spawner.poll() is None
+    assert not spawner.reclaim_suspended
+    await spawner.stop()
+    assert docker.find(container) is None
+    assert await spawner.poll() is not None
+
+
 @pytest.mark.usefixtures("away")
 async def test_docker_that_does_not_answer_ends_no_session():
     spawner = made()

@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.hub.docker import container as containers
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.session_traits import ImageTraits
-from jupyterhub_gpu_reclaim.hub.spawner.state import Location, PointerPhase
+from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init.container_labels import INCARNATION
 
 if TYPE_CHECKING:
@@ -232,8 +232,16 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
     def load_state(self, state: dict[str, Any]) -> None:
         """A container of DockerSpawner itself is known by that state alone."""
         super().load_state(state)
-        if self.reclaim_pointer.phase is PointerPhase.NONE:
+        if not self.reclaim_pointer.begun:
             self.object_id = state.get("object_id", "")
+
+    async def reclaim_former(self) -> bool:
+        """Whether DockerSpawner has started it; it has not ended as far as is known."""
+        if not self.object_id:
+            return False
+        with suppress(Unreachable):
+            await self.get_object()
+        return self.reclaim_alive()
 
     def reclaim_location(self) -> Location:
         """The container."""

@@ -384,6 +384,14 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
             return bool(self.reclaim_pointer.location.pod)
         return pod_events.lives(self._pod(), self.reclaim_pointer.location.pod)
 
+    async def reclaim_former(self) -> bool:
+        """Whether KubeSpawner has made its pod."""
+        await self._start_watching_pods()
+        pod = self._pod()
+        if pod is None or pods.INCARNATION in (pod["metadata"].get("labels") or {}):
+            return False
+        return pod_events.lives(pod, "")
+
     async def reclaim_died(self) -> bool:
         """Wait until the kubelet reports the container dead."""
         with suppress(TimeoutError):

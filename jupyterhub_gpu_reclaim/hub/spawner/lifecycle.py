@@ -600,6 +600,8 @@ class SessionLifecycle:
             return None
         if self.state.refused:
             return 0
+        if await self.is_formers():
+            return None
         checked = self.state.checked or self._spawner._check_pending  # noqa: SLF001 - the Hub's own
         self._become(checked=bool(checked))
         if self.pointer.precious and not self.state.stopping:
@@ -618,6 +620,13 @@ class SessionLifecycle:
         elif self.pointer.token_id and not self.logins.hash_of(self.pointer.token_id):
             self._tell_revoked()
         return status
+
+    async def is_formers(self) -> bool:
+        """Whether a server of the former spawner runs, beside whatever is saved.
+
+        It is as that one has left it: it runs, it can be stopped, and is never saved.
+        """
+        return not self.pointer.begun and await self._spawner.reclaim_former()
 
     def _tell_revoked(self) -> None:
         """Somebody has revoked its login: tell the service, until it has heard that."""
@@ -689,6 +698,9 @@ class SessionLifecycle:
             self._telling.cancel()  # that it runs would be heard after its end
         try:
             await self._cleaned_up()
+            if await self.is_formers():
+                await stop()
+                return
             if self.state.unanswered:
                 await self._back_to_suspended()
                 return

@@ -237,6 +237,10 @@ class ReclaimMixin(SessionPlacement):
         """None while it runs, is being started or captured; a status otherwise."""
         return await self._lifecycle.poll(super().poll)
 
+    async def reclaim_is_formers(self) -> bool:
+        """Whether the spawner that this one has replaced has started what runs."""
+        return await self._lifecycle.is_formers()
+
     async def stop(self, now: bool = False) -> None:
         """End it for real, or release it, as the service says."""
         stop, asker = super().stop, patches.ASKER.get()
@@ -353,7 +357,8 @@ class ReclaimMixin(SessionPlacement):
     def reclaim_suspended(self) -> bool:
         """Whether a visit resumes something: a suspended session, a stopped tree."""
         pointer = self.reclaim_pointer
-        kept = pointer.phase is PointerPhase.UNKNOWN and self.reclaim_alive()
+        unknown = pointer.phase is PointerPhase.UNKNOWN and pointer.begun
+        kept = unknown and self.reclaim_alive()
         return (pointer.suspended or kept) and not self._lifecycle.state.starting
 
     @property

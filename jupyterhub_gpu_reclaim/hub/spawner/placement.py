@@ -100,6 +100,13 @@ class SessionPlacement(Base):
         None: that cannot be seen from here.
         """
 
+    async def reclaim_former(self) -> bool:
+        """Whether what runs was started by the spawner that this one has replaced.
+
+        Asked only where nothing is known that this one has started.
+        """
+        return False
+
     @abstractmethod
     async def reclaim_find(self, incarnation: str) -> Location | None:
         """Look for an incarnation that the Hub has lost sight of.

@@ -85,6 +85,11 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     @property
+    def begun(self) -> bool:
+        """Whether anything is known that a spawner of ours has started."""
+        return bool(self.incarnation) or self.location != Location()
+
+    @property
     def out_of_sight(self) -> bool:
         """Whether something was started, and where it runs was never noted."""
         return self.phase is PointerPhase.RUNNING and self.location == Location()

@@ -43,8 +43,16 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
         return str(self._expand_user_vars(self.username_template))
 
     async def start(self) -> tuple[str, int]:
-        """Start it; a unit of the same name, which the Hub does not know, ends."""
+        """Start it; a unit of the same name, which the Hub does not know, ends.
+
+        As with SystemdSpawner: a unit that the Hub knows is polled, and not started.
+        """
         if await self._is_unit():
+            self.log.warning(
+                "%s: ends %s, which runs and is not in the Hub's database",
+                self._log_name,
+                self.unit_name,
+            )
             await systemd.stop_service(self.unit_name)
         return await super().start()
 
@@ -109,6 +117,10 @@ class SystemUserSpawner(UserCreatingSpawner):
 
 class ReclaimTLJHSpawner(ReclaimLocalSpawner, SystemUserSpawner, SystemdSessionSpawner):
     """TLJH's sessions that can be suspended and resumed."""
+
+    async def reclaim_former(self) -> bool:
+        """Whether TLJH's own spawner has started it, or LocalProcessSpawner."""
+        return await self._is_unit() or await super().reclaim_former()
 
     # The Hub's unit has PrivateDevices= and PrivateTmp=.
     machine_mounts = Bool(True, help=SessionProcessSpawner.machine_mounts.help).tag(

@@ -1,0 +1,118 @@
+"""A Hub that takes our spawner up, lays it down and takes it up again, with two users.
+
+Sessions are real processes; what saves them is the double (``relaunching_service.py``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.hub.conftest import SERVICE, SERVICE_TOKEN
+from tests.support.hub import HubUnderTest, wait_until
+
+OURS = "\nc.JupyterHub.spawner_class = 'gpu-reclaim-local'\n"
+FORMER = """
+import os
+from jupyterhub.spawner import SimpleLocalProcessSpawner
+class Former(SimpleLocalProcessSpawner):
+    def get_args(self):
+        return ["--allow-root"]
+    def get_env(self):
+        return {**os.environ, **super().get_env()}
+c.JupyterHub.spawner_class = Former
+c.SimpleLocalProcessSpawner.home_dir_template = os.path.join(FOLDER, "homes/{username}")
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def pid_of(hub, user):
+    return hub.server(user)["state"]["pid"]
+
+
+def begin(hub, user):
+    hub.api("POST", f"users/{user}")
+    answer = hub.api("POST", f"users/{user}/server")
+    assert answer.status_code in {201, 202}, answer.text
+    wait_until(lambda: (hub.server(user) or {}).get("ready"), 60, hub.log)
+
+
+@pytest.fixture
+def hubs(shared_service):
+    """A Hub that is restarted with one spawner or the other."""
+    shared_service.reset()
+    folder = shared_service.folder
+    common = f"\nFOLDER = {str(folder)!r}\n{SERVICE}c.Spawner.poll_interval = 1\n"
+    hub = HubUnderTest(folder, common + FORMER)
+
+    def switch(ours):
+        if hub.process is not None:
+            hub.terminate()
+        hub.configure(
+            (shared_service.config if ours else "")
+            + common
+            + (OURS if ours else FORMER)
+        )
+        return hub.start()
+
+    hub.switch = switch
+    try:
+        yield hub
+    finally:
+        hub.close()
+
+
+def test_former_spawners_servers_go_on_and_can_be_stopped(hubs, shared_service):
+    hub = hubs.switch(ours=False)
+    for user in ("ann", "bob"):
+        begin(hub, user)
+    pids = {user: pid_of(hub, user) for user in ("ann", "bob")}
+    hub = hubs.switch(ours=True)
+    wait_until(lambda: hub.server("ann")["ready"] and hub.server("bob")["ready"], 30)
+    assert {user: pid_of(hub, user) for user in pids} == pids
+    hub.stop_server("ann")
+    wait_until(lambda: not alive(pids["ann"]), 30, hub.log)
+    assert alive(pids["bob"])
+    hub.stop_server("bob")
+    wait_until(lambda: not alive(pids["bob"]), 30, hub.log)
+    begin(hub, "ann")  # now a session of ours
+    assert shared_service.init("ann")
+    hub.stop_server("ann")
+
+
+def test_suspended_session_is_found_after_the_package_was_away(hubs, shared_service):
+    hub = hubs.switch(ours=True)
+    for user in ("ann", "bob"):
+        begin(hub, user)
+    shared_service.capture("ann")
+    hub.stop_server("ann")
+    running = shared_service.init("bob")
+    hub = hubs.switch(ours=False)
+    wait_until(lambda: hub.server("bob")["ready"], 30, hub.log)
+    assert alive(running)
+    begin(hub, "ann")  # cold: the former spawner knows of nothing
+    beside = pid_of(hub, "ann")
+    hub = hubs.switch(ours=True)
+    wait_until(lambda: hub.server("ann")["ready"], 30, hub.log)
+    assert alive(beside)
+    ours = {"Authorization": f"token {SERVICE_TOKEN}"}  # it is suspended, we believe
+    address = f"{hub.url}/hub/api/users/ann/server"
+    assert requests.delete(address, headers=ours, timeout=30).status_code == 409
+    assert alive(beside)
+    hub.stop_server("ann")
+    wait_until(lambda: not alive(beside), 30, hub.log)
+    restores = shared_service.called("placed")
+    begin(hub, "ann")
+    assert shared_service.called("placed") == restores + 1
+    assert not shared_service.saved or shared_service.init("ann")
+    for user in ("ann", "bob"):
+        hub.stop_server(user)
