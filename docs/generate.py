@@ -74,7 +74,7 @@ def reasons() -> str:
     ]
     about = """
 Every refusal, failure and veto has a stable code and a sentence. What to do about each
-stands in [the how-to of messages](../how-to/messages.md). This page is generated from
+is in [the how-to of messages](../how-to/messages.md). This page is generated from
 `jupyterhub_gpu_reclaim/common/reasons.py`.
 """
     return page("Reasons", about, *table(head, *rows))
@@ -95,7 +95,7 @@ def messages() -> str:
             rows.append((f"{sentence(Reason(code))} (`{code}`)", cause, action))
         lines += [*table(*rows), ""]
     about = """
-Every message that you can meet, why it comes, and what to do. Words in braces stand for
+Every message that you can meet, why it comes, and what to do. Words in braces are placeholders for
 what differs. Programs, logs and the command line show the code in brackets. This page
 is generated: the messages from `jupyterhub_gpu_reclaim/common/reasons.py`, causes and
 actions from `docs/messages.yaml`.
@@ -209,7 +209,7 @@ def metrics() -> str:
         rows.append((f"`{name}`", family.type, shown, family.documentation))
     about = """
 At `/services/gpu-reclaim/metrics`, for Prometheus; how to have them scraped, and what
-to make of them, stands in [the how-to for operators](../how-to/operate.md). No name of
+to make of them, is in [the how-to for operators](../how-to/operate.md). No name of
 a user is in them. This page is generated from the exporter.
 """
     return page("Metrics", about, *table(*rows))
@@ -221,7 +221,7 @@ def alerts() -> str:
     rows = [(f"`{one.name}`", one.meaning, one.action) for one in ALERTS]
     about = """
 The alerts of [etc/prometheus/alerts.yml](../../etc/prometheus/alerts.yml); how to load
-them stands in [the how-to for operators](../how-to/operate.md#alerts), the codes in
+them is in [the how-to for operators](../how-to/operate.md#alerts), the codes in
 [the how-to of messages](../how-to/messages.md). The service shows the same below its
 page of messages, where each alert's `runbook_url` leads. This page is generated from
 `jupyterhub_gpu_reclaim/service/runbook.py`.
@@ -235,8 +235,7 @@ def commands() -> str:
     about = """
 `jupyterhub-gpu-reclaim`, for administrators; examples are in [the how-to for
 operators](../how-to/operate.md). Exit code 0: done, 1: it failed or was refused, and
-why stands on the standard error output with its code, 2: wrong usage, 3: the service
-does not answer, 4: not done within the time limit. This page is generated.
+the reason and its code are printed to stderr, 2: wrong usage, 3: the service does not answer, 4: not done within the time limit. This page is generated.
 """
     return page("Commands", about, *lines[:-1])
 

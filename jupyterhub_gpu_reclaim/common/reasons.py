@@ -47,14 +47,14 @@ class Reason(Enum):
     PROMPT_OPEN = (
         "prompt_open",
         (
-            "A cell of kernel {name} has been waiting for an answer for {age} (idle after"
-            " {limit})."
+            "A cell of kernel {name} has been waiting for an answer for {age} (counts as"
+            " idle after {limit})."
         ),
         "Answer it, or interrupt the kernel.",
     )
     RECENTLY_ACTIVE = (
         "recently_active",
-        "Last used {age} ago ({what}); idle after {idle_after}.",
+        "Last used {age} ago ({what}); counts as idle after {idle_after}.",
     )
     CPU_BUSY = (
         "cpu_busy",
@@ -73,14 +73,14 @@ class Reason(Enum):
     DATA_MOVES = (
         "data_moves",
         (
-            "Its programs write, or its connections carry, {rate} a second (more than"
-            " {limit} counts as work{rule})."
+            "It is writing or transferring {rate} per second (more than {limit} counts as"
+            " work{rule})."
         ),
     )
     PAGE_USED = (
         "page_used",
         (
-            "A page of one of its programs sent up to {rate} a second in the last"
+            "A page of one of its programs sent up to {rate} per second in the last"
             " {idle_after} (more than {limit} counts as use{rule})."
         ),
     )
@@ -92,7 +92,7 @@ class Reason(Enum):
     )
     WINDOW_TOO_SHORT = (
         "window_too_short",
-        "Watched for {watched}, needs {idle_after} before it can be called idle.",
+        "Watched for {watched} so far; it takes {idle_after} to know that it is idle.",
         "",
         True,
     )
@@ -103,11 +103,11 @@ class Reason(Enum):
     )
     RULED_OUT = (
         "ruled_out",
-        "Never suspended automatically, by the rule for {rule}.",
+        "Never suspended automatically (rule for {rule}).",
     )
     RULES_UNKNOWN = (
         "rules_unknown",
-        "Which rules apply to this session is not known now: {what} cannot be looked up.",
+        "It is not known which rules apply to this session: {what} cannot be looked up now.",
         (
             "If that lasts, look at the service's log; its role at the Hub needs the scope"
             " read:users:groups."
@@ -124,7 +124,7 @@ class Reason(Enum):
         "A session that is not kept is suspended only when nobody uses it.",
         True,
     )
-    OPTED_OUT = ("opted_out", "Never suspended when idle, by order of {by}.")
+    OPTED_OUT = ("opted_out", "Never suspended when idle (set by {by}).")
     QUIET_HOURS = ("quiet_hours", "No session is suspended between {start} and {end}.")
     OPERATION_IN_FLIGHT = (
         "operation_in_flight",
@@ -141,14 +141,14 @@ class Reason(Enum):
     CONNECTED_OUTSIDE = (
         "connected_outside",
         (
-            "Its programs are connected to {others}; last used {age} ago, idle after"
-            " {limit} while they are{rule}."
+            "Its programs are connected to {others}; last used {age} ago, counts as idle"
+            " after {limit} while they are{rule}."
         ),
         "A suspend would end these connections.",
     )
     CONNECTED = ("connected", "Open browser connections: {count}{rule}.")
     IDLE_OFF = ("idle_off", "Idle sessions are not suspended automatically here{rule}.")
-    IDLE = ("idle", "Idle for {idle} (idle after {idle_after}).")
+    IDLE = ("idle", "Idle for {idle} (counts as idle after {idle_after}).")
     PRESSURE = (
         "pressure",
         "Idle for {idle}, and somebody is waiting for a GPU ({count} in the queue).",
@@ -158,7 +158,7 @@ class Reason(Enum):
     NAP_IDLE = ("nap_idle", "Idle for {idle} (naps after {nap_after}).")
     NAP_KERNELS = (
         "nap_kernels",
-        "Idle while the session is at work: {names}.",
+        "Idle kernels in a session that is at work: {names}.",
     )
     NAP_WOKEN = (
         "nap_woken",
@@ -178,16 +178,16 @@ class Reason(Enum):
     )
     NAP_WAITS = (
         "nap_waits",
-        "It is waking, and waits for memory on GPU {card}: {needed} needed, {free} free.",
+        "It is waking and waits for memory on GPU {card}: {needed} needed, {free} free.",
         "It goes on by itself as soon as there is room.",
         True,
     )
-    NAP_WAKING = ("nap_waking", "It is being woken, and waits for memory on its GPU.")
+    NAP_WAKING = ("nap_waking", "It is waking and waits for memory on its GPU.")
     GPU_CROWDED = (
         "gpu_crowded",
         (
-            "GPU {card} has too many sessions: in the last hour {wakes} of them woke, and"
-            " no other could nap to make room."
+            "GPU {card} has too many sessions: {wakes} times in the last hour a session"
+            " woke and none could nap to make room."
         ),
         "Lower the number of sessions for each GPU, or suspend sooner.",
     )
@@ -197,7 +197,7 @@ class Reason(Enum):
         "",
         True,
     )
-    REQUESTED = ("requested", "Asked for by {by}.")
+    REQUESTED = ("requested", "Requested by {by}.")
     CALLED_OFF = ("called_off", "Called off: {why}.")
 
     # --- preflight: what cannot be suspended ------------------------------------
@@ -589,7 +589,7 @@ class Reason(Enum):
     SAVED_FOUND = (
         "saved_found",
         (
-            "A checkpoint of this session, of {when}, was found that the service had no"
+            "Found a checkpoint of this session from {when} that the service had no"
             " record of."
         ),
         "Resume it, or start fresh; nothing is deleted meanwhile.",
@@ -598,7 +598,7 @@ class Reason(Enum):
         "saved_older",
         (
             "The newest checkpoint of this session is not in the store; the newest one"
-            " there is of {when}."
+            " there is from {when}."
         ),
         (
             "Bring the older one back, ask the administrator for the newer one, or start"
@@ -1003,7 +1003,7 @@ class Reason(Enum):
     STILL_WAITING = (
         "still_waiting",
         "It is not done after {limit}; it goes on in the background.",
-        "See how it stands: jupyterhub-gpu-reclaim sessions",
+        "See how far it is: jupyterhub-gpu-reclaim sessions",
         True,
     )
 
@@ -1029,7 +1029,7 @@ class Reason(Enum):
     )
     TOKEN_UNKNOWN = (
         "token_unknown",
-        "The Hub does not know this token: it has expired, was revoked, or is of another Hub.",
+        "The Hub does not know this token: it has expired, was revoked, or belongs to another Hub.",
         "Make a new one on the Hub's Token page.",
     )
     TOO_MANY_STREAMS = (

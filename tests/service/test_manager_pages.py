@@ -151,7 +151,7 @@ async def test_store_deletes_a_checkpoint_and_leads_back_there(service, root):
 # --- log, settings, messages, colours ------------------------------------------------
 async def test_log_of_all_sessions_is_the_managers(service, root):
     page = (await root.get("log")).body.decode()
-    assert "What happened to all sessions" in page
+    assert "History of all sessions" in page
     assert ("story", None, 0, 50) in service.control.calls
     assert 'log?user=anybody"' in page
     assert 'log?before=7"' in page

@@ -73,7 +73,7 @@ def test_line_in_the_corner_says_what_is_known_and_no_more(words):
         "Idle 5 min · suspends in 10 min": view(usage=idle, verdict={"at": NOW + 600}),
         "Idle 5 min": view(usage=idle, verdict={"at": None}),
         "Suspends in 20 s": view(phase="warned", suspends_at=NOW + 20),
-        "Session is being suspended": view(phase="suspending"),
+        "Suspending session": view(phase="suspending"),
     }
     told = words(*[("inOneLine", one, NOW) for one in cases.values()])
     assert told == list(cases)
@@ -104,8 +104,8 @@ def test_wake_is_told_by_its_place_and_then_by_the_seconds_that_are_left(words):
     nap = {"begun": NOW - 60, "gpus": [CARD]}
     cases = {
         "Waiting for a GPU, place 2": {"place": 2},
-        "Your GPU memory is coming back, 2 s": {"waking_until": NOW + 1.4},
-        "Your GPU memory is coming back": {"waking_until": NOW - 3},
+        "Getting your GPU memory back, 2 s": {"waking_until": NOW + 1.4},
+        "Getting your GPU memory back": {"waking_until": NOW - 3},
     }
     views = [
         view(phase="napping", facts={"nap": nap, **facts}) for facts in cases.values()

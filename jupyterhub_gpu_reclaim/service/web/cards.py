@@ -34,13 +34,16 @@ if TYPE_CHECKING:
 _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RUNNING: ("Running", "good"),
     Phase.NAPPING: ("Napping", "calm"),
-    Phase.WARNED: ("To be suspended", "warn"),
-    Phase.SUSPENDING: ("Being suspended", "busy"),
-    Phase.RELEASING: ("Suspended, ending", "busy"),
+    Phase.WARNED: ("Suspending soon", "warn"),
+    Phase.SUSPENDING: ("Suspending", "busy"),
+    Phase.RELEASING: ("Finishing suspend", "busy"),
     Phase.SUSPENDED: ("Suspended", "calm"),
-    Phase.RESUMING: ("Coming back", "busy"),
+    Phase.RESUMING: ("Resuming", "busy"),
     Phase.STOPPED: ("Stopped", "calm"),
 }
+
+#: Tone → words before how long ago that began; of the others: "Running for".
+_BEGAN = {"busy": "Began", "warn": "Warned"}
 
 #: Idle times that are offered to choose from, in seconds, as far as the bounds allow.
 IDLE_TIMES = (600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0)
@@ -117,6 +120,7 @@ class SessionCard:
     phase: str
     state: str
     tone: str
+    lasts: str  #: before ``since``: "Running for"
     since: Moment
     reason: str
     due: Moment | None
@@ -181,6 +185,7 @@ def card(
         phase=view.phase.value,
         state=state,
         tone=tone,
+        lasts=_BEGAN.get(tone, f"{state} for"),
         since=Moment(words.duration(now - view.since), _iso(view.since)),
         reason=view.verdict.message if view.verdict and live else "",
         due=_due(view, now) if live else None,
@@ -234,7 +239,7 @@ def _about(state: KeptState, now: float) -> str:
     """How old, how large, and how long it is kept: "5 min ago, 1.2 GB, …"."""
     parts = [ago(state.created, now).words, words.size(state.logical_bytes)]
     if state.keeping == "superseded":
-        parts.append("the session came back from it")
+        parts.append("the session was resumed from it")
     if state.expires is not None:
         parts.append(f"kept for {words.duration(state.expires - now)}")
     return ", ".join(parts)
@@ -370,7 +375,7 @@ def _until(view: SessionView) -> Moment | None:
 
 def _place(view: SessionView) -> str:
     place = view.facts.place
-    return f"Waits for a free GPU: place {place} in the queue." if place else ""
+    return f"Waiting for a free GPU: number {place} in the queue." if place else ""
 
 
 def _back(view: SessionView, now: float) -> str:
@@ -409,7 +414,7 @@ def _idle_times(view: SessionView) -> list[IdleChoice]:
 def _main(view: SessionView, *, manages: bool) -> list[Button]:
     """The main button of the session's state."""
     code = view.failure.code if view.failure is not None else ""
-    renew = Button("renew-login", "Make its login valid again", "main")
+    renew = Button("renew-login", "Restore its login", "main")
     if view.phase.live:
         suspend = Button("suspend", "Suspend now")
         if not manages:

@@ -41,20 +41,22 @@ if TYPE_CHECKING:
 
 #: What the page says after a form was taken, by the form's name.
 DONE = {
-    "suspend": "The session is being suspended.",
-    "resume": "The session is coming back.",
+    "suspend": "Suspending the session.",
+    "resume": "Resuming the session.",
     "nap": "Its GPU memory is being moved out; the session keeps running.",
     "wake": "Its GPU memory is being moved back.",
-    "keep": "Done.",
-    "idle-time": "Done.",
-    "pin": "Done.",
-    "delete": "The suspended session is deleted.",
-    "bring-back": "The session is coming back from that checkpoint.",
-    "renew-login": "The login is made valid when the session's user next visits it.",
-    "end-tree": "The programs are ended.",
+    "keep": "The session is kept running.",
+    "keep-off": "The session is no longer kept running.",
+    "idle-time": "The idle time is set.",
+    "pin": "The session will never be suspended when idle.",
+    "unpin": "The session will be suspended when idle again.",
+    "delete": "The suspended session was deleted.",
+    "bring-back": "Resuming the session from that checkpoint.",
+    "renew-login": "The login will be restored when the user next opens the session.",
+    "end-tree": "The programs were ended.",
     "delete-later": (
-        "The order to delete it stands: it cannot be brought back, and is deleted as"
-        " soon as its machine and the store answer."
+        "It cannot be brought back any more, and will be deleted as soon as its machine"
+        " and the store answer."
     ),
 }
 #: The cookie of the chosen colours, and what may be chosen.

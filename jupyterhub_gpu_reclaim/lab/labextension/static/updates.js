@@ -18,7 +18,7 @@ const LONGEST_MS = 600000; // between two questions to a service that is away
 const TOPIC = "warning";
 const NONE_LEFT = "Your time to keep sessions is used up for now. ";
 const NO_ANSWER = "The service does not answer. Try again.";
-const WARNING = "Your session is going to be suspended";
+const WARNING = "Your session will be suspended";
 
 export class Updates {
   constructor({ notice, service, watch }, item) {

@@ -73,7 +73,7 @@ SORTS: dict[str, tuple[str, Callable[[SessionView], float | str]]] = {
     "wasted": ("Wasted", _wasted),
     "due": ("Suspends", _due),
     "saved": ("Last suspended", _saved),
-    "why": ("Why not suspended", _why),
+    "why": ("Reason", _why),
 }
 
 #: Columns that have the largest, longest or newest first.

@@ -114,19 +114,19 @@ export function waking(view, now) {
     return "";
   }
   if (facts.place) {
-    return `waiting for a GPU, place ${facts.place}`;
+    return `waiting for a GPU, number ${facts.place} in the queue`;
   }
   if (!facts.waking_until) {
     return "";
   }
   const left = Math.ceil(facts.waking_until - now);
-  return `your GPU memory is coming back${left > 0 ? `, ${left} s` : ""}`;
+  return `getting your GPU memory back${left > 0 ? `, ${left} s` : ""}`;
 }
 
 /** One line for the corner: "GPU 12 GB, 0 % · idle 5 min · suspends in 10 min". */
 export function inOneLine(view, now) {
   if (["suspending", "releasing"].includes(view.phase)) {
-    return "Session is being suspended";
+    return "Suspending session";
   }
   const gpu = gpuOf(view);
   const idle = idleFor(view, now);
@@ -179,8 +179,8 @@ export function inFull(view, now) {
   if (view.kept_until > now) {
     lines.push(["Kept until", clockTime(view.kept_until)]);
   } else if (due > now) {
-    const name = view.phase === "warned" ? "Suspends at" : "Suspends after";
-    lines.push([name, `${clockTime(due)}, unless you use it`]);
+    const least = view.phase === "warned" ? ", unless you use it" : " at the earliest";
+    lines.push(["Suspends at", `${clockTime(due)}${least}`]);
   }
   return lines;
 }

@@ -7,11 +7,11 @@ const SVG = "http://www.w3.org/2000/svg";
 const STATES = {
   running: ["Running", "good"],
   napping: ["Napping", "calm"],
-  warned: ["To be suspended", "warn"],
-  suspending: ["Being suspended", "busy"],
-  releasing: ["Suspended, ending", "busy"],
+  warned: ["Suspending soon", "warn"],
+  suspending: ["Suspending", "busy"],
+  releasing: ["Finishing suspend", "busy"],
   suspended: ["Suspended", "calm"],
-  resuming: ["Coming back", "busy"],
+  resuming: ["Resuming", "busy"],
   stopped: ["Stopped", "calm"],
 };
 export const RUNS = ["running", "napping", "warned"];
