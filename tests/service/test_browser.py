@@ -232,7 +232,7 @@ async def test_overview_is_live_filtered_and_steered_without_a_reload(service, t
     await expect(bob).to_contain_text("(set by root)")
     await expect(bob.get_by_text("Keep running for 1 h")).to_be_focused()
     await page.keyboard.press("Enter")
-    await expect(page.locator("#notice")).to_have_text("Done.")
+    await expect(page.locator("#notice")).to_have_text("The session is kept running.")
     await expect(bob.get_by_text("More", exact=True)).to_be_focused()
     assert service.control.calls[-1] == ("keep", SessionKey("bob"), 3600.0, "root")
     await page.keyboard.press("Enter")
@@ -396,7 +396,7 @@ async def test_times_are_the_readers_own_and_an_idle_time_can_be_chosen(service,
     await shot(page, "service-idle-time")
     await page.get_by_label("Suspend it when unused for").select_option("30 min")
     await page.get_by_role("button", name="Set", exact=True).click()
-    await expect(page.get_by_text("Done.")).to_be_visible()
+    await expect(page.get_by_text("The idle time is set.")).to_be_visible()
     assert ("idle_time", SessionKey("ada"), 1800.0, "ada") in service.control.calls
 
 

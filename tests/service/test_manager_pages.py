@@ -128,7 +128,7 @@ async def test_store_offers_no_deletion_that_would_be_refused(service, root):
     names = ("current", "superseded", "aside")
     service.control.put("ada", kept=[kept(name, 1.0, 5, name) for name in names])
     page = (await root.get("store")).body.decode()
-    assert "the session came back from it" in page
+    assert "the session was resumed from it" in page
     offered = [name for name in names if f'value="{name}"' in page]
     assert offered == ["current", "aside"]
 
@@ -182,7 +182,11 @@ async def test_messages_have_every_code_and_failures_lead_there(service, root):
     page = (await Browser(service, "token-ada").get("messages")).body.decode()
     assert all(f'id="{reason.value}"' in page for reason in Reason)
     assert all(f'id="{alert.name}"' in page for alert in ALERTS)
-    assert 'in the middle of it. <span class="soft">It may be worth' in page
+    assert "It may be worth trying again." in page
+    assert "use {percent} % of a processor core" in page
+    assert "<strong>Cause:</strong> a package was updated while it was" in page
+    assert "put the former version back, or start fresh; update packages" in page
+    assert "](" not in page
     assert "<code>jupyterhub-gpu-reclaim store verify</code>" in page
     lost = Failure(code="file_missing", message="The file is gone.")
     service.control.put("ada", phase=Phase.SUSPENDED, failure=lost)

@@ -123,13 +123,13 @@ async def test_overview_shows_what_a_session_holds_and_did(service, root):
     assert "GPU use of the last hour: 5 % on average" in page
     assert "gpu-7" in page
     assert "1 waiting for a GPU" in page
-    assert "place 2 in the queue" in page
+    assert "number 2 in the queue" in page
 
 
 async def test_card_that_needs_fewer_seats_is_named(service, root):
     service.control.crowded_known = {"f00d": CrowdedCard(name="NVIDIA A100", wakes=3)}
     page = (await root.get("all")).body.decode()
-    assert "GPU NVIDIA A100 (f00d) has too many sessions: in the last hour 3 of" in page
+    assert "GPU NVIDIA A100 (f00d) has too many sessions: 3 times in the last" in page
 
 
 async def test_summary_shows_the_present_and_the_plot(service, root):

@@ -103,7 +103,7 @@ def test_nap_is_told_with_what_it_has_moved_out_and_what_brings_it_back(words):
 def test_wake_is_told_by_its_place_and_then_by_the_seconds_that_are_left(words):
     nap = {"begun": NOW - 60, "gpus": [CARD]}
     cases = {
-        "Waiting for a GPU, place 2": {"place": 2},
+        "Waiting for a GPU, number 2 in the queue": {"place": 2},
         "Getting your GPU memory back, 2 s": {"waking_until": NOW + 1.4},
         "Getting your GPU memory back": {"waking_until": NOW - 3},
     }
@@ -112,7 +112,7 @@ def test_wake_is_told_by_its_place_and_then_by_the_seconds_that_are_left(words):
     ]
     assert words(*[("inOneLine", one, NOW) for one in views]) == list(cases)
     (full,) = words(("inFull", views[0], NOW))
-    assert full[0] == ["GPU memory", "12 GB: waiting for a GPU, place 2"]
+    assert full[0] == ["GPU memory", "12 GB: waiting for a GPU, number 2 in the queue"]
     # A place without a nap is another one: of a session that is being resumed.
     (awake,) = words(("waking", view(facts={"place": 2}), NOW))
     assert awake == ""

@@ -35,7 +35,8 @@ _EPILOG = """\
 The service is asked with a token of the Hub (a page of the Hub makes them: Token), from
 --token-file or JUPYTERHUB_API_TOKEN. Administrators see all sessions, others their own.
 Exit code 0: done, 1: it failed or was refused (the reason and its code are printed to
-stderr), 2: wrong usage, 3: the service does not answer, 4: not done within --time-limit.
+stderr), 2: wrong usage, 3: the service does not answer, 4: not done within
+--time-limit.
 """
 
 
@@ -43,10 +44,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add these commands to the program's."""
     add = partial(_add, commands)
 
-    listing = add("sessions", "listing", "list sessions, each with its state and reason")
+    listing = add(
+        "sessions", "listing", "list sessions, each with its state and reason"
+    )
     _which(listing)
 
-    why = add("why", "listing", "list every reason why a session is or is not suspended")
+    why = add(
+        "why", "listing", "list every reason why a session is or is not suspended"
+    )
     why.add_argument("targets", metavar="USER[/SERVER]", nargs="+")
 
     suspend = add("suspend", "actions", "suspend sessions and free what they hold")
@@ -123,9 +128,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         add("journal", "saved_states", "compare the service's journal with the store")
     )
 
-    _report(
-        add("report", "report", "report what was reclaimed in a month")
-    )
+    _report(add("report", "report", "report what was reclaimed in a month"))
 
     keep = add("keep", "actions", "leave sessions alone for a while")
     _which(keep)
@@ -191,7 +194,9 @@ def _add(
 def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
     parser.add_argument("targets", metavar="USER[/SERVER]", nargs="*")
     group = parser.add_argument_group("which sessions, instead of naming them")
-    group.add_argument("--user", action="append", help="only sessions of USER (repeatable)")
+    group.add_argument(
+        "--user", action="append", help="only sessions of USER (repeatable)"
+    )
     group.add_argument(
         "--node",
         action="append",
@@ -228,7 +233,9 @@ def _journal(parser: argparse.ArgumentParser) -> None:
         " store, after it was lost or restored from a backup",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="with rebuild: only show what would be done"
+        "--dry-run",
+        action="store_true",
+        help="with rebuild: only show what would be done",
     )
     parser.epilog = (
         "For administrators. The service takes over by itself what it finds in the"

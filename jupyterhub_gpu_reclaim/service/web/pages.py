@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jupyterhub.services.auth import HubOAuthCallbackHandler
+from markupsafe import Markup
 from tornado.web import HTTPError, StaticFileHandler
 
 from jupyterhub_gpu_reclaim.common import text
@@ -29,7 +30,7 @@ from jupyterhub_gpu_reclaim.service.api.base import (
 )
 from jupyterhub_gpu_reclaim.service.api.history import story_since
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
-from jupyterhub_gpu_reclaim.service.runbook import ALERTS
+from jupyterhub_gpu_reclaim.service.runbook import ALERTS, messages_by_part
 from jupyterhub_gpu_reclaim.service.web.cards import SessionCard, ago, card
 from jupyterhub_gpu_reclaim.service.web.health import strip
 
@@ -76,7 +77,28 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["count"] = text.count
+    environment.filters["marked"] = marked
     return environment
+
+
+#: In a message's cause and action: `code`, *button*, [a page of the documentation](…).
+_MARKS = re.compile(r"`([^`]+)`|\*([^*]+)\*|\[([^\]]+)\]\([^)]+\)")
+
+
+def marked(text: str) -> Markup:
+    """The little Markdown of a message as HTML; pages of the documentation by name."""
+    made, at = Markup(), 0
+    for found in _MARKS.finditer(text):
+        made += text[at : found.start()]
+        code, button, page = found.groups()
+        if code is not None:
+            made += Markup("<code>{}</code>").format(code)
+        elif button is not None:
+            made += Markup("<em>{}</em>").format(button)
+        else:
+            made += page
+        at = found.end()
+    return made + text[at:]
 
 
 class HtmlErrors(Route):
@@ -281,8 +303,12 @@ class Messages(Page):
         if about:
             self.redirect(f"{self.context.prefix}messages#{quote(about, safe='')}")
             return
-        reasons = sorted(Reason, key=lambda one: one.value)
-        self.page("messages.html", reasons=reasons, alerts=ALERTS)
+        self.page(
+            "messages.html",
+            parts=messages_by_part(),
+            reasons={one.value: one for one in Reason},
+            alerts=ALERTS,
+        )
 
 
 class Theme(Page):
