@@ -14,9 +14,6 @@ import signal
 import time
 from pathlib import Path
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-
 MARK = "GPU_RECLAIM_DEMO"
 LOCK = "lock"
 
@@ -71,23 +68,12 @@ def claim(folder: Path) -> int | None:
         os.close(lock)
         return None
     end_all(folder)
-    give_ports_back(folder)
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         elif entry.name != LOCK:
             entry.unlink()
     return lock
-
-
-def give_ports_back(folder: Path) -> None:
-    """Take what the agent of that stack has reserved out of the kernel's list.
-
-    What it has saved cannot come back without it, and its folder is cleared away by the
-    next run.
-    """
-    with contextlib.suppress(ReclaimError):
-        Reservations(folder / "agent").reapply(keep=())
 
 
 def _read(path: Path) -> str:

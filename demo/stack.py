@@ -121,7 +121,6 @@ class Stack:
         self.end_sessions()
         self.end("agent", signal.SIGTERM)
         left = processes.end_all(self.folder)
-        processes.give_ports_back(self.folder)
         if left:
             raise StackError(f"Processes {left} could not be ended.")
 

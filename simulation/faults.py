@@ -40,6 +40,7 @@ class Faults:
             "the store is away": self.store_away,
             "the store fails now and then": self.store_fails,
             "deletions fail after they were done": self.store_late,
+            "the store is unmounted": self.store_unmounted,
             "the store is slow": self.store_slow,
             "the store is full": self.store_full,
             "the state folder is full": self.state_full,
@@ -202,6 +203,12 @@ class Faults:
     async def store_late(self, event: Event) -> None:
         await self._store("late_failing", 0.7, event)
 
+    async def store_unmounted(self, event: Event) -> None:
+        """An empty folder is in its place, and takes whatever is written."""
+        self._world.store.volume.mounted = False
+        await asyncio.sleep(5.0 + event.count * 4.0)
+        self._world.store.volume.mounted = True
+
     async def store_slow(self, event: Event) -> None:
         await self._store("slow", 40.0 * event.share, event)
 
@@ -338,6 +345,7 @@ class Faults:
         weather.lost = weather.doubled = weather.slow = 0.0
         weather.deaf.clear()
         store.away = store.full = False
+        store.volume.mounted = True
         store.failing = store.late_failing = store.slow = 0.0
         world.disk.full = False
         world.kernel.failing = 0.0

@@ -46,6 +46,11 @@ NOT_RESTORED = NOT_OPERATED | {1_145_865_584_093}
 STUCK_FROM, STUCK = 1_400_000_000, 0.3
 NOT_STUCK = NOT_RESTORED
 
+#: Seeds from here on have a store that is not mounted for a while, likewise, and the
+#: share of those.
+UNMOUNTED_FROM, UNMOUNTED = 1_420_000_000, 0.3
+NOT_UNMOUNTED = NOT_STUCK
+
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
 
@@ -172,7 +177,24 @@ def draw(seed: int) -> Plan:
     restored = seed >= RESTORED_FROM and seed not in NOT_RESTORED
     drawn = _restored(drawn) if restored else drawn
     stuck = seed >= STUCK_FROM and seed not in NOT_STUCK
-    return _stuck(drawn) if stuck else drawn
+    drawn = _stuck(drawn) if stuck else drawn
+    unmounted = seed >= UNMOUNTED_FROM and seed not in NOT_UNMOUNTED
+    return _unmounted(drawn) if unmounted else drawn
+
+
+def _unmounted(plan: Plan) -> Plan:
+    """The same plan, sometimes with a store that is not mounted for a while."""
+    rng = random.Random(f"unmounted {plan.seed}")
+    if rng.random() >= UNMOUNTED:
+        return plan
+    events = list(plan.events)
+    for _ in range(rng.randint(1, 3)):
+        at, key = _moment(rng, events), rng.choice(plan.keys)
+        events.append(_draw(rng, {"the store is unmounted": 1}, key, at))
+        for acts in ({"suspend": 3, "visit": 3, "stop": 1}, {"visit": 1}):
+            at = min(SPAN, at + rng.uniform(0.0, SOON))
+            events.append(_draw(rng, acts, key, at))
+    return replace(plan, events=_in_order(events))
 
 
 def _stuck(plan: Plan) -> Plan:

@@ -31,6 +31,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     TreeState,
     Waiting,
+    of_session,
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -62,7 +63,7 @@ from simulation.loop import MONDAY, Killed, LoopClock, Program
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterator
 
-    from jupyterhub_gpu_reclaim.common.models import Event
+    from jupyterhub_gpu_reclaim.common.models import Event, Failure
     from simulation.doubles.kernel import Kernel
     from simulation.doubles.machine import Machine, Place
     from simulation.doubles.network import Wire
@@ -176,22 +177,33 @@ class PlacementsOnMachine:
         )
 
 
-class PortsReserved:
-    """Reserved ports, by checkpoint."""
+class PortsHeld:
+    """Held ports, by checkpoint."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
-    def reserve(self, checkpoint: str, ports: object) -> None:
-        del ports
+    def findings(self, user: str, count: int) -> list[Any]:
+        del user, count
+        return []
+
+    def hold(self, checkpoint: str, user: str, ports: object, pids: object) -> None:
+        del user, ports, pids
         self._machine.reserved.add(checkpoint)
 
-    def release(self, checkpoint: str) -> None:
+    def let_go(self, checkpoint: str) -> None:
         self._machine.reserved.discard(checkpoint)
 
-    def reapply(self, keep: Any = None) -> None:
+    def let_datagrams_go(self, checkpoint: str) -> None:
+        pass
+
+    def take_again(self, checkpoint: str) -> None:
+        pass
+
+    def settle(self, keep: Any = None) -> list[str]:
         if keep is not None:
             self._machine.reserved &= set(keep)
+        return []
 
 
 class CheckedCriu:
@@ -261,7 +273,7 @@ def agent_node(
     repository: Any = RepositoryInMemory(store, program, clock)
     records = RecordsOnDisk(machine, program)
     placements: Any = PlacementsOnMachine(machine)
-    ports: Any = PortsReserved(machine)
+    ports: Any = PortsHeld(machine)
     cards = Cards(kernel, machine.name)
     accelerator = Accelerator(
         Driver(cards),  # type: ignore[arg-type]
@@ -283,9 +295,9 @@ def agent_node(
     criu: Any = CheckedCriu()
     client: Any = None
     sampler: Any = MachineSampler(machine, clock)
+    presence: Any = None  # the service here asks no node how it is
     return LocalNode(
         placements=placements,
-        ports=ports,
         operations=operations,
         sampler=sampler,
         tools=WorkflowTools(
@@ -299,6 +311,7 @@ def agent_node(
             accelerator=accelerator,
             memory=HostMemory(),
             store_room=StoreRoom(repository.free_bytes),
+            ports=ports,
             rehearses=kernel.rehearses,
         ),
         releases=releases,
@@ -306,6 +319,7 @@ def agent_node(
             placements=placements, operations=operations, releases=releases
         ),
         outcomes=Outcomes(placements=placements, records=records, store=repository),
+        presence=presence,
         look=list,
         describe=lambda: NodeStatus(host=machine.name, version=__version__),
     )
@@ -318,8 +332,7 @@ class AgentOverWire:
         self._wire = wire
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        del key
-        return await self._quick("trees")
+        return of_session(key, await self._quick("trees"))
 
     async def tree(self, incarnation: str, **more: Any) -> Tree:
         del more
@@ -329,6 +342,10 @@ class AgentOverWire:
         del key
         return {}
 
+    def ending(self, incarnation: str) -> Failure | None:
+        del incarnation
+        return None
+
     def waiting(self) -> list[Waiting]:
         return []
 
@@ -337,8 +354,7 @@ class AgentOverWire:
         return await self._quick("samples")
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[Any]:
-        del key
-        return await self._quick("checkpoints")
+        return of_session(key, await self._quick("checkpoints"))
 
     async def identity(self, checkpoint: str) -> Any:
         return await self._quick("identity", checkpoint)

@@ -62,7 +62,7 @@ def count(stack: Stack) -> dict[str, int]:
         - _files(stack.folder / "agent", "*.lock")
         - _records(stack),
         "records of sessions, kept for an hour": _records(stack),
-        "reserved ports": _reserved_ports(stack),
+        "held ports": _held_ports(stack),
         "bytes of the store": _bytes(stack.folder / "store"),
         "manifests of the store": _files(stack.folder / "store" / "manifests"),
     }
@@ -209,9 +209,8 @@ def _bytes(folder: Path) -> int:
     return sizes
 
 
-def _reserved_ports(stack: Stack) -> int:
-    """Those of the agent; the kernel's list has those of other agents, too."""
+def _held_ports(stack: Stack) -> int:
     with contextlib.suppress(OSError):
         known = json.loads((stack.folder / "agent" / "ports.json").read_bytes())
-        return sum(len(ports) for ports in known["reserved"].values())
+        return sum(len(needs["ports"]) for needs in known["held"].values())
     return 0

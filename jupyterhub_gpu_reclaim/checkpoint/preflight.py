@@ -618,9 +618,9 @@ def _signed(init_pid: int, processes: list[Process]) -> Iterator[Finding]:
     inodes = tree_inodes(process.pid for process in processes)
     by_pid = {process.pid: process for process in processes}
     with Diag(init_pid) as diag:
-        found = diag.sockets(with_keys=True)
+        found = diag.sockets(inodes, with_keys=True)
     for one in found:
-        if one.has_keys and one.inode in inodes:
+        if one.has_keys:
             process = by_pid[inodes[one.inode][0]]
             yield finding(
                 Reason.HANDLE_UNSUPPORTED,

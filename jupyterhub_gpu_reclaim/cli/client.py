@@ -91,6 +91,10 @@ class SessionsClient:
         """Let the next start make its old login valid again. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/renew-login", SessionView)
 
+    async def revoke_tabs(self, key: SessionKey) -> SessionView:
+        """Take the key from its open tabs. Idempotent."""
+        return await self._ask("POST", f"sessions/{key.path}/revoke-tabs", SessionView)
+
     async def end_tree(self, key: SessionKey, incarnation: str) -> None:
         """End a tree of it that the Hub does not know."""
         path = f"sessions/{key.path}/trees/{quote(incarnation, safe='')}"

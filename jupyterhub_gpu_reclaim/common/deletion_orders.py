@@ -39,11 +39,14 @@ class Deletion(Value, frozen=True, kw_only=True):
         server: its name.
         order: of the file, without its ending; empty: none could be written. A call
             that comes late is known by it: there may be a new server of that name.
+        kept_from: the program that has deleted the user. Its word alone is not
+            enough: what is suspended is kept for a while. Empty: a person has.
     """
 
     user: str
     server: str = ""
     order: Annotated[str, msgspec.Meta(pattern="^[0-9A-Za-z]{0,64}$")] = ""
+    kept_from: str = ""
 
     @property
     def key(self) -> SessionKey:

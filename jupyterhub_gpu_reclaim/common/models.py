@@ -8,7 +8,7 @@ All times are seconds since the epoch (UTC), all durations seconds, all sizes by
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -145,6 +145,8 @@ class Sample(Value, frozen=True, kw_only=True):
     started: float | None = None  #: when the tree was started or restored
     gpus: list[GpuSample] | None = []  #: empty: none used, or none there
     problem: str = ""  #: why something is not known, for the log and the page
+    #: whether its server has Jupyter's API; without, there are no kernels to be seen
+    jupyter: bool = True
     pod: str = ""  #: uid of the pod that it was taken in; empty outside of Kubernetes
 
 
@@ -177,6 +179,7 @@ class Usage(Value, frozen=True, kw_only=True):
     outside: list[str] | None = None
     kernels: int | None = None
     terminals: int | None = None
+    jupyter: bool = True  #: whether its server tells of kernels and terminals
     complete: bool = False  #: every field that a policy needs was there
 
 
@@ -335,6 +338,14 @@ class Tree(Value, frozen=True, kw_only=True):
         return self.runs or self.state is TreeState.CAPTURING
 
 
+_OfOne = TypeVar("_OfOne", Tree, CheckpointInfo)
+
+
+def of_session(key: SessionKey | None, values: list[_OfOne]) -> list[_OfOne]:
+    """Those of that session alone; without a key, all."""
+    return [value for value in values if key in {None, value.key}]
+
+
 class Event(Value, frozen=True, kw_only=True):
     """One line of an operation's stream (newline-delimited JSON).
 
@@ -368,8 +379,13 @@ class Placement(Value, frozen=True, kw_only=True):
     remembered: bool = False
     #: of a start: the incarnation that the Hub remembers there; empty: none
     former: str = ""
-    #: why a start was cancelled, if only the spawner knows
+    #: of a fresh start: the time of its key for tabs (``common/auth/tab_tokens.py``)
+    tab_key: float = 0.0
+    #: why a start was cancelled, if only the spawner knows; how a session ended that
+    #: nobody stopped
     failure: Failure | None = None
+    by: str = ""  #: who asked the Hub for a stop; empty: nobody, or not known
+    culled: bool = False  #: whether that is a program that ends idle servers
 
 
 class Suspension(Value, frozen=True, kw_only=True):

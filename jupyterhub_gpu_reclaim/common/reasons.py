@@ -105,6 +105,11 @@ class Reason(Enum):
         "Look at the agent's log on the session's machine.",
         True,
     )
+    NO_JUPYTER = (
+        "no_jupyter",
+        "Its server is no Jupyter server, so nobody can see whether it is in use.",
+        "With IdlePolicy.without_jupyter it is judged by processor, GPU and data.",
+    )
     WINDOW_TOO_SHORT = (
         "window_too_short",
         "Watched for {watched} so far; it takes {idle_after} to know that it is idle.",
@@ -629,6 +634,23 @@ class Reason(Enum):
         ),
         True,
     )
+    TOO_MANY_PORTS = (
+        "too_many_ports",
+        (
+            "Its programs are bound to {count} ports, and the suspended sessions of"
+            " this user keep {held}; one user may keep {limit}."
+        ),
+        "End programs that listen, or delete suspended sessions that you do not need.",
+    )
+    PORTS_SHORT = (
+        "ports_short",
+        (
+            "Its programs are bound to {count} ports, and suspended sessions keep"
+            " {held} of this machine; all together may keep {limit}."
+        ),
+        "Try again when others have come back or been deleted.",
+        True,
+    )
     NAME_IN_USE = (
         "name_in_use",
         (
@@ -725,6 +747,26 @@ class Reason(Enum):
         "The session ended soon after it came back; its checkpoint is kept.",
         "Resume it once more, or start fresh; the checkpoint is kept.",
     )
+    SESSION_ENDED = (
+        "session_ended",
+        "The session's programs ended by themselves ({how}).",
+        "Start it again; its log may tell why it ended.",
+    )
+    SESSION_KILLED = (
+        "session_killed",
+        "The session's programs were ended by {signal}, which the Hub did not send.",
+        "Start it again; the machine's log may tell who sent it.",
+    )
+    SESSION_OUT_OF_MEMORY = (
+        "session_out_of_memory",
+        "Linux ended the session's programs because its memory was used up.",
+        "Start it again, with more memory if that is offered.",
+    )
+    SESSION_DISRUPTED = (
+        "session_disrupted",
+        "The session's pod on {node} was ended, and not by the Hub: {why}.",
+        "Start it again; a node whose sessions are suspended first can be drained.",
+    )
     RELEASE_FAILED = (
         "release_failed",
         "The suspended session's programs did not end: {why}.",
@@ -771,7 +813,8 @@ class Reason(Enum):
     FILE_SHRANK = (
         "file_shrank",
         "The file {path}, which the session had open, has become shorter.",
-        "Put the former file back, then try again; or start fresh.",
+        "Put the file back as it was, then try again.",
+        True,
     )
     FILE_CHANGED = (
         "file_changed",
@@ -779,7 +822,8 @@ class Reason(Enum):
             "The file {path}, which the session had open for writing, was changed after"
             " the session was saved."
         ),
-        "Put the former file back, then try again; or start fresh.",
+        "Put the file back as it was, then try again.",
+        True,
     )
     LIBRARY_CHANGED = (
         "library_changed",
@@ -830,6 +874,12 @@ class Reason(Enum):
         "pod_ended",
         "The session's pod ended before its programs ran: {why}.",
         "The pod's events tell an administrator more; the image needs python3.",
+    )
+    POD_REJECTED = (
+        "pod_rejected",
+        "Machine {node} did not take the session's pod: {why}.",
+        "Try again: another machine, or this one a little later, may take it.",
+        True,
     )
     CONTAINER_REFUSED = (
         "container_refused",
@@ -896,6 +946,14 @@ class Reason(Enum):
         "The suspended session has rights that its new place does not give: {what}.",
         "Start it with the same profile as before.",
     )
+    RIGHTS_CHANGED = (
+        "rights_changed",
+        (
+            "Its user is no longer in the group {lost}, and some of its programs have the"
+            " rights of another user, or more than their user's own."
+        ),
+        "Ask your administrator to give the group back, or start fresh.",
+    )
     TOKEN_REVOKED = (
         "token_revoked",
         (
@@ -954,6 +1012,15 @@ class Reason(Enum):
         "Look at the network, and at the store itself; the agent's log says more.",
         True,
     )
+    STORE_ABSENT = (
+        "store_absent",
+        "The store of suspended sessions is not there: {why}.",
+        (
+            "What is suspended is kept in it. Ask the administrator to mount it again:"
+            " it is used as soon as it is there."
+        ),
+        True,
+    )
     STORE_DENIED = (
         "store_denied",
         "The store of checkpoints refuses what the agent asks: {why}.",
@@ -997,6 +1064,16 @@ class Reason(Enum):
         "Resume it or delete the suspended session first.",
     )
 
+    CULLED = (
+        "culled",
+        "{by} stopped it for being idle, and nothing of it was saved.",
+        "Have that culler ask us first, or take it out: docs/how-to/cullers.md.",
+    )
+    USER_SUSPENDED = (
+        "user_suspended",
+        "{user} has a suspended session, and is not deleted by a culler.",
+        "A person can delete that session, or the user on the Hub's page.",
+    )
     USER_MISSING = (
         "user_missing",
         "There is no system user {user} on this machine.",
@@ -1006,6 +1083,21 @@ class Reason(Enum):
         "launch_failed",
         "The session could not be started. {why}",
         "The Hub's log tells an administrator more.",
+    )
+    START_DENIED = (
+        "start_denied",
+        "The Hub does not let this session start now. {why}",
+        "Your suspended session is kept; your administrator can say what it needs.",
+    )
+    START_FAILED = (
+        "start_failed",
+        "The Hub's own configuration failed before the session could resume ({what}).",
+        "The Hub's log has the details.",
+    )
+    PROFILE_GONE = (
+        "profile_gone",
+        "What the session was started with is not offered to you any more ({why}).",
+        "Ask your administrator to offer it again, or start fresh.",
     )
     CONTAINER_UNSUITABLE = (
         "container_unsuitable",
@@ -1163,6 +1255,11 @@ class Reason(Enum):
         "Your browser sent two logins for this page; another page may have set one.",
         "Delete this site's cookies in your browser, and log in again.",
     )
+    TAB_KEY_OVER = (
+        "tab_key_over",
+        "This tab belongs to an earlier start of the session, or its key was revoked.",
+        "Reload the page. After a revocation, start the session fresh.",
+    )
     UNAUTHENTICATED = (
         "unauthenticated",
         "Log in first; if you have, reload the page.",
@@ -1172,6 +1269,12 @@ class Reason(Enum):
         "token_unknown",
         "The Hub does not know this token: it has expired, was revoked, or belongs to another Hub.",
         "Make a new one on the Hub's Token page.",
+    )
+    TOO_OFTEN = (
+        "too_often",
+        "This session was changed very often just now.",
+        "Wait a minute, then try again.",
+        True,
     )
     TOO_MANY_STREAMS = (
         "too_many_streams",

@@ -15,6 +15,7 @@ logs or keeps what was read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -126,14 +127,12 @@ def has_terminal(pid: int) -> bool:
 
 def descriptors(pid: int) -> Iterator[Descriptor]:
     """The open descriptors of a process."""
-    try:
-        numbers = [int(name) for name in os.listdir(f"{PROC}/{pid}/fd")]
-    except OSError:
-        return
-    for fd in numbers:
-        target = link(pid, f"fd/{fd}")
-        if target:
-            yield Descriptor(fd, target)
+    # One by one: there may be a million, of which a caller looks at a part.
+    with contextlib.suppress(OSError), os.scandir(f"{PROC}/{pid}/fd") as entries:
+        for entry in entries:
+            target = link(pid, f"fd/{entry.name}")
+            if target:
+                yield Descriptor(int(entry.name), target)
 
 
 def fdinfo(pid: int, fd: int) -> dict[str, str]:

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import netns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 Address = IPv4Address | IPv6Address
 
@@ -50,6 +50,7 @@ _WITH_INFO, _INFO, _CARRIED = 1 << 1, 2, struct.Struct("=120xQQ")
 _HEADER = struct.Struct("=IHHII")
 _REQUEST_V2 = struct.Struct("=BBBBI48s")
 _MESSAGE = struct.Struct("=BBBB48sIIIII")
+_INODE, _INODE_AT = struct.Struct("=I"), _MESSAGE.size - 4
 _UNIX_REQUEST = struct.Struct("=BBxxIII8x")
 _SOCKID = struct.Struct("!HH16s16s")
 
@@ -132,10 +133,14 @@ class Diag:
     def __exit__(self, *args: object) -> None:
         self._netlink.close()
 
-    def sockets(self, *, with_keys: bool = False) -> list[InetSocket]:
-        """Every TCP and UDP socket of the namespace, of any owner.
+    def sockets(
+        self, inodes: Container[int] | None = None, *, with_keys: bool = False
+    ) -> list[InetSocket]:
+        """TCP and UDP sockets of the namespace, of any owner.
 
         Args:
+            inodes: which, 0 for all that no program has; None: every one. Others may
+                have a million sockets in the same namespace.
             with_keys: ask for ``has_keys``, too, which is False otherwise.
 
         Raises:
@@ -151,7 +156,7 @@ class Diag:
                 _REQUEST | _DUMP,
                 _REQUEST_V2.pack(family, protocol, shown, 0, _ALL_STATES, bytes(48)),
             )
-            if kind == _BY_FAMILY and len(payload) >= _MESSAGE.size
+            if _is_among(inodes, kind, payload)
         ]
 
     def destroy(self, one: InetSocket) -> bool:
@@ -193,6 +198,13 @@ class UnixSocket(NamedTuple):
         return stream and (self.peer != 0 or not self.is_over)
 
 
+def _is_among(inodes: Container[int] | None, kind: int, payload: bytes) -> bool:
+    """Whether a message is about one of those sockets; quicker than to read it all."""
+    if kind != _BY_FAMILY or len(payload) < _MESSAGE.size:
+        return False
+    return inodes is None or _INODE.unpack_from(payload, _INODE_AT)[0] in inodes
+
+
 def unix_sockets(pid: int) -> list[UnixSocket]:
     """Every UNIX socket of the network namespace of ``pid``."""
     found = []
@@ -221,8 +233,13 @@ def unix_sockets(pid: int) -> list[UnixSocket]:
     return found
 
 
-def connections(pid: int) -> list[TcpConnection]:
-    """Every established TCP connection in the network namespace of ``pid``."""
+def connections(pid: int, inodes: Container[int]) -> list[TcpConnection]:
+    """The established TCP connections with those inodes.
+
+    Args:
+        pid: in whose network namespace; it may have a million others.
+        inodes: of sockets.
+    """
     found = []
     with _in_namespace_of(pid, _SOCK_DIAG) as netlink:
         for sequence, family in enumerate((socket.AF_INET, socket.AF_INET6), 1):
@@ -236,7 +253,7 @@ def connections(pid: int) -> list[TcpConnection]:
                 _REQUEST_V2.pack(*body),
             )
             for kind, payload in answers:
-                if kind != _BY_FAMILY or len(payload) < _MESSAGE.size:
+                if not _is_among(inodes, kind, payload):
                     continue
                 one = _socket_of(payload, socket.IPPROTO_TCP)
                 info = dict(_attributes(payload[_MESSAGE.size :])).get(_INFO, b"")

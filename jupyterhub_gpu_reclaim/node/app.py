@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
-from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
+from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.linux.allocator import limit_arenas
 from jupyterhub_gpu_reclaim.linux.huge_pages import RaisedPages, put_back
 from jupyterhub_gpu_reclaim.node import cgroup_escape, watchdog
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from tornado.httpclient import AsyncHTTPClient
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
+    from jupyterhub_gpu_reclaim.node.setup.store import Opened
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
 _log = logging.getLogger(__name__)
@@ -94,11 +96,16 @@ class AgentApp(AgentSettings):
         self.check_together()
         if os.geteuid() != 0:
             raise CannotStartError("it must run as root: it stops and moves sessions")
+        # Before there is any thread: what it does to our view is for later ones only.
+        placements = make_placements(self.placement, self.realm, self.docker_socket)
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
         asyncio.get_running_loop().set_default_executor(threads)
         state = own_folder(Path(self.state_dir))
         with _only_one(state):
             clock = SystemClock()
+            ports = HeldPorts(state)
+            with contextlib.suppress(Refused):  # recovery insists
+                ports.settle()  # first of all: nothing else keeps others off them now
             store = await asyncio.to_thread(open_store, self, clock, state=state)
             accelerator = self._accelerator(state)
             client = jupyter_api.make_client()
@@ -107,9 +114,11 @@ class AgentApp(AgentSettings):
                 clock, accelerator.cards, answer_seconds=self.sample_seconds
             )
             node = self._node(
+                placements=placements,
                 state=state,
                 clock=clock,
-                store=store.repository,
+                opened=store,
+                ports=ports,
                 accelerator=accelerator,
                 client=client,
                 operations=operations,
@@ -194,22 +203,22 @@ class AgentApp(AgentSettings):
     def _node(
         self,
         *,
+        placements: Placements,
         state: Path,
         clock: Clock,
-        store: Repository,
+        opened: Opened,
+        ports: HeldPorts,
         accelerator: Accelerator,
         client: AsyncHTTPClient,
         operations: Operations,
         sampler: Sampler,
     ) -> LocalNode:
-        limits = self.limits()
+        limits, store = self.limits(), opened.repository
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
-        placements = make_placements(self.placement, self.realm, self.docker_socket)
         records = Records(folder(state / watchdog.RECORDS))
         criu = CheckedCriu(Path(self.criu_dir), clock, untried=self.try_architecture)
-        ports = Reservations(state)
         releases = Releases(
             records=records,
             store=store,
@@ -220,7 +229,6 @@ class AgentApp(AgentSettings):
         )
         return LocalNode(
             placements=placements,
-            ports=ports,
             operations=operations,
             sampler=TreeSampler(placements, sampler),
             tools=WorkflowTools(
@@ -234,6 +242,7 @@ class AgentApp(AgentSettings):
                 accelerator=accelerator,
                 memory=HostMemory(),
                 store_room=StoreRoom(store.free_bytes),
+                ports=ports,
                 trusted_capabilities=tuple(self.trusted_capabilities),
                 rehearses=self.rehearse == "always",
             ),
@@ -242,10 +251,14 @@ class AgentApp(AgentSettings):
                 placements=placements,
                 operations=operations,
                 releases=releases,
+                has_store=lambda: opened.presence.is_known,
             ),
             outcomes=Outcomes(placements=placements, records=records, store=store),
-            look=partial(readiness.node_findings, criu, accelerator),
-            describe=partial(readiness.description, criu, accelerator, store, state),
+            presence=opened.presence,
+            look=partial(
+                readiness.node_findings, criu, accelerator, opened.presence, ports
+            ),
+            describe=partial(readiness.description, criu, accelerator, opened, state),
         )
 
 

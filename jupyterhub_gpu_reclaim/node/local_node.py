@@ -34,10 +34,14 @@ from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
-    from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Finding, Sample
-    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+    from jupyterhub_gpu_reclaim.common.node_status import (
+        NodeStatus,
+        StoreOrder,
+        StoreStatus,
+    )
     from jupyterhub_gpu_reclaim.node.operations.records import Record
+    from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
     from jupyterhub_gpu_reclaim.node.sessions.placements import (
         Placements,
         PodHint,
@@ -66,13 +70,13 @@ class LocalNode:
     """Everything that the service may ask of this node (``http.routes.Node``)."""
 
     placements: Placements
-    ports: Reservations
     operations: Operations
     sampler: TreeSampler
     tools: WorkflowTools
     releases: Releases
     recovery: Recovery
     outcomes: Outcomes
+    presence: StorePresence
     #: Looks for what keeps this node from working; it blocks.
     look: Callable[[], list[Finding]]
     #: Tells versions and room on disks; it blocks.
@@ -145,6 +149,10 @@ class LocalNode:
             )
 
         return await asyncio.to_thread(read)
+
+    async def obey_store(self, order: StoreOrder) -> StoreStatus:
+        """Take the service's word, which store is meant; idempotent."""
+        return await asyncio.to_thread(self.presence.obey, order)
 
     async def set_hint(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about a session, before any other call."""
@@ -310,7 +318,7 @@ class LocalNode:
             return _told(ended)
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
         operation = Operation("restore", session.key, checkpoint)
-        work = Restore(self.tools, self.ports, session, operation, lazy=lazy)
+        work = Restore(self.tools, session, operation, lazy=lazy)
         return self._begin(session, operation, work.run).follow()
 
     async def thaw(self, incarnation: str) -> Tree:
@@ -380,7 +388,7 @@ class LocalNode:
             await self._refuse_ended(runs)
         await asyncio.to_thread(self.outcomes.refuse_if_needed, checkpoint)
         await asyncio.to_thread(self.tools.store.delete, checkpoint)
-        await asyncio.to_thread(self.ports.release, checkpoint)
+        await asyncio.to_thread(self.tools.ports.let_go, checkpoint)
 
     async def _refuse_ended(self, incarnation: str) -> None:
         tree = await self.tree(incarnation)

@@ -317,7 +317,9 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     folder; ``kernels`` and ``terminals`` are what its server had open; ``memory`` is
     what it held, in bytes, with that of its ``gpus``; ``standing`` is what its users of
     a GPU had left unread (``nap.inputs``); ``image`` is that of its container,
-    ``node_labels`` are the service's own.
+    ``node_labels`` are the service's own; ``given_groups`` are what its container gave
+    its init, whose own comes first; ``shares_network`` is true where it lived in the
+    agent's own network.
     """
 
     format: int = 1
@@ -340,6 +342,8 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     image: str = ""
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
     rights: Rights | None = None
+    given_groups: list[int] = msgspec.field(default_factory=list)
+    shares_network: bool = False
 
 
 def this_machine() -> Machine:

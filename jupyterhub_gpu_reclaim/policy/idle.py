@@ -145,6 +145,20 @@ class IdlePolicy(Configurable):
         """,
     ).tag(config=True)
 
+    without_jupyter = Bool(
+        default_value=False,
+        help="""Whether a session is judged whose server has no Jupyter API.
+
+        A single proxied program (Streamlit, RStudio, VS Code in place of the Jupyter
+        server) tells nothing of what its user does. False: such a session is left
+        alone. True: it is judged by the processor (its server's own program, too),
+        GPUs and data (``busy_cpu_percent``, ``busy_gpu_percent``, ``busy_data_rate``,
+        and what its page sends, ``page_burst_rate``): whoever only reads the page
+        counts as away, and sees no warning. Example: True where such programs compute
+        on GPUs.
+        """,
+    ).tag(config=True)
+
     max_sample_age = Seconds(
         60.0,
         min=1.0,
@@ -183,6 +197,8 @@ class IdlePolicy(Configurable):
             rule: which rule set them, as the end of a sentence.
         """
         usage = snapshot.usage
+        if usage is not None and not usage.jupyter and not self.without_jupyter:
+            return [deny(Reason.NO_JUPYTER)]
         if usage is None or self._is_missing(usage, snapshot.terms, now):
             return [deny(Reason.SAMPLES_MISSING)]
         busy = list(self._busy(usage, snapshot.terms, now, idle_after))

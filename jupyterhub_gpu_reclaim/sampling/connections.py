@@ -16,10 +16,15 @@ server tells of where our extension is installed (``lab/program_pages.py``).
 A suspend ends the connections to other machines of what runs in the session (a
 database, a login by ssh, the workers of a cluster), so those are told. The server's own
 are not: it is called by the Hub's proxy, and calls the Hub.
+
+On one machine all sessions are in one network namespace, so its connections are read
+once for all of them, and of those only the sessions' own are kept. A session with very
+many files open is not known, and costs the others nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,11 +32,17 @@ from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.sock_diag import connections, own_addresses
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from jupyterhub_gpu_reclaim.linux.sock_diag import TcpConnection
+    from jupyterhub_gpu_reclaim.linux.sock_diag import (
+        Address,
+        Endpoint,
+        TcpConnection,
+    )
     from jupyterhub_gpu_reclaim.sampling.sampler import SampleTarget
 
+#: Open files of a session that are looked at; with more of them it is not known.
+MAX_FILES = 16_384
 #: Other machines that a sample names; whoever is connected to more is not idle either.
 MAX_NAMED = 8
 #: Bytes a second; a page that is open asks for less.
@@ -72,12 +83,19 @@ class _Lasting:
         return sent if now - self.since >= LOADING_SECONDS else 0
 
 
+class _Counts(NamedTuple):
+    """What a connection has carried, in bytes."""
+
+    sent: int
+    received: int
+
+
 @dataclass(slots=True)
 class _Known:
     """What was seen of one session so far."""
 
     lasting: _Lasting
-    before: dict[bytes, TcpConnection] | None = None
+    before: dict[bytes, _Counts] | None = None  #: its connections at the last look
     moved: int = 0
     paged: int = 0
 
@@ -91,6 +109,31 @@ class _Session:
     pages: list[TcpConnection] = field(default_factory=list)  #: their other ends
     outside: list[TcpConnection] = field(default_factory=list)  #: of its programs
 
+    @property
+    def all(self) -> list[TcpConnection]:
+        """All of them."""
+        return [*self.calls, *self.fetches, *self.pages, *self.outside]
+
+
+class _Held(NamedTuple):
+    """The inodes of the sockets that a session has open."""
+
+    server: frozenset[int]
+    programs: frozenset[int]
+    kernels: frozenset[int]
+
+
+class _Network(NamedTuple):
+    """What there is in a network namespace: the sessions' connections."""
+
+    by_inode: Mapping[int, TcpConnection]
+    by_ends: Mapping[tuple[Endpoint, Endpoint], TcpConnection]
+    addresses: Collection[Address]
+
+
+class TooManyFilesError(Exception):
+    """A session has more files open than are looked at."""
+
 
 class Connections:
     """Looks at the connections of sessions, and counts what they carry."""
@@ -98,20 +141,42 @@ class Connections:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def look(self, target: SampleTarget, port: int, now: float) -> Traffic:
-        """What is known of a session.
+    def look(self, targets: Sequence[SampleTarget], now: float) -> dict[str, Traffic]:
+        """What is known of sessions that are in one network namespace.
 
         Args:
-            target: the session.
-            port: of its server.
+            targets: the sessions; their servers' addresses are known.
             now: seconds since the epoch.
 
+        Returns:
+            By incarnation; those that have too many files open are left out.
+
         Raises:
-            OSError: its network is gone.
+            OSError: their network is gone.
             Refused: the kernel does not tell.
         """
-        every = connections(target.init_pid)
-        mine = _sorted(every, target, port)
+        held: dict[str, _Held] = {}
+        for one in targets:
+            with contextlib.suppress(TooManyFilesError):
+                held[one.incarnation] = _held(one)
+        inodes = {n for each in held.values() for n in each.server | each.programs}
+        every = connections(targets[0].init_pid, inodes)
+        network = _Network(
+            {one.inode: one for one in every},
+            {(one.local, one.remote): one for one in every},
+            own_addresses(targets[0].init_pid),
+        )
+        return {
+            one.incarnation: self._count(one, held[one.incarnation], network, now)
+            for one in targets
+            if one.incarnation in held
+        }
+
+    def _count(
+        self, target: SampleTarget, held: _Held, network: _Network, now: float
+    ) -> Traffic:
+        port = target.address.port if target.address is not None else 0
+        mine = _sorted(held, port, network)
         known = self._known.setdefault(target.incarnation, _Known(_Lasting(now)))
         if known.before is not None:
             came, went = _carried(mine.calls, known.before)
@@ -119,7 +184,7 @@ class Connections:
             known.moved += came + known.lasting.counted(now, went - fetched)
             known.moved += sum(_carried(mine.outside, known.before))
             known.paged += _carried(mine.pages, known.before)[0]
-        known.before = {one.key: one for one in every}
+        known.before = {one.key: _Counts(one.sent, one.received) for one in mine.all}
         others = sorted({str(one.remote) for one in mine.outside})
         return Traffic(known.moved, known.paged, others[:MAX_NAMED])
 
@@ -129,41 +194,57 @@ class Connections:
             del self._known[one]
 
 
-def _sorted(every: list[TcpConnection], target: SampleTarget, port: int) -> _Session:
-    mine = _Session([one for one in every if one.local.port == port])
-    others = [one for one in every if port not in {one.local.port, one.remote.port}]
-    here = own_addresses(target.init_pid)
-    own = _sockets([target.root_pid])
-    owned = _sockets(pid for pid in target.pids if pid != target.root_pid)
-    shown = owned - _sockets(one.pids[0] for one in target.kernels.values())
-    ends = {(one.local, one.remote): one for one in others}
-    for one in others:
-        is_here = one.remote.address.is_loopback or one.remote.address in here
-        if one.inode in owned and not is_here:
+def _sorted(held: _Held, port: int, network: _Network) -> _Session:
+    mine, shown = _Session(), held.programs - held.kernels
+    for inode in held.server | held.programs:
+        one = network.by_inode.get(inode)
+        if one is None:
+            continue
+        address = one.remote.address
+        is_here = address.is_loopback or address in network.addresses
+        if one.local.port == port:
+            mine.calls.append(one)
+        elif one.remote.port == port:
+            continue
+        elif inode in held.programs and not is_here:
             mine.outside.append(one)
-        elif one.inode in own and is_here:
+        elif inode in held.server and is_here:
             mine.fetches.append(one)
-            end = ends.get((one.remote, one.local))
+            end = network.by_ends.get((one.remote, one.local))
             if end is not None and end.inode in shown:
                 mine.pages.append(end)
     return mine
 
 
 def _carried(
-    mine: Iterable[TcpConnection], before: dict[bytes, TcpConnection]
+    mine: Iterable[TcpConnection], before: Mapping[bytes, _Counts]
 ) -> tuple[int, int]:
     """Bytes that have come, and gone, since the last look."""
     came = went = 0
     for one in mine:
-        known = before.get(one.key)
-        came += max(0, one.received - (known.received if known else 0))
-        went += max(0, one.sent - (known.sent if known else 0))
+        sent, received = before.get(one.key, _Counts(0, 0))
+        came += max(0, one.received - received)
+        went += max(0, one.sent - sent)
     return came, went
 
 
-def _sockets(pids: Iterable[int]) -> frozenset[int]:
-    """The inodes of all sockets that these processes have open."""
-    targets = (each.target for pid in pids for each in procfs.descriptors(pid))
-    return frozenset(
-        int(target[8:-1]) for target in targets if target.startswith("socket:[")
-    )
+def _held(target: SampleTarget) -> _Held:
+    """The sockets that a session has open.
+
+    Raises:
+        TooManyFilesError: it has more files open than are looked at.
+    """
+    left = MAX_FILES
+    kernels = {one.pids[0] for one in target.kernels.values()}
+    found: dict[str, set[int]] = {"server": set(), "programs": set(), "kernels": set()}
+    for pid in {target.root_pid, *target.pids}:
+        for each in procfs.descriptors(pid):
+            if not left:
+                raise TooManyFilesError
+            left -= 1
+            if each.target.startswith("socket:["):
+                inode = int(each.target[8:-1])
+                found["server" if pid == target.root_pid else "programs"].add(inode)
+                if pid in kernels:
+                    found["kernels"].add(inode)
+    return _Held(*map(frozenset, found.values()))

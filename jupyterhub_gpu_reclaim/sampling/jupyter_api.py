@@ -1,7 +1,10 @@
 """Calls a Jupyter server's own REST API, and decodes its answers.
 
 Every request goes to the loopback address of the session's own network namespace, is
-bounded in time and size, and can be marked not to count as activity. A caller that
+bounded in time and size, and can be marked not to count as activity. So are the lists
+and words in an answer bounded, by their types: what a session says is kept, added up
+and sent on for each session of a node. Nothing packed is asked for, nor unpacked: older
+versions of tornado do so without a limit. A caller that
 polls keeps the answers and asks only whether they have changed (RFC 9110, 13.1.2): a
 server under JupyterHub notes every answer in the user's own log, except a "304 Not
 Modified". Answers are controlled by the user: they are decoded strictly, and what does
@@ -14,7 +17,7 @@ import asyncio
 import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
@@ -32,23 +35,34 @@ from jupyterhub_gpu_reclaim.linux import netns
 
 T = TypeVar("T")
 
+
+class OtherAnswer(Unreachable):
+    """It has answered, and not as a Jupyter server would."""
+
+
 LOOPBACK = "127.0.0.1"
 #: Ends the name of a host that is a network namespace; no resolver ever sees it.
 _SESSION = ".session"
 #: No answer that we read is larger.
-MAX_ANSWER_BYTES = 4 * 1024 * 1024
-#: Larger ones are not remembered.
-MAX_REMEMBERED_BYTES = 256 * 1024
+MAX_ANSWER_BYTES = 1024 * 1024
+#: Of all the answers of one server that are remembered, and how many they are.
+MAX_REMEMBERED_BYTES, MAX_REMEMBERED = 256 * 1024, 64
+#: Longest text about an answer that was none.
+MAX_DETAIL = 300
 #: A counter of theirs; larger numbers no float holds, and some have no float at all.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+#: A name, an id or a state in an answer.
+Word = Annotated[str, msgspec.Meta(max_length=256)]
+#: The path of a notebook; Linux knows none that is longer.
+FilePath = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Kernel(Value, frozen=True, kw_only=True):
     """An entry of ``GET api/kernels``."""
 
-    id: str
-    name: str = ""
-    execution_state: str = "unknown"
+    id: Word
+    name: Word = ""
+    execution_state: Word = "unknown"
     last_activity: datetime
     connections: Count = 0
     #: since when its cell waits for an answer; told by our server extension alone
@@ -58,21 +72,33 @@ class Kernel(Value, frozen=True, kw_only=True):
 class Terminal(Value, frozen=True, kw_only=True):
     """An entry of ``GET api/terminals``."""
 
-    name: str
+    name: Word
 
 
 class SessionKernel(Value, frozen=True, kw_only=True):
     """The kernel in an entry of ``GET api/sessions``."""
 
-    id: str
+    id: Word
 
 
 class NotebookSession(Value, frozen=True, kw_only=True):
     """An entry of ``GET api/sessions``: which notebook has which kernel."""
 
     kernel: SessionKernel | None = None
-    path: str = ""
-    type: str = ""
+    path: FilePath = ""
+    type: Word = ""
+
+
+def _at_most(count: int, kind: type[T]) -> type[list[T]]:
+    """A list of so many at most."""
+    limited: Any = Annotated[list[kind], msgspec.Meta(max_length=count)]  # type: ignore[valid-type]
+    return cast("type[list[T]]", limited)
+
+
+#: Whole answers; more of each than a person has open.
+KERNELS = _at_most(512, Kernel)
+TERMINALS = _at_most(512, Terminal)
+NOTEBOOKS = _at_most(2048, NotebookSession)
 
 
 class Contents(Value, frozen=True, kw_only=True):
@@ -96,7 +122,7 @@ class Status(Value, frozen=True, kw_only=True):
 class Version(Value, frozen=True, kw_only=True):
     """``GET api``: the first thing that a server answers, without a login."""
 
-    version: str = ""
+    version: Word = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +188,13 @@ class _Client(SimpleAsyncHTTPClient):
 
 
 def make_client() -> AsyncHTTPClient:
-    """A client of its own, with room for every session of a node at once."""
-    return _Client(force_instance=True, max_clients=512, max_body_size=MAX_ANSWER_BYTES)
+    """A client of its own, with room for every session of a node at once.
+
+    Those whose servers do not answer hold theirs for seconds; others do not wait.
+    """
+    return _Client(
+        force_instance=True, max_clients=10_000, max_body_size=MAX_ANSWER_BYTES
+    )
 
 
 async def ask(
@@ -189,7 +220,8 @@ async def ask(
 
     Raises:
         NotFound: the server has no such thing.
-        Unreachable: no answer, another error, or one that does not fit.
+        OtherAnswer: it leads elsewhere, forbids it, or says what does not fit.
+        Unreachable: no answer, or that it fails.
     """
     query = "" if track else "no_track_activity=1"
     if path.startswith("api/contents/"):
@@ -208,20 +240,45 @@ async def ask(
         request_timeout=seconds,
         connect_timeout=seconds,
         follow_redirects=False,
+        decompress_response=False,
     )
     try:
         answer = await _fetch(client, request, before)
         decoded = codec.decode(answer.body, kind)
     except (HTTPError, OSError, ValueError, BadRequest) as error:
-        detail = f"{path}: {error}"
+        detail = _short(f"{path[:MAX_DETAIL]}: {error}")
         if isinstance(error, HTTPError) and error.code == 404:
             raise NotFound(Reason.INVALID, what="Not there.", detail=detail) from None
-        raise Unreachable(Reason.SAMPLES_MISSING, detail=detail) from None
+        kind_of_error = OtherAnswer if _is_an_answer(error) else Unreachable
+        raise kind_of_error(Reason.SAMPLES_MISSING, detail=detail) from None
     if known is not None:
-        known.pop(path, None)
-        if answer.etag and len(answer.body) <= MAX_REMEMBERED_BYTES:
-            known[path] = answer
+        _remember(known, path, answer)
     return decoded
+
+
+def _is_an_answer(error: Exception) -> bool:
+    """Whether something was said, and not only that it cannot answer now."""
+    return not isinstance(error, HTTPError | OSError) or (
+        isinstance(error, HTTPError) and 300 <= error.code < 500
+    )
+
+
+def _short(text: str) -> str:
+    """Of what a server says in its status line, too, no more than a line or two."""
+    return text if len(text) <= 2 * MAX_DETAIL else text[: 2 * MAX_DETAIL] + "…"
+
+
+def _remember(known: dict[str, TaggedAnswer], path: str, answer: TaggedAnswer) -> None:
+    """Keep an answer that has a name, and as many of those before as there is room."""
+    known.pop(path, None)
+    if answer.etag:
+        known[path] = answer
+    while len(known) > MAX_REMEMBERED or _size(known) > MAX_REMEMBERED_BYTES:
+        del known[next(iter(known))]
+
+
+def _size(known: dict[str, TaggedAnswer]) -> int:
+    return sum(len(p) + len(one.etag) + len(one.body) for p, one in known.items())
 
 
 async def _fetch(

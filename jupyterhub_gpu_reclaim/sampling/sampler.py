@@ -4,12 +4,17 @@ What does not answer in time is ``None`` with the reason in ``problem``: never z
 never idle. It changes nothing, and its requests carry ``no_track_activity`` so that
 watching a session never looks like using it. The server of a stopped session is not
 called.
+
+What a session may say is bounded (``jupyter_api``, ``connections``), each look at one
+that blocks takes one thread until it has ended, and a sample that fails fails alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
@@ -20,11 +25,15 @@ from jupyterhub_gpu_reclaim.common.models import (
     TerminalSample,
 )
 from jupyterhub_gpu_reclaim.sampling import jupyter_api, process_tree
-from jupyterhub_gpu_reclaim.sampling.connections import Connections, Traffic
+from jupyterhub_gpu_reclaim.sampling.connections import (
+    MAX_FILES,
+    Connections,
+    Traffic,
+)
 from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER, NoCards, samples_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from datetime import datetime
 
     from tornado.httpclient import AsyncHTTPClient
@@ -36,6 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 #: Seconds that one session has for all its answers together.
 ANSWER_SECONDS = 5.0
 #: A card's use is a mean over at least so long, however soon it is asked again.
@@ -44,6 +55,12 @@ CARD_SECONDS = 5.0
 FRESH_CARDS_SECONDS = 30.0
 #: Notebooks asked for their last save, per sample; more are rare and cost the server.
 MAX_NOTEBOOKS = 32
+#: Of them at the same time.
+NOTEBOOKS_AT_ONCE = 8
+#: Characters of a kernel's name in a sample: the end of its notebook's path.
+NAME_CHARACTERS = 256
+#: Characters of what a sample says is missing.
+PROBLEM_CHARACTERS = 1500
 
 
 class KernelPrograms(NamedTuple):
@@ -86,6 +103,36 @@ class _Answers:
     #: by kernel's id, likewise
     kernel_gpus: dict[str, list[GpuSample] | None] = field(default_factory=dict)
     traffic: Traffic | None = None
+    jupyter: bool = True  #: whether its server has Jupyter's API
+
+
+class _Looks:
+    """Looks that block: one at a time for each name, so that none piles up."""
+
+    def __init__(self) -> None:
+        self._under_way: set[Hashable] = set()
+
+    async def take(self, name: Hashable, look: Callable[[], T], seconds: float) -> T:
+        """What the look finds.
+
+        Raises:
+            TimeoutError: it does not end in time, or the last one has not.
+            Exception: of the look's own.
+        """
+        if name in self._under_way:
+            raise TimeoutError("the last look at them has not ended")
+        self._under_way.add(name)
+        task = asyncio.ensure_future(asyncio.to_thread(look))
+        task.add_done_callback(lambda done: self._ended(name, done))
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), seconds)
+        except TimeoutError:
+            raise TimeoutError("no answer in time") from None
+
+    def _ended(self, name: Hashable, done: asyncio.Future[T]) -> None:
+        self._under_way.discard(name)
+        if not done.cancelled():
+            done.exception()  # raised above, if it was still awaited
 
 
 class Sampler:
@@ -109,8 +156,8 @@ class Sampler:
             jupyter_api.ServerAddress, dict[str, jupyter_api.TaggedAnswer]
         ] = {}
         self._connections = Connections()
-        #: Looks at processes that have not ended yet, by incarnation.
-        self._looks: dict[str, asyncio.Future[process_tree.TreeUsage]] = {}
+        #: At processes, by incarnation; at connections, by network namespace.
+        self._looks = _Looks()
 
     def close(self) -> None:
         """Close the client's connections."""
@@ -121,15 +168,39 @@ class Sampler:
         addresses = {one.address for one in watched if one.address is not None}
         self._known = {one: self._known.get(one, {}) for one in addresses}
         self._connections.keep([one.incarnation for one in watched])
-        cards = await self._look_at_cards()
-        return await asyncio.gather(*(self._sample(one, cards) for one in watched))
+        cards, traffic = await asyncio.gather(
+            self._look_at_cards(), self._look_at_networks(watched)
+        )
+        return await asyncio.gather(
+            *(self._alone(one, cards, traffic) for one in watched)
+        )
 
     async def sample(self, watched: SampleTarget) -> Sample:
         """One sample; it ends within the time limit and never raises for a session."""
-        return await self._sample(watched, await self._look_at_cards())
+        cards, traffic = await asyncio.gather(
+            self._look_at_cards(), self._look_at_networks([watched])
+        )
+        return await self._alone(watched, cards, traffic)
+
+    async def _alone(
+        self,
+        watched: SampleTarget,
+        cards: list[CardUse] | None,
+        traffic: Mapping[str, Traffic],
+    ) -> Sample:
+        """Its sample; whatever goes wrong is told in it, and no other is lost."""
+        try:
+            return await self._sample(watched, cards, traffic)
+        except Exception as error:  # noqa: BLE001 whatever it is, it is one session's
+            _log.exception("%s cannot be sampled", watched.key)
+            problem = f"unexpected: {type(error).__name__}"
+            return _sum_up(watched, _Answers(gpus=None), self._clock.now(), [problem])
 
     async def _sample(
-        self, watched: SampleTarget, cards: list[CardUse] | None
+        self,
+        watched: SampleTarget,
+        cards: list[CardUse] | None,
+        traffic: Mapping[str, Traffic],
     ) -> Sample:
         if watched.stopped:
             return _sum_up(watched, _Answers(), self._clock.now(), ["it is stopped"])
@@ -143,8 +214,11 @@ class Sampler:
             problems.append("the address of its server is not known")
         else:
             answers = await self._ask_server(watched.address, problems)
-            traffic = await self._look_at_network(watched, watched.address.port)
-            answers = replace(answers, traffic=traffic)
+            answers = replace(answers, traffic=traffic.get(watched.incarnation))
+            if answers.traffic is None:
+                problems.append(
+                    f"its connections: no answer, or over {MAX_FILES} files"
+                )
         by_kernel = {
             kernel: samples_of(cards, programs.pids)
             for kernel, programs in watched.kernels.items()
@@ -154,19 +228,33 @@ class Sampler:
         )
         return _sum_up(watched, answers, self._clock.now(), problems)
 
+    async def _look_at_networks(
+        self, watched: list[SampleTarget]
+    ) -> dict[str, Traffic]:
+        """What connections tell, by incarnation; what is not known is left out."""
+        networks: dict[Hashable, list[SampleTarget]] = {}
+        for one in watched:
+            network = _network_of(one.init_pid)
+            if network is not None and one.address is not None and not one.stopped:
+                networks.setdefault(network, []).append(one)
+        found: dict[str, Traffic] = {}
+        for part in await asyncio.gather(
+            *(self._look_at_network(*each) for each in networks.items())
+        ):
+            found |= part
+        return found
+
     async def _look_at_network(
-        self, watched: SampleTarget, port: int
-    ) -> Traffic | None:
-        """What its connections tell; None where that is not known."""
+        self, network: Hashable, watched: Sequence[SampleTarget]
+    ) -> dict[str, Traffic]:
+        now = self._clock.now()
         try:
-            return await asyncio.wait_for(
-                asyncio.to_thread(
-                    self._connections.look, watched, port, self._clock.now()
-                ),
-                self._seconds,
+            return await self._looks.take(
+                network, lambda: self._connections.look(watched, now), self._seconds
             )
-        except (OSError, ReclaimError):
-            return None
+        except (OSError, ReclaimError) as error:
+            _log.info("the connections of %s: %s", watched[0].key, error)
+            return {}
 
     async def cards(self) -> list[CardUse] | None:
         """All cards, as of some seconds ago; None where they do not answer.
@@ -192,41 +280,48 @@ class Sampler:
     async def _measure(
         self, watched: SampleTarget, problems: list[str]
     ) -> process_tree.TreeUsage | None:
-        if watched.incarnation in self._looks:
-            # A process can block each reader of its memory, thread by thread.
-            problems.append("its processes: the last look at them has not ended")
-            return None
-        look = asyncio.ensure_future(
-            asyncio.to_thread(
-                process_tree.measure, watched.init_pid, watched.root_pid, watched.pids
-            )
-        )
-        self._looks[watched.incarnation] = look
-        look.add_done_callback(lambda done: self._looked(watched, done))
         try:
-            return await asyncio.wait_for(asyncio.shield(look), self._seconds)
+            return await self._looks.take(
+                watched.incarnation,
+                lambda: process_tree.measure(
+                    watched.init_pid, watched.root_pid, watched.pids
+                ),
+                self._seconds,
+            )
         except (OSError, ValueError, IndexError) as error:
-            problems.append(f"its processes: {type(error).__name__}")
+            what = str(error) if isinstance(error, TimeoutError) else ""
+            problems.append(f"its processes: {what or type(error).__name__}")
             return None
-
-    def _looked(
-        self, watched: SampleTarget, done: asyncio.Future[process_tree.TreeUsage]
-    ) -> None:
-        del self._looks[watched.incarnation]
-        if not done.cancelled():
-            done.exception()  # told above, if it was still awaited
 
     async def _ask_server(
         self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> _Answers:
         """All questions at once, each with its own time limit."""
         kernels, terminals, status, (notebooks, saved) = await asyncio.gather(
-            self._ask(address, problems, "api/kernels", list[jupyter_api.Kernel]),
+            self._ask(address, problems, "api/kernels", jupyter_api.KERNELS),
             self._terminals(address, problems),
             self._ask(address, problems, "api/status", jupyter_api.Status),
             self._notebooks(address, problems),
         )
+        if kernels is None and await self._is_another_program(address):
+            return _Answers(kernels=[], terminals=[], jupyter=False)
         return _Answers(None, kernels, terminals, status, notebooks, saved)
+
+    async def _is_another_program(self, address: jupyter_api.ServerAddress) -> bool:
+        """Whether what answers there is no Jupyter server: each tells its version."""
+        try:
+            said = await jupyter_api.ask(
+                self._client,
+                address,
+                "api",
+                jupyter_api.Version,
+                seconds=self._seconds,
+            )
+        except (NotFound, jupyter_api.OtherAnswer):
+            return True
+        except ReclaimError:
+            return False
+        return not said.version
 
     async def _ask(
         self,
@@ -259,9 +354,7 @@ class Sampler:
     ) -> list[jupyter_api.Terminal] | None:
         """A server without the terminals extension has none: that is known."""
         try:
-            return await self._know(
-                address, "api/terminals", list[jupyter_api.Terminal]
-            )
+            return await self._know(address, "api/terminals", jupyter_api.TERMINALS)
         except NotFound:
             return []
         except ReclaimError as error:
@@ -275,14 +368,12 @@ class Sampler:
         try:
             async with asyncio.timeout(self._seconds):
                 notebooks = await self._ask(
-                    address, problems, "api/sessions", list[jupyter_api.NotebookSession]
+                    address, problems, "api/sessions", jupyter_api.NOTEBOOKS
                 )
+                paths = [n.path for n in notebooks or [] if n.type == "notebook"]
+                few = asyncio.Semaphore(NOTEBOOKS_AT_ONCE)
                 saves = await asyncio.gather(
-                    *(
-                        self._last_saved(address, notebook.path)
-                        for notebook in (notebooks or [])[:MAX_NOTEBOOKS]
-                        if notebook.type == "notebook"
-                    )
+                    *(self._last_saved(address, p, few) for p in paths[:MAX_NOTEBOOKS])
                 )
         except TimeoutError:
             problems.append("api/sessions: no answer in time")
@@ -290,12 +381,13 @@ class Sampler:
         return notebooks, max((save for save in saves if save), default=None)
 
     async def _last_saved(
-        self, address: jupyter_api.ServerAddress, path: str
+        self, address: jupyter_api.ServerAddress, path: str, few: asyncio.Semaphore
     ) -> float | None:
         """When that notebook was saved; one that was never saved or moved has none."""
         try:
             path = f"api/contents/{path}"
-            contents = await self._know(address, path, jupyter_api.Contents)
+            async with few:
+                contents = await self._know(address, path, jupyter_api.Contents)
         except ReclaimError:
             return None
         return jupyter_api.timestamp(contents.last_modified)
@@ -314,7 +406,7 @@ def _sum_up(
         processes=usage.processes if usage else None,
         memory=usage.memory if usage else None,
         cpu_server=usage.cpu_server if usage else None,
-        cpu_work=usage.cpu_work if usage else None,
+        cpu_work=_cpu_work(answers),
         written=usage.written if usage else None,
         moved=traffic.moved if traffic else None,
         paged=_paged(answers),
@@ -327,15 +419,27 @@ def _sum_up(
         last_saved=_last_saved(answers),
         last_asked=_moment(status.gpu_reclaim_person_asked) if status else None,
         gpus=answers.gpus,
-        problem="; ".join(problems),
+        problem="; ".join(problems)[:PROBLEM_CHARACTERS],
+        jupyter=answers.jupyter,
     )
+
+
+def _cpu_work(answers: _Answers) -> float | None:
+    """Processor seconds of its work; a server that is no Jupyter's does it itself."""
+    usage = answers.usage
+    if usage is None:
+        return None
+    return usage.cpu_work + (0.0 if answers.jupyter else usage.cpu_server)
 
 
 def _paged(answers: _Answers) -> int | None:
     """What pages have sent to programs, as the server tells and connections show.
 
-    Each sees what the other does not, so both count: a websocket's messages twice.
+    Each sees what the other does not, so both count: a websocket's messages twice. A
+    server that is no Jupyter's is that program itself.
     """
+    if not answers.jupyter:
+        return answers.traffic.moved if answers.traffic else None
     if answers.status is None or answers.traffic is None:
         return None
     return answers.traffic.paged + (answers.status.gpu_reclaim_paged or 0)
@@ -361,7 +465,7 @@ def _kernels(watched: SampleTarget, answers: _Answers) -> list[KernelSample] | N
     return [
         KernelSample(
             id=kernel.id,
-            name=names.get(kernel.id, kernel.name),
+            name=_end_of(names.get(kernel.id, kernel.name)),
             execution_state=kernel.execution_state,
             last_activity=jupyter_api.timestamp(kernel.last_activity),
             connections=kernel.connections,
@@ -374,9 +478,22 @@ def _kernels(watched: SampleTarget, answers: _Answers) -> list[KernelSample] | N
             gpus=answers.kernel_gpus.get(kernel.id),
             prompt_since=_moment(kernel.gpu_reclaim_prompt_since),
         )
-        for kernel in answers.kernels
+        for kernel in {one.id: one for one in answers.kernels}.values()
         for programs in [watched.kernels.get(kernel.id)]
     ]
+
+
+def _end_of(name: str) -> str:
+    cut = len(name) > NAME_CHARACTERS
+    return "…" + name[1 - NAME_CHARACTERS :] if cut else name
+
+
+def _network_of(pid: int) -> int | None:
+    """Names the network namespace of a process; None where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino
+    except OSError:
+        return None
 
 
 def _moment(told: datetime | None) -> float | None:

@@ -123,6 +123,7 @@ class Window:
             outside=newest.outside,
             kernels=None if kernels is None else len(kernels),
             terminals=None if newest.terminals is None else len(newest.terminals),
+            jupyter=newest.jupyter,
             complete=_is_whole(newest)
             and None not in (percent, gpu_percent)
             and bool(self._active),
@@ -210,15 +211,21 @@ def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, 
 
 
 def _changes(sample: Sample, before: Sample) -> Iterator[tuple[float, str]]:
-    """Kernels and terminals that were opened or closed: the closed ones are silent."""
+    """Kernels and terminals that were opened, or closed while they were in use.
+
+    One that has been idle may have been closed by a culler of the server's own; where
+    a person closes it, our server extension tells (``last_asked``).
+    """
     if sample.kernels is not None and before.kernels is not None:
         ids = {kernel.id for kernel in sample.kernels}
-        if ids != {kernel.id for kernel in before.kernels}:
+        old = {kernel.id: kernel.execution_state for kernel in before.kernels}
+        gone = (state for id_, state in old.items() if id_ not in ids)
+        if ids - old.keys() or any(state != "idle" for state in gone):
             yield sample.at, "kernel opened or closed"
     if sample.terminals is not None and before.terminals is not None:
         names = {terminal.name for terminal in sample.terminals}
-        if names != {terminal.name for terminal in before.terminals}:
-            yield sample.at, "terminal opened or closed"
+        if names - {terminal.name for terminal in before.terminals}:
+            yield sample.at, "terminal opened"
 
 
 def _gpu_share(sample: Sample) -> float | None:

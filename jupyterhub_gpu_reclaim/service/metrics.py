@@ -18,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from jupyterhub_gpu_reclaim import __version__
+from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
@@ -83,6 +84,7 @@ class Exporter(Collector):
         yield _info()
         yield from _sessions(now)
         yield from _operations(now)
+        yield _ends(now)
         yield from _durations(now)
         yield from _queue(now)
         yield from _bytes(now)
@@ -166,6 +168,18 @@ def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
         count = now.counters.failures[operation, code]
         failed.add_metric([operation, code], count)
     yield failed
+
+
+def _ends(now: MetricsSnapshot) -> Metric:
+    family = CounterMetricFamily(
+        PREFIX + "sessions_ended",
+        "Sessions whose programs ended although nobody had the Hub stop them, by"
+        " reason code.",
+        labels=["code"],
+    )
+    for code in sorted({*now.counters.ends, *(one.value for one in endings.REASONS)}):
+        family.add_metric([code], now.counters.ends[code])
+    return family
 
 
 def _durations(now: MetricsSnapshot) -> Iterator[Metric]:

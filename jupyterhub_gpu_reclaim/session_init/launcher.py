@@ -186,6 +186,18 @@ def _limit(group: Path, what: str, limit: float) -> bool:
     return False
 
 
+def oom_kills(parent: str, name: str) -> int:
+    """How many programs of a session Linux has ended for want of memory."""
+    count = 0
+    for mount, _ in hierarchies():
+        for file in ("memory.events", "memory.oom_control"):  # of v2, of v1
+            with contextlib.suppress(OSError):
+                for line in (mount / parent / name / file).read_text().splitlines():
+                    word, _, number = line.partition(" ")
+                    count += int(number) if word == "oom_kill" else 0
+    return count
+
+
 def remove_cgroups(parent: str, name: str) -> None:
     """Remove a dead session's groups; one that is still in use is left alone."""
     if not parent or not name:

@@ -30,6 +30,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Step,
     Tree,
     TreeState,
+    of_session,
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -220,9 +221,8 @@ class MemoryAgent(Generic[S]):
         return NodeStatus(host="memory", version=__version__, cards=[])
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """Every incarnation that has not ended, whatever the key."""
-        del key
-        return [session.tree() for session in self.places.values()]
+        """Every incarnation that has not ended; with a ``key``, of that session."""
+        return of_session(key, [session.tree() for session in self.places.values()])
 
     async def tree(self, incarnation: str) -> Tree:
         """One of them, or one that was killed; ``NotFound`` if there is none."""
@@ -231,9 +231,8 @@ class MemoryAgent(Generic[S]):
         return self._find(incarnation).tree()
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed ones, whatever the key."""
-        del key
-        return [info for info, _ in self.saved.values()]
+        """The committed ones; with a ``key``, of that session."""
+        return of_session(key, [info for info, _ in self.saved.values()])
 
     async def identity(self, checkpoint: str) -> Identity:
         """A login; ``NotFound`` without that checkpoint."""

@@ -4,7 +4,8 @@ It keeps the store's promises (``tests/contracts/test_repository.py``): a checkp
 committed whole or it does not exist, a commit is durable when it returns, ``abort``
 says when a commit had won, ``delete`` is idempotent. Blocks, packs and encryption are
 not simulated; the store's own suites are for these. Each call may be slow, fail, or be
-cut off by the end of the program that makes it, on either side of its effect.
+cut off by the end of the program that makes it, on either side of its effect. Whether
+it is there at all, the agents' own look at its identity decides.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
 from jupyterhub_gpu_reclaim.store.format.index import is_name
+from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from simulation.loop import pause
 
 if TYPE_CHECKING:
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from simulation.loop import Program
+
+
+_ID = "1" * 32
 
 
 class Saved(NamedTuple):
@@ -49,12 +57,50 @@ class Swept(NamedTuple):
     freed_bytes: int = 0
 
 
+class Volume(MemoryBackend):
+    """Where the store's identity stands: its volume, or the empty place below."""
+
+    mounted = True
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Nothing is there while it is not mounted."""
+        if not self.mounted:
+            raise ObjectMissing(name)
+        return super().read(name, offset, length)
+
+
+class KnownToAll:
+    """What every agent knows of the store."""
+
+    def expected(self, role: str) -> str:
+        """Its id."""
+        del role
+        return _ID
+
+    def take(self, role: str, store: str) -> None:
+        """It is known."""
+
+    def may_begin(self, role: str) -> str:
+        """None is begun here."""
+        del role
+        return ""
+
+
+def _identified(volume: Volume) -> IdentityCheck:
+    check = IdentityCheck(volume, KeyRing({"k": bytes(32)}), KnownToAll())
+    check.make(_ID)
+    return check
+
+
 @dataclass
 class StoreInMemory:
     """What stands in the store, and how it does."""
 
     rng: random.Random
     saved: dict[str, Saved] = field(default_factory=dict)
+    #: what was written into its place while it was not mounted
+    below: dict[str, Saved] = field(default_factory=dict)
+    volume: Volume = field(default_factory=Volume)
     away: bool = False
     full: bool = False
     failing: float = 0.0  #: share of calls that fail
@@ -64,6 +110,14 @@ class StoreInMemory:
     #: which trees of its session stand as the deletion of one begins
     standing: Callable[[CheckpointInfo], list[str]] = lambda _: []
     deleted: Callable[[str, CheckpointInfo, list[str]], None] = print
+
+    def __post_init__(self) -> None:
+        self._check = _identified(self.volume)
+
+    @property
+    def there(self) -> dict[str, Saved]:
+        """What one finds in its place."""
+        return self.saved if self.volume.mounted else self.below
 
     def touch(self) -> None:
         """One request to the store.
@@ -78,6 +132,7 @@ class StoreInMemory:
             raise StoreError(Reason.STORE_UNREACHABLE)
         if self.failing and self.rng.random() < self.failing:
             raise StoreError(Reason.STORE_FAILED)
+        self._check.confirm()
 
 
 class RepositoryInMemory:
@@ -102,7 +157,7 @@ class RepositoryInMemory:
         """Begin a checkpoint."""
         del expected_bytes
         self.store.touch()
-        if id in self.store.saved:
+        if id in self.store.there:
             raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=id)
         if id in self._writing:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="capture")
@@ -126,7 +181,7 @@ class RepositoryInMemory:
     def exists(self, checkpoint: str) -> bool:
         """Whether it is committed."""
         self.store.touch()
-        return checkpoint in self.store.saved
+        return checkpoint in self.store.there
 
     saved_here = exists
 
@@ -140,20 +195,20 @@ class RepositoryInMemory:
 
     def _found(self, checkpoint: str) -> Saved:
         self.store.touch()
-        found = self.store.saved.get(checkpoint)
+        found = self.store.there.get(checkpoint)
         if found is None:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         return found
 
     def delete(self, checkpoint: str) -> int:
         """Remove it; idempotent."""
-        known = self.store.saved.get(checkpoint)
+        known = self.store.there.get(checkpoint)
         stood = self.store.standing(known.info) if known is not None else []
         self.store.touch()
         if checkpoint in self._writing:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="capture")
         self.program.effect()
-        found = self.store.saved.pop(checkpoint, None)
+        found = self.store.there.pop(checkpoint, None)
         if found is not None:
             self.store.deleted(self.program.name, found.info, stood)
         self.program.effect()
@@ -179,7 +234,7 @@ class RepositoryInMemory:
     def list(self) -> list[CheckpointInfo]:
         """All committed checkpoints, oldest first."""
         self.store.touch()
-        infos = [saved.info for saved in self.store.saved.values()]
+        infos = [saved.info for saved in self.store.there.values()]
         return sorted(infos, key=lambda info: (info.created, info.id))
 
 
@@ -242,7 +297,7 @@ class Writer:
         program.effect()
         info = _finished(self._info, self._repository.clock, self.logical_bytes, more)
         files = {name: bytes(data) for name, data in self._files.items()}
-        store.saved[info.id] = Saved(info, files)
+        store.there[info.id] = Saved(info, files)
         store.committed(info, files)
         self._repository.ended(info.id)
         self._committed = info

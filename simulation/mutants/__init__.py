@@ -268,6 +268,13 @@ MUTANTS: dict[str, Mutant] = {
         node.UNREHEARSED,
         seed=1400000000,
     ),
+    "an-unmounted-store-is-an-empty-one": Mutant(
+        "The store's volume was not mounted: sessions were suspended into the empty"
+        " folder below, and ended; those in the store had no checkpoint.",
+        "a walk through an ordinary machine (issue 29, B1)",
+        node.UNMOUNTED,
+        seed=1420000023,
+    ),
     "what-would-not-come-back-is-stopped-again": Mutant(
         "The policy had a session that would not come back stopped for that again and"
         " again.",

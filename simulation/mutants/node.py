@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.node.workflows.lazy import LeftAsleep
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
 from simulation.mutants.patch import Patch, nothing
 
 if TYPE_CHECKING:
@@ -118,3 +119,7 @@ LOCKED_OUT: tuple[Patch, ...] = ((unattended, "Accelerator", _patient),)
 UNREHEARSED: tuple[Patch, ...] = ((rehearsal, "rehearse", nothing),)
 
 FORGOTTEN_REFUSAL: tuple[Patch, ...] = ((Refusals, "remember", nothing),)
+
+
+#: An empty folder is a store without checkpoints.
+UNMOUNTED: tuple[Patch, ...] = ((IdentityCheck, "confirm", nothing),)

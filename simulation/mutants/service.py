@@ -152,7 +152,7 @@ async def _once(self: Deletions, key: Any) -> bool:
     if order is None:
         return False
     with suppress(Exception):
-        trees = [t for t in await self._agent.trees(key) if t.key == key]
+        trees = await self._agent.trees(key)
         for tree in trees:
             if tree.state is not TreeState.GONE and self._is_old(order, tree):
                 await self._end(tree)

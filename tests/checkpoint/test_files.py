@@ -143,6 +143,58 @@ def test_compare_written_file_that_somebody_changed_is_refused(hold, path):
     assert holder.codes() == ["file_changed"]
 
 
+WRITES = "f = open({path!r}, 'r+b')"
+MAPS_SHARED = WRITES + "; import mmap; m = mmap.mmap(f.fileno(), 0)"
+
+
+@pytest.mark.parametrize("program", [WRITES, MAPS_SHARED])
+def test_compare_file_that_was_put_back_is_taken(hold, path, program):
+    holder = hold(program.format(path=str(path)))
+    path.write_bytes(b"y" * 10_000)
+    assert holder.codes() == ["file_changed"]
+    path.unlink()
+    path.write_bytes(b"x" * 10_000)  # another time, another inode
+    assert holder.compare() == []
+
+
+def test_compare_program_that_is_being_written_needs_all_its_bytes(hold, library):
+    """Its build ID says which link it is from, not what was written since."""
+    holder = hold(WRITES.format(path=str(library)))
+    data = bytearray(library.read_bytes())
+    data[-1] ^= 1
+    library.write_bytes(data)
+    assert holder.codes() == ["file_changed"]
+
+
+def test_written_files_are_hashed_up_to_so_many_bytes(hold, path, monkeypatch):
+    monkeypatch.setattr(open_files, "MAX_WRITTEN_BYTES", 12_000)
+    small, large = path.with_name("small"), path.with_name("large")
+    small.write_bytes(b"s" * 2_000)
+    large.write_bytes(b"l" * 10_001)
+    holder = hold(
+        ";".join(
+            f"f{n} = open({str(p)!r}, 'r+b')" for n, p in enumerate([large, small])
+        )
+    )
+    assert holder.one(small).digest
+    assert not holder.one(large).digest
+
+
+def test_contents_that_a_mapping_has_written_are_hashed_anew(hold, path):
+    holder = hold(MAPS_SHARED.format(path=str(path)))
+    before, status = holder.one(path).digest, path.stat()
+    with path.open("r+b") as file:
+        file.write(b"z")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    pid = holder.process.pid
+    (now,) = [
+        one
+        for one in open_files.fingerprint(pid, [pid])
+        if one.path == os.fsencode(path)
+    ]
+    assert now.digest != before
+
+
 @pytest.mark.parametrize("content", [b"shorter", b"x" * 20_000])
 def test_compare_file_that_the_session_wrote_itself_is_taken(hold, path, content):
     holder = hold(f"f = open({str(path)!r}, 'r+b'); g = open({str(path)!r}, 'rb')")

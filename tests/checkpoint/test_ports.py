@@ -6,163 +6,20 @@ import contextlib
 import os
 import socket
 import struct
-import subprocess
-import sys
-import textwrap
 import threading
 from ipaddress import ip_address
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port, TcpConnection
-from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import (
-    Reservations,
-    format_ranges,
-    parse_ranges,
-)
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import clear, proceed
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.linux.sock_diag import Endpoint
-
-
-@pytest.fixture
-def sysctl(tmp_path):
-    path = tmp_path / "ip_local_reserved_ports"
-    path.write_text("8080,9148-9150\n")
-    return path
-
-
-@pytest.fixture
-def kept(tmp_path, sysctl):
-    return Reservations(tmp_path, sysctl=sysctl)
 
 
 def tcp(*numbers: int) -> list[Port]:
     return [Port("tcp", number) for number in numbers]
-
-
-@given(st.sets(st.integers(1, 65535)))
-def test_ranges_what_is_printed_is_parsed(numbers):
-    assert parse_ranges(format_ranges(numbers)) == numbers
-
-
-def test_ranges_are_as_the_kernel_writes_them():
-    assert format_ranges([3, 1, 2, 9, 7, 9]) == "1-3,7,9"
-    assert format_ranges([]) == ""
-    assert parse_ranges("\n") == set()
-
-
-def test_parse_ranges_nonsense_is_refused():
-    with pytest.raises(Refused):
-        parse_ranges("80,http")
-
-
-def test_reserve_release_leaves_what_others_reserved(kept, sysctl):
-    kept.reserve("one", tcp(8888, 40000))
-    assert sysctl.read_text() == "8080,8888,9148-9150,40000\n"
-    kept.release("one")
-    assert sysctl.read_text() == "8080,9148-9150\n"
-
-
-def test_reserve_port_that_an_admin_had_reserved_stays_after_release(kept, sysctl):
-    kept.reserve("one", tcp(8080, 8888))
-    kept.reserve("two", tcp(8080))
-    kept.release("one")
-    kept.release("two")
-    assert sysctl.read_text() == "8080,9148-9150\n"
-
-
-def test_release_port_that_another_checkpoint_needs_stays(kept, sysctl):
-    kept.reserve("one", tcp(8888))
-    kept.reserve("two", tcp(8888, 8889))
-    kept.release("one")
-    assert sysctl.read_text() == "8080,8888-8889,9148-9150\n"
-    kept.release("two")
-    assert sysctl.read_text() == "8080,9148-9150\n"
-
-
-def test_reserve_and_release_repeated_change_nothing_more(kept, sysctl):
-    for _ in range(2):
-        kept.reserve("one", tcp(8888))
-    assert kept.checkpoints() == ["one"]
-    for _ in range(2):
-        kept.release("one")
-    assert sysctl.read_text() == "8080,9148-9150\n"
-    kept.release("never heard of")
-
-
-def test_reapply_after_a_reboot_reserves_again(kept, sysctl, tmp_path):
-    kept.reserve("one", tcp(8888))
-    path = tmp_path / "ports.json"
-    record = msgspec.json.decode(path.read_bytes())
-    path.write_bytes(msgspec.json.encode({**record, "boot": "another"}))
-    sysctl.write_text("7777\n")
-    again = Reservations(tmp_path, sysctl=sysctl)
-    again.reapply()
-    assert sysctl.read_text() == "7777,8888\n"
-    again.release("one")
-    assert sysctl.read_text() == "7777\n"
-
-
-def test_reapply_forgets_checkpoints_that_are_gone(kept, sysctl):
-    kept.reserve("one", tcp(8888))
-    kept.reserve("two", tcp(8889))
-    kept.reapply(keep=["two"])
-    assert kept.checkpoints() == ["two"]
-    assert sysctl.read_text() == "8080,8889,9148-9150\n"
-
-
-def test_reservations_damaged_file_is_refused_not_forgotten(kept, tmp_path):
-    (tmp_path / "ports.json").write_text('{"reserved": 5}')
-    with pytest.raises(Refused):
-        kept.reserve("one", tcp(8888))
-    assert (tmp_path / "ports.json").read_text() == '{"reserved": 5}'
-
-
-def test_reservations_kernel_without_the_list_is_refused(tmp_path):
-    kept = Reservations(tmp_path, sysctl=tmp_path / "none" / "list")
-    with pytest.raises(Refused):
-        kept.reserve("one", tcp(8888))
-
-
-def test_reserve_kernel_hands_out_no_such_port_but_binds_it_when_asked(tmp_path):
-    """In a network namespace of its own, with a list longer than a page."""
-    code = f"""
-        import socket
-        from pathlib import Path
-        from jupyterhub_gpu_reclaim.checkpoint.sockets import ports
-        from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
-
-        Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("40000 42999")
-        kept = ports.Reservations(Path({str(tmp_path)!r}))
-        mine = list(range(40001, 43000, 2))
-        kept.reserve("one", [Port("tcp", n) for n in mine])
-        listed = ports.read_sysctl()
-        assert listed == set(mine), len(listed)
-        given = []
-        for _ in range(300):
-            one = socket.socket()
-            one.bind(("", 0))
-            given.append(one)
-        assert not {{one.getsockname()[1] for one in given}} & set(mine)
-        explicit = socket.socket()
-        explicit.bind(("", 40001))
-        kept.release("one")
-        assert ports.SYSCTL.read_text() == "\\n"
-        print("ok")
-    """
-    done = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout == "ok\n", done.stderr
 
 
 def test_check_free_port_that_is_taken_names_the_program():
@@ -246,22 +103,6 @@ def test_check_free_time_wait_is_no_conflict_for_a_listener():
         served.close()  # the first to close keeps the port in TIME_WAIT
         client.close()
     assert ports.check_free(os.getpid(), tcp(port)) == []
-
-
-def test_shares_network_only_with_our_own():
-    def shares(*namespace: str) -> bool:
-        with subprocess.Popen(
-            [*namespace, "sh", "-c", "echo up; read x"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as process:
-            assert process.stdout.readline() == b"up\n"
-            answer = ports.shares_network(process.pid)
-            process.communicate(b"\n")
-        return answer
-
-    assert shares()
-    assert not shares("unshare", "--net")
 
 
 def ended(address):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pwd
+
 import pytest
+from jupyterhub import orm
 
 from jupyterhub_gpu_reclaim.cli.main import main
 
@@ -66,3 +69,72 @@ def test_check_file_that_the_hub_cannot_use_says_why(check, lines, said):
 def test_check_missing_file_is_an_error_in_words(tmp_path, capsys):
     assert main(["config", "check", str(tmp_path / "none.py")]) == 1
     assert "There is no file" in capsys.readouterr().err
+
+
+def test_check_what_the_hub_itself_would_refuse_is_found_by_its_own_code(
+    check, tmp_path
+):
+    """A role of the administrator's own for somebody without an account (PAM)."""
+    role = {"name": "graders", "users": ["nobody-here"], "scopes": ["self"]}
+    status, said = check(
+        "c.JupyterHub.authenticator_class = 'pam'\n"
+        f"c.JupyterHub.load_roles = [{role!r}]\n"
+        f"configure(c, state_dir='{tmp_path}/s', admins=['ada'])\n"
+    )
+    [line] = said.splitlines()
+    assert "would not start: KeyError: User nobody-here does not exist on" in line
+    assert status == 1
+
+
+def test_check_who_has_an_account_at_the_hub_already_is_no_mistake(check, tmp_path):
+    """The Hub's own database is looked at, in a copy, and no account is made."""
+    database = tmp_path / "jupyterhub.sqlite"
+    session = orm.new_session_factory(f"sqlite:///{database}")()
+    session.add(orm.User(name="nobody-here"))
+    session.commit()
+    session.close()
+    before = database.read_bytes()
+    role = {"name": "graders", "users": ["nobody-here", "eve"], "scopes": ["self"]}
+    status, said = check(
+        f"c.JupyterHub.db_url = 'sqlite:///{database}'\n"
+        "c.JupyterHub.authenticator_class = 'pam'\n"
+        "c.LocalAuthenticator.create_system_users = True\n"
+        f"c.JupyterHub.load_roles = [{role!r}]\n"
+        f"configure(c, state_dir='{tmp_path}/s')\n"
+    )
+    assert (status, "all settings make sense" in said) == (0, True)
+    assert database.read_bytes() == before
+    with pytest.raises(KeyError):
+        pwd.getpwnam("eve")
+
+
+def test_check_what_takes_sessions_from_us_has_its_line(check, tmp_path):
+    status, said = check(
+        "c.JupyterHub.spawner_class = 'simple'\n"
+        "c.PAMAuthenticator.pam_normalize_username = True\n"
+        "c.JupyterHub.authenticator_class = 'pam'\n"
+        f"configure(c, state_dir='{tmp_path}/s', idle_after=60, admins=['no-one'],\n"
+        "    service_options={'ReclaimService.warn_for': 90,\n"
+        "                     'ReclaimService.event_log': '/nowhere/events'})\n"
+        "c.JupyterHub.services = [{'name': 'cull', 'command':\n"
+        "    ['jupyterhub-idle-culler', '--max-age=90', '--timeout=30']}]\n"
+        "c.JupyterHub.load_roles = []\n"
+        "c.JupyterHub.cleanup_servers = True\n"
+        "c.Spawner.args = ['--MappingKernelManager.cull_idle_timeout=30']\n"
+        "c.Guards.min_age = 3\n"
+    )
+    assert status == 1
+    lines = said.splitlines()
+    for words in (
+        "SimpleLocalProcessSpawner, which cannot suspend sessions",
+        "'cull' ends every server 90 s after its start",
+        "'cull' ends servers after 30 s without use, before they are suspended",
+        "cull_idle_timeout is 30 in c.Spawner.args",
+        "cleanup_servers is True",
+        "lets nobody in as 'no-one'",
+        "warn_for (90) is longer than IdlePolicy.idle_after (60)",
+        "event_log: /nowhere/events is in a folder that is not there",
+        "c.Guards.min_age must stand above the call",
+    ):
+        assert sum(words in line for line in lines) == 1, words
+    assert len(lines) == 9

@@ -417,14 +417,17 @@ async def test_identity_is_inside_the_checkpoint(node):
     assert caught.value.reason is Reason.CHECKPOINT_MISSING
 
 
-async def test_trees_and_checkpoints_of_a_key_are_at_least_all_of_it(node):
+async def test_trees_and_checkpoints_of_a_key_are_all_of_it_and_nothing_else(node):
     await released(node)
+    await released(node, BOB, "c2")
     mine, held, other = node.run(ANN), node.hold(ANN), node.run(BOB)
     everything = await living(node)
     assert set(everything) == {mine, held, other}
     assert everything[other].key == BOB
     assert everything[held].state is TreeState.HOLDING
-    assert {mine, held} <= set(await living(node, ANN)) <= {mine, held, other}
+    assert set(await living(node, ANN)) == {mine, held}
+    assert {tree.key for tree in await node.agent.trees(ANN)} == {ANN}
+    assert await stored(node) == ["c1", "c2"]
     assert [info.id for info in await node.agent.checkpoints(ANN)] == ["c1"]
 
 

@@ -8,6 +8,7 @@ import time
 import msgspec
 import pytest
 
+from jupyterhub_gpu_reclaim.common import codec, endings
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     Refused,
@@ -21,8 +22,10 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api import audit_text
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 from tests.controlplane.conftest import DELETED, KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
@@ -270,6 +273,20 @@ async def test_plan_stop_by_a_person_is_a_real_stop(world):
         await controller.release(placement)
 
 
+async def test_stop_by_a_culler_is_told_by_its_name_in_history_and_strip(world):
+    controller, incarnation = await _running(world)
+    assert controller.lately_culled() == []
+    told = Placement(
+        key=KEY, incarnation=incarnation, by="service cull-idle", culled=True
+    )
+    await controller.stopped(told)
+    [sentence] = controller.lately_culled()
+    assert sentence.startswith("service cull-idle ends sessions for being idle")
+    [line] = [s for s in controller.users.story(KEY.user).lines if s.code == "culled"]
+    assert (line.who, line.what) == ("service cull-idle", "stopped")
+    assert "nothing of it was saved" in line.sentence
+
+
 async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
     controller, _ = await _running(world)
     world.node.hold_at = "dump"
@@ -303,6 +320,13 @@ async def test_plan_stop_of_an_earlier_life_beside_a_suspended_one_forgets_nothi
     assert world.phase(controller) == "suspended"
 
 
+async def test_plan_stop_of_one_that_began_without_us_ends_it_beside_others(world):
+    """Another user's session is nothing that its Hub could forget of this one."""
+    controller, _ = await _running(world)
+    before = Placement(key=SessionKey("new"), incarnation="before-us")
+    assert (await controller.plan_stop(before)).action == "stop"
+
+
 async def test_plan_stop_of_an_unknown_session_agent_down_is_no_answer(world):
     controller = await world.controller()
     world._servers[0].stop()
@@ -319,6 +343,21 @@ async def test_stop_by_a_person_soon_after_the_return_puts_aside(world):
     assert view.phase == "stopped"
     assert len(view.saved) == 1
     assert await world.hub.start(KEY) == "cold"
+
+
+async def test_end_that_nobody_ordered_is_told_with_what_ended_it(world):
+    """And not as a stop by its user."""
+    controller, incarnation = await _running(world)
+    killed = codec.failure_of(endings.by_status(-9))
+    placement = Placement(key=KEY, incarnation=incarnation, failure=killed)
+
+    await controller.stopped(placement)
+
+    assert controller.users.session(KEY).failure == killed
+    line = controller.users.audit(KEY)[0]
+    assert (line.who, line.what, line.code) == (SERVICE, "vanished", killed.code)
+    assert audit_text.sentence(line) == killed.message
+    assert controller.metrics_snapshot().counters.ends == {killed.code: 1}
 
 
 async def test_stopped_while_suspended_keeps_the_checkpoint(world):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -357,3 +358,24 @@ async def test_running_session_of_an_old_account_leaves_its_name_by_a_suspend(wo
     await controller.users.start_fresh(KEY, "ada")
     assert (await controller.plan_start(_placement("i4", NEW))).action == "cold"
     assert len(world.node.saved) == 1
+
+
+@pytest.mark.parametrize("returns", [True, False])
+async def test_what_a_program_deleted_with_its_user_is_kept_for_a_while(world, returns):
+    """An LMS, say: nobody who knows what is saved has said that it may go."""
+    world.change(set_aside=600.0 if returns else 0.5)
+    controller = await _left_by_the_old_one(world)
+    world.hub.states.pop(KEY, None)
+    await controller.forget(
+        Deletion(user=KEY.user, server=KEY.server, kept_from="service lms")
+    )
+    if not returns:
+        await world.until(lambda: not world.node.saved)
+        await world.until(lambda: world.phase(controller) == "stopped")
+        return
+    await asyncio.sleep(0.3)
+    assert world.phase(controller) == "suspended"
+    plan = await controller.plan_start(_placement("i2", NEW))
+    assert (plan.action, plan.failure.code) == ("refuse", "former_account")
+    await controller.users.resume(KEY, "root", manages=True)
+    assert (await controller.plan_start(_placement("i3", NEW))).action == "restore"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
-from jupyterhub_gpu_reclaim.common.models import Decision
+from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
 from tests.controlplane.conftest import KEY
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
@@ -64,10 +64,13 @@ async def test_doubled_session_is_not_suspended_until_one_is_ended(world, double
 
     with pytest.raises(Refused):
         await controller.users.end_second(KEY, first, "root")
-    with pytest.raises(NotFound):
-        await controller.users.end_second(KEY, "nobody", "root")
-    assert set(world.node.places) == {first, second}
+    neighbour = await world.running("work", SessionKey("bob"))
+    for other in ("nobody", neighbour):
+        with pytest.raises(NotFound):
+            await controller.users.end_second(KEY, other, "root")
+    assert set(world.node.places) == {first, second, neighbour}
     await controller.users.end_second(KEY, second, "root")
 
     await world.until(lambda: world.phase(controller) == "suspended")
-    assert [c for _, c in world.node.saved.values()] == ["old work"]
+    mine = [c for info, c in world.node.saved.values() if info.key == KEY]
+    assert mine == ["old work"]

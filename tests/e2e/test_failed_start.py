@@ -14,8 +14,6 @@ from demo.__main__ import cramped
 from demo.causes import cause
 from demo.stack import StackError
 from demo.user import trail
-from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
-from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations, read_sysctl
 from tests.support.hub import wait_until
 from tests.support.stack import Stack
 
@@ -122,17 +120,3 @@ def test_service_is_known_by_its_mark_and_can_be_killed(short: Path) -> None:
         assert before
         stack.kill("service")
         wait_until(lambda: not any(map(processes.alive, before)), 10)
-
-
-def test_claim_gives_back_the_ports_that_a_dead_run_had_reserved(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "demo"
-    state = folder / "agent"
-    state.mkdir(parents=True)
-    before = read_sysctl()
-    Reservations(state).reserve("checkpoint-1", [Port("tcp", 40123, "127.0.0.1")])
-    assert 40123 in read_sysctl()
-    assert processes.claim(folder) is not None
-    assert read_sysctl() == before
-    assert not state.exists()

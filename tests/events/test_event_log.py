@@ -140,6 +140,7 @@ WITHOUT_A_WORD = {
     "new account",
     "renew login",
     "report",
+    "revoke tabs",
     "start fresh",
     "wakes",
 }

@@ -86,3 +86,40 @@ def test_account_is_told_with_each_start_and_outlives_a_new_name(hub, service, n
     _started(hub, renamed)
     hub.stop_server(renamed)
     assert _asked(service, renamed)[-1] not in {first, ""}
+
+
+def test_culler_of_users_leaves_who_has_a_suspended_session(hub, service, suspended):
+    """Session and account are kept: they come back to the same login."""
+    name = suspended.name
+    culled = hub.api("POST", "users", json={"usernames": [f"{name}-gone"]})
+    assert culled.status_code == 201
+    assert hub.cull("--timeout=1", "--cull-every=1", "--cull-users=true") == 0
+    assert hub.api("GET", f"users/{name}").status_code == 200
+    assert hub.api("GET", f"users/{name}-gone").status_code == 404
+    forgotten = {body["user"] for call, body in service.calls if call == "forget"}
+    assert name not in forgotten
+    assert "has a suspended session, and is not deleted" in hub.log()
+
+
+def test_user_whom_a_program_deletes_leaves_what_is_suspended_for_a_while(
+    hub, service, suspended
+):
+    """A person at the Hub's page means it; a program may not know what is there."""
+    before = _orders(service)
+    assert hub.api("DELETE", f"users/{suspended.name}").status_code == 204
+    wait_until(lambda: service.called("forget") == 1, 30, hub.log)
+    [told] = [body for call, body in service.calls if call == "forget"]
+    assert (told["user"], told["kept_from"]) == (suspended.name, "service tests")
+    assert _orders(service) == before
+
+
+def test_stop_by_a_culler_is_told_as_one(hub, service, amy):
+    """The service can say what ends sessions before they are saved."""
+    assert hub.cull("--timeout=1", "--cull-every=1") == 0
+    wait_until(lambda: not hub.server(amy.name)["ready"], 30, hub.log)
+    told = [
+        b for c, b in service.calls if c == "stopped" and b["key"]["user"] == amy.name
+    ]
+    assert [(body["by"], body["culled"]) for body in told] == [
+        ("service cull-idle", True)
+    ]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
@@ -23,7 +24,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.clients.agent_router import LOOK_SECONDS
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
-from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
+from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, Pod
 from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
 from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
 from tests.support.cluster import NAMESPACE
@@ -465,3 +466,92 @@ async def test_a_prometheus_that_hangs_costs_no_sample(cluster, two, tmp_path):
         await prometheus.asked.wait()
         async with asyncio.timeout(LOOK_SECONDS):
             assert len(await fleet.samples()) == 2
+
+
+async def _ended(cluster, service, end):
+    """How the fleet says that Ada's pod ended, and whether before it was gone."""
+    pod = session_pod(cluster)
+    await service.knows(lambda pods: pods and all(p.image for p in pods))
+    assert service.fleet.ending(I1) is None
+    end(pod["metadata"]["name"])
+    await until(lambda: cluster.pod("jupyter-ada") is None)
+    return await until(lambda: service.fleet.ending(I1))
+
+
+async def test_a_pod_that_is_drained_says_so_when_it_is_gone(cluster, service):
+    end = await _ended(cluster, service, lambda name: cluster.evict(cluster.pod(name)))
+    assert end.code == "session_disrupted"
+    assert "EvictionByEvictionAPI: Eviction API: evicting" in end.message
+    assert "pod on one " in end.message or "pod on two " in end.message
+
+
+async def test_a_pod_that_was_deleted_by_force_says_so(cluster, service):
+    end = await _ended(
+        cluster, service, lambda name: cluster.drop("pods", cluster.pod(name))
+    )
+    assert end.code == "session_disrupted"
+    assert end.message.endswith("it was deleted.")
+
+
+def told(**status):
+    pod = {
+        "metadata": {"name": "jupyter-ada", "uid": "u", **status.pop("metadata", {})},
+        "spec": {"nodeName": "one", "containers": []},
+        "status": {"phase": "Failed", **status},
+    }
+    return msgspec.convert(pod, Pod).end
+
+
+def container(code, reason, at="2026-01-01T00:00:10Z"):
+    ended = {"exitCode": code, "reason": reason, "finishedAt": at}
+    return [{"name": "notebook", "state": {"terminated": ended}}]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        ({"phase": "Running"}, None, ""),
+        (
+            {"reason": "Evicted", "message": "The node was low on resource: memory. "},
+            "session_disrupted",
+            "one was ended, and not by the Hub: Evicted: The node was low",
+        ),
+        (
+            {"containerStatuses": container(137, "OOMKilled")},
+            "session_out_of_memory",
+            "memory was used up",
+        ),
+        ({"containerStatuses": container(143, "Error")}, "session_killed", "SIGTERM"),
+        (
+            {"phase": "Succeeded", "containerStatuses": container(0, "Completed")},
+            "session_ended",
+            "exit status 0",
+        ),
+        (  # the Hub has deleted what had ended
+            {
+                "containerStatuses": container(3, "Error"),
+                "metadata": {
+                    "deletionTimestamp": "2026-01-01T00:00:31Z",
+                    "deletionGracePeriodSeconds": 1,
+                },
+            },
+            "session_ended",
+            "exit status 3",
+        ),
+        (  # somebody has deleted what ran
+            {
+                "containerStatuses": container(0, "Completed"),
+                "metadata": {
+                    "deletionTimestamp": "2026-01-01T00:00:31Z",
+                    "deletionGracePeriodSeconds": 30,
+                },
+            },
+            "session_disrupted",
+            "it was deleted",
+        ),
+    ],
+)
+def test_end_of_a_pod_is_what_cluster_and_container_say(status, code, words):
+    end = told(**status)
+    assert (end.code if end else None) == code
+    assert words in (end.message if end else "")

@@ -297,3 +297,42 @@ def test_any_pod_stays_valid_and_itself(user, server, mode, options) -> None:
     assert f"--server={server}" in map(expanded, words)
     for name in ("resources", "volumeMounts", "securityContext", "ports"):
         assert ours.get(name) == notebook(pod).get(name)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {
+            "extra_pod_config": {
+                "affinity": {
+                    "nodeAffinity": {
+                        "preferredDuringSchedulingIgnoredDuringExecution": []
+                    }
+                }
+            }
+        },
+        {
+            "node_affinity_preferred": [
+                {"weight": 1, "preference": {"matchExpressions": []}}
+            ]
+        },
+        {
+            "pod_affinity_preferred": [
+                {"weight": 1, "podAffinityTerm": {"topologyKey": "zone"}}
+            ]
+        },
+    ],
+)
+def test_hold_prefers_other_nodes_than_those_that_sent_it_away(given) -> None:
+    before = as_json(a_pod(**given))
+    pod = a_pod(**given)
+    held = as_json(prepared(pod, a_purpose("hold", avoid=("one", "two"))))
+    rules = held["spec"]["affinity"]["nodeAffinity"]
+    last = rules["preferredDuringSchedulingIgnoredDuringExecution"][-1]
+    assert [field["values"] for field in last["preference"]["matchFields"]] == [
+        ["one"],
+        ["two"],
+    ]
+    assert problems(held) == []
+    assert as_json(pod) == before

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
+from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLimits
@@ -64,7 +64,6 @@ def agent(request, folder):
     if (ended := made.popen.poll()) is not None:
         print(f"the agent had ended, with {ended}")
     else:
-        # Their ports stay reserved in the kernel's list for as long as they exist.
         for one in made.get("/v1/checkpoints").json():
             made.delete(f"/v1/checkpoints/{one['id']}")
     if not shared:
@@ -88,7 +87,6 @@ def recovery(folder):
     if os.geteuid() != 0:
         pytest.skip("needs root: sessions have namespaces")
     (folder / "ports").mkdir()
-    (folder / "ports" / "sysctl").write_text("\n")
     clock = SystemClock()
     return Recovery(
         placements=LocalPlacements(folder.name),
@@ -96,7 +94,7 @@ def recovery(folder):
         releases=Releases(
             records=Records(folder / "records"),
             store=Repository(FolderBackend(folder / "store"), clock=clock, keys=KEYS),
-            ports=Reservations(folder / "ports", sysctl=folder / "ports" / "sysctl"),
+            ports=HeldPorts(folder / "ports"),
             accelerator=Accelerator(
                 gpu.AbsentDriver(), Nvml(), lock_seconds=1, seconds=1
             ),

@@ -540,6 +540,7 @@ def tools_of(recovery, cards, client=None) -> WorkflowTools:
         accelerator=cards,
         memory=HostMemory(),
         store_room=StoreRoom(releases.store.free_bytes),
+        ports=releases.ports,
     )
 
 
@@ -679,7 +680,6 @@ async def test_suspend_calls_off_a_wake_that_waits_for_room(
     releases = recovery.releases
     node = LocalNode(
         placements=recovery.placements,
-        ports=None,
         operations=recovery.operations,
         sampler=None,
         tools=tools_of(recovery, accelerator),

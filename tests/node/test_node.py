@@ -1,5 +1,6 @@
 """What the agent leaves behind on the machine: ports, samples, TLS, ended restores."""
 
+import os
 import shutil
 import socket
 import ssl
@@ -12,8 +13,7 @@ import httpx
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import SYSCTL, parse_ranges
-from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
+from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, TcpState
 from tests.support.agent import Agent, criu_folder, wait_for
 
 #: A state of /proc/net/tcp: closed by this side, and not to be used for a minute.
@@ -21,8 +21,11 @@ TIME_WAIT = "06"
 IP_LOCAL_PORT_RANGE = 51  # <linux/in.h>, Linux 6.3
 
 
-def reserved() -> set[int]:
-    return parse_ranges(SYSCTL.read_text())
+def bound() -> set[int]:
+    """Ports of sockets that are bound and no more."""
+    with Diag(os.getpid()) as diag:
+        unused = {TcpState.CLOSE, TcpState.BOUND_INACTIVE}
+        return {one.local.port for one in diag.sockets() if one.state in unused}
 
 
 def connections_of(port: int) -> list[str]:
@@ -48,12 +51,12 @@ def test_port_of_a_saved_session_is_kept_until_it_is_back(agent, jupyter, places
         agent.capture(server.place, "cp")
         agent.post(release, {"checkpoint": "cp"})
 
-        assert server.port in reserved()
+        assert server.port in bound()
         left = connections_of(server.port)
     assert set(left) <= {TIME_WAIT}
     holding = places("hold")
     assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
-    assert server.port not in reserved()
+    assert server.port not in bound()
 
 
 def test_port_taken_by_another_program_refuses_and_names_it(agent, jupyter, places):
@@ -61,10 +64,12 @@ def test_port_taken_by_another_program_refuses_and_names_it(agent, jupyter, plac
     agent.capture(server.place, "cp")
     agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
     holding = places("hold")
+    agent.kill()
     with socket.socket() as thief:
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         thief.bind(("127.0.0.1", server.port))
         thief.listen()
+        agent.start()
         failed = agent.restore(holding, "cp")[-1]["failure"]
     assert failed["code"] == "port_in_use"
     assert str(server.port) in failed["message"]
@@ -92,7 +97,7 @@ def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
     ephemeral = {one.local.port for one in found if one.inode in links} - listening
     assert ephemeral
     agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
-    assert not ephemeral & reserved()
+    assert not ephemeral & bound()
 
     # Of an address of its own, so that it is not given one of those ports itself.
     with socket.create_server(("127.0.0.2", 0)) as elsewhere, ExitStack() as stack:

@@ -306,6 +306,7 @@ async def test_roll_back_after_a_commit_that_won_keeps_what_may_be_all_that_is_l
         accelerator=releases.accelerator,
         memory=HostMemory(),
         store_room=StoreRoom(releases.store.free_bytes),
+        ports=releases.ports,
     )
     operation = Operation("capture", KEY, "cp")
     taken_back = capture.Capture(tools, session, operation, 1)

@@ -35,6 +35,7 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"last_active": None}, Reason.SAMPLES_MISSING, ""),
         ({"kernels": None}, Reason.SAMPLES_MISSING, ""),
         ({"terminals": None}, Reason.SAMPLES_MISSING, ""),
+        ({"jupyter": False}, Reason.NO_JUPYTER, "no Jupyter server"),
         ({"cpu_percent": None}, Reason.SAMPLES_MISSING, ""),
         ({"gpu_percent": None}, Reason.SAMPLES_MISSING, ""),
         ({"sample_age": 61.0}, Reason.SAMPLES_MISSING, ""),
@@ -47,6 +48,22 @@ def test_one_reason_against_idleness_is_told(snapshot, now, usage, reason, words
     assert verdict.code == reason.value
     assert words in verdict.message
     assert "(name)" not in verdict.message
+
+
+def test_server_without_jupyter_is_judged_by_what_it_does_where_that_is_set(
+    snapshot, now
+):
+    proxied = {"jupyter": False, "kernels": 0, "terminals": 0}
+    assert first(snapshot(proxied), now, without_jupyter=True).reclaim
+    for used, code in (
+        ({"cpu_percent": 55.0}, "cpu_busy"),
+        ({"gpu_peak_percent": 55.0}, "gpu_busy"),
+        ({"page_peak_rate": 90.0, "page_quiet_rate": 20.0}, "page_used"),
+        ({"data_rate": 1e6}, "data_moves"),
+        ({"gpu_percent": None}, "samples_missing"),
+    ):
+        verdict = first(snapshot(proxied | used), now, without_jupyter=True)
+        assert verdict.code == code
 
 
 def test_cell_that_waits_for_an_answer_is_work_for_a_time_of_its_own(snapshot, now):

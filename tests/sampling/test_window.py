@@ -151,16 +151,25 @@ def test_last_active_is_the_newest_of_all_signs():
 
 
 def test_last_active_survives_the_kernel_that_showed_it():
+    """Nor is it newer for its end: a culler of the server's own ends idle kernels."""
     usage = usage_of(
         *regular(100, active=50), sample(110, kernels=[]), sample(120, kernels=[])
     )
-    assert usage.last_active == START + 110
-    assert usage.last_active_what == "kernel opened or closed"
+    assert usage.last_active == START + 50
+    assert usage.last_active_what == "kernel train.ipynb"
 
 
-def test_closed_terminal_is_activity():
-    usage = usage_of(*regular(100), sample(110, terminals=[]))
-    assert usage.last_active == START + 110
+def test_busy_kernel_that_is_closed_is_use_and_so_is_a_new_one():
+    closed = usage_of(sample(100, state="busy"), sample(110, kernels=[]))
+    opened = usage_of(sample(100, kernels=[]), sample(110))
+    assert closed.last_active == opened.last_active == START + 110
+    assert opened.last_active_what == "kernel opened or closed"
+
+
+def test_closed_terminal_is_no_use_and_an_opened_one_is():
+    assert usage_of(*regular(100), sample(110, terminals=[])).last_active < START + 110
+    opened = usage_of(sample(100, terminals=[]), sample(110))
+    assert opened.last_active_what == "terminal opened"
 
 
 def test_kernel_time_ahead_counts_as_now():

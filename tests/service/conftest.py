@@ -96,6 +96,7 @@ class SessionsInMemory:
         self.events: list[Event | Exception] = []
         self.plan = StartPlan(action="cold")
         self.managed_keeps = 0
+        self.tab_starts: dict[SessionKey, float] = {}
         self.queue: list[Waiting] = []
         self.users_since: dict[str, float] = {}
         self.lines_known: list[Line] = []
@@ -232,6 +233,14 @@ class SessionsInMemory:
 
     async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
         self.calls.append(("end_second", key, incarnation, by))
+
+    async def revoke_tabs(self, key: SessionKey, by: str) -> SessionView:
+        self.calls.append(("revoke_tabs", key, by))
+        self.tab_starts[key] = -1.0
+        return self.session(key)
+
+    def tab_counts(self, key: SessionKey, made: float) -> bool:
+        return self.tab_starts.get(key, made) == made
 
     async def renew_login(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("renew_login", key, by))

@@ -322,6 +322,18 @@ async def test_button_of_a_report_is_for_who_manages(
     assert DONE[action] in unescape(back)
 
 
+async def test_page_of_a_session_revokes_the_key_of_its_tabs(service, browser):
+    service.control.put("ada")
+    path = "sessions/ada/-/revoke-tabs"
+    shown = Tags((await browser.get("sessions/ada/-")).body.decode())
+    assert f"/services/gpu-reclaim/{path}" in {f["action"] for f in shown.all("form")}
+    done = await browser.post(path, _xsrf=await browser.xsrf(), page="one")
+    assert done.code == 303
+    assert ("revoke_tabs", ADA, "ada") in service.control.calls
+    back = (await browser.get("sessions/ada/-?done=revoke-tabs")).body.decode()
+    assert DONE["revoke-tabs"] in unescape(back)
+
+
 async def test_report_without_a_name_of_programs_has_no_button(service):
     """As one that a service of an older version has left in the journal."""
     old = Failure(code="second_tree", message="Programs (i2) run.")

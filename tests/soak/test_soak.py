@@ -27,7 +27,7 @@ NOTHING_MORE_OF = (
     "namespaces",
     "mounts of this machine",
     "control groups",
-    "reserved ports",
+    "held ports",
     "manifests of the store",
 )
 ZOO = {animal.name: animal for animal in ANIMALS}

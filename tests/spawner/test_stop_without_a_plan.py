@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     StopPlan,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.spawner.patches import STOP_IS_OURS
+from jupyterhub_gpu_reclaim.hub.patches import ASKER, OURS
 from tests.support.simulated_hub import run, started
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def test_stop_that_the_service_asked_for_ends_nothing_that_runs(
     async def stop() -> None:
         hub = started(tmp_path, Dies(plan), users=["ann"])
         await hub.start(ANN)
-        STOP_IS_OURS.set(ours)
+        ASKER.set(OURS if ours else None)
         await hub.stop(ANN)
         while await hub.server(ANN) is not HubState.STOPPED:
             await asyncio.sleep(1.0)

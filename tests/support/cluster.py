@@ -208,7 +208,8 @@ class Cluster:
             self.say(pod, "FailedScheduling", why)
             return
         self.gpus -= gpu
-        node = min(fitting, key=lambda node: len(node.pods))
+        avoided = _avoided(pod)
+        node = min(fitting, key=lambda node: (node.name in avoided, len(node.pods)))
         pod["spec"]["nodeName"] = node.name
         pod["status"] = {
             "phase": "Pending",
@@ -240,6 +241,20 @@ class Cluster:
         self.put("pods", pod)
         asyncio.get_running_loop().create_task(self._end(pod))
 
+    def evict(self, pod: dict[str, Any], grace: int = 30) -> None:
+        """As ``kubectl drain`` has it done: the condition first, then the deletion."""
+        pod = copy.deepcopy(pod)
+        told = pod["status"].get("conditions") or []
+        disruption = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+        }
+        pod["status"]["conditions"] = [*told, disruption]
+        self.put("pods", pod)
+        self.delete_pod(pod, grace)
+
     async def _end(self, pod: dict[str, Any]) -> None:
         await asyncio.sleep(self.delete_seconds)
         for node in self.nodes:
@@ -250,6 +265,19 @@ class Cluster:
         self.gpus += _gpus(pod)
         self.drop("pods", pod)
         self.schedule_again()
+
+
+def _avoided(pod: dict[str, Any]) -> set[str]:
+    """Nodes that it does not prefer, by name."""
+    rules = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = rules.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    return {
+        name
+        for term in terms
+        for field in term["preference"].get("matchFields") or ()
+        if (field["key"], field["operator"]) == ("metadata.name", "NotIn")
+        for name in field["values"]
+    }
 
 
 def _gpus(pod: dict[str, Any]) -> int:

@@ -28,6 +28,7 @@ BIN = Path(sys.executable).parent
 MARK = "GPU_RECLAIM_TEST"
 PASSWORD = "open sesame"
 API_TOKEN = "token-of-the-test-service-0123456789"
+CULLER_TOKEN = "token-of-the-culler-0123456789abcdef"
 
 BASE = """
 c = get_config()
@@ -44,11 +45,19 @@ c.Authenticator.allow_all = True
 c.Authenticator.admin_users = {{"admin"}}
 c.JupyterHub.allow_named_servers = True
 c.JupyterHub.cleanup_servers = False
-c.JupyterHub.services = [{{"name": "tests", "api_token": {api_token!r}}}]
+c.JupyterHub.services = [
+    {{"name": "tests", "api_token": {api_token!r}}},
+    {{"name": "cull-idle", "api_token": {culler_token!r}}},
+]
 c.JupyterHub.load_roles = [{{
     "name": "tests",
     "services": ["tests"],
     "scopes": ["admin:users", "admin:servers", "tokens", "admin:server_state"],
+}}, {{
+    "name": "cull-idle",
+    "services": ["cull-idle"],
+    "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers",
+               "admin:users"],
 }}]
 c.Spawner.environment = {{{mark!r}: "{folder}", "JUPYTER_PLATFORM_DIRS": "1"}}
 c.Spawner.cmd = {server!r}
@@ -97,6 +106,7 @@ class HubUnderTest:
             folder=folder,
             password=PASSWORD,
             api_token=API_TOKEN,
+            culler_token=CULLER_TOKEN,
             mark=MARK,
             server=light_server.COMMAND,
         )
@@ -228,7 +238,7 @@ class HubUnderTest:
                 [BIN / "jupyterhub-idle-culler", *options],
                 env={
                     **os.environ,
-                    "JUPYTERHUB_API_TOKEN": API_TOKEN,
+                    "JUPYTERHUB_API_TOKEN": CULLER_TOKEN,
                     "JUPYTERHUB_API_URL": f"{self.url}/hub/api",
                 },
                 stdout=log,

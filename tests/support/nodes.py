@@ -79,6 +79,7 @@ class Node:
         self.cluster, self.name, self.labels = cluster, name, labels
         self.schedulable = True
         self.lost = False  # its kubelet is silent
+        self.rejects: tuple[str, str] | None = None  # reason and message of its kubelet
         self.pods: dict[str, dict[str, Any]] = {}
         self._servers: dict[str, HTTPServer] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -137,6 +138,12 @@ class Node:
     def run(self, pod: dict[str, Any]) -> None:
         """Start a pod's containers."""
         uid = pod["metadata"]["uid"]
+        if self.rejects is not None:
+            reason, message = self.rejects
+            pod = copy.deepcopy(pod)
+            pod["status"] = {"phase": "Failed", "reason": reason, "message": message}
+            self.cluster.put("pods", pod)
+            return
         self.pods[uid] = pod
         init = _init_of(pod)
         if init is not None:

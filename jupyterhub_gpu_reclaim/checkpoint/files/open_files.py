@@ -9,11 +9,13 @@ file systems are in the archive: neither is handled here.
 CRIU would refuse a file whose size, build ID or mode differs. That is right for a
 library and wrong for a log that grew. So we judge by how the file was open. The
 contents of mapped files are compared by a library's build ID (the linker makes it from
-them) or by a hash, once per version.
+them) or by a hash, once per version. Of files that are written, the smallest are
+hashed, so that one which was put back, with another time, is known again.
 
 =========================  ===========================  ==========================
 changed file               harmless                     refused
 =========================  ===========================  ==========================
+put back                   same contents
 gone                                                    ``file_missing``
 mapped private             same contents (build ID)     ``library_changed``
 mapped shared                                           ``file_changed``
@@ -36,7 +38,7 @@ import os
 import stat
 import struct
 from collections import OrderedDict
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -51,12 +53,17 @@ from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
 #: Files above this are not read; a change of their time then counts as a change.
 MAX_HASHED_BYTES: Final = 1 << 30
 
+#: So much is read of all files that are written, while the session stands still: a
+#: tenth of a second from the system's cache.
+MAX_WRITTEN_BYTES: Final = 1 << 28
+
+_HASH: Final = "blake3:"
 _CACHE_ENTRIES: Final = 4096
 _NOTE_SEGMENT: Final = 4
 _GNU_BUILD_ID: Final = 3
@@ -77,22 +84,22 @@ def contents_digest(descriptor: int) -> str:
     )
     known = _cache.get(key)
     if known is None:
-        known = _build_id(descriptor) or _hash(descriptor, status.st_size)
+        known = _build_id(descriptor) or _hash(descriptor)
         _cache[key] = known
         while len(_cache) > _CACHE_ENTRIES:
             _cache.popitem(last=False)
     return known
 
 
-def _hash(descriptor: int, size: int) -> str:
-    if size > MAX_HASHED_BYTES:
+def _hash(descriptor: int) -> str:
+    if os.fstat(descriptor).st_size > MAX_HASHED_BYTES:
         return ""
     hasher = blake3(max_threads=blake3.AUTO)
     at = 0
     while block := os.pread(descriptor, 1 << 20, at):
         hasher.update(block)
         at += len(block)
-    return f"blake3:{hasher.hexdigest()}"
+    return f"{_HASH}{hasher.hexdigest()}"
 
 
 def _build_id(descriptor: int) -> str:
@@ -165,7 +172,7 @@ class FileFingerprint(Value, frozen=True, kw_only=True):
     position: int = 0  #: the furthest of its descriptors
     mapped: bool = False  #: privately: code, or data that is only read
     shared: bool = False  #: mapped so that writes reach the file
-    digest: str = ""  #: of the contents, where mapped
+    digest: str = ""  #: of the contents, where mapped or written
     database: bool = False  #: SQLite, and no transaction was under way
 
 
@@ -175,6 +182,11 @@ class _FileUse:
     def __init__(self) -> None:
         self.written = self.appended = self.mapped = self.shared = False
         self.position = 0
+
+    @property
+    def is_only_mapped(self) -> bool:
+        """Whether it is mapped, and not written."""
+        return self.mapped and not (self.written or self.shared)
 
     def add_descriptor(self, info: dict[str, str]) -> None:
         """Take in one entry of /proc/<pid>/fdinfo."""
@@ -207,6 +219,8 @@ def fingerprint(
         Refused: the session is gone (``no_tree``).
     """
     mounts = read_mounts(init_pid)
+    # What serves them may be a program of the session's, which stands still.
+    fuse = {mount.device for mount in mounts if mount.kind.startswith("fuse")}
     skip = {mount.device for mount in mounts if mount.kind in _KERNEL_FILES}
     skip |= set(archived)
     with ExitStack() as stack:
@@ -216,7 +230,14 @@ def fingerprint(
             raise Refused(Reason.NO_TREE, detail=str(error)) from None
         stack.callback(os.close, root)
         found = (_opened(root, path, use, skip) for path, use in _uses(pids).items())
-        return sorted((one for one in found if one), key=lambda one: one.path)
+        opened = sorted((one for one in found if one), key=lambda one: one.path)
+        digests = _written_digests(root, opened, fuse)
+    return [
+        msgspec.structs.replace(one, digest=digests.get(one.path, ""))
+        if one.written or one.shared
+        else one
+        for one in opened
+    ]
 
 
 def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
@@ -324,11 +345,37 @@ def _opened(
             position=use.position,
             mapped=use.mapped,
             shared=use.shared,
-            digest=_digest(name) if use.mapped and is_file else "",
+            digest=_digest(name) if use.is_only_mapped and is_file else "",
             database=use.written and is_file and _is_quiet_database(root, path, name),
         )
     finally:
         os.close(name)
+
+
+def _written_digests(
+    root: int, opened: Iterable[FileFingerprint], skip: Collection[str]
+) -> dict[bytes, str]:
+    """Digests of the smallest files that are written, by path; see the table.
+
+    Hashed each time: what is written through a mapping need not change a file's time.
+    """
+    digests: dict[bytes, str] = {}
+    left = MAX_WRITTEN_BYTES
+    for one in sorted(opened, key=lambda one: one.size):
+        device = f"{os.major(one.device)}:{os.minor(one.device)}"
+        is_file = stat.S_ISREG(one.mode) and device not in skip
+        if not is_file or not (one.written or one.shared):
+            continue
+        left -= one.size
+        if left < 0:
+            break
+        with suppress(OSError):
+            name = open_in_root(root, one.path, os.O_PATH)
+            try:
+                digests[one.path] = _digest(name, _hash)
+            finally:
+                os.close(name)
+    return digests
 
 
 def _judge_path(one: FileFingerprint, root: int) -> Reason | None:
@@ -350,9 +397,9 @@ def _judge(one: FileFingerprint, found: int, root: int) -> Reason | None:
     if stat.S_IFMT(status.st_mode) != stat.S_IFMT(one.mode):
         return Reason.FILE_MISSING
     same = (status.st_size, status.st_mtime_ns) == (one.size, one.mtime_ns)
-    if same or not stat.S_ISREG(status.st_mode):
+    if same or not stat.S_ISREG(status.st_mode) or has_contents(one, found):
         return None
-    if one.mapped and not has_contents(one, found):
+    if one.mapped:
         return Reason.LIBRARY_CHANGED
     if one.shared:
         return Reason.FILE_CHANGED
@@ -364,10 +411,13 @@ def _judge(one: FileFingerprint, found: int, root: int) -> Reason | None:
 
 
 def has_contents(one: FileFingerprint, found: int) -> bool:
-    """Whether what a descriptor leads to has the contents that were mapped."""
+    """Whether what a descriptor leads to has the contents that it had."""
     status = os.fstat(found)
     same = one.digest and status.st_size == one.size and stat.S_ISREG(status.st_mode)
-    return bool(same) and _digest(found) == one.digest
+    if not same:
+        return False
+    whole = one.digest.startswith(_HASH)
+    return _digest(found, _hash if whole else contents_digest) == one.digest
 
 
 def _reading(found: int) -> int:
@@ -376,13 +426,13 @@ def _reading(found: int) -> int:
     return os.open(f"/proc/thread-self/fd/{found}", flags)
 
 
-def _digest(found: int) -> str:
+def _digest(found: int, digest: Callable[[int], str] = contents_digest) -> str:
     try:
         descriptor = _reading(found)
     except OSError:
         return ""
     try:
-        return contents_digest(descriptor)
+        return digest(descriptor)
     except OSError:
         return ""  # unreadable counts as not known, so that any change refuses
     finally:

@@ -76,6 +76,7 @@ class Port(NamedTuple):
     port: int
     address: str = "0.0.0.0"  # noqa: S104 - any of the machine's addresses
     only_v6: bool = False  #: IPV6_V6ONLY: not of IPv4 as well
+    shared: bool = False  #: datagrams: others may have it, too (SO_REUSEADDR)
 
 
 class TcpConnection(NamedTuple):
@@ -114,7 +115,7 @@ def sockets_of(init_pid: int, inodes: Collection[int]) -> list[InetSocket]:
         Refused: the session or the kernel's list is not there.
     """
     with Diag(init_pid) as diag:
-        return [one for one in diag.sockets() if one.inode in inodes]
+        return diag.sockets(inodes)
 
 
 def links_of(found: Iterable[InetSocket], inodes: Collection[int]) -> frozenset[int]:
@@ -158,7 +159,7 @@ def cut_external(init_pid: int, pids: Iterable[int], *, patience: float = 0.5) -
     deadline = time.monotonic() + patience
     with Diag(init_pid) as diag:
         while True:
-            found = diag.sockets()
+            found = diag.sockets({*inodes, 0})
             external = _external(found, inodes.keys())
             waiting = any(one.unsent and one.state in _CONNECTED for one in external)
             if not waiting or time.monotonic() >= deadline:
@@ -174,9 +175,18 @@ def reset_all(init_pid: int, pids: Iterable[int]) -> Cut:
     """
     inodes = tree_inodes(pids)
     with Diag(init_pid) as diag:
-        found = diag.sockets()
+        found = diag.sockets({*inodes, 0})
         mine = [one for one in found if one.inode in inodes]
         return _destroy(diag, mine + _at_listeners(found, mine, _WAITING | ENDING))
+
+
+def reset_unheld(init_pid: int, pids: Iterable[int]) -> Cut:
+    """End what no program has at the listeners of a tree that is about to be killed."""
+    inodes = tree_inodes(pids)
+    with Diag(init_pid) as diag:
+        found = diag.sockets()
+        mine = [one for one in found if one.inode in inodes]
+        return _destroy(diag, _at_listeners(found, mine, _WAITING | ENDING))
 
 
 def close_external(
@@ -238,6 +248,7 @@ def ports_of(files_img: bytes) -> frozenset[Port]:
             entry.isk.src_port,
             str(_link(entry.isk).local.address),
             bool(entry.isk.v6only),
+            entry.isk.proto == socket.IPPROTO_UDP and bool(entry.isk.opts.so_reuseaddr),
         )
         for entry in images.file_entries(files_img)
         if _is_inet(entry)
@@ -296,17 +307,14 @@ def _at_listeners(
 ) -> list[InetSocket]:
     """Connections at the tree's listeners that no program has: not yet, or no more."""
     listening = {one.local for one in mine if one.state is TcpState.LISTEN}
+    wild = {port for address, port in listening if address in _WILDCARDS}
     return [
         one
         for one in found
         if one.inode == 0
         and one.protocol == socket.IPPROTO_TCP
         and one.state in states
-        and any(
-            one.local.port == listener.port
-            and listener.address in (one.local.address, *_WILDCARDS)
-            for listener in listening
-        )
+        and (one.local in listening or one.local.port in wild)
     ]
 
 

@@ -97,6 +97,15 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         f" nothing: the user visits the server. {renew.epilog}"
     )
 
+    revoke = add("revoke-tabs", "actions", "take the keys from open tabs of sessions")
+    _which(revoke, idle=False)
+    _confirming(revoke)
+    revoke.epilog = (
+        "A tab of JupyterLab sees, keeps, suspends and resumes its session with a key"
+        " that stands in the session's environment, where guests can read it. It ends"
+        f" with the session; this ends it before. {revoke.epilog}"
+    )
+
     end = add("end-tree", "actions", "end programs that run beside a session")
     end.add_argument("target", metavar="USER[/SERVER]")
     end.add_argument(

@@ -46,14 +46,16 @@ _FROM = {
     "wake": (Phase.NAPPING,),
     "renew-login": (Phase.SUSPENDED,),
     "keep": (*_LIVE, Phase.SUSPENDING),
+    "revoke-tabs": (*_LIVE, Phase.SUSPENDING, Phase.SUSPENDED),
 }
 _WORDS = {
     "nap": "move the GPU memory out of",
     "keep": "leave alone",
     "renew-login": "renew the logins of",
+    "revoke-tabs": "revoke the keys of open tabs of",
 }
 #: Actions that are done as soon as they are answered.
-_AT_ONCE_DONE = {"keep", "renew-login"}
+_AT_ONCE_DONE = {"keep", "renew-login", "revoke-tabs"}
 
 
 def suspend(args: argparse.Namespace) -> int:
@@ -80,6 +82,12 @@ def renew_login(args: argparse.Namespace) -> int:
     """Let the next start make old logins valid again."""
     call = "renew-login"
     return _act(args, call, lambda client: lambda view: client.renew_login(view.key))
+
+
+def revoke_tabs(args: argparse.Namespace) -> int:
+    """Take their keys from open tabs of sessions."""
+    call = "revoke-tabs"
+    return _act(args, call, lambda client: lambda view: client.revoke_tabs(view.key))
 
 
 def end_tree(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.paths import AGENT_FILE
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import sentence
 from jupyterhub_gpu_reclaim.store.read.subset import Subset
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-CONFIG_FILE = "/etc/jupyterhub-gpu-reclaim/agent.py"
 _OURS = "jupyterhub_gpu_reclaim"
 _EPILOG = """\
 The store is the agent's: what its configuration file says, or what --store and a key
@@ -81,6 +81,15 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="delete the newest of a session too, which may be all there is of it",
     )
 
+    text = "take what is at the agent's place for its store from now on"
+    adopt = add("adopt", "adoption", text)
+    adopt.add_argument(
+        "--empty",
+        action="store_true",
+        help="begin a new store there, where nothing is yet: look first whether its"
+        " volume is mounted",
+    )
+
     export = add("export", "transfer", "write one checkpoint into a file")
     export.add_argument("id", metavar="ID")
     export.add_argument("file", metavar="FILE", help="must not be there yet")
@@ -109,7 +118,7 @@ def _which_store(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--config",
         metavar="FILE",
-        help=f"the agent's configuration file (default: {CONFIG_FILE}, if it is there)",
+        help=f"the agent's configuration file (default: {AGENT_FILE}, if it is there)",
     )
     group.add_argument(
         "--store", metavar="PLACE", help="a folder or s3://, gs://, az:// instead"

@@ -8,8 +8,9 @@ proves as much, since on a Hub without subdomains the pages of all users have on
 origin.
 
 The server makes it with a key of its session. The spawner puts that key into the
-server's environment at its start, and the service can derive it again: neither stores
-it.
+server's environment at its fresh start, and the service can derive it again: neither
+stores it. It counts for the session of that start alone
+(``controlplane/sessions/tab_keys.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Pass:
     """The contents of a valid token."""
 
     key: SessionKey
-    since: float  #: when the session's server was started, seconds since the epoch
+    since: float  #: when its key was made, at a fresh start; whole seconds
 
 
 def session_key(secret: bytes, key: SessionKey, now: float) -> str:
@@ -49,10 +50,16 @@ def session_key(secret: bytes, key: SessionKey, now: float) -> str:
     Args:
         secret: shared by spawner and service.
         key: the session.
-        now: seconds since the epoch; a key is for the user of that time alone.
+        now: seconds since the epoch; a key is for the user and the start of that time.
     """
     since = str(math.ceil(now))
     return f"{since}.{_mac(secret, 'session', since, key.path)}.{key.path}"
+
+
+def made_at(environment: Mapping[str, str]) -> float:
+    """When the key in a session's environment was made; 0: there is none."""
+    since = environment.get(VARIABLE, "").partition(".")[0]
+    return float(since) if _is_number(since) else 0.0
 
 
 def made(environment: Mapping[str, str], now: float) -> str:

@@ -123,7 +123,7 @@ class Connection:
         ca_file: certificates that vouch for an ``https`` address; empty: the system's.
         own: files of a certificate and its key that we show there; None: none.
         at: IP address to connect to; empty: that of the host in ``address``.
-        most: longest answer, bytes, where it is not compressed; 0: 100 MiB.
+        most: longest answer, bytes; 0: 100 MiB.
     """
 
     def __init__(
@@ -172,6 +172,8 @@ class Connection:
             connect_timeout=min(limit, 10.0) if limit else 10.0,
             request_timeout=limit,
             follow_redirects=False,
+            # Older versions of tornado unpack an answer without a limit.
+            decompress_response=False,
             ssl_options=self._ssl,
             **more,
         )

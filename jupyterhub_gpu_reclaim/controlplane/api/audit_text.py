@@ -71,11 +71,13 @@ _SENTENCES = {
     "ask to bring back": "{who} asked for another checkpoint of it.",
     "journal rebuilt": "{who} chose to resume its newest checkpoint.",
     "idle time": "{who} chose its idle time:",
+    "revoke tabs": "{who} revoked the key of its open tabs.",
     "opt out": "{who} set it never to be suspended when idle.",
     "opt in": "{who} set it to be suspended when idle again.",
     "discard": "{who} deleted a checkpoint that had been put aside.",
     "retention": "A checkpoint that had been put aside was deleted.",
     "deletion ahead": "A checkpoint of it will be deleted.",
+    "user deleted": "{who} deleted its user; what is suspended is kept for a while.",
     "forget": "Its server was deleted, and all its checkpoints.",
     "forgotten": "Its deletion is complete.",
 }
@@ -103,6 +105,8 @@ def sentence(line: AuditRow | AuditLine) -> str:
     told = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
     if line.what in {"discard", "ask to bring back"}:
         return told  # the message is an id
+    if line.what == "vanished" and line.message:
+        return line.message  # it need not have been by themselves
     return f"{told} {line.message}".strip()
 
 

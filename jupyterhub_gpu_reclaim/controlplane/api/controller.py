@@ -232,6 +232,10 @@ class Controller:
         """What each user's checkpoints take in the store, the largest first."""
         return self._tally.store_use()
 
+    def lately_culled(self) -> list[str]:
+        """Which cullers of the Hub have ended sessions unsaved, in sentences."""
+        return self._stops.lately_culled()
+
     def silent_parts(self) -> list[str]:
         """Which of agent, store and Hub did not answer the last time, by name."""
         return self._observer.silent_parts()

@@ -39,7 +39,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, lineage
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending, vanished
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
@@ -245,6 +245,7 @@ class StartPlanner:
             raise
         if self._sessions.row(key) != row:
             return None
+        self._sessions.tab_keys.comes_back(key, identity)
         self._sessions.begin(key, "resume")
         row = self._sessions.apply(
             key,
@@ -320,12 +321,9 @@ class StartPlanner:
         self, key: SessionKey, trees: Sequence[Tree], saved: Sequence[CheckpointInfo]
     ) -> Observed:
         """What agent and store have said of a session that its spawner asks about."""
-        infos = sorted(
-            (s for s in saved if s.key == key), key=lambda info: info.generation
-        )
+        infos = sorted(saved, key=lambda info: info.generation)
         known = frozenset(r.id for r in self._sessions.journal.checkpoints(key))
-        mine = tuple(t for t in trees if t.key == key)
-        observed = Observed(mine, tuple(infos), HubState.SPAWNING, known)
+        observed = Observed(tuple(trees), tuple(infos), HubState.SPAWNING, known)
         return self._sessions.living(key, observed)
 
     def _doubt(self, row: SessionRow, placement: Placement) -> Failure | None:
@@ -382,7 +380,7 @@ class StartPlanner:
             trees = await self._agent.trees(key)
             saved = await self._agent.checkpoints(key)
         except (Unreachable, StoreError) as error:
-            if any(tree.key == key for tree in trees or ()):
+            if trees:
                 raise
             if self._sessions.row(key) != row:
                 return None  # what was saved was found meanwhile
@@ -457,9 +455,7 @@ class StartPlanner:
             if kept is not None:
                 adoption.lost(self._sessions, row, kept)
             else:
-                self._sessions.apply(
-                    row.key, SessionEvent.VANISHED, checkpoint="", attempt=""
-                )
+                vanished.take(self._sessions, self._agent, row)
             return None
         if observed.unknown():
             adoption.saved(self._sessions, row, observed, self._settings, pointer)
@@ -538,6 +534,7 @@ class StartPlanner:
         elif placement.checkpoint:
             raise Refused(Reason.WRONG_PHASE, phase=row.phase.value, action="be placed")
         else:
+            sessions.tab_keys.begun(key, placement.tab_key)
             self._started(row, placement)
         self._look(key)
 
@@ -585,6 +582,9 @@ class StartPlanner:
     async def cancelled(self, placement: Placement) -> None:
         """See ``Controller.cancelled``."""
         row = self._sessions.row(placement.key)
+        failure = placement.failure
+        if failure is not None and failure.code == Reason.TOKEN_REVOKED.value:
+            self._sessions.tab_keys.revoke(placement.key)
         if row.incarnation == placement.incarnation:
             self._cancel(row, placement)
         with suppress(Unreachable, Refused):

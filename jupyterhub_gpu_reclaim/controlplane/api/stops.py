@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     Phase,
     Placement,
     SessionKey,
@@ -25,12 +26,14 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import (
     bring_back,
     expiry,
     lineage,
 )
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption, vanished
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
@@ -52,6 +55,10 @@ _log = logging.getLogger(__name__)
 
 #: A stop this soon after the Hub's check of the server may be a result of that check.
 CHECK_SECONDS = 300.0
+#: Marks of when each culler of the Hub last ended a session unsaved.
+_CULLED = "culled:"
+#: Seconds for which that is told.
+_LATELY = 86400.0
 
 
 class StopPlanner:
@@ -307,7 +314,7 @@ class StopPlanner:
             if row.phase is Phase.RESUMING and self._came_back(row):
                 row = self._resumer.restored(row)
             if row.phase in {*LIVE, Phase.SUSPENDING}:
-                self._stop(row)
+                self._stop(row, placement)
             elif row.phase is Phase.RESUMING:
                 self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)
         self._look(row.key)
@@ -317,28 +324,69 @@ class StopPlanner:
         operation = self._sessions.operation(row.key)
         return operation is not None and operation.succeeded
 
-    def _stop(self, row: SessionRow) -> None:
-        """A real stop; a checkpoint that is still kept from the return is set aside."""
+    def _stop(self, row: SessionRow, placement: Placement) -> None:
+        """A real stop; a checkpoint that is still kept from the return is set aside.
+
+        Args:
+            row: the session.
+            placement: how it ended, where nobody had the Hub stop it; else who did.
+        """
         aside = expiry.kept(
             self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
         )
         if row.bring_back != row.checkpoint:
             aside += bring_back.off(self._sessions, row, self._settings)
-        self._sessions.apply(
-            row.key,
-            SessionEvent.STOPPED,
-            by=of_user(row.key.user),
-            checkpoints=aside,
-            bring_back="",
-            checkpoint="",
-            dismissed=row.checkpoint or row.dismissed,
-        )
+        changes: dict[str, Any] = {
+            "checkpoints": aside,
+            "bring_back": "",
+            "checkpoint": "",
+            "dismissed": row.checkpoint or row.dismissed,
+        }
+        if placement.failure is not None:
+            ended = placement.failure
+            vanished.take(self._sessions, self._agent, row, ended, **changes)
+            return
+        by = placement.by or of_user(row.key.user)
+        why = self._culled(by) if placement.culled else None
+        self._sessions.apply(row.key, SessionEvent.STOPPED, by=by, why=why, **changes)
 
     async def forget(self, deletion: Deletion) -> None:
         """See ``Controller.forget``."""
         key = deletion.key
+        if deletion.kept_from:
+            self._keep_for_a_while(key, deletion.kept_from)
+            return
         if self._sessions.deletions is not None:
             self._sessions.deletions.take(deletion)
             with suppress(ReclaimError):
                 await self._sessions.deletions.carry_out(key)
+        self._look(key)
+
+    def _culled(self, by: str) -> Decision:
+        """Note that a culler ends sessions before they are saved."""
+        now, mark = self._sessions.clock.now(), _CULLED + by
+        self._sessions.journal.write(*audit_log.set_mark(mark, now))
+        code, told = Reason.CULLED.value, Reason.CULLED.sentence(by=by)
+        return Decision(reclaim=False, code=code, message=told)
+
+    def lately_culled(self) -> list[str]:
+        """Which cullers have ended sessions unsaved in the last day, in sentences."""
+        now = self._sessions.clock.now()
+        found = audit_log.marks(self._sessions.journal, _CULLED)
+        return [
+            f"{name.removeprefix(_CULLED)} ends sessions for being idle, the last"
+            f" {duration(max(now - at, 0.0))} ago; nothing of them was saved."
+            for name, at in sorted(found.items())
+            if now - at < _LATELY
+        ]
+
+    def _keep_for_a_while(self, key: SessionKey, program: str) -> None:
+        """A program has deleted the user: what is suspended is a former account's."""
+        row, seconds = self._sessions.row(key), self._settings.set_aside
+        if row.phase is Phase.SUSPENDED:
+            self._sessions.journal.keep(
+                expiry.kept(self._sessions, row.checkpoint, Keeping.CURRENT, seconds)
+            )
+        line = self._sessions.audit_line(key, program, "user deleted")
+        self._sessions.update(key, line)
         self._look(key)

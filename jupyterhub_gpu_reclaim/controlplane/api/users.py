@@ -324,6 +324,24 @@ class UserApi:
         order_renewal(self._sessions, key, by)
         return self._sessions.view(key)
 
+    async def revoke_tabs(self, key: SessionKey, by: str) -> SessionView:
+        """Take the right to ask and order from all tabs of the session's starts so far.
+
+        Its user's pages, and tabs of the next fresh start, are not concerned.
+
+        Raises:
+            NotFound: no such session.
+        """
+        self._known(key)
+        self._sessions.tab_keys.revoke(key)
+        line = self._sessions.audit_line(key, by, "revoke tabs")
+        self._sessions.update(key, line)
+        return self._sessions.view(key)
+
+    def tab_counts(self, key: SessionKey, made: float) -> bool:
+        """Whether a tab with a key of that time may speak for that session."""
+        return self._sessions.tab_keys.count(key, made)
+
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         """Set the checkpoint aside for ``Settings.set_aside``; the next start is cold.
 

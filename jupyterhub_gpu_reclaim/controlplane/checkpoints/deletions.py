@@ -309,7 +309,7 @@ class Deletions:
         order = self.pending(key)
         if order is None:
             return False
-        trees = [t for t in await self._agent.trees(key) if t.key == key]
+        trees = await self._agent.trees(key)
         left = [
             tree
             for tree in trees
@@ -317,7 +317,7 @@ class Deletions:
         ]
         for tree in left:
             await self._end(tree)
-        saved = [s for s in await self._agent.checkpoints(key) if s.key == key]
+        saved = await self._agent.checkpoints(key)
         to_delete = {info.id for info in saved if self._is_saved(order, info)}
         for row in self._sessions.journal.checkpoints(key):
             if row.keeping is Keeping.TO_DELETE:
@@ -345,7 +345,9 @@ class Deletions:
         sessions = self._sessions
         message = "Nothing of the deleted server is left."
         line = sessions.audit_line(order.key, SERVICE, "forgotten", message)
-        sessions.journal.write(schema.insert_audit(line), _removed(order.key))
+        forgotten = sessions.tab_keys.forget(order.key)
+        removed = _removed(order.key)
+        sessions.journal.write(schema.insert_audit(line), removed, *forgotten)
         self._all().pop(order.key, None)
 
 

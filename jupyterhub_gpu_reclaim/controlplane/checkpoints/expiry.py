@@ -24,9 +24,11 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Keeping,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
-from jupyterhub_gpu_reclaim.policy.retention import Kept, Use, drop
+from jupyterhub_gpu_reclaim.policy.retention import Dropped, Kept, Use, drop
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -170,6 +172,17 @@ async def _runs(agent: Agent, incarnation: str) -> bool:
         return False
 
 
+def _without_user(
+    kept: Iterable[Kept], rows: Mapping[str, CheckpointRow], now: float
+) -> list[Dropped]:
+    """What is suspended of users whom a program has deleted, after its time."""
+    why = "A program deleted its user, who has not come back."
+    times = ((each, rows[each.id].expires) for each in kept if each.use is Use.CURRENT)
+    return [
+        Dropped(each.id, why) for each, end in times if end is not None and end <= now
+    ]
+
+
 def retain(sessions: Sessions, retention: Retention) -> None:
     """Mark what is beyond the administrator's limits.
 
@@ -177,7 +190,11 @@ def retain(sessions: Sessions, retention: Retention) -> None:
         StoreError: the journal could not be written; what was marked is marked.
     """
     rows = {row.id: row for row in sessions.journal.checkpoints()}
-    for each in drop(kept_of(sessions), retention, sessions.clock.now()):
+    now = sessions.clock.now()
+    kept_now = kept_of(sessions)
+    dropped = {each.id: each for each in _without_user(kept_now, rows, now)}
+    dropped |= {each.id: each for each in drop(kept_now, retention, now)}
+    for each in dropped.values():
         row = rows[each.id]
         if not sessions.runtime(row.key).compared:
             continue  # what looks superseded may be all there is

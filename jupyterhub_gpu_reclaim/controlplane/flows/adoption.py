@@ -49,6 +49,8 @@ def running(
     if not parent and sessions.journal.checkpoint(tree.origin) is None:
         parent = tree.origin
     ending.forget(sessions, row.key, tree.incarnation)
+    if not came_from:
+        sessions.tab_keys.found(row.key)
     now = sessions.clock.now()
     return sessions.apply(
         row.key,

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 BUSY_SECONDS = 10.0
 #: Lines of the audit that are deleted in one transaction.
 PRUNED_LINES = 500
+#: Lines of the audit that one session has; older ones are deleted.
+LINES_OF_A_SESSION = 10_000
 
 
 class Journal:
@@ -211,6 +213,19 @@ class Journal:
         if old:
             self.write(table.delete().where(table.c.id.in_(old)))
         return len(old) == PRUNED_LINES
+
+    def prune_long(self, most: int = LINES_OF_A_SESSION) -> None:
+        """Delete the oldest lines of sessions that have more than that."""
+        table = schema.audit
+        session = (table.c.user, table.c.server)
+        long = select(*session).group_by(*session).having(func.count() > most)
+        for row in self.read(long):
+            mine = (table.c.user == row["user"]) & (table.c.server == row["server"])
+            newest = select(table.c.id).where(mine).order_by(table.c.id.desc())
+            ((last,),) = [
+                each.values() for each in self.read(newest.offset(most).limit(1))
+            ]
+            self.write(table.delete().where(mine & (table.c.id <= last)))
 
     def check(self) -> None:
         """Make sure, at the database, that this service may act; before every order.

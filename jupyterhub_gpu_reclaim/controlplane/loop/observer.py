@@ -121,7 +121,12 @@ class Observer:
             self._ask("agent's store", lambda: self._agent.checkpoints(key)),
             self._ask("Hub", lambda: self._hub.server(key)),
         )
-        observed = Observed(_only(trees, key), _only(saved, key), hub, self.known(key))
+        observed = Observed(
+            trees=None if trees is None else _in_order(trees),
+            saved=None if saved is None else _in_order(saved),
+            hub=hub,
+            known=self.known(key),
+        )
         return self._sessions.living(key, observed)
 
     def known(self, key: SessionKey) -> frozenset[str]:
@@ -148,20 +153,16 @@ class Observer:
         return value
 
 
+def _in_order(values: list[V]) -> tuple[V, ...]:
+    """Those of one session, the oldest generation first."""
+    return tuple(sorted(values, key=lambda value: value.generation))
+
+
 def _by_key(values: list[V] | None) -> dict[SessionKey, tuple[V, ...]] | None:
-    """Those of each session; checkpoints by generation, trees likewise."""
+    """Those of each session, in that order."""
     if values is None:
         return None
     found: dict[SessionKey, list[V]] = {}
     for value in values:
         found.setdefault(value.key, []).append(value)
-    return {
-        key: tuple(sorted(mine, key=lambda value: value.generation))
-        for key, mine in found.items()
-    }
-
-
-def _only(values: list[V] | None, key: SessionKey) -> tuple[V, ...] | None:
-    """Those of one session."""
-    by_key = _by_key(values)
-    return None if by_key is None else by_key.get(key, ())
+    return {key: _in_order(mine) for key, mine in found.items()}

@@ -221,6 +221,8 @@ class ControlLoops:
             )
             before = now - self._settings.audit
             more = self._sessions.journal.prune_audit(before)
+            if not more:
+                self._sessions.journal.prune_long()
             self._prune_at = now + (0.0 if more else PRUNE_SECONDS)
 
     def _wants_a_look(self, row: SessionRow, kind: ActionKind) -> bool:

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption, vanished
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import (
     Action,
@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import (
     Observed,
     settle,
 )
-from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 from jupyterhub_gpu_reclaim.policy.decide import allow
@@ -168,9 +168,7 @@ class Worker:
             case ActionKind.ADOPT if action.tree is not None:
                 adoption.running(sessions, row, action.tree, settings)
             case ActionKind.VANISHED:
-                sessions.apply(
-                    row.key, SessionEvent.VANISHED, checkpoint="", attempt=""
-                )
+                vanished.take(sessions, self._agent, row)
             case ActionKind.LOST if action.saved is not None:
                 adoption.lost(sessions, row, action.saved)
             case ActionKind.FOUND_CAPTURED if action.saved is not None:

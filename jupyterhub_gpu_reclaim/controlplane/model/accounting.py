@@ -125,6 +125,8 @@ class Counters:
     waits: dict[str, Histogram] = field(default_factory=dict)
     #: why suspends were begun (``CAUSES``)
     causes: Counter[str] = field(default_factory=Counter)
+    #: ends that nobody had ordered, by reason code (``common.endings.REASONS``)
+    ends: Counter[str] = field(default_factory=Counter)
     #: wakes that found their card full, and nobody there who could nap for them
     wakes_unserved: int = 0
     logical_bytes: int = 0

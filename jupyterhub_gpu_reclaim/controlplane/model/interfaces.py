@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
+        Failure,
         HubState,
         Identity,
         Sample,
@@ -34,8 +35,9 @@ class Agent(Protocol):
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record.
 
-        With a ``key`` at least all of that session, or ``Unreachable`` if one of them
-        cannot be asked for. Without, such a one is in the list as ``UNKNOWN``.
+        With a ``key`` those of that session alone, and all of them: ``Unreachable`` if
+        one of them cannot be asked for. Without, such a one is in the list as
+        ``UNKNOWN``.
         """
 
     async def tree(self, incarnation: str) -> Tree:
@@ -43,6 +45,9 @@ class Agent(Protocol):
 
     def labels(self, key: SessionKey) -> dict[str, str] | None:
         """Of a session's pod, empty where there are no pods; None: not known."""
+
+    def ending(self, incarnation: str) -> Failure | None:
+        """How its pod was ended, as the cluster says; None: not, or not known."""
 
     def waiting(self) -> list[Waiting]:
         """Sessions that wait for a node with a GPU, as far as known.
@@ -120,7 +125,7 @@ class Agent(Protocol):
         """Cancel a running capture, nap or wake."""
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed ones; with a ``key``, at least all of that session."""
+        """The committed ones; with a ``key``, those of that session alone."""
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint."""

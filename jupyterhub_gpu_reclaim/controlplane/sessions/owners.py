@@ -182,6 +182,13 @@ class Owners:
             table = schema.keeps
             mine = (table.c.user == key.user) & (table.c.server == key.server)
             sessions.journal.write(table.delete().where(mine))
+        else:  # a program may have deleted the former one's user
+            rows = sessions.journal.checkpoints(key)
+            sessions.journal.keep(
+                msgspec.structs.replace(row, expires=None)
+                for row in rows
+                if row.keeping is Keeping.CURRENT
+            )
         sessions.journal.write(*self._belongs(key, owner))
 
     def _former(self, row: CheckpointRow, now: float) -> CheckpointRow:

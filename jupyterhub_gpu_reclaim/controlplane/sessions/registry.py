@@ -52,6 +52,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
     ChangeSignal,
     OperationEvents,
 )
+from jupyterhub_gpu_reclaim.controlplane.sessions.tab_keys import TabKeys
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Sessions:
         #: idle times that users have chosen; None: they may not
         self.own_idle_times: OwnIdleTimes | None = None
         self.retention = Retention()  #: the administrator's limits of checkpoints
+        self.tab_keys = TabKeys(self)
         self.resume_times = suspensions.ResumeTimes()
         self._views: Broadcast[SessionView] = Broadcast()
         self._changed = ChangeSignal()

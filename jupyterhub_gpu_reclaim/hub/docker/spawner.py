@@ -20,6 +20,7 @@ from jupyterhub.utils import exponential_backoff, random_port
 from requests.exceptions import RequestException
 from traitlets import default
 
+from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -49,6 +50,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
     object_name: Any
 
     reclaim_launch = Launch()
+    _ended: dict[str, Any] | None = None  #: the container's state as last seen
     _running = True  #: as last seen; until then nothing may be ended or replaced
 
     # --- the container ---
@@ -111,6 +113,13 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         command: list[str] = await super().get_command()
         return command
 
+    async def check_allowed(self, image: str) -> str:
+        """What a fresh start may use; a session comes back in its own image."""
+        if self.reclaim_launch.mode == "hold":
+            return image
+        allowed: str = await super().check_allowed(image)
+        return allowed
+
     async def pull_image(self, image: str) -> None:
         """Pull what a start needs; a session comes back in the image that is here."""
         if self.reclaim_launch.mode != "hold":
@@ -168,6 +177,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
             found = None
         self.object_id = found["Id"] if found else ""
         self._running = found is not None and bool(found["State"]["Running"])
+        self._ended = found["State"] if found else None
         return found
 
     async def _inspected(self, name: str) -> dict[str, Any] | None:
@@ -246,6 +256,15 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
             return not self._running
 
         return await self._waited(looked)
+
+    def reclaim_ending(self, status: Any) -> ReclaimError:
+        """As Docker has seen it; what was removed meanwhile has no status."""
+        del status
+        if self._ended is None:
+            return endings.by_itself("its container is gone")
+        if self._ended.get("OOMKilled"):
+            return Refused(Reason.SESSION_OUT_OF_MEMORY)
+        return endings.by_status(int(self._ended.get("ExitCode") or 0))
 
     def reclaim_frozen(self) -> bool | None:
         """Only the node knows."""

@@ -52,6 +52,7 @@ class PodPurpose:
         image: of the suspended session, by digest if known (``hold``).
         node_labels: that the node must have (``hold``).
         token: of the suspended session (``hold``).
+        avoid: nodes that have just sent it away; others are preferred (``hold``).
         python: the interpreter in the image.
     """
 
@@ -63,6 +64,7 @@ class PodPurpose:
     image: str = ""
     node_labels: dict[str, str] = field(default_factory=dict)
     token: str = field(default="", repr=False)
+    avoid: tuple[str, ...] = ()
     python: str = "python3"
 
 
@@ -97,6 +99,8 @@ def prepared(pod: Any, purpose: PodPurpose) -> Any:
     if purpose.mode == "hold":
         _hold(container, purpose)
         pod.spec.node_selector = _selector(pod.spec.node_selector, purpose.node_labels)
+        if purpose.avoid:
+            pod.spec.affinity = _elsewhere(pod.spec.affinity, purpose.avoid)
     else:
         _start(container, purpose)
     return pod
@@ -269,6 +273,31 @@ def _selector(given: Any, labels: dict[str, str]) -> dict[str, str] | None:
                 Reason.NODE_MISMATCH, wanted=value, given=selector[name], label=name
             )
     return selector or None
+
+
+def _elsewhere(affinity: Any, avoid: tuple[str, ...]) -> Any:
+    """The administrator's rules, and a preference for any node but these."""
+    fields = [
+        {"key": "metadata.name", "operator": "NotIn", "values": [name]}
+        for name in avoid
+    ]
+    term = {"weight": 100, "preference": {"matchFields": fields}}
+    ours = "preferredDuringSchedulingIgnoredDuringExecution"
+    if affinity is None or isinstance(affinity, dict):
+        nodes = (affinity or {}).get("nodeAffinity") or {}
+        nodes = {**nodes, ours: [*(nodes.get(ours) or ()), term]}
+        return {**(affinity or {}), "nodeAffinity": nodes}
+    affinity, nodes = copy.copy(affinity), copy.copy(affinity.node_affinity)
+    if nodes is None:
+        nodes = {ours: [term]}
+    else:
+        given = nodes.preferred_during_scheduling_ignored_during_execution
+        nodes.preferred_during_scheduling_ignored_during_execution = [
+            *(given or ()),
+            term,
+        ]
+    affinity.node_affinity = nodes
+    return affinity
 
 
 def _prefix(purpose: PodPurpose) -> list[str]:

@@ -52,12 +52,47 @@ def obstacle(pod: Mapping[str, Any] | None) -> str:
         return f"its former pod on {node} has not ended yet"
     for container in _status(pod).get("containerStatuses") or ():
         state = container.get("state") or {}
-        for kind in ("waiting", "terminated"):
-            told = state.get(kind) or {}
-            if kind == "terminated" or told.get("reason") in _STUCK:
-                words = [told.get("reason") or "", told.get("message") or ""]
-                return ": ".join(filter(None, words))
-    return unscheduled(pod) or ""
+        waiting = state.get("waiting") or {}
+        ended = state.get("terminated") if container["name"] == CONTAINER else None
+        if ended or waiting.get("reason") in _STUCK:
+            return _words(ended or waiting)
+    return _words(_status(pod)) or unscheduled(pod) or ""
+
+
+def rejection(pod: Mapping[str, Any]) -> str:
+    """Why the kubelet has sent it away before it ran; empty: it has not.
+
+    Its node had no room for it after all (``OutOfcpu``, ``OutOfnvidia.com/gpu``), a
+    device or label was gone (``UnexpectedAdmissionError``, ``NodeAffinity``), or the
+    node is being shut down: usual after a restart of a node.
+    """
+    status = _status(pod)
+    ran = any(
+        "running" in state or "terminated" in state
+        for container in status.get("containerStatuses") or ()
+        if (state := container.get("state") or {})
+    )
+    if ran or status.get("phase") != "Failed" or not status.get("reason"):
+        return ""
+    return _words(status)
+
+
+def _words(told: Mapping[str, Any]) -> str:
+    """A reason and a message in one line."""
+    words = [str(told.get("reason") or ""), str(told.get("message") or "")]
+    return ": ".join(filter(None, words)).strip().rstrip(".")[:_MAX_WORDS]
+
+
+def without_ended(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod without the containers beside the session's that have ended."""
+    status = dict(_status(pod))
+    status["containerStatuses"] = [
+        container
+        for container in status.get("containerStatuses") or ()
+        if container["name"] == CONTAINER
+        or "terminated" not in (container.get("state") or {})
+    ]
+    return {**pod, "status": status}
 
 
 def refusal(body: str | bytes | None) -> str:

@@ -11,6 +11,7 @@ none is ever deleted by force.
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import ApiException, V1Preconditions
 from kubespawner import KubeSpawner
 
+from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -29,10 +31,12 @@ from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
 from jupyterhub_gpu_reclaim.hub.spawner.session_traits import ImageTraits
-from jupyterhub_gpu_reclaim.hub.spawner.state import Location
+from jupyterhub_gpu_reclaim.hub.spawner.state import Choice, Location
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 #: Seconds between two looks at what a pod waits for.
 LOOK_SECONDS = 1.0
@@ -42,8 +46,11 @@ REPORT_SECONDS = 15.0
 _BUSY = {429, 500, 502, 503, 504}
 #: What it says to a pod that it will not take: a policy, a webhook, missing rights.
 _REFUSED = {400, 403, 422}
-#: Seconds between two tries where a quota is used up; each is a line in the Hub's log.
-QUOTA_SECONDS = 10.0
+#: Seconds between two tries for a place, where a quota is used up or a node had no room
+#: after all; each is a line in the Hub's log.
+RETRY_SECONDS = 10.0
+#: What to tell of a return for which something else was chosen.
+CHOSEN_NOW = "It comes back as it was started; what you chose is for a fresh start."
 #: Set while KubeSpawner's own code runs, which calls ``self.stop`` to tidy up.
 _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
 
@@ -62,21 +69,69 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         """,
     ).tag(config=True)
 
+    user_options: Any  # of JupyterHub
     reclaim_launch = Launch()
     _quota = ""  #: the API server's words while the quota is used up
-    _other_image = ""  #: what to tell of a return that is not in the chosen image
+    #: Of this start: nodes that did not take the pod after all, and their words.
+    _rejections: tuple[tuple[str, str], ...] = ()
+    _note = ""  #: what to tell of a return that is not as was chosen now
+    _profile = ""  #: the one in use
+    _overrides: tuple[dict[str, Any], ...] = ()  #: what was made of it
 
     # --- the pod ---
 
     async def get_pod_manifest(self) -> Any:
         """KubeSpawner's pod with the session's init in it."""
         purpose = self._purpose()
-        self._other_image = pods.other_image(
-            self.image, purpose.image, self.reclaim_launch.image
-        )
-        if self._other_image:
-            self.log.info("%s: %s", self._reference, self._other_image)
+        image = pods.other_image(self.image, purpose.image, self.reclaim_launch.image)
+        self._note = image or self._note
+        if self._note:
+            self.log.info("%s: %s", self._reference, self._note)
         return pods.prepared(await super().get_pod_manifest(), purpose)
+
+    # --- what was chosen ---
+
+    async def load_user_options(self) -> None:
+        """What a fresh start chooses; a return goes by what the session was started as.
+
+        As that is defined today. Where it is not offered any more (an image of last
+        month), it is what it then was. A list that a function makes may leave out what
+        this user has no right to any more: then the return is refused.
+
+        Raises:
+            Refused: the choice has gone, and may have been taken away.
+        """
+        choice = self.reclaim_launch.choice
+        if self.reclaim_launch.mode != "hold" or choice is None:
+            self._overrides, self._note = (), ""
+            await super().load_user_options()
+            return
+        chosen = {**choice.options, **self.user_options}
+        self._note = "" if chosen == choice.options else CHOSEN_NOW
+        self.user_options = dict(choice.options)
+        try:
+            await super().load_user_options()
+        except (KeyError, ValueError) as error:
+            why = f"no such choice: {error}"
+            if callable(self.profile_list) or not choice.overrides:
+                raise Refused(Reason.PROFILE_GONE, why=why) from None
+            self.log.warning("%s: it comes back as it was: %s", self._reference, why)
+            for settings in choice.overrides:
+                super()._apply_overrides(settings)
+
+    def _apply_overrides(self, spawner_override: dict[str, Any]) -> None:
+        """Apply them, and note what they were."""
+        settings: dict[str, Any] = {}
+        for name, value in spawner_override.items():
+            settings[name] = value(self) if callable(value) else value
+            super()._apply_overrides({name: settings[name]})
+        self._overrides = (*self._overrides, settings)
+
+    def _get_profile(self, slug: str | None, profile_list: list[Any]) -> Any:
+        """The profile; noted, since another may be the default by then."""
+        profile = super()._get_profile(slug, profile_list)
+        self._profile = profile["slug"]
+        return profile
 
     def _purpose(self) -> pods.PodPurpose:
         launch = self.reclaim_launch
@@ -90,6 +145,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             image=saved.image if saved else "",
             node_labels=dict(saved.node_labels) if saved else {},
             token=saved.api_token if saved else "",
+            avoid=tuple(dict(self._rejections)) if saved else (),
             python=self.session_python,
         )
 
@@ -116,28 +172,53 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         # The Hub's own limit would end this without a reason.
         limit = max(0.8 * self.start_timeout, self.start_timeout - 15.0)
         hold = self.reclaim_launch.mode == "hold"
+        self._rejections = ()
         try:
             async with asyncio.timeout(limit if hold else None):
-                return await self._start_while_it_lives()
+                while (where := await self._start_while_it_lives()) is None:
+                    pass
+                return where
         except TimeoutError:
             if not hold:
                 raise
-            why = self._quota or pod_events.obstacle(self._pod())
-            why = why or "its pod did not start"
+            why = self._quota or self._sent_away()
+            why = why or pod_events.obstacle(self._pod()) or "its pod did not start"
             raise Refused(Reason.NOT_PLACED, seconds=limit, why=why) from None
 
     async def _start_while_it_lives(self) -> Any:
-        """KubeSpawner's start, which would wait for a dead pod until its limit."""
+        """KubeSpawner's start, which would wait for a dead pod until its limit.
+
+        None: its node has sent the pod away, which is gone; now another may take it.
+
+        Raises:
+            Refused: the pod has ended, or a node does not take a new session's.
+        """
         starting = super().start()
         try:
             while not (await asyncio.wait({starting}, timeout=LOOK_SECONDS))[0]:
                 pod = self._pod()
-                ours = pod is not None and self._is_ours(pod)
-                if ours and not pod_events.lives(pod, ""):
+                if pod is None or not self._is_ours(pod) or pod_events.lives(pod, ""):
+                    continue
+                if not (why := pod_events.rejection(pod)):
                     raise Refused(Reason.POD_ENDED, why=pod_events.obstacle(pod))
+                await self._send_elsewhere(pod["spec"].get("nodeName") or "?", why)
+                return None
             return starting.result()
         finally:
             starting.cancel()
+
+    async def _send_elsewhere(self, node: str, why: str) -> None:
+        """Take back a pod that its node does not run, and wait a while.
+
+        Raises:
+            Refused: it is a new session's, and its user may start another.
+        """
+        if self.reclaim_launch.mode != "hold":
+            raise Refused(Reason.POD_REJECTED, node=node, why=why)
+        self.log.warning("%s: %s did not take it: %s", self._reference, node, why)
+        self._rejections = (*self._rejections, (node, why))
+        await SessionPodSpawner.stop(self, now=True)
+        await asyncio.sleep(RETRY_SECONDS)
 
     async def _start(self) -> Any:
         _inside.set(True)  # in a task of its own
@@ -170,7 +251,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
                     if not (hold and pod_events.is_quota(why)):
                         raise Refused(Reason.POD_REFUSED, why=why) from None
                     self._quota = why
-                    await asyncio.sleep(QUOTA_SECONDS)
+                    await asyncio.sleep(RETRY_SECONDS)
         finally:
             self._quota = ""
 
@@ -201,7 +282,24 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         everybody = self.pod_reflector.pods.values() if self.pod_reflector else ()
         if self._quota:
             return f"Waiting for the namespace's quota: {self._quota}"
-        return pod_events.sentence(self._pod(), everybody) or self._other_image
+        if away := self._sent_away():
+            return f"Waiting for another machine: {away}"
+        return pod_events.sentence(self._pod(), everybody) or self._note
+
+    def is_pod_running(self, pod: Any) -> bool:
+        """As KubeSpawner; what has ended beside the session's container is no matter.
+
+        A sidecar that ended would keep the pod from ever being ready: ours are not
+        started again.
+        """
+        return bool(super().is_pod_running(pod and pod_events.without_ended(pod)))
+
+    def _sent_away(self) -> str:
+        """Which node did not take the last pod, and why; empty: there is one."""
+        if not self._rejections or self._pod() is not None:
+            return ""
+        node, why = self._rejections[-1]
+        return f"{node} did not take it ({why})"
 
     # --- watch and end ---
 
@@ -258,6 +356,16 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         """As settings or profile name it."""
         return str(self.image)
 
+    def reclaim_choice(self) -> Choice:
+        """The profile and its options, and what they have set."""
+        profile = {"profile": self._profile} if self._profile else {}
+        overrides = tuple(map(_without_variables, self._overrides))
+        whole = all(map(_is_plain, overrides))
+        return Choice(
+            options={**self.user_options, **profile},
+            overrides=overrides if whole else (),
+        )
+
     def reclaim_take(self, place: Location) -> None:
         """Take over an existing pod, under whatever name it has."""
         if place.name:
@@ -285,6 +393,12 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
                 timeout=REPORT_SECONDS,
             )
         return not self.reclaim_alive()
+
+    def reclaim_ending(self, status: Any) -> ReclaimError:
+        """Its container's status; the service, which watches pods, may know more."""
+        if self._pod() is None and status == 1:  # KubeSpawner's word for that
+            return endings.by_itself("its pod is gone")
+        return super().reclaim_ending(status)
 
     def reclaim_frozen(self) -> bool | None:
         """Only the node knows."""
@@ -346,3 +460,17 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
                 await SessionPodSpawner.stop(self, now=True)
         except TimeoutError:
             self.log.warning("%s: the pod has not ended yet", self._reference)
+
+
+def _without_variables(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those that a hold needs: variables may be secrets, and state is shown."""
+    return {name: v for name, v in settings.items() if name != "environment"}
+
+
+def _is_plain(settings: dict[str, Any]) -> bool:
+    """Whether the Hub's database can keep them: not objects of a client."""
+    try:
+        json.dumps(settings)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -26,8 +26,10 @@ def file_of(incarnation: str) -> Path | None:
     return _path(incarnation)
 
 
-def read(incarnation: str) -> int:
-    """The exit status, -n for a signal, as Popen says it; 0 where it is not known.
+def read(incarnation: str) -> int | None:
+    """The exit status, -n for a signal, as Popen says it; None where it is not known.
+
+    It is not where the init itself was killed, or the machine was started again.
 
     The init says 128 + n, as a shell does. A server that exits with such a code by
     itself, for a program of its own that a signal has ended, reads as ended by it.
@@ -35,7 +37,7 @@ def read(incarnation: str) -> int:
     try:
         code = int(_path(incarnation).read_bytes()[:8])
     except (OSError, ValueError):
-        return 0
+        return None
     return 128 - code if code - 128 in signal.valid_signals() else code
 
 

@@ -16,13 +16,14 @@ import pwd
 import shlex
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from jupyterhub.spawner import LocalProcessSpawner
 from jupyterhub.utils import random_port
 from traitlets import Bool, Float, Unicode
 
+from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.local import exit_status, launch
@@ -32,7 +33,14 @@ from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.session_traits import RealmTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher, session_init
-from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments, written
+from jupyterhub_gpu_reclaim.session_init.command_line import (
+    InitArguments,
+    SystemUser,
+    written,
+)
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 #: What steers root's own interpreters; the session gets these through env(1) instead.
 _LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
@@ -152,19 +160,20 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
             self.name,
             self.realm,
             holding=self.reclaim_launch.mode == "hold",
+            system_user=None if self.run_as_hub_user else self._rights_today(),
         )
         words = [*launch.PYTHON, session_init.__file__, *written(arguments)]
         if (file := exit_status.file_of(self.reclaim_launch.incarnation)) is not None:
             words += ["--status-file", str(file)]
         if self.reclaim_launch.mode != "start":
             return words
-        words += ["--chdir", self._home()]
-        if not self.run_as_hub_user:
-            entry = self._system_user()
-            groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
-            words += ["--uid", str(entry.pw_uid), "--gid", str(entry.pw_gid)]
-            words += ["--groups", ",".join(str(g) for g in groups)]
-        return [*words, "--", *command]
+        return [*words, "--chdir", self._home(), "--", *command]
+
+    def _rights_today(self) -> SystemUser:
+        """What the system's user database says now; a return keeps no more."""
+        entry = self._system_user()
+        groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
+        return SystemUser(entry.pw_uid, entry.pw_gid, tuple(groups))
 
     def system_username(self) -> str:
         """The system user that the session runs as."""
@@ -226,7 +235,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         """None while the session's init lives; then its exit status, 0 if unknown."""
         if LocalSession(self.place).alive():
             return None
-        return exit_status.read(self.reclaim_launch.incarnation)
+        return exit_status.read(self.reclaim_launch.incarnation) or 0
 
     async def _signal(self, sig: int) -> bool:
         """Signal the init; a process that got its pid later is never touched."""
@@ -271,6 +280,18 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
     def reclaim_alive(self) -> bool:
         """Whether its init lives."""
         return LocalSession(self.place).alive()
+
+    def reclaim_ending(self, status: Any) -> ReclaimError:
+        """Its init's status; only a kill keeps it from writing one."""
+        del status
+        if self.place.boot and self.place.boot != launcher.boot_id():
+            return endings.by_itself("its machine was started again")
+        name = self.reclaim_launch.incarnation
+        known = exit_status.read(name)
+        code = -signal.SIGKILL if known is None else known
+        if code == -signal.SIGKILL and launcher.oom_kills(self.cgroup_parent, name):
+            return Refused(Reason.SESSION_OUT_OF_MEMORY)
+        return endings.by_status(code)
 
     def reclaim_frozen(self) -> bool:
         """Whether its programs are stopped, as a captured tree is."""

@@ -12,6 +12,7 @@ begun.
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from contextlib import suppress
 from enum import StrEnum
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Failure
+    from jupyterhub_gpu_reclaim.hub import patches
     from jupyterhub_gpu_reclaim.hub.client import ServiceClient
     from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
     from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
@@ -105,6 +107,7 @@ class SessionLifecycle:
         known: KnownServers,
     ) -> None:
         self.state = SpawnerState()
+        self.tab_key = 0.0  #: when the key for tabs of the last start was made
         self._known = known
         self.logins = Logins(spawner)
         self._spawner = spawner
@@ -186,11 +189,22 @@ class SessionLifecycle:
             checkpoint=self.pointer.checkpoint,
             remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
+            tab_key=self.tab_key,
         )
 
-    async def _tell_service(self, call: str, failure: Failure | None = None) -> None:
+    async def _tell_service(
+        self,
+        call: str,
+        failure: Failure | None = None,
+        *,
+        asker: patches.Asker | None = None,
+    ) -> None:
         """Report what has happened; a lost report does no harm."""
         placement = msgspec.structs.replace(self._placement(), failure=failure)
+        if asker is not None:
+            placement = msgspec.structs.replace(
+                placement, by=asker.who, culled=asker.culler
+            )
         with suppress(Unreachable):
             service = self._service()
             try:
@@ -240,6 +254,9 @@ class SessionLifecycle:
             return await self._start_cold(start, minted, reporter)
         if plan.action == "restore":
             self._become(undo=Undo.PLAN)
+            if plan.checkpoint != self.pointer.checkpoint:
+                # What is brought back is another session than the last one.
+                self._point(image="", choice=None)
             self._point(
                 phase=PointerPhase.SUSPENDED,
                 checkpoint=plan.checkpoint,
@@ -257,6 +274,7 @@ class SessionLifecycle:
         """The service's plan; without an answer only what cannot lose anything."""
         former = self._spawner.reclaim_launch.incarnation
         self._launch(incarnation=uuid.uuid4().hex)
+        self.tab_key = float(math.ceil(self._clock.now()))
         loop = asyncio.get_running_loop()
         # Only an agent's silence takes that long, and it is waited for some time.
         slow = loop.call_later(SLOW_PLAN_SECONDS, reporter.report, SLOW_PLAN)
@@ -286,7 +304,8 @@ class SessionLifecycle:
         incarnation = self._spawner.reclaim_launch.incarnation
         self._point(phase=PointerPhase.RUNNING, incarnation=incarnation)
         where = await start()
-        self._point(image=self._spawner.reclaim_image())
+        spawner = self._spawner
+        self._point(image=spawner.reclaim_image(), choice=spawner.reclaim_choice())
         self._now_runs(minted, where)
         # It runs. The start's limit must not end it for a service that is slow to hear
         # so, or is being started.
@@ -320,9 +339,13 @@ class SessionLifecycle:
             identity=identity,
             generation=plan.generation,
             image=self.pointer.image,
+            choice=self.pointer.choice,
         )
         self._become(undo=Undo.RESTORE)
         where = await self._hold(start, reporter)
+        if self.pointer.choice is not None:
+            # The Hub has noted what was chosen now, which is not what comes back.
+            self.logins.set_options(self.pointer.choice.options)
         self._point(location=self._spawner.reclaim_location())
         await self._service().placed(self._placement())
         await self._follow(reporter)
@@ -354,6 +377,7 @@ class SessionLifecycle:
             self._warn("its old login is valid again")
         if ours:  # once: a later revocation stands
             self._point(laid_aside=aside)
+        self.logins.take_scopes(number, minted)
         return number
 
     async def _hold(self, start: Start, reporter: ProgressReporter) -> Any:
@@ -487,6 +511,15 @@ class SessionLifecycle:
             # The Hub deletes nothing of a spawner that will resume.
             self.logins.delete(self.logins.token_id(minted))
 
+    def drop_unused(self, token: str) -> None:
+        """Delete a start's token where a hook failed before ``start`` was called (T5).
+
+        The Hub deletes nothing of a spawner that will resume.
+        """
+        number = self.logins.token_id(token) if self.pointer.suspended else 0
+        if number and self.pointer.token_id not in {0, number}:
+            self.logins.delete(number)
+
     async def _back_to_suspended(self) -> None:
         """A resume has failed: nothing of it stays, the checkpoint does."""
         await self._tell_service("cancelled")
@@ -569,7 +602,7 @@ class SessionLifecycle:
             and self.pointer.phase is PointerPhase.RUNNING
             and not self.state.stopping
         ):
-            await self._settle_death()
+            await self._settle_death(status)
         return status
 
     async def _look_for_it(self) -> None:
@@ -583,7 +616,7 @@ class SessionLifecycle:
         port = await spawner.reclaim_port()
         self._point(location=found, token_id=token_id, port=port)
 
-    async def _settle_death(self) -> None:
+    async def _settle_death(self, status: Any) -> None:
         """It ended without a stop by the Hub: suspended (T1), or really over?
 
         An answer that comes late is of no use: another look, or a stop, has settled it
@@ -603,21 +636,25 @@ class SessionLifecycle:
         elif plan.action == "keep":
             self._point(phase=PointerPhase.UNKNOWN)
         else:
-            await self._tell_service("stopped")
+            ended = codec.failure_of(self._spawner.reclaim_ending(status))
+            await self._tell_service("stopped", ended)
             self._forget()
 
     # --- stop ---
 
     async def stop(
-        self, stop: Callable[[], Awaitable[None]], *, ours: bool = False
+        self,
+        stop: Callable[[], Awaitable[None]],
+        asker: patches.Asker | None = None,
     ) -> None:
         """End it for real, or release it, as the service says.
 
         Args:
             stop: ends it.
-            ours: the service itself has asked the Hub for this stop, which it only does
-                to release what is saved: whatever runs by now goes on (T28).
+            asker: who has asked the Hub for it. The service itself only does so to
+                release what is saved: whatever runs by now goes on (T28).
         """
+        ours = asker is not None and asker.ours
         self._become(stopping=True, unsure=False)
         if self._telling is not None:
             self._telling.cancel()  # that it runs would be heard after its end
@@ -634,7 +671,7 @@ class SessionLifecycle:
                 self._warn("its programs are kept")
                 self._point(phase=PointerPhase.UNKNOWN)
             else:
-                await self._stop_really(stop)
+                await self._stop_really(stop, asker)
         finally:
             self._become(stopping=False)
 
@@ -676,13 +713,15 @@ class SessionLifecycle:
         spawner = self._spawner
         return spawner.reclaim_frozen() if spawner.reclaim_alive() else None
 
-    async def _stop_really(self, stop: Callable[[], Awaitable[None]]) -> None:
+    async def _stop_really(
+        self, stop: Callable[[], Awaitable[None]], asker: patches.Asker | None
+    ) -> None:
         self._spawner.will_resume = False
         if self._spawner.reclaim_frozen():
             await self._spawner.reclaim_end()  # it could not react to a polite signal
         else:
             await stop()
-        await self._tell_service("stopped")
+        await self._tell_service("stopped", asker=asker)
         if (
             self.state.unsure
             and (checkpoint := await self._saved_after_all()) is not None

@@ -73,6 +73,18 @@ class Logins:
             self._database.commit()
         return number
 
+    def take_scopes(self, number: int, minted: str) -> None:
+        """Let an old token do what the start's new one may: roles change meanwhile."""
+        old, new = self._token(number), self._token(self.token_id(minted))
+        if old is not None and new is not None and old.scopes != new.scopes:
+            old.scopes = list(new.scopes)
+            self._database.commit()
+
+    def set_options(self, options: dict[str, Any]) -> None:
+        """What the Hub tells others that its user chose."""
+        self._spawner.user_options = dict(options)
+        self._spawner.orm_spawner.user_options = dict(options)
+
     def hash_of(self, number: int) -> str:
         """The salted hash of a token of this user; empty: there is none."""
         found = self._token(number)

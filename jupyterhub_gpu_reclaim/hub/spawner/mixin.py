@@ -34,8 +34,9 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub import patches
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
-from jupyterhub_gpu_reclaim.hub.spawner import patches
+from jupyterhub_gpu_reclaim.hub.spawner import kept_logins, kept_users, refusal
 from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
 from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
 from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Suspension
 
 patches.apply()
+kept_logins.apply()
+kept_users.apply()
 
 _CLOCK = SystemClock()
 #: Tasks that outlive their spawner: asyncio alone would forget them.
@@ -165,6 +168,30 @@ class ReclaimMixin(SessionPlacement):
             self.log.warning("%s: not started: %s", self.reclaim_key, error)
             raise self._refused(error) from None
 
+    def reclaim_refusal(self, error: Exception, seconds: float = 0.0) -> Exception:
+        """What the Hub is told of a start that failed for any cause.
+
+        A return that fails is no failure of the Hub, which would count it and end
+        itself (T16), whatever hook, profile, login or limit has stopped it.
+
+        Args:
+            error: as it was raised; it is returned if no session was to come back.
+            seconds: that the start took.
+        """
+        if isinstance(error, StartRefused) or not self.reclaim_pointer.precious:
+            return error
+        return self._refused(refusal.reason_of(error, seconds))
+
+    async def run_auth_state_hook(self, auth_state: Any) -> None:
+        """The administrator's hook; the Hub's page calls it before any start, too."""
+        try:
+            await super().run_auth_state_hook(auth_state)
+        except Exception as error:
+            if (told := self.reclaim_refusal(error)) is error:
+                raise
+            self.log.warning("%s: auth_state_hook", self.reclaim_key, exc_info=True)
+            raise told from error
+
     def _refused(self, error: ReclaimError) -> Exception:
         # The Hub's memory or the service's: one of them knows of a suspended session.
         pointer = self.reclaim_pointer
@@ -211,8 +238,8 @@ class ReclaimMixin(SessionPlacement):
 
     async def stop(self, now: bool = False) -> None:
         """End it for real, or release it, as the service says."""
-        stop, ours = super().stop, patches.STOP_IS_OURS.get()
-        await self._lifecycle.stop(lambda: stop(now=now), ours=ours)
+        stop, asker = super().stop, patches.ASKER.get()
+        await self._lifecycle.stop(lambda: stop(now=now), asker)
 
     # --- other calls of the Hub ---
 
@@ -236,7 +263,7 @@ class ReclaimMixin(SessionPlacement):
             with suppress(OSError, ValueError):
                 secret = Path(self.reclaim_token_file).read_text().strip().encode()
                 env[tab_tokens.VARIABLE] = tab_tokens.session_key(
-                    secret, self.reclaim_key, _CLOCK.now()
+                    secret, self.reclaim_key, self._lifecycle.tab_key
                 )
         return env
 
@@ -254,6 +281,7 @@ class ReclaimMixin(SessionPlacement):
 
     def clear_state(self) -> None:
         """The Hub calls this at stop and before start; the pointer outlives both."""
+        self._lifecycle.drop_unused(self.api_token)
         super().clear_state()
         self._lifecycle.close_start()
         if self.reclaim_pointer.phase is not PointerPhase.NONE:
@@ -269,8 +297,14 @@ class ReclaimMixin(SessionPlacement):
     async def delete_forever(self) -> None:
         """The server is deleted: its checkpoints and its login go, too (T5, T10)."""
         await maybe_future(super().delete_forever())
+        asker, key = patches.ASKER.get(), self.reclaim_key
+        program = asker is not None and asker.program and asker.deletes_user
+        if asker is not None and program and self.reclaim_pointer.precious:
+            kept = Deletion(user=key.user, server=key.server, kept_from=asker.who)
+            await self._tell_deletion(kept, None)
+            self._lifecycle.delete()
+            return
         written = self._order_deletion()
-        key = self.reclaim_key
         order = written.stem if written is not None else ""
         deletion = Deletion(user=key.user, server=key.server, order=order)
         telling = asyncio.ensure_future(self._tell_deletion(deletion, written))

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import msgspec
 from traitlets.config import Configurable
 
+from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
+from jupyterhub_gpu_reclaim.hub.spawner.state import Choice
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from jupyterhub.spawner import Spawner as Base
 
+    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
     from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 else:
     # A mixin of plain HasTraits would silently ignore c.ReclaimMixin.x.
@@ -39,6 +42,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity | None = None  #: of the suspended session (``hold``)
     generation: int = 0  #: of its checkpoint (``hold``)
     image: str = ""  #: as it was named at the session's fresh start (``hold``)
+    choice: Choice | None = None  #: of the session's fresh start (``hold``)
 
 
 class SessionPlacement(Base):
@@ -67,6 +71,10 @@ class SessionPlacement(Base):
         """The image of what was just started, by name; empty: that does not matter."""
         return ""
 
+    def reclaim_choice(self) -> Choice:
+        """What was chosen for what was just started."""
+        return Choice(options=dict(self.user_options))
+
     @abstractmethod
     def reclaim_take(self, location: Location) -> None:
         """Take over what runs there; the empty location is none."""
@@ -74,6 +82,12 @@ class SessionPlacement(Base):
     @abstractmethod
     def reclaim_alive(self) -> bool:
         """Whether what was taken over lives."""
+
+    def reclaim_ending(self, status: Any) -> ReclaimError:
+        """How it ended that nobody stopped; ``status`` is what ``poll()`` said."""
+        if isinstance(status, int):
+            return endings.by_status(status)
+        return endings.by_itself(str(status))
 
     async def reclaim_died(self) -> bool:
         """Whether it is dead, now that the service says so."""

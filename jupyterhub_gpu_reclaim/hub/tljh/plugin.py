@@ -11,11 +11,11 @@ import json
 from importlib.metadata import distribution
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub.app import JupyterHub
 from pluggy import HookimplMarker
 from traitlets.log import get_logger
 
 from jupyterhub_gpu_reclaim.hub.config import configure, report
+from jupyterhub_gpu_reclaim.hub.merging import when_all_is_read
 from jupyterhub_gpu_reclaim.hub.tljh import settings
 
 if TYPE_CHECKING:
@@ -36,18 +36,8 @@ def tljh_extra_user_pip_packages() -> list[str]:
 @hookimpl
 def tljh_custom_jupyterhub_config(c: Any) -> None:
     """Have ``complete`` called when the whole configuration has been read."""
-    if not JupyterHub.initialized():
+    if not when_all_is_read(complete):
         complete(c)  # somebody only looks at the configuration
-        return
-    hub = JupyterHub.instance()
-    apply = hub.update_config
-
-    def complete_and_apply(config: Any) -> None:
-        del hub.update_config  # the class's own is there again
-        complete(config)
-        apply(config)
-
-    hub.update_config = complete_and_apply
 
 
 def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:
@@ -63,24 +53,21 @@ def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:
         problems += lost  # nothing is suspended: the culler goes on, too
     else:
         c.JupyterHub.spawner_class = _SPAWNER
-        problems += _settle_culler(c, said, arguments)
+        _take_default_culler_out(c, said)
     configure(c, **arguments)
     report(c, problems)
 
 
-def _settle_culler(
-    c: Any, said: Mapping[str, Any], arguments: Mapping[str, Any]
-) -> list[str]:
-    """Take out the culler that TLJH adds by default, or judge the one that was set.
+def _take_default_culler_out(c: Any, said: Mapping[str, Any]) -> None:
+    """TLJH's, which ends after ten minutes what we suspend later.
 
-    By default it ends after ten minutes what we suspend later.
+    One that somebody has set stays, and is judged as on any Hub (``hub/cullers.py``).
     """
     if settings.has_own_culler(said):
-        return settings.early_culler(said, arguments, c)
+        return
     services = c.JupyterHub.get("services", [])
     c.JupyterHub.services = [s for s in services if s.get("name") != settings.CULLER]
     get_logger().info("gpu-reclaim: TLJH's own culler is off: sessions are saved")
-    return []
 
 
 def _requirement() -> str:

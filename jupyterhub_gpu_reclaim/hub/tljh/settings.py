@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-
 #: Where our settings stand in ``config.yaml``.
 KEY = "gpu_reclaim"
 CULLER = "cull-idle"
@@ -25,7 +23,6 @@ _SYSTEMDS = (
     "slice",
     "unit_extra_properties",
 )
-_IDLE_AFTER = IdlePolicy.idle_after.default_value
 _SECTIONS = ("SystemdSpawner", "UserCreatingSpawner")
 
 
@@ -72,32 +69,3 @@ def has_own_culler(said: Mapping[str, Any]) -> bool:
     """Whether the administrator has set anything for TLJH's culler."""
     services = said.get("services") or {}
     return bool(services.get("cull"))
-
-
-def early_culler(
-    said: Mapping[str, Any], arguments: Mapping[str, Any], c: Any
-) -> list[str]:
-    """What is wrong with a culler that was set: it ends sessions, or deletes users."""
-    cull = said["services"]["cull"]
-    policy = c.get("IdlePolicy", {})
-    if not any(s.get("name") == CULLER for s in c.JupyterHub.get("services", [])):
-        return []
-    found = []
-    timeout = cull.get("timeout", 600)
-    idle_after = arguments.get("idle_after", policy.get("idle_after", _IDLE_AFTER))
-    if _is_number(timeout) and _is_number(idle_after) and timeout <= idle_after:
-        found.append(
-            f"services.cull.timeout ({timeout:g}) must be longer than"
-            f" {KEY}.idle_after ({idle_after:g}): it ends a session, and nothing of it"
-            " is saved."
-        )
-    if cull.get("users"):
-        found.append(
-            "services.cull.users must be false: it deletes users, and with them what"
-            " they have suspended."
-        )
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,6 +8,7 @@ answer; it decides nothing.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import re
@@ -22,7 +23,14 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Hello, Vouching
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-from jupyterhub_gpu_reclaim.common.models import Failure, Identifier, SessionKey, Value
+from jupyterhub_gpu_reclaim.common.models import (
+    Failure,
+    Identifier,
+    Sample,
+    SessionKey,
+    Value,
+)
+from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
 
@@ -34,15 +42,16 @@ if TYPE_CHECKING:
         Event,
         Finding,
         Identity,
-        Sample,
         Tree,
     )
-    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus, StoreStatus
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+#: Longer samples are told as missing.
+MAX_SAMPLE_BYTES = 512 << 10
 _REASONS = {401: Reason.FORBIDDEN, 404: Reason.INVALID, 405: Reason.INVALID}
 
 
@@ -54,6 +63,9 @@ class Node(Protocol):
 
     async def status(self) -> NodeStatus:
         """How this node is, for people."""
+
+    async def obey_store(self, order: StoreOrder) -> StoreStatus:
+        """Take the service's word, which store is meant; idempotent."""
 
     async def trees(self) -> list[Tree]:
         """Every incarnation with an init or a record here."""
@@ -321,6 +333,14 @@ class GetStatus(Handler):
         self.answer(await self.node.status())
 
 
+class PutStore(Handler):
+    """``PUT /v1/store``."""
+
+    async def put(self) -> None:
+        """Answer with how the store is, now that the service's word is known."""
+        self.answer(await self.node.obey_store(self.body(StoreOrder)))
+
+
 class ListTrees(Handler):
     """``GET /v1/sessions``."""
 
@@ -360,8 +380,28 @@ class GetSamples(Handler):
     """``GET /v1/samples``."""
 
     async def get(self) -> None:
-        """Answer with what every session does."""
-        self.answer(await self.node.samples())
+        """Answer with what every session does: each encoded alone, none too long."""
+        samples = map(_encoded, await self.node.samples())
+        self.finish(b"[" + b",".join(samples) + b"]")
+
+
+def _encoded(sample: Sample) -> bytes:
+    """A sample, or that it is missing: the others are told whatever one holds."""
+    with contextlib.suppress(UnicodeEncodeError):
+        encoded = codec.encode(sample)
+        if len(encoded) <= MAX_SAMPLE_BYTES:
+            return encoded
+    _log.warning("%s: its sample cannot be told", sample.key)
+    return codec.encode(
+        Sample(
+            incarnation=sample.incarnation,
+            key=sample.key,
+            pod=sample.pod,
+            at=sample.at,
+            gpus=None,
+            problem="its sample was too large, or no text",
+        )
+    )
 
 
 class PostOrder(SessionHandler):
@@ -471,6 +511,7 @@ def make_application(node: Node, token: str) -> Application:
         ("/readyz", GetReadiness),
         ("/v1/hello", GetHello),
         ("/v1/status", GetStatus),
+        ("/v1/store", PutStore),
         ("/v1/sessions", ListTrees),
         (f"/v1/sessions/{name}", GetSession),
         (f"/v1/sessions/{name}/next-wake", GetNextWake),

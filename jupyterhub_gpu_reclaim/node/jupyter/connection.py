@@ -38,21 +38,24 @@ class ConnectionFile(Value, frozen=True, kw_only=True):
     curve_publickey: str | None = None  #: its messages are not in plain
 
 
-def _path_in(
-    pid: int, kernel: str | None = None, seconds: float = procfs.SECONDS
-) -> bytes | None:
-    """The path of a connection file that a process was started with.
+_NAMED_FILE = re.compile(rb"(?:^|=)(/[^\0]*/kernel-[^/\0]+\.json)$")
+
+
+def _path_in(pid: int, seconds: float = procfs.SECONDS) -> bytes | None:
+    """The path of the connection file that a process was started with.
 
     Raises:
         OSError: it has ended, or keeps its reader waiting (``TimeoutError``).
     """
-    name = rb"[^/\0]+" if kernel is None else re.escape(os.fsencode(kernel))
-    pattern = re.compile(rb"(?:^|=)(/[^\0]*/kernel-" + name + rb"\.json)$")
     for word in procfs.words(pid, "cmdline", seconds=seconds):
-        match = pattern.search(word)
+        match = _NAMED_FILE.search(word)
         if match is not None:
             return match[1]
     return None
+
+
+def _id_in(path: bytes) -> str:
+    return os.fsdecode(path)[:-5].rpartition("/kernel-")[2]
 
 
 def kernel_of(pid: int) -> str | None:
@@ -62,7 +65,7 @@ def kernel_of(pid: int) -> str | None:
         OSError: it has ended, or keeps its reader waiting (``TimeoutError``).
     """
     path = _path_in(pid, seconds=_LOOK_SECONDS)
-    return None if path is None else os.fsdecode(path)[:-5].rpartition("/kernel-")[2]
+    return None if path is None else _id_in(path)
 
 
 def may_be_kernel(pid: int) -> bool:
@@ -75,26 +78,48 @@ def may_be_kernel(pid: int) -> bool:
         return False
 
 
-def find_connection(
-    init_pid: int, pids: Iterable[int], kernel: str | None = None
-) -> ConnectionFile | None:
-    """The connection of the kernel with that id; None where it is not to be found.
+def find_connection(init_pid: int, pid: int) -> ConnectionFile | None:
+    """The connection of the kernel that a process was started as; None: none is found.
 
     Args:
         init_pid: of the session, whose root the path is looked up in.
-        pids: host pids of the tree; one of them was started with the file's path.
-        kernel: the kernel's id, as the server reports it; None for any.
+        pid: host pid of the process.
     """
+    try:
+        path = _path_in(pid)
+    except OSError:
+        return None
+    return None if path is None else _read_connection(init_pid, path)
+
+
+def find_connections(
+    init_pid: int, pids: Iterable[int], kernels: Iterable[str]
+) -> dict[str, ConnectionFile]:
+    """The connections of kernels, by their ids; those that are not found are left out.
+
+    Each process is asked once, however many kernels a server has named.
+
+    Args:
+        init_pid: of the session, whose root the paths are looked up in.
+        pids: host pids of the tree; a kernel was started with its file's path.
+        kernels: their ids, as the server reports them.
+    """
+    paths: dict[str, bytes] = {}
     for pid in pids:
         try:
-            path = _path_in(pid, kernel)
+            path = _path_in(pid)
         except TimeoutError:
-            return None  # this user's programs keep us waiting: no favour for them
+            break  # this user's programs keep us waiting: no favour for them
         except OSError:
             continue
         if path is not None:
-            return _read_connection(init_pid, path)
-    return None
+            paths.setdefault(_id_in(path), path)
+    found = {
+        kernel: _read_connection(init_pid, paths[kernel])
+        for kernel in dict.fromkeys(kernels)
+        if kernel in paths
+    }
+    return {kernel: one for kernel, one in found.items() if one is not None}
 
 
 def _read_connection(init_pid: int, path: bytes) -> ConnectionFile | None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
+from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Identity, Value
 from jupyterhub_gpu_reclaim.linux import netns, procfs
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PREFIX = b"JUPYTERHUB_"
+_WANTED = (b"JUPYTERHUB_", f"{tab_tokens.VARIABLE}=".encode())
 #: What may stand in a request line or a header as it is: visible ASCII.
 _WORD = re.compile(r"[!-~]*")
 
@@ -50,7 +51,7 @@ class ServerLogin:
         port: its TCP port; 0 where the environment does not say.
         prefix: path of its pages, with a slash at both ends.
         token: its own API token; empty where there is none.
-        environment: the ``JUPYTERHUB_…`` variables.
+        environment: the ``JUPYTERHUB_…`` variables, and the key for its tabs.
     """
 
     port: int
@@ -111,11 +112,11 @@ def _port_and_path(url: str) -> tuple[int, str]:
 
 
 def _environment(words: list[bytes]) -> dict[str, str]:
-    """The ``JUPYTERHUB_…`` variables of an environment."""
+    """The ``JUPYTERHUB_…`` variables of an environment, and the key for tabs."""
     pairs = (
         word.decode("utf-8", "replace").partition("=")
         for word in words
-        if word.startswith(_PREFIX)
+        if word.startswith(_WANTED)
     )
     return {name: value for name, _, value in pairs}
 
@@ -158,8 +159,8 @@ async def ask_state(
             _log.info("- the server does not list what it runs: %s", error.detail)
             return []
 
-    kernels = await ask("api/kernels", list[jupyter_api.Kernel])
-    terminals = await ask("api/terminals", list[jupyter_api.Terminal])
+    kernels = await ask("api/kernels", jupyter_api.KERNELS)
+    terminals = await ask("api/terminals", jupyter_api.TERMINALS)
     return ServerState(
         kernels=[kernel.id for kernel in kernels],
         terminals=[terminal.name for terminal in terminals],
@@ -178,7 +179,7 @@ async def busy_kernels(
             client,
             address_of(session, login),
             "api/kernels",
-            list[jupyter_api.Kernel],
+            jupyter_api.KERNELS,
             seconds=_ASK_SECONDS,
         )
     except (ReclaimError, OSError):

@@ -77,7 +77,7 @@ def speak_for(
     for process in programs:
         if not may_be_kernel(process.pid):
             continue
-        connection = find_connection(init_pid, [process.pid])
+        connection = find_connection(init_pid, process.pid)
         if connection is None or connection.curve_publickey:
             return None
         links = [

@@ -228,7 +228,7 @@ def _descriptors(pid: int, most: int) -> list[procfs.Descriptor]:
 def _inputs_of(
     init_pid: int, process: Process, descriptors: list[procfs.Descriptor]
 ) -> Iterator[Input]:
-    connection = find_connection(init_pid, [process.pid])
+    connection = find_connection(init_pid, process.pid)
     terminals = {m.id for m in read_mounts(process.pid) if m.kind == "devpts"}
     written = _written_pipes(process, descriptors)
     for fd, target in descriptors:

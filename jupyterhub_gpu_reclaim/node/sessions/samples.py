@@ -136,7 +136,9 @@ def find_kernels(
         snapshot: the session's tree.
         known: ids of programs that are kernels; the others are asked.
     """
-    of = trees.groups(snapshot)
+    groups: dict[int, list[int]] = {}
+    for pid, group in trees.groups(snapshot).items():
+        groups.setdefault(group, []).append(pid)
     server, silent = snapshot.server, False
     found: dict[str, KernelPrograms] = {}
     for program in snapshot.processes:
@@ -150,8 +152,7 @@ def find_kernels(
                 # This user's programs keep us waiting: no more of them are asked.
                 silent = isinstance(error, TimeoutError)
         if kernel is not None:
-            pids = [pid for pid, group in of.items() if group == program.ns_pid]
-            found[kernel] = KernelPrograms(program.ns_pid, pids)
+            found[kernel] = KernelPrograms(program.ns_pid, groups[program.ns_pid])
     return found
 
 

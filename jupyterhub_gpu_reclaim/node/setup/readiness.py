@@ -1,4 +1,4 @@
-"""What keeps this node from capturing sessions: CRIU, inotify limits, control groups.
+"""What keeps this node from capturing: CRIU, the store, inotify, control groups.
 
 An agent starts without CRIU and says so; it takes one that is installed later without a
 restart. The inotify limit holds for all programs of a user id on the machine, in
@@ -8,6 +8,7 @@ theirs as root. What is in use is not counted, as it changes all the time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu
-from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
-    from jupyterhub_gpu_reclaim.store.repository import Repository
+    from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
+    from jupyterhub_gpu_reclaim.node.setup.store import Opened
 
 #: CRIU's self-test takes about a second; a good answer holds for so many seconds.
 _GOOD_SECONDS = 300.0
@@ -130,13 +133,15 @@ def cgroup_findings() -> Iterator[Finding]:
 
 
 def description(
-    criu: CheckedCriu, accelerator: Accelerator, store: Repository, state: Path
+    criu: CheckedCriu, accelerator: Accelerator, store: Opened, state: Path
 ) -> NodeStatus:
     """Versions, and the room on its disks; what it cannot tell is left out."""
-    try:
-        store_free, store_capacity = store.free_bytes(), store.capacity_bytes()
-    except StoreError:
-        store_free = store_capacity = None
+    status = store.presence.status()
+    store_free = store_capacity = None
+    if status.state == "here":
+        with contextlib.suppress(StoreError):
+            store_free = store.repository.free_bytes()
+            store_capacity = store.repository.capacity_bytes()
     return NodeStatus(
         host=socket.gethostname(),
         version=__version__,
@@ -145,15 +150,36 @@ def description(
         state_free=shutil.disk_usage(state).free,
         store_free=store_free,
         store_capacity=store_capacity,
+        store=status,
     )
 
 
-def node_findings(criu: CheckedCriu, accelerator: Accelerator) -> list[Finding]:
+def node_findings(
+    criu: CheckedCriu,
+    accelerator: Accelerator,
+    store: StorePresence,
+    ports: HeldPorts,
+) -> list[Finding]:
     """What keeps this node from capturing sessions, or makes it slow."""
     return [
         *capabilities.findings(),
         *criu.findings(),
+        *store.findings(),
         *accelerator.node_findings(),
         *inotify_findings(),
         *cgroup_findings(),
+        *port_findings(ports),
     ]
+
+
+def port_findings(ports: HeldPorts) -> list[Finding]:
+    """Which ports of suspended sessions others have; tries to get them back."""
+    try:
+        return [
+            finding(
+                Reason.PORT_IN_USE, fatal=False, port=one.port, holder="another program"
+            )
+            for one in ports.missing()
+        ]
+    except Refused as error:
+        return [finding(error.reason, fatal=False, **error.facts)]

@@ -27,6 +27,7 @@ from traitlets.config import Application, Configurable, catch_config_error
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.paths import AGENT_FILE
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.traits import Seconds
 from jupyterhub_gpu_reclaim.node.http import routes
@@ -262,11 +263,11 @@ class AgentSettings(StoreSettings, Application):
     flags = {}  # noqa: RUF012
 
     config_file = Unicode(
-        "",
-        help="""Path of a configuration file (Python, `c = get_config()`).
+        AGENT_FILE,
+        help="""Path of the configuration file (Python, `c = get_config()`).
 
-        Empty: only the command line counts.
-        Example: `/etc/jupyterhub-gpu-reclaim/agent.py`.
+        The default is read if it is there; another one must be. The commands `store`
+        read the same file. Empty: only the command line counts.
         """,
     ).tag(config=True)
 
@@ -536,9 +537,10 @@ class AgentSettings(StoreSettings, Application):
     def initialize(self, argv: list[str] | None = None) -> None:
         """Read the command line, then the file, then the command line again."""
         self.parse_command_line(argv)
-        if self.config_file:
-            line = self.cli_config
-            path = Path(self.config_file)
+        line = self.cli_config
+        path = Path(self.config_file)
+        usual = self.config_file == AGENT_FILE and "config_file" not in line.AgentApp
+        if self.config_file and not (usual and not path.exists()):
             if not path.is_file():
                 raise TraitError(f"there is no configuration file {path}")
             self.load_config_file(path.name, str(path.parent.absolute()))

@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common import codec
@@ -136,6 +137,7 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     rights = rights_of(snapshot.processes)
     found += refuse_beyond_agent(rights)
     found += refuse_reaching(rights, session, tools.trusted_capabilities)
+    found += filesystem.refuse_ports(session, snapshot, tools.ports)
     most = trees.resident_bytes(snapshot) + moved
     found += tools.store_room.findings(session.incarnation, most)
     now = tools.clock.monotonic()
@@ -330,6 +332,10 @@ class Capture:
                 standing=standing,
             ),
         )
+        if world.shares_network:
+            self._refuse_ports(
+                inet.close_external(bytes(kept.files["files.img"]), (), world.cut)
+            )
         writer.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
         writer.add(checkpoint_files.WORLD, codec.encode(world))
         with self._rehearsal(Dumped(kept.files, result, world.files, cut)) as rehearsal:
@@ -347,6 +353,12 @@ class Capture:
         return msgspec.structs.replace(
             info, steps=self._operation.steps, frozen_seconds=self._since(frozen)
         )
+
+    def _refuse_ports(self, files_img: bytes) -> None:
+        """Refuse more ports than may be kept, of which no list may have told before."""
+        count = len(inet.ports_of(files_img))
+        found = self._tools.ports.findings(self._session.key.user, count)
+        checkpoint_files.refuse_fatal(found, RolledBack)
 
     def _rehearsal(
         self, dumped: Dumped

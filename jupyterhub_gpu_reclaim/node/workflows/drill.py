@@ -6,7 +6,7 @@ and their memory is filled with what was saved. What it does not show: that the 
 go on. They are never continued, since a second copy of a session that ran would write
 into the same files. Nothing is moved back to a GPU.
 
-What it leaves alone: the session's record and lease, the checkpoint, reserved ports,
+What it leaves alone: the session's record and lease, the checkpoint, held ports,
 and the user's files. The place has namespaces of its own, one for the network among
 them, in which there is only a loopback: ports are free there, and the Hub is not to be
 reached. Files are opened as for a return, with their user's rights, and nothing is

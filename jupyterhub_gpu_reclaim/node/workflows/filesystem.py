@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.checkpoint.archive import reader, rootfs
 from jupyterhub_gpu_reclaim.checkpoint.archive import writer as archive
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets
+from jupyterhub_gpu_reclaim.checkpoint.sockets.held import bound_now, shares_network
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -28,14 +29,17 @@ from jupyterhub_gpu_reclaim.node.requirements import (
     this_machine,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows.lost_rights import given_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
@@ -88,6 +92,8 @@ def describe(
         image=session.hint.image,
         node_labels=session.hint.node_labels,
         rights=rights_of(snapshot.processes),
+        given_groups=given_groups(session),
+        shares_network=shares_network(session.init_pid),
     )
 
 
@@ -121,6 +127,20 @@ def _holds_files(init_pid: int, mount: Mount) -> bool:
         return True  # what it holds is not known
     finally:
         os.close(folder)
+
+
+def refuse_ports(
+    session: Session, snapshot: Snapshot, ports: HeldPorts
+) -> list[Finding]:
+    """Why what it is bound to cannot be kept for it; touches nothing.
+
+    Raises:
+        Refused: the kernel's list of its sockets is not there.
+    """
+    if not shares_network(session.init_pid):
+        return []
+    pids = [process.pid for process in snapshot.processes]
+    return ports.findings(session.key.user, bound_now(session.init_pid, pids))
 
 
 def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) -> None:

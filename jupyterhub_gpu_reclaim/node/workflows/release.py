@@ -9,11 +9,11 @@ between can be tried again, or the tree released.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
-from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import shares_network
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common import codec
@@ -34,9 +34,9 @@ from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
-    from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
+    from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation, TimeLimits
@@ -56,7 +56,7 @@ class Releases:
 
     records: Records
     store: Repository
-    ports: Reservations
+    ports: HeldPorts
     accelerator: Accelerator
     clock: Clock
     limits: TimeLimits
@@ -78,13 +78,10 @@ class Releases:
 
         def work() -> None:
             record = self._committed_record(session, checkpoint)
-            shares = shares_network(session.init_pid)
-            needed = self._ports_needed(checkpoint) if shares else []
             # Looked at last: the store may be slow, and its user may wake it meanwhile.
             self._refuse_if_it_went_on(session, record)
             self._note_release(record)
-            if shares:
-                self.ports.reserve(checkpoint, needed)
+            self._hold_ports(session, checkpoint)
             self._end(session)
             self.records.delete(session.incarnation)
 
@@ -166,7 +163,7 @@ class Releases:
         self.store.delete(record.checkpoint)
         snapshot = trees.inspect(session)
         thaw(snapshot, trees.left_stopped(record, snapshot))
-        self.ports.release(record.checkpoint)
+        self.ports.let_go(record.checkpoint)
         self._forget(record)
 
     def _forget(self, record: Record) -> None:
@@ -178,6 +175,7 @@ class Releases:
 
     def finish_release(self, session: Session, record: Record) -> None:
         """End what a former agent had begun to end; its checkpoint is committed."""
+        self._hold_ports(session, record.checkpoint)
         self._end(session)
         self.records.delete(record.incarnation)
 
@@ -189,7 +187,7 @@ class Releases:
             info = None
         if info is None or info.incarnation != incarnation:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
-        self.reserve_ports(checkpoint)
+        self.hold_ports(checkpoint)
         self.records.delete(incarnation)
         return Tree(
             incarnation=incarnation,
@@ -200,13 +198,26 @@ class Releases:
             generation=info.generation,
         )
 
-    def reserve_ports(self, checkpoint: str) -> None:
-        """Keep others off the ports that the session will bind again. Idempotent."""
-        self.ports.reserve(checkpoint, self._ports_needed(checkpoint))
+    def hold_ports(
+        self, checkpoint: str, pids: Collection[int] = (), *, was_held: bool = False
+    ) -> None:
+        """Keep others off what the session will bind again. Idempotent.
 
-    def _ports_needed(self, checkpoint: str) -> list[inet.Port]:
+        Args:
+            checkpoint: of the session.
+            pids: its processes, if it is just about to be ended.
+            was_held: a former agent did so; it did not save in which network it lived.
+        """
         there = CheckpointContents(self.store.open(checkpoint))
-        return list(filesystem.ports_needed(there.checkpoint, there.world))
+        if there.world.shares_network or was_held:
+            needed = filesystem.ports_needed(there.checkpoint, there.world)
+            user = there.checkpoint.info.key.user
+            self.ports.hold(checkpoint, user, needed, pids)
+
+    def _hold_ports(self, session: Session, checkpoint: str) -> None:
+        with suppress(NotFound):
+            pids = [process.pid for process in trees.inspect(session).processes]
+            self.hold_ports(checkpoint, pids)
 
     def _committed_record(self, session: Session, checkpoint: str) -> Record:
         """The record of a captured tree, if the store vouches for its checkpoint.

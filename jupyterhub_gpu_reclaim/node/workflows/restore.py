@@ -35,7 +35,7 @@ from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, sock_diag
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.jupyter import server, wake_up
-from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connection
+from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
 from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.jupyter.stand_in import is_heard
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
@@ -63,6 +63,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem, nap
 from jupyterhub_gpu_reclaim.node.workflows.lazy import leave_asleep
+from jupyterhub_gpu_reclaim.node.workflows.lost_rights import without_lost
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
@@ -76,7 +77,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
-    from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import Reservations
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
@@ -91,8 +91,8 @@ _WAKE_SECONDS = 3.0
 _PORT_SECONDS = 10.0
 #: What a page reads before it connects a notebook to its kernel; each once.
 _LISTS: Final = (
-    ("api/kernels", list[jupyter_api.Kernel]),
-    ("api/sessions", list[jupyter_api.NotebookSession]),
+    ("api/kernels", jupyter_api.KERNELS),
+    ("api/sessions", jupyter_api.NOTEBOOKS),
 )
 _LIST_SECONDS = 5.0
 
@@ -113,14 +113,12 @@ class Restore:
     def __init__(
         self,
         tools: WorkflowTools,
-        ports: Reservations,
         session: Session,
         operation: Operation,
         *,
         lazy: bool = False,
     ) -> None:
         self._tools = tools
-        self._ports = ports
         self._session = session
         self._operation = operation
         self._lazy = lazy
@@ -171,6 +169,7 @@ class Restore:
             self._cancel.check()
             asleep = await self._leave_asleep(there, result)
             yield self._note(Stage.CONTINUING)
+            self._tools.ports.let_datagrams_go(self._record.checkpoint)
             await self._continue(there, result, asleep)
             if asleep is not None and await self._is_at_work(asleep):
                 self._record = self._record.nap_at(NapStage.WAKING)
@@ -200,9 +199,12 @@ class Restore:
             "check",
             lambda: _compare(self._tools, self._session, there, lazy=self._lazy),
         )
-        checkpoint_files.refuse_fatal(found, RestoreFailed)
-        await self._thread("check", lambda: self._promise(there))
         anew = await self._thread("check", lambda: wake_up.rewrite_images(there))
+        lost, anew = await self._thread(
+            "check", lambda: without_lost(self._session, there, anew)
+        )
+        checkpoint_files.refuse_fatal([*found, *lost], RestoreFailed)
+        await self._thread("check", lambda: self._promise(there))
         return there, fit._replace(images={**anew, **fit.images})
 
     def _promise(self, there: checkpoint_files.CheckpointContents) -> None:
@@ -373,7 +375,7 @@ class Restore:
         pids = [program.pid for program in asleep.programs]
         return await self._thread(
             "check",
-            lambda: any(find_connection(session.init_pid, pids, one) for one in busy),
+            lambda: bool(find_connections(session.init_pid, pids, busy)),
         )
 
     async def _fill_gpus(self, result: engine.RestoreResult) -> None:
@@ -455,7 +457,9 @@ class Restore:
                 limit=self._limits.end * 2,
             )
             cgroups.restore_memory_limit(self._record.memory_limit)
+            self._tools.ports.take_again(self._record.checkpoint)
         except NotFound:
+            self._tools.ports.take_again(self._record.checkpoint)
             return True
         except ReclaimError as error:
             _log.error(
@@ -467,11 +471,11 @@ class Restore:
         return True
 
     def _give_ports_back(self) -> None:
-        """The session holds its ports itself now; one reserved too many is harmless."""
+        """The session holds its ports itself now; one held too long is harmless."""
         try:
-            self._ports.release(self._record.checkpoint)
+            self._tools.ports.let_go(self._record.checkpoint)
         except ReclaimError as error:
-            _log.warning("%s ports stay reserved: %s", self._session.key, error)
+            _log.warning("%s ports stay held: %s", self._session.key, error)
 
     async def _thread(self, step: str, work: Callable[[], T]) -> T:
         return await in_thread(work, step=step, limit=self._limits.check)
@@ -561,9 +565,7 @@ def _queue(
     init_pid, tree = result.tree.init.pid, result.tree.processes
     asleep = [process.pid for process in tree if process.ns_pid in napping]
     pids = [process.pid for process in tree]
-    found = (
-        find_connection(init_pid, pids, kernel)
-        for kernel in world.kernels
-        if find_connection(init_pid, asleep, kernel) is None
-    )
-    wake.queue([kernel for kernel in found if kernel], world.terminals)
+    stopped = find_connections(init_pid, asleep, world.kernels)
+    awake = [kernel for kernel in world.kernels if kernel not in stopped]
+    kernels = find_connections(init_pid, pids, awake)
+    wake.queue(kernels.values(), world.terminals)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from tornado.httpclient import AsyncHTTPClient
 
+    from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
@@ -42,6 +43,7 @@ class WorkflowTools:
     accelerator: Accelerator
     memory: HostMemory
     store_room: StoreRoom
+    ports: HeldPorts
     refusals: Refusals = field(default_factory=Refusals)
     trusted_capabilities: tuple[str, ...] = ()
     rehearses: bool = True

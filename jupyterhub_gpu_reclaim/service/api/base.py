@@ -33,6 +33,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.api import visits
+from jupyterhub_gpu_reclaim.service.api.context import TooOften
 from jupyterhub_gpu_reclaim.service.api.openapi import operations
 from jupyterhub_gpu_reclaim.service.api.visits import Login
 from jupyterhub_gpu_reclaim.service.events.log import Refusal
@@ -355,6 +356,8 @@ class PersonRoute(HubOAuthenticated, Route):
         if not self.for_tabs:
             raise Forbidden(Reason.FORBIDDEN)
         key = shown.key
+        if not self.context.control.users.tab_counts(key, shown.since):
+            raise Forbidden(Reason.TAB_KEY_OVER)
         return Person(
             name=key.user, is_user=True, manages=False, scrapes=False, only=key.path
         )
@@ -425,10 +428,15 @@ class PersonRoute(HubOAuthenticated, Route):
 
         Raises:
             NotFound: it is another user's; the same words as for a missing one.
+            TooOften: it is to be changed, and was too often lately.
         """
         key = SessionKey.of_path(user, server)
         if not self.person.may_see(key):
             raise NotFound(Reason.UNKNOWN_SESSION, session=key)
+        if self.request.method not in {"GET", "HEAD"}:
+            changed = (self.person.label, key)
+            if not self.context.changes.lets(changed, self.context.clock.now()):
+                raise TooOften(Reason.TOO_OFTEN)
         return key
 
     def managed(self, user: str, server: str) -> SessionKey:

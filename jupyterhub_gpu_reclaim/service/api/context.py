@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.throttle import Throttle
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from jinja2 import Environment
     from prometheus_client import CollectorRegistry
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
     from jupyterhub_gpu_reclaim.service.events.log import Refusal
     from jupyterhub_gpu_reclaim.service.settings.in_force import SettingInForce
+
+
+class TooOften(Unreachable):
+    """The caller changes one session again and again."""
+
+    status = 429
 
 
 class TooManyStreams(Unreachable):
@@ -86,11 +93,15 @@ class Context:
     groups: Callable[[], Awaitable[dict[str, list[str]]]]
     settings: Callable[[], list[SettingInForce]]  #: for administrators to read
     nodes: Callable[[], list[NodeHealth]]  #: how every node is
+    #: What in the Hub's configuration defeats us, in sentences.
+    warnings: Callable[[], Sequence[str]] = tuple
     hub_host: str = ""  #: where the Hub has another host (subdomains)
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what
     limits: Limits = field(default_factory=Limits)
     streams: Streams = field(default_factory=Streams)
+    #: What each person may change about each session; all of it is journalled.
+    changes: Throttle = field(default_factory=lambda: Throttle(30, per_minute=10))
     refused: Callable[[Refusal], None] | None = None  #: told of each; never raises
     ready: Callable[[], bool] = lambda: True  #: whether the start is over
     run: str = field(default_factory=token_hex)  #: of this run of the service

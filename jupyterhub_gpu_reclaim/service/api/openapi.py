@@ -25,7 +25,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 #: Whom a call wants to know: the name of its security scheme and what may go wrong.
 _CALLERS: dict[str, tuple[list[dict[str, list[str]]], tuple[int, ...]]] = {
-    "person": ([{"hubToken": []}, {"pageProof": []}], (400, 401, 403, 503)),
+    "person": ([{"hubToken": []}, {"pageProof": []}], (400, 401, 403, 429, 503)),
     "spawner": ([{"spawnerToken": []}], (400, 401, 503)),
     "anyone": ([], (400,)),
 }

@@ -325,6 +325,24 @@ class RenewLogin(PersonRoute):
         )
 
 
+class RevokeTabs(PersonRoute):
+    """Take the key from a session's open tabs."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/revoke-tabs"
+
+    @operation(
+        "Revoke the key with which open tabs of the session ask and steer, also in the"
+        " hands of a guest; tabs of the next fresh start have another",
+        answer=SessionView,
+        errors=(404,),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Revoke it."""
+        key = self.key(user, server)
+        view = await self.context.control.users.revoke_tabs(key, self.person.label)
+        self.answer(view)
+
+
 class StartFresh(PersonRoute):
     """Set the checkpoint aside."""
 
@@ -426,6 +444,7 @@ ROUTES: tuple[type[Route], ...] = (
     OptOutSession,
     SessionHistory,
     RenewLogin,
+    RevokeTabs,
     StartFresh,
     SavedStates,
     SavedOne,

@@ -7,8 +7,11 @@ Calls, repetition and failure are in ``docs/explanation/architecture.md``.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
+
+import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
@@ -28,17 +31,21 @@ from jupyterhub_gpu_reclaim.common.models import (
     Sample,
     Tree,
     Value,
+    of_session,
 )
-from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+from jupyterhub_gpu_reclaim.common.node_status import NodeStatus, StoreStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Container
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _JSON = {"Content-Type": "application/json"}
 
@@ -128,10 +135,17 @@ class AgentClient:
         except NotFound:
             return NodeStatus(host="", version="", findings=await self.ready())
 
+    async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
+        """Say which store is meant; an older agent has no such call (``NotFound``)."""
+        del node
+        answer = await self._ask(
+            "PUT", "/v1/store", limit=self._quick, body=codec.encode(order)
+        )
+        return _understood(answer.body, StoreStatus, "/v1/store")
+
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """Every incarnation with an init or a record, at least those of ``key``."""
-        del key  # one node has few of them
-        return await self._get("/v1/sessions", list[Tree])
+        """Every incarnation with an init or a record; with a ``key``, its own."""
+        return of_session(key, await self._get("/v1/sessions", list[Tree]))
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
         """One incarnation; ``NotFound`` if there is none (in that pod)."""
@@ -142,19 +156,29 @@ class AgentClient:
         del key
         return {}
 
+    def ending(self, incarnation: str) -> Failure | None:
+        """None: what ended on a machine is known where it was started."""
+        del incarnation
+        return None
+
     def waiting(self) -> list[Waiting]:
         """Empty: a session on one machine always gets a place there."""
         return []
 
     async def samples(self, key: SessionKey | None = None) -> list[Sample]:
-        """A sample of every session."""
+        """A sample of every session; one that is not understood is left out."""
         del key
-        return await self._get("/v1/samples", list[Sample])
+        found = []
+        for each in await self._get("/v1/samples", list[msgspec.Raw]):
+            try:
+                found.append(codec.decode(bytes(each), Sample))
+            except BadRequest as error:
+                _log.warning("a sample is left out: %s", error)
+        return found
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed checkpoints, at least those of ``key``."""
-        del key
-        return await self._get("/v1/checkpoints", list[CheckpointInfo])
+        """The committed checkpoints; with a ``key``, of that session."""
+        return of_session(key, await self._get("/v1/checkpoints", list[CheckpointInfo]))
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint; never logged."""

@@ -29,11 +29,16 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
+        Failure,
         Identity,
         Sample,
         Waiting,
     )
-    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+    from jupyterhub_gpu_reclaim.common.node_status import (
+        NodeStatus,
+        StoreOrder,
+        StoreStatus,
+    )
     from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
     from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
@@ -122,6 +127,11 @@ class AgentRouter:
         """How that node is."""
         with named(node):
             return await self._agents.on(node).status()
+
+    async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
+        """Say to that node which store is meant."""
+        with named(node):
+            return await self._agents.on(node).obey_store(node, order)
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """See ``controlplane.model.interfaces.Agent``."""
@@ -321,6 +331,10 @@ class AgentRouter:
         """Of a session's pod, as its spawner has made it; None: not known."""
         return self._sessions.labels(key)
 
+    def ending(self, incarnation: str) -> Failure | None:
+        """How its pod was ended, by whomever; None: not, or not known."""
+        return self._sessions.ending(incarnation)
+
     def waiting(self) -> list[Waiting]:
         """Sessions that no node has a GPU for, the longest first."""
         return self._sessions.waiting()
@@ -330,7 +344,7 @@ class AgentRouter:
         """The committed ones; for one session, its own node is asked first."""
         pods = self._sessions.now()
         nodes = [p.node for p in pods if p.key == key and p.node and not p.over]
-        return await self._agents.anyone(lambda client: client.checkpoints(), nodes)
+        return await self._agents.anyone(lambda client: client.checkpoints(key), nodes)
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint, and what it needs."""

@@ -12,6 +12,8 @@ import random
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -31,6 +33,10 @@ RESYNC = 300.0
 STALE = 60.0
 #: Seconds between two attempts, doubled from the first to the second.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+
+
+#: Pods that are gone, and whose end is remembered: a Hub asks within minutes.
+REMEMBERED = 512
 
 
 class PodSource(Protocol):
@@ -56,6 +62,7 @@ class Informer:
         self._where = (namespace, selector)
         self._pods: dict[str, Pod] = {}
         self._uids: dict[SessionKey, set[str]] = {}
+        self._gone: dict[str, Pod] = {}
         self._heard: float | None = None
         self._wait = FIRST_WAIT
         self._error: ReclaimError | None = None
@@ -84,6 +91,13 @@ class Informer:
             raise self._error or Unreachable(
                 Reason.CLUSTER_UNREACHABLE, detail="not listed yet"
             )
+
+    def last_seen(self) -> list[Pod]:
+        """Every pod, and the last ones that are gone, as they were then.
+
+        Those count as being deleted: only that ends the knowledge of a pod.
+        """
+        return [*self._pods.values(), *self._gone.values()]
 
     async def fresh(self, more: str = "") -> list[Pod]:
         """The pods right now, from the server; the watch is not affected.
@@ -135,17 +149,28 @@ class Informer:
                 await self._clock.sleep(FIRST_WAIT)  # a server that ends all at once
 
     def _replace(self, pods: Iterable[Pod]) -> None:
-        self._pods, self._uids = {}, {}
+        before, self._pods, self._uids = self._pods, {}, {}
         for pod in pods:
             self._put(pod)
+        for uid in before.keys() - self._pods.keys():
+            self._note_gone(before[uid])
         self._heard_now()
 
     def _take(self, event: WatchEvent) -> None:
         if event.type == "DELETED":
             self._remove(event.object.metadata.uid)
+            self._note_gone(event.pod)
         elif event.type != "BOOKMARK":
             self._put(event.pod)
         self._heard_now()
+
+    def _note_gone(self, pod: Pod) -> None:
+        meta = pod.metadata
+        if meta.deletion_timestamp is None:  # by force, say
+            meta = msgspec.structs.replace(meta, deletion_timestamp="")
+        self._gone[pod.uid] = msgspec.structs.replace(pod, metadata=meta)
+        while len(self._gone) > REMEMBERED:
+            del self._gone[next(iter(self._gone))]
 
     def _put(self, pod: Pod) -> None:
         self._remove(pod.uid)

@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
     from jupyterhub_gpu_reclaim.service.clients.informer import Informer
     from jupyterhub_gpu_reclaim.service.clients.pods import Pod
 
@@ -70,6 +70,13 @@ class PodRegistry:
         except ReclaimError:
             return None
         return (pods[0].metadata.labels or {}) if len(pods) == 1 else None
+
+    def ending(self, incarnation: str) -> Failure | None:
+        """How its pod ended, or was ended; None: it has not, or that is not known."""
+        for pod in self._pods.last_seen():
+            if pod.incarnation == incarnation:
+                return pod.end
+        return None
 
     def waiting(self) -> list[Waiting]:
         """Sessions that no node has a GPU for, the longest first."""

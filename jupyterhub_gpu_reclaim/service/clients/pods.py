@@ -10,13 +10,19 @@ from typing import Any
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common import endings
+from jupyterhub_gpu_reclaim.common.codec import failure_of
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 #: As ``hub/kube/pod.py`` labels them; no import, since that one is the Hub's process'.
 INCARNATION = "gpu-reclaim/incarnation"
 USER = "gpu-reclaim/user"
 SERVER = "gpu-reclaim/server"
 CONTAINER = "notebook"
+#: The most of a message that people are shown.
+_MAX_WORDS = 500
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):
@@ -31,7 +37,8 @@ class Meta(_Object, frozen=True, rename="camel"):
     uid: str = ""
     resource_version: str = ""
     creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
+    deletion_timestamp: str | None = None  #: when the grace for its end is over
+    deletion_grace_period_seconds: int | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     continue_: str = msgspec.field(default="", name="continue")
@@ -79,6 +86,8 @@ class PodStatus(_Object, frozen=True, rename="camel"):
     """A pod as the kubelet reports it."""
 
     phase: str = ""
+    reason: str | None = None  #: of the pod's own end: "Evicted"
+    message: str | None = None
     pod_ip: str | None = msgspec.field(default=None, name="podIP")
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
@@ -132,6 +141,44 @@ class Pod(_Object, frozen=True, rename="camel"):
         return mine is not None and "terminated" in (mine.state or {})
 
     @property
+    def end(self) -> Failure | None:
+        """How it ended, or is being ended; None: neither.
+
+        Whoever drains, evicts or preempts says so in a condition of the pod. A
+        container that is ended because of that has a status, too, which tells less.
+        """
+        ended = self._terminated()
+        if ended.get("reason") == "OOMKilled":
+            return failure_of(Refused(Reason.SESSION_OUT_OF_MEMORY))
+        why = self._disruption()
+        if why:
+            node = self.node or "its node"
+            return failure_of(Refused(Reason.SESSION_DISRUPTED, node=node, why=why))
+        return failure_of(endings.by_status(_code(ended))) if ended else None
+
+    def _disruption(self) -> str:
+        """Who ended the pod and why, as far as that is said; empty: nobody."""
+        told: list[str | None] = []
+        for condition in self.status.conditions or ():
+            if condition.type == "DisruptionTarget" and condition.status == "True":
+                told = [condition.reason, condition.message]
+        told = told or [self.status.reason, self.status.message]
+        words = ": ".join(filter(None, told)).rstrip(".")
+        return words[:_MAX_WORDS] or ("it was deleted" if self._deleted_alive() else "")
+
+    def _deleted_alive(self) -> bool:
+        """Whether it was deleted while its container ran; times are whole seconds.
+
+        The Hub deletes what has ended by itself.
+        """
+        ended = self._terminated()
+        asked = _seconds(self.metadata.deletion_timestamp)
+        if not ended or not self.ending:
+            return self.ending
+        grace = self.metadata.deletion_grace_period_seconds or 0
+        return _seconds(ended.get("finishedAt")) > asked - grace
+
+    @property
     def image(self) -> str:
         """What its container runs, by digest; empty: not known yet."""
         mine = self._mine()
@@ -177,11 +224,12 @@ class Pod(_Object, frozen=True, rename="camel"):
     @property
     def created(self) -> float:
         """When, in seconds since the epoch; 0 if not given."""
-        told = self.metadata.creation_timestamp
-        try:
-            return datetime.fromisoformat(told).timestamp() if told else 0.0
-        except ValueError:
-            return 0.0
+        return _seconds(self.metadata.creation_timestamp)
+
+    def _terminated(self) -> dict[str, Any]:
+        """How its container has ended; empty: it has not, or nobody says so."""
+        mine = self._mine()
+        return ((mine and mine.state) or {}).get("terminated") or {}
 
     def _mine(self) -> ContainerStatus | None:
         statuses = self.status.container_statuses or ()
@@ -190,6 +238,18 @@ class Pod(_Object, frozen=True, rename="camel"):
 
 def _is_gpu(words: str) -> bool:
     return "/gpu" in words or "/mig-" in words
+
+
+def _seconds(told: str | None) -> float:
+    try:
+        return datetime.fromisoformat(told).timestamp() if told else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _code(terminated: dict[str, Any]) -> int:
+    code = terminated.get("exitCode")
+    return code if isinstance(code, int) else 0
 
 
 def _count(number: object) -> int:

@@ -202,10 +202,7 @@ class Prometheus:
         """
         path = "/api/v1/query?" + urlencode({"query": text, "time": f"{at:.3f}"})
         try:
-            # Not compressed: a short answer could become a very long one.
-            answer = await self._connection.ask(
-                "GET", path, limit=self._seconds, decompress_response=False
-            )
+            answer = await self._connection.ask("GET", path, limit=self._seconds)
         except NoResponse as silent:
             raise NoResponse(f"no answer ({_last(silent)})") from None
         except OSError as error:

@@ -19,6 +19,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.throttle import Throttle
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
@@ -30,8 +31,11 @@ SESSION = "urn:jupyterhub-gpu-reclaim:event:session"
 REFUSED = "urn:jupyterhub-gpu-reclaim:event:refused"
 #: The setting's value for the standard output, which goes to the Hub's log.
 STANDARD_OUTPUT = "-"
-#: Longest path of a request in the log; the rest is cut.
-LONGEST_PATH = 1024
+#: Longest path, method and reason of a request in the log; the rest is cut.
+LONGEST_PATH, LONGEST_METHOD, LONGEST_MESSAGE = 1024, 32, 1024
+#: Refusals of one caller that are written at once, and a minute; others are counted.
+#: All that the Hub does not know are one caller.
+AT_ONCE, PER_MINUTE = 30, 10
 
 #: The journal's words for what happened, and the schema's.
 EVENTS = {
@@ -99,6 +103,7 @@ class EventLog:
         from jupyter_events import EventLogger  # noqa: PLC0415 large
 
         self._logger = EventLogger(handlers=[self._handler])
+        self._refusals = Throttle(AT_ONCE, PER_MINUTE)
         for schema in sorted(SCHEMAS.glob("*.yaml")):
             self._logger.register_event_schema(schema)
 
@@ -134,9 +139,15 @@ class EventLog:
         self._emit(SESSION, data, line.at)
 
     def refused(self, refusal: Refusal) -> None:
-        """One refused request; a failed write is only logged."""
+        """One refused request, if there were few; a failed write is only logged."""
+        if not self._refusals.lets(refusal.by, refusal.at):
+            return
         data = msgspec.structs.asdict(refusal)
         data["path"] = refusal.path[:LONGEST_PATH]
+        data["method"] = refusal.method[:LONGEST_METHOD]
+        data["message"] = refusal.message[:LONGEST_MESSAGE]
+        if left_out := self._refusals.held_back(refusal.by):
+            data["left_out"] = left_out
         try:
             self._emit(REFUSED, data, data.pop("at"))
         except OSError as error:

@@ -18,6 +18,7 @@ SUBJECTS = {
     "suspended": "Suspended",
     "suspend-failed": "Could not be suspended",
     "resume-failed": "Could not be brought back",
+    "ended": "Ended",
     "deletion-ahead": "Will be deleted",
 }
 _KINDS = {
@@ -27,6 +28,7 @@ _KINDS = {
     "thawed": "suspend-failed",
     "restore_failed": "resume-failed",
     "lost": "resume-failed",
+    "vanished": "ended",
     "deletion ahead": "deletion-ahead",
 }
 _ADVICE = {
@@ -35,13 +37,15 @@ _ADVICE = {
     "suspended": "Open it as ever, and it comes back with everything in it.",
     "suspend-failed": "Nothing is lost, and you need not do anything.",
     "resume-failed": "Its checkpoint is kept. Try again, or choose to start afresh.",
+    "ended": "Start it again. What was not saved in files is gone.",
     "deletion-ahead": "If you still need it, bring it back before.",
 }
-#: A cancelled suspend, or a user who came back, is no failure.
+#: A cancelled suspend, a user who came back, or one who shut the server down, is none.
 _NO_FAILURES = {
     Reason.CANCELLED.value,
     Reason.ORDER_LATE.value,
     Reason.WENT_ON.value,
+    Reason.SESSION_ENDED.value,
 }
 
 

@@ -322,8 +322,8 @@ class Options(Configurable):
         _DEFAULTS.audit / _DAY,
         min=1,
         help="Days for which the journal keeps who did what to a session, and why it"
-        " was suspended. Older lines are deleted, all but the newest of all; they hold"
-        " names of users.",
+        " was suspended. Older lines are deleted, all but the newest of all, and so are"
+        " those of a session that has 10,000 newer ones; they hold names of users.",
     ).tag(config=True)
 
     keep_generations = Int(

@@ -84,6 +84,8 @@ class Act(Page):
             out = self.get_body_argument("out", "") == "1"
             await control.users.opt_out(key, check_opt_out(self, out), by)
             return "pin" if out else "unpin"
+        elif action == "revoke-tabs":
+            await control.users.revoke_tabs(key, by)
         else:
             await self._manage(key, action)
         return action
@@ -146,6 +148,7 @@ class Fresh(Page):
 
 _ACTIONS = (
     "suspend|resume|nap|wake|keep|idle-time|pin|delete|bring-back|renew-login|end-tree"
+    "|revoke-tabs"
 )
 
 

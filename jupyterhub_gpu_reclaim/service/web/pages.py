@@ -54,6 +54,10 @@ DONE = {
     "delete": "The suspended session was deleted.",
     "bring-back": "Resuming the session from that checkpoint.",
     "renew-login": "The login will be restored when the user next opens the session.",
+    "revoke-tabs": (
+        "Open tabs of the session can no longer see or steer it here; those of its next"
+        " fresh start can."
+    ),
     "end-tree": "The programs were ended.",
     "delete-later": (
         "It cannot be brought back any more, and will be deleted as soon as its machine"
@@ -195,7 +199,7 @@ class Page(PersonRoute, HtmlErrors):
             return None
         context = self.context
         silent = context.control.silent_parts()
-        parts = strip(context.nodes(), silent, context.clock.now())
+        parts = strip(context.nodes(), silent, context.clock.now(), context.warnings())
         return {"parts": parts, "xsrf": self.xsrf()}
 
     def start_url(self, key: SessionKey) -> str:

@@ -1,0 +1,359 @@
+"""Holds the ports of saved sessions, in a network namespace that others share.
+
+A session on the machine itself has no network of its own. What it was bound to any user
+could bind while it is suspended, and so keep it from coming back. So the agent has a
+socket bound to each of its ports, from just before its end until it is back.
+
+Such a holder is root's, has SO_REUSEPORT, and never listens. The kernel lets only
+sockets of the same user with the same option be bound beside it: those that CRIU makes
+as root, and none of anybody else. Whoever connects is refused, as if the port were
+free. The session's own sockets are made root's, with that option, before they end: no
+moment is left in which the port is free.
+
+What is held stands in a file, and is bound again at the agent's start. While the agent
+is started again, systemd keeps the sockets themselves (``linux.fdstore``).
+
+Every user has a budget, and so has the machine: what one user binds never takes so many
+ports that others cannot connect any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import logging
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.checkpoint.sockets import former, inet
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.durable import write_durably
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.models import Finding, Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import fdstore, procfs
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+#: What the suspended sessions of one user may keep on one machine.
+PER_USER: Final = 512
+#: Of the ports that the kernel gives to whoever connects, all users together keep one
+#: in so many; and never more than systemd's unit keeps (FileDescriptorStoreMax).
+_SHARE: Final = 4
+_MOST: Final = 8000
+_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_UNCONNECTED: Final = {TcpState.LISTEN, TcpState.CLOSE, TcpState.BOUND_INACTIVE}
+_FAMILIES: Final = {socket.AF_INET, socket.AF_INET6}
+
+_log = logging.getLogger(__name__)
+
+
+class Needs(Value, frozen=True, kw_only=True):
+    """What one saved session needs, and whose it is."""
+
+    user: str
+    ports: list[Port]
+
+
+class _Record(Value, frozen=True, kw_only=True):
+    """What the file holds."""
+
+    version: int = 2
+    #: by checkpoint
+    held: dict[str, Needs] = msgspec.field(default_factory=dict)
+
+
+class HeldPorts:
+    """The ports held for saved sessions; one instance per state folder.
+
+    Every call is idempotent. What the file claims is bound again by :meth:`settle`.
+
+    Args:
+        folder: the agent's state folder, which exists.
+        most: how many there may be on the machine.
+        per_user: how many of one user.
+    """
+
+    def __init__(
+        self, folder: Path, *, most: int | None = None, per_user: int = PER_USER
+    ) -> None:
+        self._path = folder / "ports.json"
+        self._most = most
+        self._per_user = per_user
+        self._lock = threading.Lock()
+        self._sockets: dict[str, dict[Port, socket.socket]] = {}
+        self._received: dict[Port, socket.socket] = {}
+        self._missing: set[Port] = set()
+
+    def findings(self, user: str, count: int) -> list[Finding]:
+        """Why so many more cannot be held for that user; empty is good."""
+        held = self._read().held.values()
+        mine = sum(len(one.ports) for one in held if one.user == user)
+        others = sum(len(one.ports) for one in held)
+        if mine + count > self._per_user:
+            limit = self._per_user
+            return [finding(Reason.TOO_MANY_PORTS, count=count, held=mine, limit=limit)]
+        if others + count > (limit := self._limit()):
+            return [finding(Reason.PORTS_SHORT, count=count, held=others, limit=limit)]
+        return []
+
+    def hold(
+        self,
+        checkpoint: str,
+        user: str,
+        ports: Iterable[Port],
+        pids: Collection[int] = (),
+    ) -> None:
+        """Hold those ports from now on; what is beyond the budget is not held.
+
+        Args:
+            checkpoint: of the session.
+            user: whose.
+            ports: that it needs.
+            pids: its processes, which are stopped and about to be ended.
+
+        Raises:
+            Refused: the file cannot be read or written (``internal``).
+        """
+        wanted = sorted(set(ports))
+        with self._lock:
+            record = self._read()
+            if checkpoint not in record.held:
+                if not wanted:
+                    return
+                for one in self.findings(user, len(wanted)):
+                    _log.warning("- no port is held for %s: %s", checkpoint, one)
+                    return
+                needs = Needs(user=user, ports=wanted)
+                self._write({**record.held, checkpoint: needs})
+            if pids:
+                _share_with_root(pids, {port.port for port in wanted})
+            self._bind(checkpoint, wanted)
+
+    def let_go(self, checkpoint: str) -> None:
+        """Hold nothing for that checkpoint any more.
+
+        Raises:
+            Refused: the file cannot be read or written (``internal``).
+        """
+        with self._lock:
+            self._close(checkpoint)
+            held = self._read().held
+            if checkpoint in held:
+                self._write({k: v for k, v in held.items() if k != checkpoint})
+
+    def let_datagrams_go(self, checkpoint: str) -> None:
+        """The session has these sockets again: a holder would take what is theirs."""
+        with self._lock:
+            here = self._sockets.get(checkpoint, {})
+            for port in [port for port in here if port.protocol == "udp"]:
+                here.pop(port).close()
+
+    def take_again(self, checkpoint: str) -> None:
+        """Hold what :meth:`let_datagrams_go` has let go: it did not come back."""
+        with self._lock:
+            needs = self._read().held.get(checkpoint)
+            if needs is not None:
+                self._bind(checkpoint, needs.ports)
+
+    def settle(self, keep: Collection[str] | None = None) -> list[str]:
+        """Hold what the file says, after a start; with what systemd has kept, first.
+
+        Args:
+            keep: the checkpoints that still exist; None keeps all.
+
+        Returns:
+            Those whose ports a former agent had reserved otherwise.
+
+        Raises:
+            Refused: the file cannot be read or written (``internal``).
+        """
+        with self._lock:
+            reserved = former.give_back(self._path)
+            self._receive()
+            held = self._read().held
+            gone = [] if keep is None else [one for one in held if one not in keep]
+            for checkpoint in gone:
+                self._close(checkpoint)
+                del held[checkpoint]
+            if gone:
+                self._write(held)
+            for checkpoint, needs in held.items():
+                self._bind(checkpoint, needs.ports)
+            for rest in self._received.values():
+                rest.close()
+            self._received.clear()
+            return reserved
+
+    def missing(self) -> list[Port]:
+        """What others took while no agent was there and have still; tried once more.
+
+        Raises:
+            Refused: the file cannot be read (``internal``).
+        """
+        with self._lock:
+            held = self._read().held
+            for checkpoint, needs in held.items():
+                self._bind(checkpoint, needs.ports)
+            return sorted(self._missing)
+
+    def count(self) -> int:
+        """How many ports are to be held."""
+        return sum(len(needs.ports) for needs in self._read().held.values())
+
+    def _limit(self) -> int:
+        if self._most is not None:
+            return self._most
+        low, high = map(int, _RANGE.read_text().split())
+        return min((high - low + 1) // _SHARE, _MOST)
+
+    def _bind(self, checkpoint: str, ports: Iterable[Port]) -> None:
+        here = self._sockets.setdefault(checkpoint, {})
+        added = []
+        for port in ports:
+            if port in here:
+                continue
+            try:
+                kept = self._received.pop(port) if port in self._received else None
+                here[port] = kept or _bound(port)
+            except OSError as error:
+                self._miss(port, error)
+            else:
+                self._missing.discard(port)
+                added.append(here[port].fileno())
+        fdstore.keep(_short(checkpoint), added)
+
+    def _miss(self, port: Port, error: OSError) -> None:
+        if port not in self._missing:
+            self._missing.add(port)
+            _log.warning(
+                "- %s port %d of a suspended session cannot be held: %s",
+                port.protocol,
+                port.port,
+                error.strerror,
+            )
+
+    def _close(self, checkpoint: str) -> None:
+        for one in self._sockets.pop(checkpoint, {}).values():
+            one.close()
+        fdstore.forget(_short(checkpoint))
+
+    def _receive(self) -> None:
+        for name, descriptor in fdstore.received():
+            one = socket.socket(fileno=descriptor)
+            self._received[_port_of(one)] = one
+            fdstore.forget(name)  # what is bound again is kept again
+
+    def _read(self) -> _Record:
+        try:
+            return codec.decode(self._path.read_bytes(), _Record)
+        except FileNotFoundError:
+            return _Record()
+        except (OSError, BadRequest) as error:
+            raise _refused(self._path, error) from None
+
+    def _write(self, held: dict[str, Needs]) -> None:
+        try:
+            write_durably(self._path, codec.encode(_Record(held=held)))
+        except OSError as error:
+            raise _refused(self._path, error) from None
+
+
+def shares_network(init_pid: int) -> bool:
+    """Whether that session lives in our own network namespace."""
+    return procfs.link(init_pid, "ns/net") == procfs.link(os.getpid(), "ns/net")
+
+
+def bound_now(init_pid: int, pids: Iterable[int]) -> int:
+    """How many ports the sockets of those processes would keep, as far as is seen.
+
+    A kernel before 6.8 does not list a TCP socket that is bound and no more.
+
+    Raises:
+        Refused: the session or the kernel's list is not there.
+    """
+    found = inet.sockets_of(init_pid, inet.tree_inodes(pids).keys())
+    return len(
+        {
+            (one.protocol, one.local)
+            for one in found
+            if one.state in _UNCONNECTED and one.local.port
+        }
+    )
+
+
+def _share_with_root(pids: Collection[int], numbers: Collection[int]) -> None:
+    """Let root bind beside the sockets of those processes, and let nobody else."""
+    inet.reset_unheld(os.getpid(), pids)  # these would be in the way
+    for pid, descriptor in inet.tree_inodes(pids).values():
+        with contextlib.suppress(OSError), _borrowed(pid, descriptor) as one:
+            if one.family in _FAMILIES and one.getsockname()[1] in numbers:
+                os.fchown(one.fileno(), 0, -1)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+
+@contextlib.contextmanager
+def _borrowed(pid: int, descriptor: int) -> Iterator[socket.socket]:
+    process = os.pidfd_open(pid)
+    try:
+        with borrow(process, descriptor) as one:
+            yield one
+    finally:
+        os.close(process)
+
+
+def _bound(port: Port) -> socket.socket:
+    """A holder.
+
+    Raises:
+        OSError: somebody has that port.
+    """
+    is_v4 = ipaddress.ip_address(port.address).version == 4
+    family = socket.AF_INET if is_v4 else socket.AF_INET6
+    is_tcp = port.protocol == "tcp"
+    one = socket.socket(family, socket.SOCK_STREAM if is_tcp else socket.SOCK_DGRAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # To bind, it disregards connections; once bound it is disregarded by none.
+        lenient = int(is_tcp or port.shared)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, lenient)
+        if not is_v4:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(port.only_v6))
+        one.bind((port.address, port.port))
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port.shared))
+    except BaseException:
+        one.close()
+        raise
+    return one
+
+
+def _port_of(one: socket.socket) -> Port:
+    """What that holder holds."""
+    address, number = one.getsockname()[:2]
+    is_v6 = one.family == socket.AF_INET6
+    return Port(
+        "tcp" if one.type == socket.SOCK_STREAM else "udp",
+        number,
+        address,
+        is_v6 and bool(one.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)),
+        bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)),
+    )
+
+
+def _short(checkpoint: str) -> str:
+    return hashlib.blake2s(checkpoint.encode(), digest_size=6).hexdigest()
+
+
+def _refused(path: Path, error: Exception) -> Refused:
+    return Refused(Reason.INTERNAL, detail=f"{path}: {error}")

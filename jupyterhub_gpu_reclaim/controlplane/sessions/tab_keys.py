@@ -1,0 +1,100 @@
+"""Which start of a session the keys of its open tabs may come from.
+
+A session's server has its key from its fresh start (``common/auth/tab_tokens.py``), and
+keeps it through suspends and returns: its environment comes back as it was. Whoever has
+read it there, such as a guest, keeps it, too. So a key counts for the session of that
+one start, while that runs or is suspended, and until it is revoked.
+
+A key's time tells the starts of one server apart. The spawner tells it with each fresh
+start; what is suspended has it with it. Where a session was found that nobody had told
+of, any key counts that is later than the last one known.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.auth import tab_tokens
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+_MARK = "tab keys "
+#: The time of the one key that counts; negative: later ones than that count.
+_BEGUN = f"{_MARK}of:"
+#: Keys up to that time are revoked.
+_VOID = f"{_MARK}void until:"
+
+
+class TabKeys:
+    """The keys that count.
+
+    Args:
+        sessions: the rows, and the journal.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._times: dict[str, float] | None = None
+
+    def count(self, key: SessionKey, made: float) -> bool:
+        """Whether a key of that time is one of the session that is there now.
+
+        A session that began before this was noted has none noted; any key counts then.
+        """
+        if self._sessions.row(key).phase is Phase.STOPPED:
+            return False
+        if made <= self._time(_VOID, key, 0.0):
+            return False
+        begun = self._time(_BEGUN, key, made)
+        return made == begun if begun >= 0 else made > -begun
+
+    def begun(self, key: SessionKey, made: float) -> None:
+        """A fresh start has a key of that time; 0: it is not known."""
+        if made:
+            self._note(_BEGUN, key, made)
+        else:
+            self.found(key)
+
+    def found(self, key: SessionKey) -> None:
+        """A session runs whose fresh start nobody has told of."""
+        last = self._time(_BEGUN, key, 0.0)
+        if last > 0:
+            self._note(_BEGUN, key, -last)
+
+    def comes_back(self, key: SessionKey, identity: Identity) -> None:
+        """What comes back has the key of its own fresh start, whatever began since."""
+        made = tab_tokens.made_at(identity.environment)
+        if made and made != self._time(_BEGUN, key, 0.0):
+            self._note(_BEGUN, key, made)
+
+    def revoke(self, key: SessionKey) -> None:
+        """No key of any start until now counts any more."""
+        now = math.ceil(self._sessions.clock.now())
+        self._note(_VOID, key, max(now, self._time(_BEGUN, key, 0.0)))
+
+    def forget(self, key: SessionKey) -> list[Any]:
+        """Statements that remove what is known of a deleted server."""
+        names = [kind + key.path for kind in (_BEGUN, _VOID)]
+        for name in names:
+            self._all().pop(name, None)
+        return [each for name in names for each in audit_log.set_mark(name, None)]
+
+    def _time(self, kind: str, key: SessionKey, default: float) -> float:
+        return self._all().get(kind + key.path, default)
+
+    def _note(self, kind: str, key: SessionKey, value: float) -> None:
+        self._sessions.journal.write(*audit_log.set_mark(kind + key.path, value))
+        self._all()[kind + key.path] = value
+
+    def _all(self) -> dict[str, float]:
+        """Read once: this service alone writes them."""
+        if self._times is None:
+            self._times = audit_log.marks(self._sessions.journal, _MARK)
+        return self._times

@@ -1,0 +1,77 @@
+"""Has jupyterhub-idle-culler ask us before it ends a server.
+
+For the culler's own configuration file (version 2 or later); ``docs/how-to/cullers.md``
+says how::
+
+    from jupyterhub_gpu_reclaim.hub.culler_hook import asking
+    c.IdleCuller.cull_arbiter_hook = asking("http://127.0.0.1:10101")
+
+It then ends only what we cannot save: servers that we do not know, and sessions whose
+last suspend has failed. Where there is no answer, nothing is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from traitlets.log import get_logger
+
+from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import timedelta
+
+#: Seconds to wait for an answer.
+_LIMIT = 10.0
+
+
+def asking(
+    service: str, *, prefix: str = f"/services/{SERVICE_NAME}/"
+) -> Callable[..., Awaitable[bool]]:
+    """A ``cull_arbiter_hook`` that asks our service.
+
+    Args:
+        service: its address, as in ``configure(c)``: ``http://127.0.0.1:10101``.
+        prefix: its path, where the Hub has a ``base_url`` of its own.
+    """
+    address = service.rstrip("/") + prefix
+
+    async def hook(
+        inactive: timedelta | None,
+        inactive_limit: float,
+        server: dict[str, Any],
+        **_more: Any,
+    ) -> bool:
+        if inactive is None or inactive.total_seconds() < inactive_limit:
+            return False
+        user, _, name = str(server["full_name"]).partition("/")
+        return await asyncio.to_thread(_may_end, address, SessionKey(user, name))
+
+    return hook
+
+
+def _may_end(address: str, key: SessionKey) -> bool:
+    """Whether the service does not know it, or could not save it."""
+    token = os.environ["JUPYTERHUB_API_TOKEN"]
+    request = urllib.request.Request(  # noqa: S310 - the administrator's address
+        f"{address}api/sessions/{key.path}", headers={"Authorization": f"token {token}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_LIMIT) as answer:  # noqa: S310
+            view = json.load(answer)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return True
+        get_logger().warning("gpu-reclaim: %s is left alone: %s", key, error)
+        return False
+    except (OSError, ValueError) as error:
+        get_logger().warning("gpu-reclaim: %s is left alone: %s", key, error)
+        return False
+    return view["phase"] == "running" and bool(view.get("failure"))

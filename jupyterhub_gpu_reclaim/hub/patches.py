@@ -1,0 +1,264 @@
+"""What is repaired in or added to JupyterHub itself, once, as ``configure`` is called.
+
+A failing service of ours must not end the Hub. If a managed service exits or does not
+answer in time, ``JupyterHub.start`` calls ``exit(1)`` (trap T21). Our service's
+supervisor answers at once and stays; the first wrapper is for what it cannot prevent
+(its address is taken, say): the Hub goes on without the service, and starts it again
+like one that ends later. It also holds the service's address for as long as the Hub
+lives (``service/process/held_socket.py``), and has the Hub's whole configuration looked
+at (``self_check.py``).
+
+A stop that our service has asked for, to release what is saved, must never end what is
+not, and a culler's is none that the user has asked for. A spawner is not told who asks
+for a stop (trap T28): another wrapper, of the API's handler, notes it in :data:`ASKER`.
+
+Managers get their role when the Hub has loaded its users, and at a login
+(``managers.py``).
+
+A return that fails must not count as a failure of the Hub, which may end itself after
+some of them (trap T16). Hooks, profiles and logins fail before a spawner is called, and
+time limits beside it: the wrapper of ``User.spawn`` lets our spawner say what that is.
+
+``spawner/kept_logins.py`` and ``spawner/kept_users.py`` have one more each, for Hubs
+with a spawner of ours. Nothing else of JupyterHub is ever changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import logging
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from jupyterhub.apihandlers.users import UserServerAPIHandler
+from jupyterhub.app import JupyterHub
+from jupyterhub.handlers.base import BaseHandler
+from jupyterhub.user import User
+
+from jupyterhub_gpu_reclaim.common.auth.principals import Principal, of_service, of_user
+from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
+from jupyterhub_gpu_reclaim.hub import cullers, managers, self_check
+from jupyterhub_gpu_reclaim.service.process import held_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MARK = "_gpu_reclaim_wrapped"
+#: Seconds that JupyterHub 5 waits for a service.
+_TIMEOUT = 10
+#: Seconds that the service of a Hub that has just ended has to leave its address.
+_PREDECESSOR = 5.0
+
+
+class Asker(NamedTuple):
+    """Who asks the Hub's API for a stop or a deletion."""
+
+    who: Principal
+    #: A service, or somebody's token; no person who has just pressed a button.
+    program: bool = False
+    culler: bool = False
+    deletes_user: bool = False
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is our service."""
+        return self.who == OURS.who
+
+
+#: Our service.
+OURS = Asker(of_service(SERVICE_NAME), program=True)
+#: Who asked for the stop or deletion under way; None: nobody by the API. The Hub's task
+#: that does it has it from the request's.
+ASKER: ContextVar[Asker | None] = ContextVar("ASKER", default=None)
+
+
+def apply(
+    hub: type[Any] = JupyterHub,
+    servers: type[Any] = UserServerAPIHandler,
+    logins: type[Any] = BaseHandler,
+    users: type[Any] = User,
+) -> bool:
+    """Wrap the methods; returns whether all are in place afterwards.
+
+    If a method of the Hub is not the one we know (missing, other arguments), it is left
+    alone, with a warning that says what is not repaired then.
+    """
+    spared = wrap(
+        hub,
+        "start_service",
+        ["self", "service_name", "service", "ssl_context"],
+        _sparing_the_hub,
+        "starts services in a way we do not know; where ours cannot listen, it ends",
+    )
+    told = wrap(
+        servers,
+        "delete",
+        ["self", "user_name", "server_name"],
+        _noting_who_asks,
+        "stops servers in a way we do not know; a session that goes on while our"
+        " service has it stopped, and is away, is ended unsaved",
+    )
+    appointed = wrap(
+        hub,
+        "init_role_assignment",
+        ["self"],
+        _appointing,
+        "assigns roles in a way we do not know; nobody gets that of our managers",
+    )
+    admitted = wrap(
+        logins,
+        "auth_to_user",
+        ["self", "authenticated", "user"],
+        _appointing_at_login,
+        "logs people in in a way we do not know; a new manager is one when the Hub"
+        " starts again",
+    )
+    refused = wrap(
+        users,
+        "spawn",
+        ["self", "server_name", ...],
+        _refusing_returns,
+        "starts servers in a way we do not know; returns that a hook or a time limit"
+        " ends count towards its consecutive_failure_limit",
+    )
+    return spared and told and appointed and admitted and refused
+
+
+def wrap(
+    owner: type[Any],
+    name: str,
+    parameters: list[Any],
+    wrapper: Callable[[Any], Any],
+    otherwise: str,
+) -> bool:
+    """Wrap a method that has these parameters; a warning says what is lost if not.
+
+    Args:
+        owner: the class.
+        name: of the method.
+        parameters: those that we know.
+        wrapper: takes the method and returns what takes its place.
+        otherwise: what this JupyterHub does then.
+
+    Returns:
+        whether the wrapped one is in place.
+    """
+    original = getattr(owner, name, None)
+    if getattr(original, _MARK, False):
+        return True
+    if original is None or not _takes(original, parameters):
+        log = logging.getLogger("JupyterHub")
+        log.warning("gpu-reclaim: this JupyterHub %s", otherwise)
+        return False
+    wrapped = functools.wraps(original)(wrapper(original))
+    setattr(wrapped, _MARK, True)
+    setattr(owner, name, wrapped)
+    return True
+
+
+def _takes(method: Any, parameters: list[Any]) -> bool:
+    """Whether these are its parameters; ``...`` at the end: and any others."""
+    found: list[Any] = list(inspect.signature(method).parameters)
+    if parameters[-1] is ...:
+        found[len(parameters) - 1 :] = [...]
+    return found == parameters
+
+
+def _refusing_returns(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def spawn(self: Any, server_name: str = "", *more: Any, **named: Any) -> Any:
+        since = time.monotonic()
+        try:
+            return await original(self, server_name, *more, **named)
+        except Exception as error:
+            # It stays there while its failure can be looked at.
+            spawner, took = self.spawners.get(server_name), time.monotonic() - since
+            refusal = getattr(spawner, "reclaim_refusal", None)
+            if refusal is None or (told := refusal(error, took)) is error:
+                raise
+            raise told from error
+
+    return spawn
+
+
+def _noting_who_asks(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def delete(self: Any, user_name: str, server_name: str = "") -> Any:
+        token = ASKER.set(asker(self))
+        try:
+            return await original(self, user_name, server_name)
+        finally:
+            ASKER.reset(token)
+
+    return delete
+
+
+def asker(handler: Any) -> Asker | None:
+    """The caller of one of the Hub's API handlers; None: nobody is known."""
+    asks, hub = handler.current_user, handler.authenticator.parent
+    if asks is None:
+        return None
+    if getattr(asks, "kind", "") != "service":
+        token = bool(getattr(handler, "_token_authenticated", False))
+        return Asker(of_user(asks.name), program=token)
+    services = hub.services if hub is not None else ()
+    specs = [spec for spec in services if spec.get("name") == asks.name]
+    culler = any(map(cullers.is_culler, specs or [{"name": asks.name}]))
+    return Asker(of_service(asks.name), program=True, culler=culler)
+
+
+def _appointing(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def init_role_assignment(self: Any) -> None:
+        await original(self)
+        managers.appoint_all(self)
+
+    return init_role_assignment
+
+
+def _appointing_at_login(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def auth_to_user(self: Any, authenticated: Any, user: Any = None) -> Any:
+        found = await original(self, authenticated, user)
+        hub = self.authenticator.parent
+        if found is not None and hub is not None:
+            named = managers.Managers.of(hub.services).names(self.authenticator)
+            managers.appoint(self.db, found, named)
+        return found
+
+    return auth_to_user
+
+
+def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def start_service(
+        self: Any, service_name: str, service: Any, ssl_context: Any = None
+    ) -> Any:
+        if service_name != SERVICE_NAME:
+            return await original(self, service_name, service, ssl_context)
+        service.environment = {**service.environment}
+        self_check.look(self, service.environment)
+        await _hold_address(service)
+        starting = original(self, service_name, service, ssl_context)
+        # A silent program on our address holds the Hub up beyond its own limit.
+        limit = getattr(service, "timeout", _TIMEOUT) + _TIMEOUT
+        with contextlib.suppress(TimeoutError):
+            if await asyncio.wait_for(starting, limit):
+                return True
+        held_socket.let_go()  # it opens it itself where it may not take it over
+        self.log.critical(
+            "gpu-reclaim: the service did not come up; every session is left alone,"
+            " and the Hub goes on without it"
+        )
+        return True
+
+    return start_service
+
+
+async def _hold_address(service: Any) -> None:
+    """Hold the service's address, also while the service itself is away."""
+    with contextlib.suppress(ValueError):
+        url = urlsplit(service.url)
+        if service.managed and url.hostname and url.port:
+            held_at = await held_socket.hold(url.hostname, url.port, _PREDECESSOR)
+            service.environment = {**service.environment, held_socket.HELD: held_at}

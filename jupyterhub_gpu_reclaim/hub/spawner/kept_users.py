@@ -1,0 +1,74 @@
+"""No program deletes what somebody has suspended by deleting that user.
+
+A culler of users (``jupyterhub-idle-culler --cull-users``) deletes those who have not
+come for a while, which is what it is to have a suspended session (trap T17). It is told
+that this user is still needed, and asks again the next time. Where another program
+deletes a user, the Hub obeys, and what is suspended is kept for a while, as if a former
+account's. A person who deletes a user on the Hub's page deletes it all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub.apihandlers.users import UserAPIHandler
+from tornado import web
+
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub import patches
+from jupyterhub_gpu_reclaim.hub.spawner.state import KEY, Pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def apply(users: type[Any] = UserAPIHandler) -> bool:
+    """Wrap the method, as a Hub imports the mixin; returns whether it is in place."""
+    return patches.wrap(
+        users,
+        "delete",
+        ["self", "user_name"],
+        _sparing_who_is_away,
+        "deletes users in a way we do not know; a program that does so deletes what"
+        " they have suspended",
+    )
+
+
+def _sparing_who_is_away(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def delete(self: Any, user_name: str) -> Any:
+        asker = patches.asker(self)
+        if asker is not None:
+            asker = asker._replace(deletes_user=True)
+            if asker.culler and _may_delete(self):
+                _check_nothing_is_saved(self.find_user(user_name))
+        token = patches.ASKER.set(asker)
+        try:
+            return await original(self, user_name)
+        finally:
+            patches.ASKER.reset(token)
+
+    return delete
+
+
+def _may_delete(handler: Any) -> bool:
+    """Whether the Hub lets the caller delete users: others are told nothing."""
+    allowed = ("delete:users", "admin:users")
+    return any(scope.startswith(allowed) for scope in handler.expanded_scopes)
+
+
+def _check_nothing_is_saved(user: Any) -> None:
+    """Keep a user whose sessions are suspended.
+
+    Raises:
+        HTTPError: 409, which a culler writes into its log.
+    """
+    if user is None:
+        return
+    saved = [
+        row.name
+        for row in user.orm_user.orm_spawners.values()
+        if Pointer.from_state((row.state or {}).get(KEY)).precious
+    ]
+    if saved:
+        reason = Reason.USER_SUSPENDED
+        raise web.HTTPError(409, f"{reason.sentence(user=user.name)} {reason.hint}")

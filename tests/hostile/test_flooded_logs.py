@@ -1,0 +1,91 @@
+"""What strangers and users ask again and again fills neither journal nor event log."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.throttle import Throttle
+from jupyterhub_gpu_reclaim.controlplane.journal import schema
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow
+from jupyterhub_gpu_reclaim.service.events.log import EventLog, Refusal
+from tests.service.conftest import service
+
+__all__ = ["service"]
+
+START = 1_700_000_000.0
+
+
+def refusal(at: float, by: str = "", **more) -> Refusal:
+    values = {"method": "POST", "path": "/x", "status": 401, "code": "c"}
+    return Refusal(at=START + at, by=by, message="no", **values | more)
+
+
+def test_refusals_of_strangers_are_counted_and_those_of_others_written(tmp_path):
+    log = EventLog(str(tmp_path / "events"))
+    for n in range(10_000):
+        log.refused(refusal(n / 100))  # a hundred seconds
+    log.refused(refusal(100.0, by="ada"))
+    log.refused(refusal(1000.0))
+    log.close()
+    lines = list(map(json.loads, (tmp_path / "events").read_text().splitlines()))
+    strangers = [line for line in lines if not line["by"]]
+    assert len(strangers) < 60
+    assert sum(1 + line.get("left_out", 0) for line in strangers) == 10_001
+    assert [line["by"] for line in lines if line["by"]] == ["ada"]
+
+
+def test_line_of_a_refusal_has_a_limit(tmp_path):
+    log = EventLog(str(tmp_path / "events"))
+    long = "x" * 60_000
+    log.refused(refusal(1, method=long, path=long))
+    log.close()
+    assert len((tmp_path / "events").read_text()) < 4000
+
+
+async def test_changes_of_one_session_are_few_and_those_of_others_go_on(service):
+    service.control.put("ada")
+    service.control.put("ada", "train")
+
+    async def keep(server: str, seconds: float) -> int:
+        path = f"api/sessions/ada/{server}/keep"
+        body = {"seconds": seconds}
+        return (await service.call(path, method="POST", body=body)).code
+
+    codes = [await keep("-", 60.0 + n) for n in range(100)]
+    assert codes[:20] == [200] * 20
+    assert codes[-1] == 429
+    assert len(service.control.calls) < 40
+    assert await keep("train", 60.0) == 200
+    assert (await service.call("api/sessions/ada/-")).code == 200
+
+
+@pytest.fixture
+def journal(tmp_path):
+    made = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    yield made
+    made.close()
+
+
+def test_long_history_of_one_session_is_cut_and_no_other(journal):
+    eve, ada = SessionKey("eve"), SessionKey("ada")
+    lines = [AuditRow(at=1.0, key=ada, who="ada", what="keep")]
+    lines += [AuditRow(at=2.0 + n, key=eve, who="eve", what="keep") for n in range(50)]
+    journal.write(*map(schema.insert_audit, lines))
+    journal.prune_long(20)
+    journal.prune_long(20)
+    assert [line.at for line in journal.audit(eve)] == [51.0 - n for n in range(20)]
+    assert len(journal.audit(ada)) == 1
+
+
+def test_throttle_forgets_who_has_been_quiet():
+    throttle = Throttle(2, per_minute=60)
+    assert [throttle.lets("eve", 0.0) for _ in range(3)] == [True, True, False]
+    assert throttle.lets("eve", 1.5)
+    assert throttle.held_back("eve") == 1
+    for n in range(5000):
+        throttle.lets(n, 10.0 + n)
+    assert len(throttle._left) < 1100

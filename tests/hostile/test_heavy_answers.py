@@ -1,0 +1,273 @@
+"""A user's own server answers the agent with far too much; nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import tracemalloc
+
+import msgspec
+import pytest
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
+from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
+from jupyterhub_gpu_reclaim.node.http import routes
+from jupyterhub_gpu_reclaim.node.jupyter import connection
+from jupyterhub_gpu_reclaim.sampling import jupyter_api
+from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
+from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
+
+KERNEL = {"id": "k", "last_activity": "2026-01-01T00:00:00Z"}
+FINE = {
+    "api/kernels": [KERNEL],
+    "api/status": {"connections": 0},
+    "api/terminals": [],
+    "api/sessions": [],
+}
+MIB = 1 << 20
+
+
+class Told(RequestHandler):
+    """Answers what the test wants, whatever the caller accepts."""
+
+    def initialize(self, answers, headers):
+        self.answers, self.headers = answers, headers
+
+    def get(self, path):
+        for name, value in self.headers.items():
+            self.set_header(name, value)
+        answer = self.answers.get(path, {})
+        self.finish(answer if isinstance(answer, bytes) else json.dumps(answer))
+
+
+@contextlib.asynccontextmanager
+async def serving(answers, **headers):
+    asked = {"answers": answers, "headers": headers}
+    server = HTTPServer(Application([("/(.*)", Told, asked)]))
+    sockets = bind_sockets(0, "127.0.0.1")
+    server.add_sockets(sockets)
+    try:
+        yield sockets[0].getsockname()[1]
+    finally:
+        server.stop()
+        await server.close_all_connections()
+
+
+def session(port: int, name: str = "eve") -> SampleTarget:
+    me = os.getpid()
+    address = ServerAddress(port, "/", "secret")
+    return SampleTarget(name, SessionKey(name), me, me, [me], address)
+
+
+async def sampled(*ports: int, rounds: int = 1) -> list[Sample]:
+    sampler = Sampler(SystemClock())
+    targets = [session(port, f"user{n}") for n, port in enumerate(ports)]
+    try:
+        for _ in range(rounds):
+            taken = await sampler.sample_all(targets)
+        return taken
+    finally:
+        sampler.close()
+
+
+HEAVY = {
+    "one long name for many kernels": {
+        "api/kernels": [KERNEL] * 1000,
+        "api/sessions": [{"kernel": {"id": "k"}, "path": "n" * (3 * MIB)}],
+    },
+    "many long ids": {
+        "api/kernels": [KERNEL | {"id": f"{n}" + "k" * 50_000} for n in range(70)]
+    },
+    "many kernels": {"api/kernels": [KERNEL | {"id": f"{n}"} for n in range(5000)]},
+    "long states": {"api/kernels": [KERNEL | {"execution_state": "x" * 3 * MIB}]},
+    "long terminals": {"api/terminals": [{"name": "t" * 30_000}] * 100},
+    "many notebooks": {
+        "api/sessions": [
+            {"kernel": {"id": "k"}, "path": f"{n}", "type": "notebook"}
+            for n in range(20_000)
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("answers", HEAVY.values(), ids=HEAVY)
+async def test_large_answer_makes_a_small_sample_and_others_are_complete(answers):
+    async with serving(FINE | answers) as heavy, serving(FINE) as fine:
+        eve, ada = await sampled(heavy, fine)
+    assert len(codec.encode(eve)) < 256 << 10
+    assert ada.problem == ""
+    assert [kernel.id for kernel in ada.kernels] == ["k"]
+
+
+async def test_reason_of_what_is_missing_is_short():
+    path = "p" * 200_000
+    notebook = {"kernel": {"id": "k"}, "path": path, "type": "notebook"}
+    answers = FINE | {"api/sessions": [notebook], "api/status": "no"}
+    async with serving(answers) as port:
+        (eve,) = await sampled(port)
+        with pytest.raises(Unreachable) as refused:
+            await jupyter_api.ask(
+                jupyter_api.make_client(),
+                ServerAddress(port, "/", "secret"),
+                "api/contents/" + path,
+                jupyter_api.Contents,
+                seconds=5.0,
+            )
+    assert 0 < len(eve.problem) < 2000
+    assert len(refused.value.detail) < 1000
+
+
+async def test_long_names_that_are_real_are_cut():
+    path = "deep/" * 100 + "train.ipynb"
+    answers = FINE | {"api/sessions": [{"kernel": {"id": "k"}, "path": path}]}
+    async with serving(answers) as port:
+        (ada,) = await sampled(port)
+    (kernel,) = ada.kernels
+    assert len(kernel.name) <= 256
+    assert kernel.name.endswith("train.ipynb")
+
+
+async def test_answers_that_are_remembered_have_a_limit():
+    """A server that names other notebooks each time fills nobody's memory."""
+    sampler, answers = Sampler(SystemClock()), dict(FINE)
+    async with serving(answers) as port:
+        target = session(port)
+        for turn in range(10):
+            answers["api/sessions"] = [
+                {"kernel": None, "path": f"{turn}-{n}", "type": "notebook"}
+                for n in range(32)
+            ]
+            for n in range(32):
+                saved = {"last_modified": "2026-01-01T00:00:00Z", "pad": "x" * 50_000}
+                answers[f"api/contents/{turn}-{n}"] = saved
+            await sampler.sample_all([target])
+        (known,) = sampler._known.values()
+        sampler.close()
+    assert sum(len(answer.body) for answer in known.values()) <= MIB
+
+
+async def test_bomb_is_not_unpacked():
+    """995 KiB that are 2 GiB: here 128 MiB, for every answer at once."""
+    bomb = gzip.compress(b"[" + b" " * (128 * MIB))
+    answers = dict.fromkeys(FINE, bomb)
+    async with (
+        serving(answers, **{"Content-Encoding": "gzip"}) as port,
+        serving(FINE) as fine,
+    ):
+        tracemalloc.start()
+        eve, ada = await sampled(port, fine)
+        far = Connection(f"http://127.0.0.1:{port}", dict)
+        with contextlib.suppress(NoResponse):
+            answer = await far.ask("GET", "/api/kernels", limit=10.0)
+            assert len(answer.body) <= len(bomb)
+        far.close()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 16 * MIB
+    assert eve.kernels is None
+    assert ada.problem == ""
+
+
+async def test_no_packed_answer_is_asked_for():
+    seen = []
+
+    class Asked(RequestHandler):
+        def get(self):
+            seen.append(self.request.headers.get("Accept-Encoding"))
+            self.finish('{"version": "1"}')
+
+    server = HTTPServer(Application([("/.*", Asked)]))
+    sockets = bind_sockets(0, "127.0.0.1")
+    server.add_sockets(sockets)
+    port = sockets[0].getsockname()[1]
+    client = jupyter_api.make_client()
+    address = ServerAddress(port, "/", "secret")
+    await jupyter_api.ask(client, address, "api", jupyter_api.Version, seconds=5.0)
+    connection = Connection(f"http://127.0.0.1:{port}", dict)
+    await connection.ask("GET", "/", limit=5.0)
+    async for _ in connection.lines("GET", "/", silence=5.0):
+        pass
+    connection.close()
+    client.close()
+    server.stop()
+    await server.close_all_connections()
+    assert seen == [None] * 3
+
+
+async def test_session_whose_sample_fails_fails_alone(monkeypatch):
+    def measure(init_pid, root_pid, pids):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("jupyterhub_gpu_reclaim.sampling.process_tree.measure", measure)
+    async with serving(FINE) as port:
+        taken = await sampled(port, port)
+    assert ["a fault" in one.problem or one.problem != "" for one in taken] == [
+        True
+    ] * 2
+    assert all(one.processes is None for one in taken)
+
+
+async def test_sample_that_is_too_large_is_told_as_missing_among_the_others():
+    class Node:
+        async def samples(self):
+            return [
+                Sample(incarnation=name, key=SessionKey(name), at=1.0, problem=problem)
+                for name, problem in [
+                    ("ada", ""),
+                    ("eve", "x" * 5 * MIB),
+                    ("mal", "\udcff"),
+                    ("bob", ""),
+                ]
+            ]
+
+    server = HTTPServer(routes.make_application(Node(), "token"))
+    sockets = bind_sockets(0, "127.0.0.1")
+    server.add_sockets(sockets)
+    client = AgentClient(f"http://127.0.0.1:{sockets[0].getsockname()[1]}", "token")
+    taken = await client.samples()
+    client.close()
+    server.stop()
+    await server.close_all_connections()
+    assert [(one.incarnation, one.problem == "") for one in taken] == [
+        ("ada", True),
+        ("eve", False),
+        ("mal", False),
+        ("bob", True),
+    ]
+
+
+async def test_sample_that_the_service_cannot_read_is_one_sample_less(caplog):
+    good = msgspec.to_builtins(Sample(incarnation="ada", key=SessionKey("a"), at=1.0))
+    answers = {"v1/samples": [good, {"incarnation": 7}, good | {"incarnation": "bob"}]}
+    async with serving(answers) as port:
+        client = AgentClient(f"https://127.0.0.1:{port}", "token")
+        client._http = Connection(f"http://127.0.0.1:{port}", dict)
+        taken = await client.samples()
+        client.close()
+    assert [one.incarnation for one in taken] == ["ada", "bob"]
+    assert "not understood" in caplog.text.lower()
+
+
+def test_programs_are_asked_once_however_many_kernels_are_named(monkeypatch):
+    """55,000 ids from a server took a return a minute longer."""
+    asked = []
+
+    def words(pid, file, *, seconds):
+        asked.append(pid)
+        return [b"python", f"/run/kernel-{pid}.json".encode()]
+
+    monkeypatch.setattr(connection.procfs, "words", words)
+    monkeypatch.setattr(connection, "_read_connection", lambda _, path: path)
+    names = [str(number) for number in range(55_000)]
+    found = connection.find_connections(1, range(20), names)
+    assert found == {str(n): f"/run/kernel-{n}.json".encode() for n in range(20)}
+    assert asked == list(range(20))

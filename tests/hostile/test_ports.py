@@ -1,0 +1,161 @@
+"""Nobody keeps another's suspended session from coming back by its ports, and no user
+takes the ports of the whole machine.
+
+The attacker is a program of another user, on the same network.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.checkpoint.sockets.former import SYSCTL
+from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
+from tests.node import conftest as node_tests
+
+folder, agent, places, jupyter = (
+    node_tests.folder,
+    node_tests.agent,
+    node_tests.places,
+    node_tests.jupyter,
+)
+
+#: Binds what it can of the ports on its command line, in every way, until it is killed.
+THIEF = """
+import os, socket, sys
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+def tries():
+    for port in map(int, sys.argv[1].split(",")):
+        for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, ""),
+                                (socket.AF_INET6, "::")):
+            for options in ((), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,),
+                            (socket.SO_REUSEADDR, socket.SO_REUSEPORT)):
+                yield port, family, address, options
+taken, told = [], False
+while True:
+    for port, family, address, options in tries():
+        one = socket.socket(family)
+        try:
+            for option in options:
+                one.setsockopt(socket.SOL_SOCKET, option, 1)
+            one.bind((address, port))
+            one.listen()
+        except OSError:
+            one.close()
+        else:
+            taken.append(one)
+            print(port, flush=True)
+    if not told:
+        print("up", flush=True)
+        told = True
+"""
+
+
+class Thief:
+    """Tries for ever to bind those ports."""
+
+    def __init__(self, ports) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", THIEF, ",".join(map(str, ports))],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.first = []
+        while (line := self._popen.stdout.readline()) not in {"up\n", ""}:
+            self.first.append(int(line))
+
+    def end(self) -> list[int]:
+        """Which ports it had."""
+        self._popen.kill()
+        more, _ = self._popen.communicate(timeout=20)
+        return self.first + [int(one) for one in more.split() if one != "up"]
+
+
+def listening(place) -> set[int]:
+    held = inet.tree_inodes(process.pid for process in place.tree.processes)
+    found = inet.sockets_of(place.init_pid, held.keys())
+    return {one.local.port for one in found if one.state is TcpState.LISTEN}
+
+
+def told(agent) -> list[str]:
+    """Which ports the node's status says are taken."""
+    findings = agent.get("/v1/status").json()["findings"]
+    return [one["message"] for one in findings if one["code"] == "port_in_use"]
+
+
+def suspend(agent, place, checkpoint="cp") -> None:
+    captured = agent.capture(place, checkpoint)[-1]
+    assert captured.get("checkpoint"), captured
+    path = f"/v1/sessions/{place.incarnation}/release"
+    assert agent.post(path, {"checkpoint": checkpoint}).status_code == 200
+
+
+def test_ports_of_a_suspended_session_cannot_be_taken_before_it_is_back(
+    agent, jupyter, places
+):
+    """The thief tries before, while it is suspended, while it comes back, and after."""
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, "x = 5")
+    ports = listening(server.place)
+    assert len(ports) > 4
+    thief = Thief(ports)
+    try:
+        suspend(agent, server.place)
+        restored = agent.restore(places("hold"), "cp")[-1]
+    finally:
+        taken = thief.end()
+    assert taken == []
+    assert restored.get("tree"), restored
+    assert server.run(kernel, "x") == "5"
+    assert told(agent) == []
+
+
+def test_ports_taken_while_no_agent_was_there_are_told_and_held_again(
+    agent, jupyter, places
+):
+    """Where no systemd keeps them meanwhile."""
+    server = jupyter()
+    port = server.port
+    suspend(agent, server.place)
+    agent.kill()
+    thief = Thief([port])
+    agent.start()
+    assert told(agent) == [
+        f"Port {port}, which the suspended session needs, is taken by another program."
+    ]
+    failure = agent.restore(places("hold"), "cp")[-1]["failure"]
+    assert failure["code"] == "port_in_use"
+    assert thief.end()
+
+    assert told(agent) == []
+    thief = Thief([port])
+    restored = agent.restore(places("hold"), "cp")[-1]
+    assert thief.end() == []
+    assert restored.get("tree"), restored
+
+
+def many_datagrams(count: int) -> str:
+    return textwrap.dedent(
+        f"""
+        import socket
+        kept = []
+        for _ in range({count}):
+            one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            one.bind(("127.0.0.1", 0))
+            kept.append(one)
+        """
+    )
+
+
+def test_user_who_binds_more_ports_than_one_may_keep_is_refused_before(agent, jupyter):
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, many_datagrams(600))
+    failure = agent.capture(server.place, "cp")[-1]["failure"]
+    assert failure["code"] == "too_many_ports"
+    assert "one user may keep 512" in failure["message"]
+    assert SYSCTL.read_text().strip() == ""
+    assert server.run(kernel, "len(kept)") == "600"

@@ -1,0 +1,185 @@
+"""A key of an open tab is worth one start of one session, and can be taken back.
+
+It stands in the session's environment: a guest of today reads it, and would steer
+every later session of that server with it, for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.auth import tab_tokens
+from jupyterhub_gpu_reclaim.common.models import (
+    Failure,
+    Identity,
+    Phase,
+    Placement,
+    SessionKey,
+)
+from jupyterhub_gpu_reclaim.controlplane.sessions.tab_keys import TabKeys
+from tests.controlplane import conftest as controlplane
+from tests.service import conftest as serving
+
+KEY, SECRET = controlplane.KEY, b"secret"
+world, service = controlplane.world, serving.service
+_incarnations = itertools.count(1)
+
+
+async def begin(world, controller, made: float) -> str:
+    """A fresh start whose server gets a key of that time."""
+    incarnation = f"start{next(_incarnations)}"
+    world.hub.states[KEY] = "spawning"
+    placement = Placement(key=KEY, incarnation=incarnation, tab_key=made)
+    assert (await controller.plan_start(placement)).action == "cold"
+    place = world.node.run(KEY, "work", incarnation=incarnation)
+    world.hub.run(KEY, place.incarnation)
+    await controller.placed(placement)
+    return incarnation
+
+
+async def suspend(world, controller):
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+
+
+async def test_key_of_an_earlier_start_does_not_steer_a_later_session(world):
+    controller = await world.controller()
+    counts = controller.users.tab_counts
+    await begin(world, controller, 100.0)
+    assert counts(KEY, 100.0)
+    await suspend(world, controller)
+    assert counts(KEY, 100.0)  # a tab says that it is suspended, and resumes it
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    assert counts(KEY, 100.0)  # its environment came back as it was
+    await suspend(world, controller)
+    await controller.users.start_fresh(KEY, "ada")
+    assert not counts(KEY, 100.0)
+    await begin(world, controller, 200.0)
+    assert counts(KEY, 200.0)
+    assert not counts(KEY, 100.0)
+    assert not counts(KEY, 150.0)
+    await world.kill(controller)
+    again = await world.controller()  # and no restart forgets that
+    assert again.users.tab_counts(KEY, 200.0)
+    assert not again.users.tab_counts(KEY, 100.0)
+
+
+async def test_revoked_key_stays_revoked_through_suspends_and_restarts(world):
+    controller = await world.controller()
+    await begin(world, controller, 100.0)
+    await controller.users.revoke_tabs(KEY, "ada")
+    assert ("ada", "revoke tabs") in [
+        (line.who, line.what) for line in controller.users.audit(KEY)
+    ]
+    await suspend(world, controller)
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    assert not controller.users.tab_counts(KEY, 100.0)
+    await world.kill(controller)
+    assert not (await world.controller()).users.tab_counts(KEY, 100.0)
+
+
+async def test_revoked_login_revokes_the_key(world):
+    controller = await world.controller()
+    await begin(world, controller, 100.0)
+    await suspend(world, controller)
+    world.hub.states[KEY] = "spawning"
+    placement = Placement(key=KEY, incarnation="i9")
+    await controller.plan_start(placement)
+    assert controller.users.tab_counts(KEY, 100.0)
+    failure = Failure(code="token_revoked", message="It was revoked.")
+    told = Placement(key=KEY, incarnation="i9", failure=failure)
+    await controller.cancelled(told)
+    assert not controller.users.tab_counts(KEY, 100.0)
+
+
+class Memory:
+    """A journal of marks, and one session."""
+
+    def __init__(self) -> None:
+        self.phase, self.journal = Phase.RUNNING, self
+        self.clock = SimpleNamespace(now=lambda: 1000.5)
+
+    def row(self, key):
+        return SimpleNamespace(phase=self.phase)
+
+    def read(self, query):
+        return []
+
+    def write(self, *statements):
+        pass
+
+
+@pytest.fixture
+def keys():
+    return TabKeys(Memory())
+
+
+def identity(made: float) -> Identity:
+    key = tab_tokens.session_key(SECRET, KEY, made)
+    return Identity(api_token="t", port=1, environment={tab_tokens.VARIABLE: key})
+
+
+def test_older_session_that_is_brought_back_has_its_own_key_alone(keys):
+    keys.begun(KEY, 100.0)
+    keys.begun(KEY, 200.0)
+    keys.comes_back(KEY, identity(100.0))
+    assert keys.count(KEY, 100.0)
+    assert not keys.count(KEY, 200.0)
+
+
+def test_revocation_holds_for_older_sessions_that_are_brought_back(keys):
+    keys.begun(KEY, 100.0)
+    keys.begun(KEY, 200.0)
+    keys.revoke(KEY)
+    keys.comes_back(KEY, identity(100.0))
+    assert not keys.count(KEY, 100.0)
+    keys.begun(KEY, 1002.0)
+    assert keys.count(KEY, 1002.0)
+
+
+def test_session_that_was_found_takes_no_key_of_a_start_that_is_known(keys):
+    """Its fresh start was without the service."""
+    keys.begun(KEY, 100.0)
+    keys.found(KEY)
+    keys.found(KEY)
+    assert keys.count(KEY, 300.0)
+    assert not keys.count(KEY, 100.0)
+    assert not keys.count(KEY, 50.0)
+
+
+def test_no_key_outlives_its_session(keys):
+    keys.begun(KEY, 100.0)
+    keys._sessions.phase = Phase.STOPPED
+    assert not keys.count(KEY, 100.0)
+
+
+@pytest.mark.parametrize("claimed", ["", "x", "1e999.y", "9" * 400 + ".y", "-5.y"])
+def test_environment_that_names_no_start_changes_nothing(keys, claimed):
+    keys.begun(KEY, 100.0)
+    environment = {tab_tokens.VARIABLE: claimed}
+    keys.comes_back(KEY, Identity(api_token="", port=0, environment=environment))
+    assert keys.count(KEY, 100.0)
+
+
+async def test_tab_of_an_earlier_start_is_told_so(service):
+    service.control.put("ada")
+    ada, now = SessionKey("ada"), service.context.clock.now()
+    key = tab_tokens.session_key(service.context.spawner_token, ada, now)
+    tab = tab_tokens.made({tab_tokens.VARIABLE: key}, now)
+    headers = {tab_tokens.HEADER: tab}
+    path = "api/sessions/ada/-"
+    assert (await service.call(path, "", headers=headers)).code == 200
+    revoked = await service.call(f"{path}/revoke-tabs", method="POST")
+    assert revoked.code == 200
+    refused = await service.call(path, "", headers=headers)
+    assert refused.code == 403
+    assert b'"tab_key_over"' in refused.body
+    by_tab = await service.call(f"{path}/revoke-tabs", "", "POST", headers=headers)
+    assert by_tab.code == 403  # a guest takes nobody else's
+    other = await service.call(f"{path}/revoke-tabs", "token-bob", "POST")
+    assert other.code == 404

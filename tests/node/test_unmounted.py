@@ -1,0 +1,93 @@
+"""A real agent whose store is not mounted for a while: nothing is done or lost."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.support.agent import goes_on, wait_for
+
+
+@pytest.fixture
+def volume(agent, folder):
+    """The store's folder, as a volume that comes and goes."""
+    root, aside = folder / "store", folder / "not mounted"
+
+    class Volume:
+        def unmount(self):
+            root.rename(aside)
+            root.mkdir(mode=0o700)
+
+        def mount(self):
+            assert [each for each in root.rglob("*") if each.is_file()] == []
+            for each in root.iterdir():
+                each.rmdir()
+            root.rmdir()
+            aside.rename(root)
+
+    return Volume()
+
+
+def how(agent):
+    return agent.get("/v1/status").json()
+
+
+def test_nothing_is_suspended_resumed_or_deleted_until_it_is_back(
+    agent, counter, places, volume
+):
+    assert agent.capture(counter, "cp-1")[-1]["checkpoint"]["id"] == "cp-1"
+    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp-1"})
+    assert not counter.alive
+    second = places("hold")
+    assert agent.restore(second, "cp-1")[-1]["tree"]["state"] == "running"
+    assert how(agent)["store"]["state"] == "here"
+
+    volume.unmount()
+    status = how(agent)
+    assert status["store"]["state"] == "absent"
+    assert "store_absent" in [one["code"] for one in status["findings"]]
+    assert status["store_free"] is None
+    refused = agent.capture(second, "cp-2", 2)[-1]
+    assert refused.get("code", refused.get("failure", {}).get("code")) == "store_absent"
+    assert goes_on(second)
+    holding = places("hold")
+    refused = agent.restore(holding, "cp-1")[-1]
+    assert refused.get("code", refused.get("failure", {}).get("code")) == "store_absent"
+    assert agent.get("/v1/checkpoints").json()["code"] == "store_absent"
+    assert agent.delete("/v1/checkpoints/cp-1").json()["code"] == "store_absent"
+
+    # An agent that starts meanwhile, too, and one that has lost its folder.
+    agent.kill()
+    agent.start()
+    assert how(agent)["store"]["state"] == "absent"
+    agent.kill()
+    (agent.folder / "state" / "store.json").unlink()
+    order = agent.begin_store
+    agent.begin_store = lambda: None
+    agent.start()
+    assert how(agent)["store"]["state"] == "new"
+    told = {"store": status["store"]["store"], "word": 0}
+    assert agent.put("/v1/store", told).json()["state"] == "absent"
+    agent.begin_store = order
+
+    volume.mount()
+    wait_for(lambda: how(agent)["store"]["state"] == "here")
+    assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp-1"]
+    assert agent.capture(second, "cp-2", 2)[-1]["checkpoint"]["id"] == "cp-2"
+
+
+def test_volume_that_goes_while_a_session_is_saved_lets_it_go_on(
+    agent, counter, volume
+):
+    events = agent.capture(
+        counter, "cp-1", until=lambda event: "dump" in str(event.get("step"))
+    )
+    assert events[-1]["failure"] is None
+    volume.unmount()
+    last = agent.capture(counter, "cp-1")[-1]
+    assert last["failure"]["code"] in {"store_absent", "store_failed"}, last
+    assert goes_on(counter)
+    shutil.rmtree(agent.folder / "store")  # what was written below, before it was seen
+    (agent.folder / "store").mkdir(mode=0o700)
+    volume.mount()
