@@ -213,6 +213,12 @@ async def test_colours_are_remembered_and_can_be_left_to_the_browser(service, ro
     assert answer.headers["Location"] == PREFIX
     page = (await root.get("mine")).body.decode()
     assert f"{PREFIX}static/theme/dark.css" in page
+    assert "theme/light?next=" in page
+    kept = await root.get(f"theme/dark?next={PREFIX}all%3Fstate%3Drunning")
+    assert kept.headers["Location"] == f"{PREFIX}all?state=running"
+    for elsewhere in ("https://evil.example/", "//evil.example/", "/hub/logout"):
+        led = await root.get(f"theme/dark?next={elsewhere}")
+        assert led.headers["Location"] == PREFIX
     assert "/hub/logout" in page
     assert "/hub/admin" in page
     root.cookies["gpu-reclaim-theme"] = "../../evil"

@@ -153,10 +153,16 @@ def test_tab_asks_at_once_and_often_when_a_person_may_have_woken_the_session():
         tell({json.dumps(napping)});
         updates.acted = 0;
         tell({json.dumps(waking)});
+        for (const due of [100, 20, 1, -1, -100, -1000]) {{
+          tell({{ ...{json.dumps(view())}, suspends_at: {NOW} + due }});
+        }}
         console.log(JSON.stringify(told));
     """
     calm, soon = 30000, 2000
-    assert json.loads(node(code)) == [0, calm, calm, 1, soon, soon]
+    assert json.loads(node(code)) == [
+        *(0, calm, calm, 1, soon, soon),
+        *(calm, 18000, soon, soon, soon, calm),  # a warning is to come
+    ]
 
 
 def test_unknown_use_is_never_called_idle(words):

@@ -35,8 +35,7 @@ _EPILOG = """\
 The service is asked with a token of the Hub (a page of the Hub makes them: Token), from
 --token-file or JUPYTERHUB_API_TOKEN. Administrators see all sessions, others their own.
 Exit code 0: done, 1: it failed or was refused (the reason and its code are printed to
-stderr), 2: wrong usage, 3: the service does not answer, 4: not done within
---time-limit.
+stderr), 2: wrong usage, 3: the service does not answer.
 """
 
 
@@ -75,13 +74,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _waiting(nap)
     nap.epilog = (
         "For administrators. Programs with a GPU are stopped; what somebody sends to"
-        f" one of them wakes the session by itself. {_EPILOG}"
+        f" one of them wakes the session by itself. {nap.epilog}"
     )
 
     wake = add("wake", "actions", "move the GPU memory of napping sessions back")
     _which(wake, idle=False)
     _waiting(wake)
-    wake.epilog = f"For administrators. {_EPILOG}"
+    wake.epilog = f"For administrators. {wake.epilog}"
 
     renew = add(
         "renew-login",
@@ -292,6 +291,7 @@ def _waiting(parser: argparse.ArgumentParser) -> None:
         default=1800.0,
         help="wait no longer than that (default: 30m); it goes on all the same",
     )
+    parser.epilog = f"{parser.epilog}Exit code 4: not done within --time-limit."
 
 
 def _run(module: str, action: str, args: argparse.Namespace) -> int:

@@ -64,6 +64,10 @@ def why(args: argparse.Namespace) -> int:
         (key, "suspend" if one.reclaim else "leave", one.message, one.code)
         for key, verdicts in found
         for one in verdicts
+    ] + [
+        (key, "", "It does not run now, so there is nothing to decide.", "")
+        for key, verdicts in found
+        if not verdicts
     ]
     print_table(("SESSION", "SAYS", "WHY", "CODE"), rows)
     return DONE

@@ -62,6 +62,7 @@ class Button:
     label: str
     tone: str = "plain"  #: main, plain
     sends: tuple[str, str] = ("", "")  #: name and value of a field of its form
+    asks: str = ""  #: what is said before, for the person to confirm; empty: nothing
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class OtherCheckpoint:
     title: str  #: "Checkpoint of 2026-11-22 06:44 UTC"
     about: str
     suspends_first: bool  #: the session runs
+    deletable: bool  #: by its user, as it was put aside
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,7 @@ def card(
     suspended = view.phase is Phase.SUSPENDED
     has_saved = suspended and bool(view.checkpoint)
     live = view.phase.live
+    states = _states(view, now)
     return SessionCard(
         name=view.key.server or "Default server",
         user=view.key.user,
@@ -192,7 +195,7 @@ def card(
         node=view.facts.node,
         gpu=_gpu(view),
         nap=_nap(view),
-        line=spark(line) if line is not None else None,
+        line=spark(line) if line is not None and live else None,
         idle=_idle(view, now) if live else None,
         wasted=byte_hours(wasted(view)),
         kept=_kept(view, now) if live else None,
@@ -213,8 +216,12 @@ def card(
         more=_more(view, longest_keep, manages=manages),
         can_start_fresh=has_saved,
         deletes=view.checkpoint if has_saved else "",
-        saved=[AsideCheckpoint(one.id, saved_words(one, now)) for one in view.saved],
-        states=_states(view, now),
+        saved=[
+            AsideCheckpoint(one.id, saved_words(one, now))
+            for one in view.saved
+            if one.id not in {state.id for state in states}
+        ],
+        states=states,
     )
 
 
@@ -229,6 +236,7 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
             title=f"Checkpoint of {words.moment(one.created)}",
             about=_about(one, now),
             suspends_first=live,
+            deletable=one.keeping == "aside",
         )
         for one in view.kept
         if one.keeping in {"aside", "superseded"}
@@ -321,7 +329,17 @@ def _nap(view: SessionView) -> str:
 
 def _idle(view: SessionView, now: float) -> Moment | None:
     at = view.usage.last_active if view.usage is not None else None
-    return None if at is None else Moment(words.duration(now - at), _iso(at))
+    if at is None or at_work(view):
+        return None
+    return Moment(words.duration(now - at), _iso(at))
+
+
+def at_work(view: SessionView) -> bool:
+    """Whether it computes, though perhaps nobody has touched it for long."""
+    usage = view.usage
+    return usage is not None and (
+        bool(usage.busy_kernel) or (usage.gpu_percent or 0.0) >= WORKING_PERCENT
+    )
 
 
 def wasted(view: SessionView, gpus: Sequence[GpuSample] | None = None) -> float:
@@ -416,7 +434,7 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
     code = view.failure.code if view.failure is not None else ""
     renew = Button("renew-login", "Restore its login", "main")
     if view.phase.live:
-        suspend = Button("suspend", "Suspend now")
+        suspend = Button("suspend", "Suspend now", asks=_suspend_asks(view))
         if not manages:
             return [suspend]
         if code == Reason.NOT_ADOPTED.value:
@@ -431,6 +449,18 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
         again = "Try again" if code and not code.startswith("saved_") else "Resume"
         return [Button("resume", again, "main")]
     return []
+
+
+def _suspend_asks(view: SessionView) -> str:
+    if not at_work(view):
+        return ""
+    usage = view.usage
+    busy = usage.busy_kernel if usage is not None else None
+    what = f"Kernel {busy} is busy." if busy else "Its GPU is busy."
+    return (
+        f"{what} Its programs stop until the session is resumed, and their connections"
+        " to other machines are cut."
+    )
 
 
 def _more(view: SessionView, longest_keep: float, *, manages: bool) -> list[Button]:

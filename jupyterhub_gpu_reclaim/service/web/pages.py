@@ -129,6 +129,9 @@ class HtmlErrors(Route):
             person=getattr(self, "person", None),
             health=self.health(),
             theme=self.theme(),
+            address=self.request.uri
+            if self.request.method == "GET"
+            else context.prefix,
             **values,
         )
         self.finish(text)
@@ -319,7 +322,7 @@ class Theme(Page):
     """Light, dark, or what the browser prefers; remembered in a cookie."""
 
     async def get(self, theme: str) -> None:
-        """Remember it, and lead back to the first page."""
+        """Remember it, and lead back to the page that it was chosen on."""
         prefix = self.context.prefix
         if theme == "auto":
             self.clear_cookie(THEME_COOKIE, path=prefix)
@@ -333,7 +336,9 @@ class Theme(Page):
                 samesite="Lax",
                 secure=self.request.protocol == "https",
             )
-        self.redirect(prefix)
+        page = self.get_query_argument("next", prefix)
+        ours = page.startswith(prefix) and not prefix.startswith("//")
+        self.redirect(page if ours else prefix)
 
 
 class Fragment(Page):

@@ -2,6 +2,7 @@
  *
  * A view is the service's SessionView; all times are seconds of the service's clock.
  */
+const WORKING_PERCENT = 5; // of a GPU that is at work, as totals.py has it
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 
 /** Bytes in decimal units: "1.5 GB". */
@@ -83,8 +84,9 @@ export function dueAt(view) {
 
 /** Seconds since it was last used, null where it is in use or nobody knows. */
 export function idleFor(view, now) {
-  const last = view.usage?.last_active;
-  return last == null || now - last < 60 ? null : now - last;
+  const { last_active: last, busy_kernel: busy, gpu_percent: percent } = view.usage ?? {};
+  const works = busy || percent >= WORKING_PERCENT;
+  return works || last == null || now - last < 60 ? null : now - last;
 }
 
 /** Memory and use of all its cards: {memory, percent}, null where it has none. */
