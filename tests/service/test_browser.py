@@ -194,7 +194,7 @@ async def test_open_confirmation_stays_open_while_the_card_changes(service, tab)
     await expect(button).to_be_focused()
     await button.click()
     await expect(page.get_by_role("status")).to_have_text(
-        "The suspended session is deleted."
+        "The suspended session was deleted."
     )
     assert service.control.calls[-1][0] == "discard"
 
@@ -281,10 +281,10 @@ async def test_reported_programs_are_ended_and_a_login_renewed_by_a_button(
     page = await tab(path="sessions/ada/-")
     await page.get_by_text("End the other programs").click()
     await page.get_by_role("button", name="End these programs").click()
-    await expect(page.locator("#notice")).to_have_text("The programs are ended.")
+    await expect(page.locator("#notice")).to_have_text("The programs were ended.")
     page = await tab(path="all")
     await page.get_by_role("button", name="Restore its login: bob").click()
-    await expect(page.locator("#notice")).to_contain_text("The login is made valid")
+    await expect(page.locator("#notice")).to_contain_text("The login will be restored")
     ended, renewed = (one for one in service.control.calls if one[0] != "totals")
     assert ended == ("end_second", SessionKey("ada"), "i2", "root")
     assert renewed == ("renew_login", SessionKey("bob"), "root")
