@@ -481,14 +481,14 @@ class Reason(Enum):
     )
     NAP_FAILED = (
         "nap_failed",
-        "The session could not nap ({why}); it goes on running.",
+        "The session could not nap: {why}.",
         "Nothing to do: it is tried again. The agent's log says more.",
         True,
     )
     NAP_CROWDED = (
         "nap_crowded",
         (
-            "The programs with a GPU have more than {limit} files and connections open,"
+            "The programs with a GPU have more than {limit} connections and pipes open,"
             " too many to watch for what wakes them."
         ),
         "Close some of them, or suspend the session.",
@@ -667,7 +667,7 @@ class Reason(Enum):
     # --- operations ----------------------------------------------------------------
     CAPTURE_FAILED = (
         "capture_failed",
-        "The session could not be suspended ({why}); it goes on running.",
+        "The session could not be suspended: {why}.",
         (
             "It is tried again. If it goes on, ask the administrator to look "
             "at the agent's log."
@@ -949,10 +949,10 @@ class Reason(Enum):
     RIGHTS_CHANGED = (
         "rights_changed",
         (
-            "Its user is no longer in the group {lost}, and some of its programs have the"
-            " rights of another user, or more than their user's own."
+            "Its user has lost {lost} meanwhile, and some of its programs have the rights"
+            " of another user, or more than their user's own."
         ),
-        "Ask your administrator to give the group back, or start fresh.",
+        "Ask your administrator to give that back, or start fresh.",
     )
     TOKEN_REVOKED = (
         "token_revoked",

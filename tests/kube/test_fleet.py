@@ -21,9 +21,10 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub.kube import pod_events
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.clients.agent_router import LOOK_SECONDS
-from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
+from jupyterhub_gpu_reclaim.service.clients.kubernetes import GRACE_SECONDS, RULES
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, Pod
 from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
 from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
@@ -555,3 +556,36 @@ def test_end_of_a_pod_is_what_cluster_and_container_say(status, code, words):
     end = told(**status)
     assert (end.code if end else None) == code
     assert words in (end.message if end else "")
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        ({"limits": {"nvidia.com/gpu": "2", "memory": "1Gi"}}, 2),
+        ({"claims": [{"name": "card"}]}, 1),
+        ({"claims": [{"name": "card"}, {"name": "slice", "request": "one"}]}, 2),
+        ({}, 0),
+    ],
+)
+def test_gpus_of_a_pod_are_counted_whether_limited_or_claimed(resources, gpus):
+    spec = {"containers": [{"name": "notebook", "resources": resources}]}
+    if "claims" in resources:
+        spec["resourceClaims"] = [
+            {"name": each["name"], "resourceClaimTemplateName": "gpu"}
+            for each in resources["claims"]
+        ]
+    why = "0/2 nodes are available: 1 Insufficient cpu, 1 cannot allocate all claims."
+    waits = {"type": "PodScheduled", "reason": "Unschedulable", "message": why}
+    pod = {"metadata": {"name": "n"}, "spec": spec, "status": {"conditions": [waits]}}
+    read = msgspec.convert(pod, Pod)
+    assert read.gpus == gpus
+    assert read.lacks_gpu is bool(gpus)
+    assert pod_events.gpus(pod) is bool(gpus)
+
+
+async def test_a_released_pod_has_a_short_grace_for_its_sidecars(cluster, service, two):
+    await all_of(service.fleet.capture(I1, "cp1", 1))
+    cluster.delete_seconds = 1.0
+    await service.fleet.release(I1, "cp1")
+    pod = cluster.pod("jupyter-ada")
+    assert pod["metadata"]["deletionGracePeriodSeconds"] == GRACE_SECONDS

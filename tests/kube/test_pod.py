@@ -18,12 +18,14 @@ from jupyterhub_gpu_reclaim.hub.kube.pod import (
     holds,
     other_image,
     prepared,
+    saved_image,
 )
 from jupyterhub_gpu_reclaim.session_init import command_line, session_init
 from tests.kube.schemas import as_json, problems
 
 CMD = ["jupyterhub-singleuser", "--ip=0.0.0.0"]
-DIGEST = "quay.io/jupyter/base@sha256:" + "a" * 64
+SUM = "sha256:" + "a" * 64
+DIGEST = f"quay.io/jupyter/base@{SUM}"
 
 
 def a_pod(**more):
@@ -297,6 +299,21 @@ def test_any_pod_stays_valid_and_itself(user, server, mode, options) -> None:
     assert f"--server={server}" in map(expanded, words)
     for name in ("resources", "volumeMounts", "securityContext", "ports"):
         assert ours.get(name) == notebook(pod).get(name)
+
+
+@pytest.mark.parametrize(
+    ("named", "asked"),
+    [
+        ("", DIGEST),
+        ("quay.io/jupyter/base:latest", DIGEST),
+        ("registry.lab:5000/gpu/base:2", f"registry.lab:5000/gpu/base@{SUM}"),
+        ("jupyter/base", f"jupyter/base@{SUM}"),
+        ("lab/base:1@sha256:" + "b" * 64, f"lab/base@{SUM}"),
+    ],
+)
+def test_a_return_asks_the_named_repository_for_what_was_saved(named, asked):
+    assert saved_image(DIGEST, named) == asked
+    assert saved_image("sha256:" + "c" * 64, named) == "sha256:" + "c" * 64
 
 
 @pytest.mark.parametrize(

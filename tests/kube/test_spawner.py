@@ -457,6 +457,20 @@ async def test_what_a_state_cannot_keep_is_not_made_up(cluster, make):
     assert refused.value.reason is Reason.PROFILE_GONE
 
 
+async def test_a_return_asks_for_its_image_where_the_profile_named_it(cluster, make):
+    """The kubelet had the same bytes from elsewhere, where we may not pull."""
+    spawner = returning(make())
+    saved = "mirror.example/cache/base@sha256:" + "a" * 64
+    identity = replace(spawner.reclaim_launch.identity, image=saved)
+    spawner.reclaim_launch = replace(
+        spawner.reclaim_launch, identity=identity, image="quay.io/jupyter/base:latest"
+    )
+    await spawner.start()
+    (container,) = cluster.pod("jupyter-ada")["spec"]["containers"]
+    assert container["image"] == "quay.io/jupyter/base@sha256:" + "a" * 64
+    assert spawner._waits_for() == ""
+
+
 async def test_a_hook_that_removes_the_init_stops_a_return(cluster, make):
     def hook(spawner, pod):
         pod = copy.copy(pod)

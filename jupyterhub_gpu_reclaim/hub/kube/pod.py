@@ -185,6 +185,23 @@ def _hold(container: Any, purpose: PodPurpose) -> None:
     container.env = [_with_token(variable, purpose) for variable in container.env or ()]
 
 
+def saved_image(saved: str, named: str) -> str:
+    """The image to ask for: what was saved, by digest, from where it was named.
+
+    The kubelet may know the same bytes by another repository's name, for which there
+    is no pull secret, or which an admission policy forbids.
+
+    Args:
+        saved: as the kubelet named it; without a digest it is no help.
+        named: as the session's profile named it at its fresh start; empty: not known.
+    """
+    digest = saved.partition("@")[2]
+    if not digest or not named:
+        return saved
+    place, slash, last = named.partition("@")[0].rpartition("/")
+    return f"{place}{slash}{last.partition(':')[0]}@{digest}"
+
+
 def other_image(chosen: str, saved: str, named: str) -> str:
     """What to tell whose profile names another image by now; empty: nothing.
 

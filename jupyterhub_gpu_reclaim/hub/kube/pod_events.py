@@ -138,8 +138,8 @@ def _turn(pod: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def gpus(pod: Mapping[str, Any]) -> bool:
-    """Whether it asks for a GPU of any make (``nvidia.com/gpu``, MIG slices, …)."""
-    return any(
+    """Whether it asks for a GPU of any make (``nvidia.com/gpu``, MIG, a claim, …)."""
+    return bool(pod["spec"].get("resourceClaims")) or any(
         "/gpu" in name or "/mig-" in name
         for container in pod["spec"]["containers"]
         for name in (container.get("resources") or {}).get("limits") or {}

@@ -142,7 +142,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             incarnation=launch.incarnation,
             realm=self.realm,
             generation=launch.generation if saved else 0,
-            image=saved.image if saved else "",
+            image=pods.saved_image(saved.image, launch.image) if saved else "",
             node_labels=dict(saved.node_labels) if saved else {},
             token=saved.api_token if saved else "",
             avoid=tuple(dict(self._rejections)) if saved else (),

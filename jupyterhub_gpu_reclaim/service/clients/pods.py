@@ -21,6 +21,8 @@ INCARNATION = "gpu-reclaim/incarnation"
 USER = "gpu-reclaim/user"
 SERVER = "gpu-reclaim/server"
 CONTAINER = "notebook"
+#: The scheduler's word for devices that are claimed (DRA), and that no node has free.
+_UNCLAIMED = "cannot allocate all claims"
 #: The most of a message that people are shown.
 _MAX_WORDS = 500
 
@@ -44,10 +46,17 @@ class Meta(_Object, frozen=True, rename="camel"):
     continue_: str = msgspec.field(default="", name="continue")
 
 
+class Claim(_Object, frozen=True, rename="camel"):
+    """A container's use of one of its pod's resource claims."""
+
+    name: str
+
+
 class Resources(_Object, frozen=True, rename="camel"):
     """What a container asks for."""
 
     limits: dict[str, Any] | None = None
+    claims: list[Claim] | None = None
 
 
 class Container(_Object, frozen=True, rename="camel"):
@@ -191,14 +200,15 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it asks for, or parts (MIG) of them."""
-        return sum(
-            _count(number)
-            for container in self.spec.containers or ()
-            for name, number in (
-                (container.resources or Resources()).limits or {}
-            ).items()
-            if _is_gpu(name)
+        """How many GPUs it asks for, or parts (MIG) of them.
+
+        Each resource claim (DRA) counts as one: what is claimed, its pod does not say.
+        """
+        asked = [one.resources or Resources() for one in self.spec.containers or ()]
+        limits = [item for each in asked for item in (each.limits or {}).items()]
+        claims = {claim.name for each in asked for claim in each.claims or ()}
+        return len(claims) + sum(
+            _count(number) for name, number in limits if _is_gpu(name)
         )
 
     @property
@@ -219,7 +229,7 @@ class Pod(_Object, frozen=True, rename="camel"):
         why = self.unscheduled
         if why is None or not self.wants_gpu:
             return False
-        return "Insufficient" not in why or _is_gpu(why)
+        return "Insufficient" not in why or _is_gpu(why) or _UNCLAIMED in why
 
     @property
     def created(self) -> float:

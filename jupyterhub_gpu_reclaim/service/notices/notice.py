@@ -35,7 +35,7 @@ _ADVICE = {
     "warned": "Use it, or choose Keep on its page, and it goes on running. A suspended"
     " session is not lost: it comes back with everything in it.",
     "suspended": "Open it as ever, and it comes back with everything in it.",
-    "suspend-failed": "Nothing is lost, and you need not do anything.",
+    "suspend-failed": "Nothing is lost by that, and you need not do anything.",
     "resume-failed": "Its checkpoint is kept. Try again, or choose to start afresh.",
     "ended": "Start it again. What was not saved in files is gone.",
     "deletion-ahead": "If you still need it, bring it back before.",
