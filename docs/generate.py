@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +42,7 @@ from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.events.log import SCHEMAS
 from jupyterhub_gpu_reclaim.service.metrics import Exporter
-from jupyterhub_gpu_reclaim.service.runbook import ALERTS
+from jupyterhub_gpu_reclaim.service.runbook import ALERTS, messages_by_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,36 +68,31 @@ def reasons() -> str:
     """Every reason code with its sentence and what to do."""
     head = ("code", "sentence", "what to do", "worth trying again")
     rows = [
-        (f"`{r.value}`", sentence(r), r.hint, "yes" if r.retryable else "")
+        (f"`{r.value}`", r.pattern, r.hint, "yes" if r.retryable else "")
         for r in Reason
     ]
     about = """
 Every refusal, failure and veto has a stable code and a sentence. What to do about each
-stands in [the how-to of messages](../how-to/messages.md). This page is generated from
+is in [the how-to of messages](../how-to/messages.md). This page is generated from
 `jupyterhub_gpu_reclaim/common/reasons.py`.
 """
     return page("Reasons", about, *table(head, *rows))
 
 
-def sentence(reason: Reason) -> str:
-    """Its sentence, with what differs as a name in braces."""
-    return re.sub(r"\{(\w+)(:[^}]*)?\}", r"{\1}", reason.template)
-
-
 def messages() -> str:
     """Each message, its cause and what to do, in the order of ``messages.yaml``."""
     lines: list[str] = []
-    for part in yaml.safe_load((DOCS / "messages.yaml").read_text()):
-        lines += [f"## {part['title']}", "", *part["about"].strip().splitlines(), ""]
+    for part in messages_by_part():
+        lines += [f"## {part.title}", "", *part.about.strip().splitlines(), ""]
         rows: list[tuple[object, ...]] = [("message", "cause", "what to do")]
-        for code, (cause, action) in part["messages"].items():
-            rows.append((f"{sentence(Reason(code))} (`{code}`)", cause, action))
+        for code, (cause, action) in part.messages.items():
+            rows.append((f"{Reason(code).pattern} (`{code}`)", cause, action))
         lines += [*table(*rows), ""]
     about = """
-Every message that you can meet, why it comes, and what to do. Words in braces stand for
-what differs. Programs, logs and the command line show the code in brackets. This page
+Every message that you can meet, why it comes, and what to do. Words in braces are
+placeholders. Programs, logs and the command line show the code in brackets. This page
 is generated: the messages from `jupyterhub_gpu_reclaim/common/reasons.py`, causes and
-actions from `docs/messages.yaml`.
+actions from `jupyterhub_gpu_reclaim/service/messages.yaml`.
 """
     return page("What a message means, and what to do", about, *lines[:-1])
 
@@ -209,7 +203,7 @@ def metrics() -> str:
         rows.append((f"`{name}`", family.type, shown, family.documentation))
     about = """
 At `/services/gpu-reclaim/metrics`, for Prometheus; how to have them scraped, and what
-to make of them, stands in [the how-to for operators](../how-to/operate.md). No name of
+to make of them, is in [the how-to for operators](../how-to/operate.md). No name of
 a user is in them. This page is generated from the exporter.
 """
     return page("Metrics", about, *table(*rows))
@@ -221,7 +215,7 @@ def alerts() -> str:
     rows = [(f"`{one.name}`", one.meaning, one.action) for one in ALERTS]
     about = """
 The alerts of [etc/prometheus/alerts.yml](../../etc/prometheus/alerts.yml); how to load
-them stands in [the how-to for operators](../how-to/operate.md#alerts), the codes in
+them is in [the how-to for operators](../how-to/operate.md#alerts), the codes in
 [the how-to of messages](../how-to/messages.md). The service shows the same below its
 page of messages, where each alert's `runbook_url` leads. This page is generated from
 `jupyterhub_gpu_reclaim/service/runbook.py`.
@@ -234,9 +228,9 @@ def commands() -> str:
     lines = [line for one in _parsers(program()) for line in _command(one)]
     about = """
 `jupyterhub-gpu-reclaim`, for administrators; examples are in [the how-to for
-operators](../how-to/operate.md). Exit code 0: done, 1: it failed or was refused, and
-why stands on the standard error output with its code, 2: wrong usage, 3: the service
-does not answer, 4: not done within the time limit. This page is generated.
+operators](../how-to/operate.md). Exit code 0: done, 1: it failed or was refused (the
+reason and its code are printed to stderr), 2: wrong usage, 3: the service does not
+answer, 4: not done within the time limit. This page is generated.
 """
     return page("Commands", about, *lines[:-1])
 

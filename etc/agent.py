@@ -29,7 +29,7 @@ c.AgentApp.store_url = "/var/lib/jupyterhub-gpu-reclaim/store"
 # c.AgentApp.store_local_gb = 500
 # c.AgentApp.commit_means = "remote"
 
-# Made at the first start. Who loses it has lost every suspended session: keep a copy.
+# Made at the first start. If you lose it, you lose every suspended session: copy it.
 c.AgentApp.master_key_file = "/var/lib/jupyterhub-gpu-reclaim/master.key"
 
 # Records of what is in hand; small, and must survive a reboot.

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.runbook import messages_by_part
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -26,13 +26,20 @@ def test_generated_page_is_what_the_code_says(page: str) -> None:
 
 
 def test_every_message_has_a_cause_and_an_action() -> None:
-    parts = yaml.safe_load((ROOT / "docs" / "messages.yaml").read_text())
-    told = [code for part in parts for code in part["messages"]]
+    parts = messages_by_part()
+    told = [code for part in parts for code in part.messages]
     assert sorted(told) == sorted(reason.value for reason in Reason)
     for part in parts:
-        for code, (cause, action) in part["messages"].items():
+        for code, (cause, action) in part.messages.items():
             assert cause, code
             assert action, code
+
+
+@pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)
+def test_every_message_says_what_to_do_or_that_nothing_is(reason: Reason) -> None:
+    written_where_it_is_said = reason.template == "{what}"
+    assert reason.hint or written_where_it_is_said
+    assert "{" not in reason.hint
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:

@@ -32,10 +32,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     actions = config.add_subparsers(required=True, metavar="ACTION")
     check = actions.add_parser(
         "check",
-        help="say what the service would not take",
-        description="Say what the service would not take.",
-        epilog="The file is run, as the Hub does it. Exit code 0: all settings make"
-        " sense; 1: what does not stands on the standard output, one sentence a line.",
+        help="list the settings that the service would refuse",
+        description="List the settings that the service would refuse.",
+        epilog="The file is executed, as the Hub would. Exit code 0: all settings make"
+        " sense; 1: problems are printed to stdout, one sentence a line.",
     )
     check.add_argument("file", metavar="FILE", help="a jupyterhub_config.py")
     check.set_defaults(run=_check)

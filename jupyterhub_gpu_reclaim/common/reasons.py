@@ -5,6 +5,7 @@ The reference page ``docs/reference/reasons.md`` is generated from this list.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any, Self
 
@@ -36,8 +37,17 @@ class Reason(Enum):
         """The sentence for a person; a fact that is missing shows as its name."""
         return self.template.format_map(_Facts(facts))
 
+    @property
+    def pattern(self) -> str:
+        """The sentence without facts: ``"Kernel {name} is busy."``."""
+        return re.sub(r"\{(\w+)(:[^}]*)?\}", r"{\1}", self.template)
+
     # --- why a session is not reclaimed now (policy and guards) ------------------
-    KERNEL_BUSY = ("kernel_busy", "Kernel {name} is busy.")
+    KERNEL_BUSY = (
+        "kernel_busy",
+        "Kernel {name} is busy.",
+        ("Nothing to do: it is at work. If the cell never ends, interrupt the kernel."),
+    )
     KERNEL_UNKNOWN = (
         "kernel_unknown",
         "The state of kernel {name} is not known, so it may be working.",
@@ -47,14 +57,15 @@ class Reason(Enum):
     PROMPT_OPEN = (
         "prompt_open",
         (
-            "A cell of kernel {name} has been waiting for an answer for {age} (idle after"
-            " {limit})."
+            "A cell of kernel {name} has been waiting for an answer for {age} (counts as"
+            " idle after {limit})."
         ),
         "Answer it, or interrupt the kernel.",
     )
     RECENTLY_ACTIVE = (
         "recently_active",
-        "Last used {age} ago ({what}); idle after {idle_after}.",
+        "Last used {age} ago ({what}); counts as idle after {idle_after}.",
+        "Nothing to do.",
     )
     CPU_BUSY = (
         "cpu_busy",
@@ -62,6 +73,7 @@ class Reason(Enum):
             "Its programs use {percent:.0f} % of a processor core (more than {limit:.0f} %"
             " counts as work{rule})."
         ),
+        "Nothing to do: it is at work.",
     )
     GPU_BUSY = (
         "gpu_busy",
@@ -69,20 +81,23 @@ class Reason(Enum):
             "Its GPU was up to {percent:.0f} % busy in the last {idle_after} (more than"
             " {limit:.0f} % counts as work{rule})."
         ),
+        "Nothing to do: it is at work.",
     )
     DATA_MOVES = (
         "data_moves",
         (
-            "Its programs write, or its connections carry, {rate} a second (more than"
-            " {limit} counts as work{rule})."
+            "It is writing or transferring {rate} per second (more than {limit} counts as"
+            " work{rule})."
         ),
+        "Nothing to do: it is at work.",
     )
     PAGE_USED = (
         "page_used",
         (
-            "A page of one of its programs sent up to {rate} a second in the last"
+            "A page of one of its programs sent up to {rate} per second in the last"
             " {idle_after} (more than {limit} counts as use{rule})."
         ),
+        "Nothing to do. If nobody looks at that page, close it.",
     )
     SAMPLES_MISSING = (
         "samples_missing",
@@ -97,29 +112,39 @@ class Reason(Enum):
     )
     WINDOW_TOO_SHORT = (
         "window_too_short",
-        "Watched for {watched}, needs {idle_after} before it can be called idle.",
-        "",
+        "Watched for {watched} so far; it takes {idle_after} to know that it is idle.",
+        "Nothing to do: wait.",
         True,
     )
-    TOO_YOUNG = ("too_young", "Started {age} ago; sessions are left alone for {limit}.")
+    TOO_YOUNG = (
+        "too_young",
+        "Started {age} ago; sessions are left alone for {limit}.",
+        "Nothing to do.",
+    )
     COOLING_DOWN = (
         "cooling_down",
         "Resumed {age} ago; it is left alone for {limit} after that{rule}.",
+        "Nothing to do.",
     )
     RULED_OUT = (
         "ruled_out",
-        "Never suspended automatically, by the rule for {rule}.",
+        "Never suspended automatically (rule for {rule}).",
+        "Nothing to do; the administrator has set this.",
     )
     RULES_UNKNOWN = (
         "rules_unknown",
-        "Which rules apply to this session is not known now: {what} cannot be looked up.",
+        "It is not known which rules apply to this session: {what} cannot be looked up now.",
         (
             "If that lasts, look at the service's log; its role at the Hub needs the scope"
             " read:users:groups."
         ),
         True,
     )
-    KEPT = ("kept", "Kept until {until} at the request of {by}.")
+    KEPT = (
+        "kept",
+        "Kept until {until} at the request of {by}.",
+        "Nothing to do. Keep no longer ends it at once.",
+    )
     KEEP_SPENT = (
         "keep_spent",
         (
@@ -129,8 +154,16 @@ class Reason(Enum):
         "A session that is not kept is suspended only when nobody uses it.",
         True,
     )
-    OPTED_OUT = ("opted_out", "Never suspended when idle, by order of {by}.")
-    QUIET_HOURS = ("quiet_hours", "No session is suspended between {start} and {end}.")
+    OPTED_OUT = (
+        "opted_out",
+        "Never suspended when idle (set by {by}).",
+        "An administrator can press 'Suspend when idle again'.",
+    )
+    QUIET_HOURS = (
+        "quiet_hours",
+        "No session is suspended between {start} and {end}.",
+        "Nothing to do.",
+    )
     OPERATION_IN_FLIGHT = (
         "operation_in_flight",
         "Another operation on this session is under way ({operation}).",
@@ -140,70 +173,112 @@ class Reason(Enum):
     BACKING_OFF = (
         "backing_off",
         "The last attempt failed ({why}); the next one is in {wait}.",
-        "",
+        "Remove what it names. Suspend now tries again at once.",
         True,
     )
     CONNECTED_OUTSIDE = (
         "connected_outside",
         (
-            "Its programs are connected to {others}; last used {age} ago, idle after"
-            " {limit} while they are{rule}."
+            "Its programs are connected to {others}; last used {age} ago, counts as idle"
+            " after {limit} while they are{rule}."
         ),
         "A suspend would end these connections.",
     )
-    CONNECTED = ("connected", "Open browser connections: {count}{rule}.")
-    IDLE_OFF = ("idle_off", "Idle sessions are not suspended automatically here{rule}.")
-    IDLE = ("idle", "Idle for {idle} (idle after {idle_after}).")
+    CONNECTED = (
+        "connected",
+        "Open browser connections: {count}{rule}.",
+        "Close the page to have the session suspended.",
+    )
+    IDLE_OFF = (
+        "idle_off",
+        "Idle sessions are not suspended automatically here{rule}.",
+        "Nothing to do. Suspend now works all the same.",
+    )
+    IDLE = (
+        "idle",
+        "Idle for {idle} (counts as idle after {idle_after}).",
+        "Nothing to do: it will be suspended.",
+    )
     PRESSURE = (
         "pressure",
         "Idle for {idle}, and somebody is waiting for a GPU ({count} in the queue).",
+        "Nothing to do: it will be suspended.",
     )
-    NOBODY_WAITS = ("nobody_waits", "Nobody is waiting for this session's GPU.")
-    NAP_OFF = ("nap_off", "Idle sessions do not nap automatically here{rule}.")
-    NAP_IDLE = ("nap_idle", "Idle for {idle} (naps after {nap_after}).")
+    NOBODY_WAITS = (
+        "nobody_waits",
+        "Nobody is waiting for this session's GPU.",
+        "Nothing to do.",
+    )
+    NAP_OFF = (
+        "nap_off",
+        "Idle sessions do not nap automatically here{rule}.",
+        "Nothing to do.",
+    )
+    NAP_IDLE = (
+        "nap_idle",
+        "Idle for {idle} (naps after {nap_after}).",
+        "Nothing to do: it will nap, and wake when it is used.",
+    )
     NAP_KERNELS = (
         "nap_kernels",
-        "Idle while the session is at work: {names}.",
+        "Idle kernels in a session that is at work: {names}.",
+        "Nothing to do: they will nap, and wake when they are used.",
     )
     NAP_WOKEN = (
         "nap_woken",
         "It has been awake for {awake}; it naps after {nap_after} of that.",
+        "Nothing to do.",
     )
     NAP_ROOM = (
         "nap_room",
         "Idle for {idle}; another session on its GPU is waking and needs the memory.",
+        "Nothing to do: it will nap, and wake when it is used.",
     )
     NAP_ROOM_OFF = (
         "nap_room_off",
         "Sessions here do not nap for others that wake.",
+        "Nothing to do.",
     )
     NAP_MADE_ROOM = (
         "nap_made_room",
         "It napped for another session {age} ago; not again within {limit}{rule}.",
+        "Nothing to do.",
     )
     NAP_WAITS = (
         "nap_waits",
-        "It is waking, and waits for memory on GPU {card}: {needed} needed, {free} free.",
+        "It is waking and waits for memory on GPU {card}: {needed} needed, {free} free.",
         "It goes on by itself as soon as there is room.",
         True,
     )
-    NAP_WAKING = ("nap_waking", "It is being woken, and waits for memory on its GPU.")
+    NAP_WAKING = (
+        "nap_waking",
+        "It is waking and waits for memory on its GPU.",
+        "Nothing to do: it wakes as soon as there is room.",
+    )
     GPU_CROWDED = (
         "gpu_crowded",
         (
-            "GPU {card} has too many sessions: in the last hour {wakes} of them woke, and"
-            " no other could nap to make room."
+            "GPU {card} has too many sessions: {wakes} times in the last hour a session"
+            " woke and none could nap to make room."
         ),
         "Lower the number of sessions for each GPU, or suspend sooner.",
     )
     NAP_SHORT = (
         "nap_short",
         "Its last nap lasted {lasted}: what woke it was not a person using it.",
-        "",
+        "Nothing to do. If a panel or a dashboard wakes it, close that.",
         True,
     )
-    REQUESTED = ("requested", "Asked for by {by}.")
-    CALLED_OFF = ("called_off", "Called off: {why}.")
+    REQUESTED = (
+        "requested",
+        "Requested by {by}.",
+        "Nothing to do.",
+    )
+    CALLED_OFF = (
+        "called_off",
+        "Called off: {why}.",
+        "Nothing to do.",
+    )
 
     # --- preflight: what cannot be suspended ------------------------------------
     CRIU_MISSING = (
@@ -232,11 +307,12 @@ class Reason(Enum):
     ARCHITECTURE_UNKNOWN = (
         "architecture_unknown",
         "Sessions on this machine's processors ({architecture}) cannot be suspended.",
+        "Run sessions that are to be suspended on x86-64 machines.",
     )
     CRIU_NOT_INSTALLED = (
         "criu_not_installed",
         "CRIU could not be installed: {why}.",
-        "",
+        "Remove the cause, then run: jupyterhub-gpu-reclaim criu install",
         True,
     )
     CAPABILITY_MISSING = (
@@ -258,6 +334,7 @@ class Reason(Enum):
     USERFAULTFD = (
         "userfaultfd",
         "Process {pid} ({name}) uses userfaultfd, which cannot be suspended.",
+        "End that program.",
     )
     USER_NAMESPACE = (
         "user_namespace",
@@ -265,6 +342,7 @@ class Reason(Enum):
             "Process {pid} ({name}) lives in a user namespace of its own, which cannot be"
             " suspended."
         ),
+        ("End that program, or start it without its sandbox or rootless container."),
     )
     FOREIGN_NAMESPACE = (
         "foreign_namespace",
@@ -272,10 +350,12 @@ class Reason(Enum):
             "Process {pid} ({name}) lives in a {kind} namespace of its own, which cannot"
             " be suspended."
         ),
+        "End that program, or start it without its sandbox.",
     )
     DEVICE_OPEN = (
         "device_open",
         "Process {pid} ({name}) holds {device} open, which cannot be suspended.",
+        "Close that device, or end the program.",
     )
     TRACED = (
         "traced",
@@ -326,10 +406,12 @@ class Reason(Enum):
             "Process {pid} ({name}) holds the deleted file {path} of {size}, larger than"
             " {limit}."
         ),
+        "Let the program close that file, or end the program.",
     )
     HANDLE_UNSUPPORTED = (
         "handle_unsupported",
         "Process {pid} ({name}) holds {kind}, which cannot be suspended.",
+        "End that program.",
     )
     IPC_UNSUPPORTED = (
         "ipc_unsupported",
@@ -344,6 +426,7 @@ class Reason(Enum):
     SOCKET_UNSUPPORTED = (
         "socket_unsupported",
         "Process {pid} ({name}) holds a {kind} socket, which cannot be suspended.",
+        "End that program.",
     )
     SOCKET_UNREAD = (
         "socket_unread",
@@ -374,6 +457,7 @@ class Reason(Enum):
             "Process {pid} ({name}) uses its GPU in a way that the driver cannot checkpoint, such"
             " as managed memory."
         ),
+        "End that program, or let it use ordinary GPU memory.",
     )
     GPU_BUSY_TOO_LONG = (
         "gpu_busy_too_long",
@@ -381,7 +465,7 @@ class Reason(Enum):
             "Process {pid} ({name}) did not finish what its GPU had in hand within"
             " {seconds:.0f} s."
         ),
-        "",
+        "It is tried again; a long computation on the GPU has to end first.",
         True,
     )
     GPU_STOPPED = (
@@ -393,11 +477,12 @@ class Reason(Enum):
     GPU_UNUSED = (
         "gpu_unused",
         "No program of the session uses a GPU.",
+        "Nothing to do.",
     )
     NAP_FAILED = (
         "nap_failed",
         "The session could not nap: {why}.",
-        "",
+        "Nothing to do: it is tried again. The agent's log says more.",
         True,
     )
     NAP_CROWDED = (
@@ -411,7 +496,7 @@ class Reason(Enum):
     GPU_BEGUN = (
         "gpu_begun",
         "Process {pid} ({name}) has just begun to use a GPU.",
-        "",
+        "Nothing to do: it is tried again.",
         True,
     )
     GPU_STALE_CHILD = (
@@ -420,13 +505,19 @@ class Reason(Enum):
             "Process {pid} ({name}) has inherited a GPU from its parent and could not be"
             " made to give it up."
         ),
-        "",
+        (
+            "It is tried again. Programs that use a GPU should start others "
+            "by spawn, not fork."
+        ),
         True,
     )
     GPU_FAILED = (
         "gpu_failed",
         "The driver could not checkpoint the GPU of process {pid} ({name}).",
-        "",
+        (
+            "It is tried again. If it goes on, ask the administrator to look "
+            "at the agent's log."
+        ),
         True,
     )
     GPU_STUCK = (
@@ -469,6 +560,7 @@ class Reason(Enum):
     GPU_MIG = (
         "gpu_mig",
         "GPU {card} is divided (MIG), which the driver cannot checkpoint.",
+        "Run sessions that are to be suspended on GPUs without MIG.",
     )
     GPU_MPS = (
         "gpu_mps",
@@ -513,7 +605,11 @@ class Reason(Enum):
         "Move it to your home, or ask the administrator for a lasting volume there.",
         True,
     )
-    NO_TREE = ("no_tree", "There is no running program to suspend in this session.")
+    NO_TREE = (
+        "no_tree",
+        "There is no running program to suspend in this session.",
+        "Start the server again.",
+    )
     NOT_ENOUGH_MEMORY = (
         "not_enough_memory",
         (
@@ -572,7 +668,10 @@ class Reason(Enum):
     CAPTURE_FAILED = (
         "capture_failed",
         "The session could not be suspended: {why}.",
-        "",
+        (
+            "It is tried again. If it goes on, ask the administrator to look "
+            "at the agent's log."
+        ),
         True,
     )
     WOULD_NOT_RETURN = (
@@ -589,29 +688,37 @@ class Reason(Enum):
     TIMED_OUT = (
         "timed_out",
         "The step '{step}' took longer than {seconds:.0f} s.",
-        "",
+        (
+            "It is tried again. If it goes on, ask the administrator about "
+            "that step's limit."
+        ),
         True,
     )
-    CANCELLED = ("cancelled", "The operation was called off.", "", True)
+    CANCELLED = (
+        "cancelled",
+        "The operation was called off.",
+        "Nothing to do.",
+        True,
+    )
     ORDER_LATE = (
         "order_late",
         (
             "The order came {late} after the session was seen idle; it may be in use"
             " again, so it goes on."
         ),
-        "",
+        "Nothing to do: the session is measured again.",
         True,
     )
     AGENT_RESTARTED = (
         "agent_restarted",
         "The agent was restarted in the middle of it.",
-        "",
+        "Nothing to do: it is tried again.",
         True,
     )
     SAVED_FOUND = (
         "saved_found",
         (
-            "A checkpoint of this session, of {when}, was found that the service had no"
+            "Found a checkpoint of this session from {when} that the service had no"
             " record of."
         ),
         "Resume it, or start fresh; nothing is deleted meanwhile.",
@@ -620,7 +727,7 @@ class Reason(Enum):
         "saved_older",
         (
             "The newest checkpoint of this session is not in the store; the newest one"
-            " there is of {when}."
+            " there is from {when}."
         ),
         (
             "Bring the older one back, ask the administrator for the newer one, or start"
@@ -633,6 +740,7 @@ class Reason(Enum):
             "The session is running. If you say so, it is suspended first, and then the"
             " other checkpoint is resumed."
         ),
+        ("To have it suspended first: --save-running, or the page's Bring back."),
     )
     ENDED_AFTER_RETURN = (
         "ended_after_return",
@@ -662,12 +770,13 @@ class Reason(Enum):
     RELEASE_FAILED = (
         "release_failed",
         "The suspended session's programs did not end: {why}.",
-        "",
+        ("Ask the administrator to look for processes in state D on that machine."),
         True,
     )
     NOT_CAPTURED = (
         "not_captured",
         "This session has not been suspended, so its programs are not ended.",
+        "Nothing to do: the session goes on.",
     )
     WENT_ON = (
         "went_on",
@@ -675,6 +784,7 @@ class Reason(Enum):
             "Somebody let the session go on after it was suspended (process {who}), so it"
             " runs, and its checkpoint is dropped."
         ),
+        "Nothing to do: it is suspended again later.",
     )
     FILE_MISSING = (
         "file_missing",
@@ -724,6 +834,7 @@ class Reason(Enum):
     CPU_MISMATCH = (
         "cpu_mismatch",
         "This machine's processor lacks {features}, which the session uses.",
+        "Resume it on a machine with a processor like its own.",
     )
     PAGE_SIZE_MISMATCH = (
         "page_size_mismatch",
@@ -736,6 +847,7 @@ class Reason(Enum):
     KERNEL_TOO_OLD = (
         "kernel_too_old",
         "This machine's Linux {here} is older than {there}, where it was suspended.",
+        "Resume it on a machine with that Linux or a newer one.",
     )
     GPU_MISMATCH = (
         "gpu_mismatch",
@@ -801,6 +913,7 @@ class Reason(Enum):
     MEMORY_LIMIT = (
         "memory_limit",
         "The session needs {needed} of memory; the limit here is {limit}.",
+        "Start it with the profile that it had before.",
     )
     SERVER_TLS = (
         "server_tls",
@@ -813,10 +926,12 @@ class Reason(Enum):
     IMAGE_MISMATCH = (
         "image_mismatch",
         "The session ran from image {there}; here it is {here}.",
+        ("Ask the administrator to put the former image back; or start fresh."),
     )
     USER_MISMATCH = (
         "user_mismatch",
         "The suspended session belongs to user id {there}; here it would be {here}.",
+        ("Ask the administrator to give the former user id back; or start fresh."),
     )
     RENAMED = (
         "renamed",
@@ -867,10 +982,12 @@ class Reason(Enum):
     CHECKPOINT_MISSING = (
         "checkpoint_missing",
         "There is no checkpoint {checkpoint}.",
+        "Bring another checkpoint back, or start fresh.",
     )
     CHECKPOINT_EXISTS = (
         "checkpoint_exists",
         "There is a checkpoint {checkpoint} already; it is never written over.",
+        "Nothing to do.",
     )
     KEY_MISSING = (
         "key_missing",
@@ -927,7 +1044,7 @@ class Reason(Enum):
     CHECKPOINT_BUSY = (
         "checkpoint_busy",
         "The suspended session is being resumed already.",
-        "",
+        "Wait until it is back.",
         True,
     )
     FORMER_ACCOUNT = (
@@ -1018,7 +1135,7 @@ class Reason(Enum):
     CLUSTER_UNREACHABLE = (
         "cluster_unreachable",
         "The API server of Kubernetes does not answer.",
-        "",
+        "It is asked again. If it goes on, ask the administrator.",
         True,
     )
     DOCKER_SILENT = (
@@ -1085,9 +1202,19 @@ class Reason(Enum):
             "The journal has version {version}, this release knows {known}: install the"
             " newer release again."
         ),
+        "Or put back the backup of the journal from before the update.",
     )
-    HUB_REFUSED = ("hub_refused", "The Hub refused: {why}.")
-    HUB_UNREACHABLE = ("hub_unreachable", "The Hub does not answer.", "", True)
+    HUB_REFUSED = (
+        "hub_refused",
+        "The Hub refused: {why}.",
+        "The Hub's log tells an administrator more.",
+    )
+    HUB_UNREACHABLE = (
+        "hub_unreachable",
+        "The Hub does not answer.",
+        "Try again in a minute.",
+        True,
+    )
     API_UNREACHABLE = (
         "api_unreachable",
         "The service at {url} does not answer: {why}.",
@@ -1097,15 +1224,27 @@ class Reason(Enum):
     STILL_WAITING = (
         "still_waiting",
         "It is not done after {limit}; it goes on in the background.",
-        "See how it stands: jupyterhub-gpu-reclaim sessions",
+        "See how far it is: jupyterhub-gpu-reclaim sessions",
         True,
     )
 
     # --- callers -------------------------------------------------------------------
-    UNKNOWN_SESSION = ("unknown_session", "There is no session {session}.")
-    WRONG_PHASE = ("wrong_phase", "A session that is {phase} cannot {action}.")
+    UNKNOWN_SESSION = (
+        "unknown_session",
+        "There is no session {session}.",
+        "'jupyterhub-gpu-reclaim sessions' lists those that there are.",
+    )
+    WRONG_PHASE = (
+        "wrong_phase",
+        "A session that is {phase} cannot {action}.",
+        "Look at the session again: it may have changed meanwhile.",
+    )
     INVALID = ("invalid", "{what}")
-    FORBIDDEN = ("forbidden", "You may not do that.")
+    FORBIDDEN = (
+        "forbidden",
+        "You may not do that.",
+        "Ask an administrator.",
+    )
     PLAIN_HTTP = (
         "plain_http",
         "This page needs HTTPS: without it, other people's pages could use your login.",
@@ -1128,7 +1267,7 @@ class Reason(Enum):
     )
     TOKEN_UNKNOWN = (
         "token_unknown",
-        "The Hub does not know this token: it has expired, was revoked, or is of another Hub.",
+        "The Hub does not know this token: it has expired, was revoked, or belongs to another Hub.",
         "Make a new one on the Hub's Token page.",
     )
     TOO_OFTEN = (
@@ -1146,7 +1285,7 @@ class Reason(Enum):
     INTERNAL = (
         "internal",
         "Something went wrong on our side; the log has the details.",
-        "",
+        ("Try again. If it happens again, ask the administrator to report it."),
         True,
     )
 

@@ -1,16 +1,38 @@
-"""What each alert of ``etc/prometheus/alerts.yml`` means, and what to do about it.
+"""What each message and each alert means, and what to do about it.
 
-The page of messages shows it, where the alerts' ``runbook_url`` leads, and the
-reference page ``docs/reference/alerts.md`` is generated from it.
+The service's page of messages shows both; it is where codes and the alerts'
+``runbook_url`` lead. ``docs/how-to/messages.md`` and ``docs/reference/alerts.md`` are
+generated from the same. Messages are in ``messages.yaml`` beside this file.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.resources import files
 from typing import NamedTuple
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.models import Value
+
+
+class Part(Value, frozen=True, kw_only=True):
+    """Messages that one meets on the same occasion; texts are Markdown."""
+
+    title: str
+    about: str
+    messages: dict[str, tuple[str, str]]  #: code → cause, and what to do
+
+
+@cache
+def messages_by_part() -> tuple[Part, ...]:
+    """Cause and action of every message, in the order of the how-to."""
+    text = (files(__package__) / "messages.yaml").read_bytes()
+    return msgspec.yaml.decode(text, type=tuple[Part, ...])
 
 
 class Alert(NamedTuple):
-    """One alert; what stands in backticks is a command, a setting or an address."""
+    """One alert; backticks hold a command, a setting or an address."""
 
     name: str
     meaning: str

@@ -75,7 +75,7 @@ def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
 
     admin.wait(new_name, phase="warned")
     front.evaluate(SOMEBODY_LOOKS)
-    warning = front.locator("#gpu-reclaim-notice", has_text="is going to be suspended")
+    warning = front.locator("#gpu-reclaim-notice", has_text="will be suspended")
     warning.wait_for()
     shoot(front, "tab-warning")
     warning.get_by_text(re.compile(r"^in \d+ s\.$")).wait_for()

@@ -1,4 +1,4 @@
-"""What happened to a user's sessions, in sentences."""
+"""History of a user's sessions, in sentences."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ def test_sentences_name_who_asked_and_for_how_long():
     def told(what, message="", who="ada"):
         return sentence(AuditRow(at=1.0, key=KEY, who=who, what=what, message=message))
 
-    assert told("keep", "3600 s") == "ada asked that it be kept for 1 h."
-    assert told("keep", "0 s") == "ada no longer wants it kept."
-    assert told("keep", "nonsense") == "ada no longer wants it kept."
-    assert told("ask to resume") == "ada asked that it be resumed."
-    assert told("discard", "ckpt-1") == "ada deleted something that had been put aside."
+    assert told("keep", "3600 s") == "ada asked to keep it for 1 h."
+    assert told("keep", "0 s") == "ada cancelled Keep."
+    assert told("keep", "nonsense") == "ada cancelled Keep."
+    assert told("ask to resume") == "ada asked to resume it."
+    assert (
+        told("discard", "ckpt-1") == "ada deleted a checkpoint that had been put aside."
+    )
     assert told("newer word", who="gpu-reclaim") == "The service: newer word."
 
 
@@ -54,14 +56,14 @@ async def test_story_of_a_user_tells_reasons_and_numbers_also_after_the_end(worl
     page = controller.users.story("ada", limit=1000)
     told = [line.sentence for line in reversed(page.lines)]
     assert page.next is None
-    assert "A warning was given. Idle for 31 min. It is suspended in 0 s" in told[1]
-    assert "Its suspend began. Idle for 31 min." in told
+    assert "Its users were warned. Idle for 31 min. It is suspended in 0 s" in told[1]
+    assert "Suspending started. Idle for 31 min." in told
     assert any(
         re.match(r"Its checkpoint is complete\. .* B of it newly written; that", t)
         for t in told
     )
     assert any(re.match(r"It was resumed\. That took \d+ s\.", t) for t in told)
-    assert "root asked that it be suspended." in told
+    assert "root asked to suspend it." in told
     # Its end may have been noted meanwhile.
     assert told[-1].startswith(("Its server was deleted", "Its deletion is complete"))
     assert any(t.startswith("Its server was deleted") for t in told[-2:])

@@ -528,7 +528,9 @@ async def test_idle_kernel_naps_while_its_session_is_at_work(world):
     assert place.state is TreeState.RUNNING
     line = controller.users.audit(KEY)[0]
     assert (line.who, line.what) == ("gpu-reclaim", "naps")
-    assert line.message.startswith("Idle while the session is at work: plots.ipynb.")
+    assert line.message.startswith(
+        "Idle kernels in a session that is at work: plots.ipynb."
+    )
     await sampled_again(world)
     assert len(world.node.orders_to_nap) == 1
 

@@ -48,7 +48,7 @@ async def test_resume_without_room_waits_and_comes_back_when_there_is_some(
     (waiting,) = saved.waiting()
     assert (waiting.key, waiting.place, waiting.gpus) == (KEY, 1, 1)
     (step,) = [s for s in saved.users.session(KEY).steps if s.step == "queue"]
-    assert step.title == "Waiting for a free GPU: place 1 of 1 in the queue"
+    assert step.title == "Waiting for a free GPU: number 1 of 1 in the queue"
     world.node.room = 1
     assert await starting == "restore"
     await world.until(lambda: world.phase(saved) == "running")

@@ -39,7 +39,7 @@ def test_session_with_a_forgotten_login_comes_back_after_the_button(
     page = f"{stack.url}/services/gpu-reclaim/sessions/{user.name}/-"
     shown = admin.user.http.get(page, headers=VISIT, timeout=30)
     assert shown.status_code == 200
-    assert "Make its login valid again" in shown.text
+    assert "Restore its login" in shown.text
     proof = re.search(r'data-xsrf="([^"]+)"', shown.text)
     assert proof is not None
     sent = {"_xsrf": proof[1], "page": "one"}

@@ -594,5 +594,5 @@ async def test_page_works_by_itself_in_its_sandbox(world, victim):
     assert await victim.evaluate("origin") == "null"
     await victim.evaluate("window.notReloaded = true")
     await victim.get_by_role("button", name="Resume").first.click()
-    await victim.locator("#notice", has_text="is coming back").wait_for()
+    await victim.locator("#notice", has_text="Resuming").wait_for()
     assert await victim.evaluate("window.notReloaded")

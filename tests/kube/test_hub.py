@@ -158,7 +158,7 @@ def test_a_return_that_finds_no_gpu_says_its_place_and_keeps_what_is_saved(
         wait(lambda: cluster.pod(f"jupyter-{user}"), hub)
         told = hub.api("GET", f"users/{user}/server/progress", stream=True)
         lines = (line.decode() for line in told.iter_lines())
-        assert any("Waiting for a free GPU: place 1 of 1" in line for line in lines)
+        assert any("Waiting for a free GPU: number 1 of 1" in line for line in lines)
         told.close()
         # who does not want to wait
         assert hub.api("DELETE", f"users/{user}/server").status_code in {202, 204}

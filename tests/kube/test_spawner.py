@@ -556,7 +556,7 @@ async def test_a_place_that_is_made_tells_what_kubernetes_says_and_the_queue(
     def heard(words):
         return any(words in each for each in told)
 
-    await until(lambda: heard("place 1 of 1") and heard("[Warning]") is events)
+    await until(lambda: heard("number 1 of 1") and heard("[Warning]") is events)
     cluster.gpus = 8
     cluster.schedule_again()
     await starting

@@ -35,13 +35,13 @@ def test_the_place_counts_those_who_came_earlier_and_want_a_gpu():
     ]
     places = [sentence(each, queue) for each in queue[:3]]
     assert [
-        words[words.index("place") : words.index(" in the")] for words in places
-    ] == ["place 1 of 3", "place 2 of 3", "place 3 of 3"]
+        words[words.index("number") : words.index(" in the")] for words in places
+    ] == ["number 1 of 3", "number 2 of 3", "number 3 of 3"]
     assert sentence(queue[3], queue) == "Waiting for a free machine (Too few.)"
 
 
 def test_a_pod_that_is_not_in_the_list_yet_counts_itself():
-    assert "place 1 of 1" in sentence(waits("a", "1"), [])
+    assert "number 1 of 1" in sentence(waits("a", "1"), [])
 
 
 @pytest.mark.parametrize("phase", ["Running", "Succeeded"])

@@ -77,7 +77,7 @@ async def test_kinds_that_are_wanted_are_told_in_order_and_once(
         "suspended",
         "resume-failed",
     ]
-    assert channel.told[0].sentence == "A warning was given. Idle for 31 min."
+    assert channel.told[0].sentence == "Its users were warned. Idle for 31 min."
     assert (channel.told[0].code, channel.told[0].link) == ("idle", "https://x/")
     assert channel.told[1].subject == "Suspended: your JupyterHub session train"
 

@@ -16,7 +16,7 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
     verdict = first(snapshot(), now)
     assert verdict.reclaim
     assert verdict.code == "idle"
-    assert verdict.message == "Idle for 30 min (idle after 15 min)."
+    assert verdict.message == "Idle for 30 min (counts as idle after 15 min)."
     assert verdict.at == now
 
 
@@ -27,8 +27,8 @@ def test_idle_session_is_reclaimed_with_its_durations(snapshot, now):
         ({"unknown_kernel": "b.ipynb"}, Reason.KERNEL_UNKNOWN, "b.ipynb"),
         ({"cpu_percent": 55.4}, Reason.CPU_BUSY, "55 %"),
         ({"gpu_peak_percent": 71.2}, Reason.GPU_BUSY, "71 %"),
-        ({"data_rate": 1.2e6}, Reason.DATA_MOVES, "1.2 MB a second"),
-        ({"page_peak_rate": 2300.0}, Reason.PAGE_USED, "2.3 kB a second"),
+        ({"data_rate": 1.2e6}, Reason.DATA_MOVES, "1.2 MB per second"),
+        ({"page_peak_rate": 2300.0}, Reason.PAGE_USED, "2.3 kB per second"),
         ({"last_active": 1_700_000_000.0 - 720}, Reason.RECENTLY_ACTIVE, "12 min"),
         ({"watched": 300.0}, Reason.WINDOW_TOO_SHORT, "5 min"),
         ({"complete": False}, Reason.SAMPLES_MISSING, "counts as in use"),
@@ -71,8 +71,8 @@ def test_cell_that_waits_for_an_answer_is_work_for_a_time_of_its_own(snapshot, n
     verdict = first(snapshot(usage), now)
     assert (verdict.code, verdict.at) == ("prompt_open", now + 2400)
     assert verdict.message == (
-        "A cell of kernel a.ipynb has been waiting for an answer for 20 min (idle after"
-        " 1 h)."
+        "A cell of kernel a.ipynb has been waiting for an answer for 20 min (counts as"
+        " idle after 1 h)."
     )
     assert first(snapshot(usage), now, prompt_idle_after=1200).reclaim
     for_ever = first(snapshot(usage), now, prompt_idle_after=None)
@@ -132,8 +132,8 @@ def test_connection_to_another_machine_holds_a_session_for_a_time_of_its_own(
     verdict = first(snapshot(usage), now)
     assert (verdict.code, verdict.at) == ("connected_outside", now + 1800)
     assert verdict.message == (
-        "Its programs are connected to 10.1.2.3:5432; last used 30 min ago, idle after"
-        " 1 h while they are."
+        "Its programs are connected to 10.1.2.3:5432; last used 30 min ago, counts as"
+        " idle after 1 h while they are."
     )
     two = first(snapshot({"outside": ["10.1.2.3:5432", "10.1.2.4:22"]}), now)
     assert "10.1.2.3:5432 and 1 more;" in two.message

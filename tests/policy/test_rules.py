@@ -165,18 +165,21 @@ def test_verdicts_say_which_rule_decided(snapshot, now):
         found = decide(snapshot(terms=SessionPolicy(**changes, by=by)), now)
         return found[0].reclaim, found[0].message
 
-    rule = "by the rule for group staff"
-    assert first() == (True, "Idle for 30 min (idle after 15 min).")
-    assert first(idle_after=1200.0)[1] == f"Idle for 30 min (idle after 20 min {rule})."
+    rule, as_idle = "by the rule for group staff", "counts as idle"
+    assert first() == (True, "Idle for 30 min (counts as idle after 15 min).")
+    assert (
+        first(idle_after=1200.0)[1]
+        == f"Idle for 30 min (counts as idle after 20 min {rule})."
+    )
     assert first(idle_after=2000.0) == (
         False,
-        f"Last used 30 min ago (kernel train.ipynb); idle after 33 min {rule}.",
+        f"Last used 30 min ago (kernel train.ipynb); {as_idle} after 33 min {rule}.",
     )
     assert first(idle_after=0.0) == (
         False,
         f"Idle sessions are not suspended automatically here {rule}.",
     )
-    never = "Never suspended automatically, by the rule for group staff."
+    never = "Never suspended automatically (rule for group staff)."
     assert first(never=True) == (False, never)
     assert first(never=False)[0]
     assert first(quiet_hours=["22:00-23:00"]) == (
@@ -215,7 +218,7 @@ def test_verdicts_say_which_rule_decided(snapshot, now):
             "prompt_idle_after",
             60,
             7200,
-            "idle after 2 h",
+            "counts as idle after 2 h",
         ),
         ({"outside": ["10.1.2.3:22"]}, "connections_after", 0, 7200, "while they are"),
         ({"connections": 1}, "connected_is_active", False, True, "connections: 1"),

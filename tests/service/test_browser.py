@@ -194,7 +194,7 @@ async def test_open_confirmation_stays_open_while_the_card_changes(service, tab)
     await expect(button).to_be_focused()
     await button.click()
     await expect(page.get_by_role("status")).to_have_text(
-        "The suspended session is deleted."
+        "The suspended session was deleted."
     )
     assert service.control.calls[-1][0] == "discard"
 
@@ -204,7 +204,7 @@ async def test_buttons_work_without_scripts(service, tab):
     page = await tab("token-ada", java_script_enabled=False)
     await page.get_by_role("button", name="Suspend now").click()
     await page.wait_for_url("**/mine?done=suspend")
-    assert "Being suspended" in await page.content()
+    assert "Suspending" in await page.content()
 
 
 async def test_overview_is_live_filtered_and_steered_without_a_reload(service, tab):
@@ -229,10 +229,10 @@ async def test_overview_is_live_filtered_and_steered_without_a_reload(service, t
     await page.keyboard.press("Tab")
     await expect(bob.get_by_text("Keep running for 1 h")).to_be_focused()
     service.control.put("bob", facts={"node": "n1", "opted_out_by": "root"})
-    await expect(bob).to_contain_text("by order of root")
+    await expect(bob).to_contain_text("(set by root)")
     await expect(bob.get_by_text("Keep running for 1 h")).to_be_focused()
     await page.keyboard.press("Enter")
-    await expect(page.locator("#notice")).to_have_text("Done.")
+    await expect(page.locator("#notice")).to_have_text("The session is kept running.")
     await expect(bob.get_by_text("More", exact=True)).to_be_focused()
     assert service.control.calls[-1] == ("keep", SessionKey("bob"), 3600.0, "root")
     await page.keyboard.press("Enter")
@@ -248,7 +248,7 @@ async def test_overview_is_live_filtered_and_steered_without_a_reload(service, t
     await expect(page.locator("#notice")).to_contain_text("cannot be suspended")
     service.control.suspend = suspend
     await bob.get_by_role("button", name="Suspend now").click()
-    await expect(bob).to_contain_text("Being suspended")
+    await expect(bob).to_contain_text("Suspending")
     assert await page.evaluate("window.notReloaded")
 
 
@@ -257,7 +257,7 @@ async def test_table_is_grouped_by_card_and_its_sums_follow_without_a_reload(
 ):
     node_with_cards(service)
     page = await tab(path="all")
-    await page.get_by_label("Grouped").select_option("by card")
+    await page.get_by_label("Group by").select_option("card")
     heads = page.locator("tr.group")
     await expect(heads.nth(0)).to_contain_text("75 GB of 141 GB held by 2 sessions")
     await expect(heads.nth(1)).to_contain_text("Hold no GPU")
@@ -280,11 +280,11 @@ async def test_reported_programs_are_ended_and_a_login_renewed_by_a_button(
     service.control.put("bob", phase=Phase.SUSPENDED, failure=revoked)
     page = await tab(path="sessions/ada/-")
     await page.get_by_text("End the other programs").click()
-    await page.get_by_role("button", name="End them for good").click()
-    await expect(page.locator("#notice")).to_have_text("The programs are ended.")
+    await page.get_by_role("button", name="End these programs").click()
+    await expect(page.locator("#notice")).to_have_text("The programs were ended.")
     page = await tab(path="all")
-    await page.get_by_role("button", name="Make its login valid again: bob").click()
-    await expect(page.locator("#notice")).to_contain_text("The login is made valid")
+    await page.get_by_role("button", name="Restore its login: bob").click()
+    await expect(page.locator("#notice")).to_contain_text("The login will be restored")
     ended, renewed = (one for one in service.control.calls if one[0] != "totals")
     assert ended == ("end_second", SessionKey("ada"), "i2", "root")
     assert renewed == ("renew_login", SessionKey("bob"), "root")
@@ -332,7 +332,7 @@ async def test_fifty_sessions_are_two_screens_and_say_their_states_in_full(
     fill(service)
     service.control.put("henri", phase=Phase.RELEASING)
     page = await tab(path="all", viewport={"width": 1280, "height": 800})
-    await expect(page.locator("#sessions")).to_contain_text("To be suspended")
+    await expect(page.locator("#sessions")).to_contain_text("Suspending soon")
     assert await page.evaluate(CUT_OFF) == []
     await page.locator("#sessions").scroll_into_view_if_needed()
     await shot(page, "service-all-states")
@@ -396,7 +396,7 @@ async def test_times_are_the_readers_own_and_an_idle_time_can_be_chosen(service,
     await shot(page, "service-idle-time")
     await page.get_by_label("Suspend it when unused for").select_option("30 min")
     await page.get_by_role("button", name="Set", exact=True).click()
-    await expect(page.get_by_text("Done.")).to_be_visible()
+    await expect(page.get_by_text("The idle time is set.")).to_be_visible()
     assert ("idle_time", SessionKey("ada"), 1800.0, "ada") in service.control.calls
 
 

@@ -10,6 +10,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
     GpuSample,
+    KeptState,
     Nap,
     OwnIdleTime,
     Phase,
@@ -18,7 +19,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionView,
     Step,
     Suspension,
+    Usage,
 )
+from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead, card
 
 NOW = 1_700_000_000.0
@@ -171,3 +174,69 @@ def test_card_of_a_strange_name_has_safe_addresses():
 def test_moments_near_now_are_said_as_now():
     assert ago(NOW - 1, NOW).words == "just now"
     assert ahead(NOW - 1, NOW).words == "now"
+
+
+@pytest.mark.parametrize(
+    ("usage", "asks"),
+    [
+        (
+            Usage(
+                at=NOW,
+                watched=900,
+                sample_age=1,
+                last_active=NOW - 660,
+                busy_kernel="a",
+            ),
+            "Kernel a is busy.",
+        ),
+        (
+            Usage(
+                at=NOW,
+                watched=900,
+                sample_age=1,
+                last_active=NOW - 660,
+                gpu_percent=90.0,
+            ),
+            "Its GPU is busy.",
+        ),
+        (
+            Usage(
+                at=NOW,
+                watched=900,
+                sample_age=1,
+                last_active=NOW - 660,
+                gpu_percent=1.0,
+            ),
+            "",
+        ),
+    ],
+)
+def test_session_at_work_is_not_called_unused_and_is_suspended_only_when_confirmed(
+    usage, asks
+):
+    one = made(Phase.RUNNING, usage=usage)
+    (suspend,) = one.main
+    assert suspend.asks.startswith(asks)
+    assert bool(suspend.asks) == bool(asks)
+    assert (one.idle is None) == bool(asks)
+
+
+def test_suspended_session_shows_no_use_of_a_gpu():
+    line = Line(key=ADA, end=NOW, gpu_percent=[50.0, 0.0], memory=[])
+    view = SessionView(key=ADA, phase=Phase.SUSPENDED, since=NOW)
+    assert card(view, now=NOW, user_prefix="/", line=line).line is None
+
+
+def test_checkpoint_that_was_put_aside_is_listed_once():
+    aside = KeptState(
+        id="c1",
+        generation=1,
+        created=NOW - 60,
+        logical_bytes=1,
+        stored_bytes=1,
+        keeping="aside",
+    )
+    one = made(Phase.STOPPED, saved=[SAVED], kept=[aside])
+    assert [state.id for state in one.states] == ["c1"]
+    assert one.states[0].deletable
+    assert one.saved == []

@@ -255,7 +255,7 @@ async def test_cards_and_the_place_in_the_queue_are_shown(command, control):
     control.put("bob", phase=Phase.RESUMING, facts={"place": 2})
     _, out, _ = await command("sessions")
     assert "2x H200" in out
-    assert "Waits for a GPU: place 2 in the queue." in out
+    assert "Waiting for a free GPU: number 2 in the queue." in out
 
 
 async def test_refusal_of_a_keep_is_said_in_the_services_words(command, control):

@@ -128,7 +128,7 @@ async def test_store_offers_no_deletion_that_would_be_refused(service, root):
     names = ("current", "superseded", "aside")
     service.control.put("ada", kept=[kept(name, 1.0, 5, name) for name in names])
     page = (await root.get("store")).body.decode()
-    assert "the session came back from it" in page
+    assert "the session was resumed from it" in page
     offered = [name for name in names if f'value="{name}"' in page]
     assert offered == ["current", "aside"]
 
@@ -151,7 +151,7 @@ async def test_store_deletes_a_checkpoint_and_leads_back_there(service, root):
 # --- log, settings, messages, colours ------------------------------------------------
 async def test_log_of_all_sessions_is_the_managers(service, root):
     page = (await root.get("log")).body.decode()
-    assert "What happened to all sessions" in page
+    assert "History of all sessions" in page
     assert ("story", None, 0, 50) in service.control.calls
     assert 'log?user=anybody"' in page
     assert 'log?before=7"' in page
@@ -182,7 +182,11 @@ async def test_messages_have_every_code_and_failures_lead_there(service, root):
     page = (await Browser(service, "token-ada").get("messages")).body.decode()
     assert all(f'id="{reason.value}"' in page for reason in Reason)
     assert all(f'id="{alert.name}"' in page for alert in ALERTS)
-    assert 'in the middle of it. <span class="soft">It may be worth' in page
+    assert "It may be worth trying again." in page
+    assert "use {percent} % of a processor core" in page
+    assert "<strong>Cause:</strong> a package was updated while it was" in page
+    assert "put the former version back, or start fresh; update packages" in page
+    assert "](" not in page
     assert "<code>jupyterhub-gpu-reclaim store verify</code>" in page
     lost = Failure(code="file_missing", message="The file is gone.")
     service.control.put("ada", phase=Phase.SUSPENDED, failure=lost)
@@ -209,6 +213,12 @@ async def test_colours_are_remembered_and_can_be_left_to_the_browser(service, ro
     assert answer.headers["Location"] == PREFIX
     page = (await root.get("mine")).body.decode()
     assert f"{PREFIX}static/theme/dark.css" in page
+    assert "theme/light?next=" in page
+    kept = await root.get(f"theme/dark?next={PREFIX}all%3Fstate%3Drunning")
+    assert kept.headers["Location"] == f"{PREFIX}all?state=running"
+    for elsewhere in ("https://evil.example/", "//evil.example/", "/hub/logout"):
+        led = await root.get(f"theme/dark?next={elsewhere}")
+        assert led.headers["Location"] == PREFIX
     assert "/hub/logout" in page
     assert "/hub/admin" in page
     root.cookies["gpu-reclaim-theme"] = "../../evil"

@@ -123,13 +123,13 @@ async def test_overview_shows_what_a_session_holds_and_did(service, root):
     assert "GPU use of the last hour: 5 % on average" in page
     assert "gpu-7" in page
     assert "1 waiting for a GPU" in page
-    assert "place 2 in the queue" in page
+    assert "number 2 in the queue" in page
 
 
 async def test_card_that_needs_fewer_seats_is_named(service, root):
     service.control.crowded_known = {"f00d": CrowdedCard(name="NVIDIA A100", wakes=3)}
     page = (await root.get("all")).body.decode()
-    assert "GPU NVIDIA A100 (f00d) has too many sessions: in the last hour 3 of" in page
+    assert "GPU NVIDIA A100 (f00d) has too many sessions: 3 times in the last" in page
 
 
 async def test_summary_shows_the_present_and_the_plot(service, root):
@@ -140,7 +140,7 @@ async def test_summary_shows_the_present_and_the_plot(service, root):
     )
     part = (await root.part("all/summary?hours=168")).body.decode()
     assert service.control.calls[-1] == ("totals", 168)
-    assert "in the last 7 days; 0 in all" in part
+    assert "in the last 7 days; 0 in total" in part
     assert "<dd>2.0</dd>" in part  # GPU-hours
     assert "<dd>7</dd>" in part
     assert 'class="area freed"' in part
@@ -191,7 +191,7 @@ async def test_form_that_a_script_sends_is_answered_in_words_not_pages(service, 
     service.control.put("ada")
     sent = {"_xsrf": await root.xsrf(), "accept": "application/json"}
     done = await root.post("sessions/ada/-/suspend", **sent)
-    assert json.loads(done.body) == "The session is being suspended."
+    assert json.loads(done.body) == "Suspending the session."
     again = await root.post("sessions/ada/-/suspend", **sent)
     assert again.code == 409
     assert "cannot be suspended" in json.loads(again.body)["message"]
@@ -203,7 +203,7 @@ async def test_page_of_one_session_tells_reasons_and_log(service):
     page = (await ada.get("sessions/ada/train")).body.decode()
     assert "Why it is not suspended" in page
     assert "Kernel a is busy." in page
-    assert "Its suspend began." in page
+    assert "Suspending started." in page
     assert (await ada.get("sessions/bob/train")).code == 404
     service.control.put("ada", "train", phase=Phase.SUSPENDED)
     page = (await ada.get("sessions/ada/train")).body.decode()
@@ -213,10 +213,10 @@ async def test_page_of_one_session_tells_reasons_and_log(service):
 async def test_log_is_told_to_its_user_and_to_managers(service, root):
     ada = Browser(service, "token-ada")
     page = (await ada.get("log")).body.decode()
-    assert "What happened to my sessions" in page
+    assert "History of my sessions" in page
     assert (await ada.get("log?user=bob")).code == 404
     theirs = (await root.get("log?user=ada")).body.decode()
-    assert "What happened to the sessions of ada" in theirs
+    assert "History of the sessions of ada" in theirs
     assert "It was deleted." in theirs
     assert "before=7" in theirs
     assert (await ada.get("log?before=x")).code == 400

@@ -273,7 +273,7 @@ def test_saved_session_is_deleted_by_its_users_button(stack):
     assert stack.agent.saved
     done = ada.http.post(form, data={"_xsrf": xsrf}, timeout=30)
     assert done.status_code == 200
-    assert "The suspended session is deleted." in done.text
+    assert "The suspended session was deleted." in done.text
     wait_until(lambda: not stack.agent.saved, 30, stack.hub.log)
 
 

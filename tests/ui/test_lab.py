@@ -73,7 +73,7 @@ def test_line_in_the_corner_says_what_is_known_and_no_more(words):
         "Idle 5 min · suspends in 10 min": view(usage=idle, verdict={"at": NOW + 600}),
         "Idle 5 min": view(usage=idle, verdict={"at": None}),
         "Suspends in 20 s": view(phase="warned", suspends_at=NOW + 20),
-        "Session is being suspended": view(phase="suspending"),
+        "Suspending session": view(phase="suspending"),
     }
     told = words(*[("inOneLine", one, NOW) for one in cases.values()])
     assert told == list(cases)
@@ -103,16 +103,16 @@ def test_nap_is_told_with_what_it_has_moved_out_and_what_brings_it_back(words):
 def test_wake_is_told_by_its_place_and_then_by_the_seconds_that_are_left(words):
     nap = {"begun": NOW - 60, "gpus": [CARD]}
     cases = {
-        "Waiting for a GPU, place 2": {"place": 2},
-        "Your GPU memory is coming back, 2 s": {"waking_until": NOW + 1.4},
-        "Your GPU memory is coming back": {"waking_until": NOW - 3},
+        "Waiting for a GPU, number 2 in the queue": {"place": 2},
+        "Getting your GPU memory back, 2 s": {"waking_until": NOW + 1.4},
+        "Getting your GPU memory back": {"waking_until": NOW - 3},
     }
     views = [
         view(phase="napping", facts={"nap": nap, **facts}) for facts in cases.values()
     ]
     assert words(*[("inOneLine", one, NOW) for one in views]) == list(cases)
     (full,) = words(("inFull", views[0], NOW))
-    assert full[0] == ["GPU memory", "12 GB: waiting for a GPU, place 2"]
+    assert full[0] == ["GPU memory", "12 GB: waiting for a GPU, number 2 in the queue"]
     # A place without a nap is another one: of a session that is being resumed.
     (awake,) = words(("waking", view(facts={"place": 2}), NOW))
     assert awake == ""
@@ -153,10 +153,16 @@ def test_tab_asks_at_once_and_often_when_a_person_may_have_woken_the_session():
         tell({json.dumps(napping)});
         updates.acted = 0;
         tell({json.dumps(waking)});
+        for (const due of [100, 20, 1, -1, -100, -1000]) {{
+          tell({{ ...{json.dumps(view())}, suspends_at: {NOW} + due }});
+        }}
         console.log(JSON.stringify(told));
     """
     calm, soon = 30000, 2000
-    assert json.loads(node(code)) == [0, calm, calm, 1, soon, soon]
+    assert json.loads(node(code)) == [
+        *(0, calm, calm, 1, soon, soon),
+        *(calm, 18000, soon, soon, soon, calm),  # a warning is to come
+    ]
 
 
 def test_unknown_use_is_never_called_idle(words):

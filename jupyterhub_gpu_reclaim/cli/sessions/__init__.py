@@ -34,9 +34,8 @@ _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _EPILOG = """\
 The service is asked with a token of the Hub (a page of the Hub makes them: Token), from
 --token-file or JUPYTERHUB_API_TOKEN. Administrators see all sessions, others their own.
-Exit code 0: done, 1: it failed or was refused, and why stands on the standard error
-output with its code, 2: wrong usage, 3: the service does not answer, 4: not done within
---time-limit.
+Exit code 0: done, 1: it failed or was refused (the reason and its code are printed to
+stderr), 2: wrong usage, 3: the service does not answer.
 """
 
 
@@ -44,10 +43,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add these commands to the program's."""
     add = partial(_add, commands)
 
-    listing = add("sessions", "listing", "list sessions, and why they are kept")
+    listing = add(
+        "sessions", "listing", "list sessions, each with its state and reason"
+    )
     _which(listing)
 
-    why = add("why", "listing", "say every reason why a session is (not) suspended")
+    why = add(
+        "why", "listing", "list every reason why a session is or is not suspended"
+    )
     why.add_argument("targets", metavar="USER[/SERVER]", nargs="+")
 
     suspend = add("suspend", "actions", "suspend sessions and free what they hold")
@@ -71,18 +74,18 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _waiting(nap)
     nap.epilog = (
         "For administrators. Programs with a GPU are stopped; what somebody sends to"
-        f" one of them wakes the session by itself. {_EPILOG}"
+        f" one of them wakes the session by itself. {nap.epilog}"
     )
 
     wake = add("wake", "actions", "move the GPU memory of napping sessions back")
     _which(wake, idle=False)
     _waiting(wake)
-    wake.epilog = f"For administrators. {_EPILOG}"
+    wake.epilog = f"For administrators. {wake.epilog}"
 
     renew = add(
         "renew-login",
         "actions",
-        "let sessions come back whose login is not known any more",
+        "let sessions come back although the Hub no longer knows their login",
     )
     _which(renew, idle=False)
     _confirming(renew)
@@ -107,7 +110,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     end.add_argument(
         "incarnation", metavar="INCARNATION", help="which; the report names them"
     )
-    end.add_argument("--yes", action="store_true", help="do not ask before")
+    end.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     end.epilog = (
         "For administrators. Two trees of programs of one session are reported"
         " (second_tree) and left alone, since the second is in no checkpoint: what it"
@@ -133,9 +136,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         add("journal", "saved_states", "compare the service's journal with the store")
     )
 
-    _report(
-        add("report", "report", "say what was reclaimed in a month, for whoever pays")
-    )
+    _report(add("report", "report", "report what was reclaimed in a month"))
 
     keep = add("keep", "actions", "leave sessions alone for a while")
     _which(keep)
@@ -154,7 +155,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         dest="seconds",
         action="store_const",
         const=0.0,
-        help="take it back",
+        help="end it now",
     )
 
 
@@ -177,7 +178,7 @@ def _add(
     )
     parser.set_defaults(run=partial(_run, module, name))
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
-    group = parser.add_argument_group("which Hub, and as whom")
+    group = parser.add_argument_group("connection options")
     group.add_argument(
         "--url",
         help="the Hub's address, or the service's own (default: GPU_RECLAIM_URL, or"
@@ -201,18 +202,20 @@ def _add(
 def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
     parser.add_argument("targets", metavar="USER[/SERVER]", nargs="*")
     group = parser.add_argument_group("which sessions, instead of naming them")
-    group.add_argument("--user", action="append", help="of this user; may be repeated")
+    group.add_argument(
+        "--user", action="append", help="only sessions of USER (repeatable)"
+    )
     group.add_argument(
         "--node",
         action="append",
-        help="on this node, or suspended there (NODE of `sessions`); may be repeated",
+        help="only sessions on NODE, or suspended there (repeatable)",
     )
     group.add_argument(
         "--state",
         action="append",
         choices=[phase.value for phase in Phase],
         metavar="STATE",
-        help=f"in this state ({', '.join(Phase)}); may be repeated",
+        help=f"only sessions in STATE: {', '.join(Phase)} (repeatable)",
     )
     if idle:
         group.add_argument(
@@ -226,7 +229,7 @@ def _which(parser: argparse.ArgumentParser, *, idle: bool = True) -> None:
 
 def _confirming(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--yes", action="store_true", help="do not ask before taking many sessions"
+        "--yes", action="store_true", help="do not ask for confirmation"
     )
 
 
@@ -238,7 +241,9 @@ def _journal(parser: argparse.ArgumentParser) -> None:
         " store, after it was lost or restored from a backup",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="of rebuild: only say what there is"
+        "--dry-run",
+        action="store_true",
+        help="with rebuild: only show what would be done",
     )
     parser.epilog = (
         "For administrators. The service takes over by itself what it finds in the"
@@ -286,6 +291,7 @@ def _waiting(parser: argparse.ArgumentParser) -> None:
         default=1800.0,
         help="wait no longer than that (default: 30m); it goes on all the same",
     )
+    parser.epilog = f"{parser.epilog}Exit code 4: not done within --time-limit."
 
 
 def _run(module: str, action: str, args: argparse.Namespace) -> int:

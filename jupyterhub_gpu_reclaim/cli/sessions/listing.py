@@ -64,6 +64,10 @@ def why(args: argparse.Namespace) -> int:
         (key, "suspend" if one.reclaim else "leave", one.message, one.code)
         for key, verdicts in found
         for one in verdicts
+    ] + [
+        (key, "", "It does not run now, so there is nothing to decide.", "")
+        for key, verdicts in found
+        if not verdicts
     ]
     print_table(("SESSION", "SAYS", "WHY", "CODE"), rows)
     return DONE
@@ -97,7 +101,7 @@ def _cards(view: SessionView) -> str:
 def _why(view: SessionView) -> str:
     """The most important: its place, the last failure, or the policy's reason."""
     if view.facts.place:
-        return f"Waits for a GPU: place {view.facts.place} in the queue."
+        return f"Waiting for a free GPU: number {view.facts.place} in the queue."
     if view.failure is not None:
         return view.failure.message
     return view.verdict.message if view.verdict is not None else ""

@@ -232,9 +232,12 @@ class UserApi:
         Raises:
             NotFound: no such session.
             BadRequest: not a sensible time.
-            Refused: longer than allowed, or ``keep_spent``: too much in one day.
+            Refused: longer than allowed, ``keep_spent``: too much in one day, or
+                ``wrong_phase``: it is stopped, and its next start is a new session.
         """
         row = self._known(key)
+        if row.phase is Phase.STOPPED and seconds:
+            raise Refused(Reason.WRONG_PHASE, phase="stopped", action="be kept")
         self._check_keep(seconds, manages=manages)
         now = self._sessions.clock.now()
         spent = self._keeps.wish(key, seconds, now, bound=not manages)

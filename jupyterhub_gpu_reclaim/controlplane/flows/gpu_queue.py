@@ -184,7 +184,7 @@ class GpuQueue:
     def _tell(self, order: list[SessionKey], total: int) -> None:
         """Tell readers of a resume's steps its place, where that has changed."""
         texts = {
-            key: f"Waiting for a free GPU: place {place} of {total} in the queue"
+            key: f"Waiting for a free GPU: number {place} of {total} in the queue"
             for place, key in enumerate(order, start=1)
         }
         for key, runtime in list(self._sessions.runtimes.items()):

@@ -129,7 +129,7 @@ def _queue(pod: Mapping[str, Any], all_pods: Iterable[Mapping[str, Any]]) -> str
     )
     place = sum(turn < _turn(pod) for turn in others) + 1
     total = max(len(others), place)
-    return f"Waiting for a free GPU: place {place} of {total} in the queue ({why})"
+    return f"Waiting for a free GPU: number {place} of {total} in the queue ({why})"
 
 
 def _turn(pod: Mapping[str, Any]) -> tuple[str, str]:

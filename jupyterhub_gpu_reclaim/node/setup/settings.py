@@ -158,7 +158,7 @@ class StoreSettings(Configurable):
         help="""File of the master keys: a line `name key` for each, the newest last.
 
         A key is 32 bytes as base64 or hexadecimal. The file is made with a random key,
-        mode 0600, when it is not there. **Who loses it has lost every suspended
+        mode 0600, when it is not there. **If you lose it, you lose every suspended
         session; who has it and the store can read them all.** Keep a copy elsewhere.
         Empty: `master.key` beside `state_dir`, unless another place of keys is set.
         """,
@@ -389,7 +389,7 @@ class AgentSettings(StoreSettings, Application):
     log_level = Enum(
         ["DEBUG", "INFO", "WARNING", "ERROR"],
         "INFO",
-        help="The lowest level that is logged, on the standard error output.",
+        help="The lowest level that is logged, to stderr.",
     ).tag(config=True)
 
     sample_seconds = Seconds(

@@ -406,7 +406,7 @@ class Wake:
                 tools.accelerator.leave(record.incarnation)
                 self._cancel.check()
             told = "Waiting for a GPU"
-            told += f", place {short.place}" if short.place > 1 else ""
+            told += f", number {short.place} in the queue" if short.place > 1 else ""
             self._tell_waiting(told, begun, "going")
             if tools.clock.monotonic() - begun > tools.accelerator.room_seconds:
                 self._tell_waiting(told, begun, "failed")

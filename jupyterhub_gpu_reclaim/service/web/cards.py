@@ -34,13 +34,16 @@ if TYPE_CHECKING:
 _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RUNNING: ("Running", "good"),
     Phase.NAPPING: ("Napping", "calm"),
-    Phase.WARNED: ("To be suspended", "warn"),
-    Phase.SUSPENDING: ("Being suspended", "busy"),
-    Phase.RELEASING: ("Suspended, ending", "busy"),
+    Phase.WARNED: ("Suspending soon", "warn"),
+    Phase.SUSPENDING: ("Suspending", "busy"),
+    Phase.RELEASING: ("Finishing suspend", "busy"),
     Phase.SUSPENDED: ("Suspended", "calm"),
-    Phase.RESUMING: ("Coming back", "busy"),
+    Phase.RESUMING: ("Resuming", "busy"),
     Phase.STOPPED: ("Stopped", "calm"),
 }
+
+#: Tone → words before how long ago that began; of the others: "Running for".
+_BEGAN = {"busy": "Began", "warn": "Warned"}
 
 #: Idle times that are offered to choose from, in seconds, as far as the bounds allow.
 IDLE_TIMES = (600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0)
@@ -59,6 +62,7 @@ class Button:
     label: str
     tone: str = "plain"  #: main, plain
     sends: tuple[str, str] = ("", "")  #: name and value of a field of its form
+    asks: str = ""  #: what is said before, for the person to confirm; empty: nothing
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class OtherCheckpoint:
     title: str  #: "Checkpoint of 2026-11-22 06:44 UTC"
     about: str
     suspends_first: bool  #: the session runs
+    deletable: bool  #: by its user, as it was put aside
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class SessionCard:
     phase: str
     state: str
     tone: str
+    lasts: str  #: before ``since``: "Running for"
     since: Moment
     reason: str
     due: Moment | None
@@ -172,6 +178,7 @@ def card(
     suspended = view.phase is Phase.SUSPENDED
     has_saved = suspended and bool(view.checkpoint)
     live = view.phase.live
+    states = _states(view, now)
     return SessionCard(
         name=view.key.server or "Default server",
         user=view.key.user,
@@ -181,13 +188,14 @@ def card(
         phase=view.phase.value,
         state=state,
         tone=tone,
+        lasts=_BEGAN.get(tone, f"{state} for"),
         since=Moment(words.duration(now - view.since), _iso(view.since)),
         reason=view.verdict.message if view.verdict and live else "",
         due=_due(view, now) if live else None,
         node=view.facts.node,
         gpu=_gpu(view),
         nap=_nap(view),
-        line=spark(line) if line is not None else None,
+        line=spark(line) if line is not None and live else None,
         idle=_idle(view, now) if live else None,
         wasted=byte_hours(wasted(view)),
         kept=_kept(view, now) if live else None,
@@ -208,8 +216,12 @@ def card(
         more=_more(view, longest_keep, manages=manages),
         can_start_fresh=has_saved,
         deletes=view.checkpoint if has_saved else "",
-        saved=[AsideCheckpoint(one.id, saved_words(one, now)) for one in view.saved],
-        states=_states(view, now),
+        saved=[
+            AsideCheckpoint(one.id, saved_words(one, now))
+            for one in view.saved
+            if one.id not in {state.id for state in states}
+        ],
+        states=states,
     )
 
 
@@ -224,6 +236,7 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
             title=f"Checkpoint of {words.moment(one.created)}",
             about=_about(one, now),
             suspends_first=live,
+            deletable=one.keeping == "aside",
         )
         for one in view.kept
         if one.keeping in {"aside", "superseded"}
@@ -234,7 +247,7 @@ def _about(state: KeptState, now: float) -> str:
     """How old, how large, and how long it is kept: "5 min ago, 1.2 GB, …"."""
     parts = [ago(state.created, now).words, words.size(state.logical_bytes)]
     if state.keeping == "superseded":
-        parts.append("the session came back from it")
+        parts.append("the session was resumed from it")
     if state.expires is not None:
         parts.append(f"kept for {words.duration(state.expires - now)}")
     return ", ".join(parts)
@@ -316,7 +329,17 @@ def _nap(view: SessionView) -> str:
 
 def _idle(view: SessionView, now: float) -> Moment | None:
     at = view.usage.last_active if view.usage is not None else None
-    return None if at is None else Moment(words.duration(now - at), _iso(at))
+    if at is None or at_work(view):
+        return None
+    return Moment(words.duration(now - at), _iso(at))
+
+
+def at_work(view: SessionView) -> bool:
+    """Whether it computes, though perhaps nobody has touched it for long."""
+    usage = view.usage
+    return usage is not None and (
+        bool(usage.busy_kernel) or (usage.gpu_percent or 0.0) >= WORKING_PERCENT
+    )
 
 
 def wasted(view: SessionView, gpus: Sequence[GpuSample] | None = None) -> float:
@@ -370,7 +393,7 @@ def _until(view: SessionView) -> Moment | None:
 
 def _place(view: SessionView) -> str:
     place = view.facts.place
-    return f"Waits for a free GPU: place {place} in the queue." if place else ""
+    return f"Waiting for a free GPU: number {place} in the queue." if place else ""
 
 
 def _back(view: SessionView, now: float) -> str:
@@ -409,9 +432,9 @@ def _idle_times(view: SessionView) -> list[IdleChoice]:
 def _main(view: SessionView, *, manages: bool) -> list[Button]:
     """The main button of the session's state."""
     code = view.failure.code if view.failure is not None else ""
-    renew = Button("renew-login", "Make its login valid again", "main")
+    renew = Button("renew-login", "Restore its login", "main")
     if view.phase.live:
-        suspend = Button("suspend", "Suspend now")
+        suspend = Button("suspend", "Suspend now", asks=_suspend_asks(view))
         if not manages:
             return [suspend]
         if code == Reason.NOT_ADOPTED.value:
@@ -426,6 +449,18 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
         again = "Try again" if code and not code.startswith("saved_") else "Resume"
         return [Button("resume", again, "main")]
     return []
+
+
+def _suspend_asks(view: SessionView) -> str:
+    if not at_work(view):
+        return ""
+    usage = view.usage
+    busy = usage.busy_kernel if usage is not None else None
+    what = f"Kernel {busy} is busy." if busy else "Its GPU is busy."
+    return (
+        f"{what} Its programs stop until the session is resumed, and their connections"
+        " to other machines are cut."
+    )
 
 
 def _more(view: SessionView, longest_keep: float, *, manages: bool) -> list[Button]:

@@ -66,8 +66,9 @@ class Act(Page):
         elif action == "resume":
             await control.users.resume(key, by, manages=self.person.manages)
         elif action == "keep":
-            manages = self.person.manages
-            await control.users.keep(key, self._seconds(), by, manages=manages)
+            manages, seconds = self.person.manages, self._seconds()
+            await control.users.keep(key, seconds, by, manages=manages)
+            return "keep" if seconds else "keep-off"
         elif action == "idle-time":
             chosen = self._seconds() if self.get_body_argument("seconds", "") else None
             await control.users.choose_idle_time(key, chosen, by)
@@ -82,6 +83,7 @@ class Act(Page):
         elif action == "pin":
             out = self.get_body_argument("out", "") == "1"
             await control.users.opt_out(key, check_opt_out(self, out), by)
+            return "pin" if out else "unpin"
         elif action == "revoke-tabs":
             await control.users.revoke_tabs(key, by)
         else:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jupyterhub.services.auth import HubOAuthCallbackHandler
+from markupsafe import Markup
 from tornado.web import HTTPError, StaticFileHandler
 
 from jupyterhub_gpu_reclaim.common import text
@@ -29,7 +30,7 @@ from jupyterhub_gpu_reclaim.service.api.base import (
 )
 from jupyterhub_gpu_reclaim.service.api.history import story_since
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
-from jupyterhub_gpu_reclaim.service.runbook import ALERTS
+from jupyterhub_gpu_reclaim.service.runbook import ALERTS, messages_by_part
 from jupyterhub_gpu_reclaim.service.web.cards import SessionCard, ago, card
 from jupyterhub_gpu_reclaim.service.web.health import strip
 
@@ -41,24 +42,26 @@ if TYPE_CHECKING:
 
 #: What the page says after a form was taken, by the form's name.
 DONE = {
-    "suspend": "The session is being suspended.",
-    "resume": "The session is coming back.",
+    "suspend": "Suspending the session.",
+    "resume": "Resuming the session.",
     "nap": "Its GPU memory is being moved out; the session keeps running.",
     "wake": "Its GPU memory is being moved back.",
-    "keep": "Done.",
-    "idle-time": "Done.",
-    "pin": "Done.",
-    "delete": "The suspended session is deleted.",
-    "bring-back": "The session is coming back from that checkpoint.",
-    "renew-login": "The login is made valid when the session's user next visits it.",
+    "keep": "The session is kept running.",
+    "keep-off": "The session is no longer kept running.",
+    "idle-time": "The idle time is set.",
+    "pin": "The session will never be suspended when idle.",
+    "unpin": "The session will be suspended when idle again.",
+    "delete": "The suspended session was deleted.",
+    "bring-back": "Resuming the session from that checkpoint.",
+    "renew-login": "The login will be restored when the user next opens the session.",
     "revoke-tabs": (
         "Open tabs of the session can no longer see or steer it here; those of its next"
         " fresh start can."
     ),
-    "end-tree": "The programs are ended.",
+    "end-tree": "The programs were ended.",
     "delete-later": (
-        "The order to delete it stands: it cannot be brought back, and is deleted as"
-        " soon as its machine and the store answer."
+        "It cannot be brought back any more, and will be deleted as soon as its machine"
+        " and the store answer."
     ),
 }
 #: The cookie of the chosen colours, and what may be chosen.
@@ -78,7 +81,28 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["count"] = text.count
+    environment.filters["marked"] = marked
     return environment
+
+
+#: In a message's cause and action: `code`, *button*, [a page of the documentation](…).
+_MARKS = re.compile(r"`([^`]+)`|\*([^*]+)\*|\[([^\]]+)\]\([^)]+\)")
+
+
+def marked(text: str) -> Markup:
+    """The little Markdown of a message as HTML; pages of the documentation by name."""
+    made, at = Markup(), 0
+    for found in _MARKS.finditer(text):
+        made += text[at : found.start()]
+        code, button, page = found.groups()
+        if code is not None:
+            made += Markup("<code>{}</code>").format(code)
+        elif button is not None:
+            made += Markup("<em>{}</em>").format(button)
+        else:
+            made += page
+        at = found.end()
+    return made + text[at:]
 
 
 class HtmlErrors(Route):
@@ -105,6 +129,9 @@ class HtmlErrors(Route):
             person=getattr(self, "person", None),
             health=self.health(),
             theme=self.theme(),
+            address=self.request.uri
+            if self.request.method == "GET"
+            else context.prefix,
             **values,
         )
         self.finish(text)
@@ -283,15 +310,19 @@ class Messages(Page):
         if about:
             self.redirect(f"{self.context.prefix}messages#{quote(about, safe='')}")
             return
-        reasons = sorted(Reason, key=lambda one: one.value)
-        self.page("messages.html", reasons=reasons, alerts=ALERTS)
+        self.page(
+            "messages.html",
+            parts=messages_by_part(),
+            reasons={one.value: one for one in Reason},
+            alerts=ALERTS,
+        )
 
 
 class Theme(Page):
     """Light, dark, or what the browser prefers; remembered in a cookie."""
 
     async def get(self, theme: str) -> None:
-        """Remember it, and lead back to the first page."""
+        """Remember it, and lead back to the page that it was chosen on."""
         prefix = self.context.prefix
         if theme == "auto":
             self.clear_cookie(THEME_COOKIE, path=prefix)
@@ -305,7 +336,9 @@ class Theme(Page):
                 samesite="Lax",
                 secure=self.request.protocol == "https",
             )
-        self.redirect(prefix)
+        page = self.get_query_argument("next", prefix)
+        ours = page.startswith(prefix) and not prefix.startswith("//")
+        self.redirect(page if ours else prefix)
 
 
 class Fragment(Page):

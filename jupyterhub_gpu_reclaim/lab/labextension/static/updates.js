@@ -14,11 +14,12 @@ import { clockTime, countdown, dueAt, keepChoices, keepLabel, waking } from "./v
 const CALM_MS = 30000;
 const SOON_MS = 2000;
 const ACTED_MS = 60000;
+const DUE_MS = 120000; // in which a suspend that is due is looked for often
 const LONGEST_MS = 600000; // between two questions to a service that is away
 const TOPIC = "warning";
 const NONE_LEFT = "Your time to keep sessions is used up for now. ";
 const NO_ANSWER = "The service does not answer. Try again.";
-const WARNING = "Your session is going to be suspended";
+const WARNING = "Your session will be suspended";
 
 export class Updates {
   constructor({ notice, service, watch }, item) {
@@ -80,8 +81,12 @@ export class Updates {
     if (mayWake || waking(view, this.service.now())) {
       return SOON_MS;
     }
+    // A little before it is due, and after: a warning is then to come at any moment.
     const left = 1000 * (dueAt(view) - this.service.now());
-    return left > 0 ? Math.min(Math.max(left, SOON_MS), CALM_MS) : CALM_MS;
+    if (-DUE_MS < left && left < CALM_MS) {
+      return left > SOON_MS ? Math.max(left - SOON_MS, SOON_MS) : SOON_MS;
+    }
+    return CALM_MS;
   }
 
   /** Warns once of each suspend to come; who has closed the warning is left alone. */

@@ -28,9 +28,9 @@ _LIVE = frozenset(phase for phase in Phase if phase.live)
 #: Order → the phases in which it makes sense, and what the page says of it.
 _ORDERS: dict[str, tuple[frozenset[Phase], str]] = {
     "suspend": (_LIVE, "being suspended"),
-    "nap": (frozenset({Phase.RUNNING}), "being put to nap"),
-    "wake": (frozenset({Phase.NAPPING}), "being woken"),
-    "resume": (frozenset({Phase.SUSPENDED}), "coming back"),
+    "nap": (frozenset({Phase.RUNNING}), "starting to nap"),
+    "wake": (frozenset({Phase.NAPPING}), "waking"),
+    "resume": (frozenset({Phase.SUSPENDED}), "resuming"),
     "keep": (_LIVE | {Phase.SUSPENDING}, "kept for an hour"),
 }
 _KEEP_SECONDS = 3600.0

@@ -106,7 +106,7 @@ def _facts(node: NodeHealth) -> list[tuple[str, str]]:
         "Agent": status.version,
         "CRIU": status.criu or "none that works",
         "GPU driver": status.driver,
-        "Free for its records": _free(status.state_free),
+        "Free in the state folder": _free(status.state_free),
         "Free in the store": _free(status.store_free, status.store_capacity),
     }
     return [(name, told) for name, told in facts.items() if told]

@@ -116,7 +116,7 @@ class SessionsPage(ManagerPage):
                 Number(
                     _hours(freed),
                     "GPU-hours freed",
-                    f"{period}; {_hours(whole)} in all",
+                    f"{period}; {_hours(whole)} in total",
                 ),
                 _stored(views),
             ],

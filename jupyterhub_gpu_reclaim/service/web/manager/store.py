@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 MOST_SHOWN = 200
 #: Order → its words, and what it sorts by.
 ORDERS: dict[str, tuple[str, Callable[[Stored], Any]]] = {
-    "size": ("the largest first", lambda one: -one.state.stored_bytes),
-    "age": ("the oldest first", lambda one: one.state.created),
-    "user": ("by user", lambda one: one.key),
+    "size": ("Largest first", lambda one: -one.state.stored_bytes),
+    "age": ("Oldest first", lambda one: one.state.created),
+    "user": ("By user", lambda one: one.key),
     "end": (
-        "what goes first",
+        "Deleted soonest",
         lambda one: (one.state.expires is None, one.state.expires or 0.0),
     ),
 }
 #: Why one is kept, in words.
 _KEEPING = {
     "current": "the session is suspended",
-    "superseded": "the session came back from it",
+    "superseded": "the session was resumed from it",
     "aside": "it was put aside",
 }
 

@@ -8,10 +8,10 @@ import { Overlay } from "./overlay.js";
 import { absentInFull } from "./words.js";
 
 const SUSPENDED =
-  "Resume it, and its kernels, variables and terminals are as you left them. What is on " +
-  "this page stays, saved or not.";
+  "Resume to get your kernels, variables and terminals back as you left them. Unsaved " +
+  "changes on this page are kept.";
 const RUNS =
-  "The cell that you ran waits for it. Resume the session, and the cell runs in its kernel.";
+  "Your cell is waiting. Resume the session to run it.";
 const COMING = "Its kernels, variables and terminals come back as you left them.";
 
 export class Absence {
@@ -125,7 +125,7 @@ export class Absence {
     }
     if (state === "coming") {
       const label = "Bringing your session back …";
-      return { corner: "Coming back …", label, kind: "busy" };
+      return { corner: "Resuming …", label, kind: "busy" };
     }
     if (state === "refused") {
       const action = { label: "What can I do?", act: opening(hub.pageUrl) };

@@ -142,7 +142,7 @@ export class Panel {
   }
 
   async suspend() {
-    this.say(await this.service.suspend(), () => "Your session is being suspended.");
+    this.say(await this.service.suspend(), () => "Suspending your session.");
   }
 
   say(answer, words) {

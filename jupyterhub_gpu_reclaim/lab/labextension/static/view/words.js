@@ -2,6 +2,7 @@
  *
  * A view is the service's SessionView; all times are seconds of the service's clock.
  */
+const WORKING_PERCENT = 5; // of a GPU that is at work, as totals.py has it
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 
 /** Bytes in decimal units: "1.5 GB". */
@@ -83,8 +84,9 @@ export function dueAt(view) {
 
 /** Seconds since it was last used, null where it is in use or nobody knows. */
 export function idleFor(view, now) {
-  const last = view.usage?.last_active;
-  return last == null || now - last < 60 ? null : now - last;
+  const { last_active: last, busy_kernel: busy, gpu_percent: percent } = view.usage ?? {};
+  const works = busy || percent >= WORKING_PERCENT;
+  return works || last == null || now - last < 60 ? null : now - last;
 }
 
 /** Memory and use of all its cards: {memory, percent}, null where it has none. */
@@ -114,19 +116,19 @@ export function waking(view, now) {
     return "";
   }
   if (facts.place) {
-    return `waiting for a GPU, place ${facts.place}`;
+    return `waiting for a GPU, number ${facts.place} in the queue`;
   }
   if (!facts.waking_until) {
     return "";
   }
   const left = Math.ceil(facts.waking_until - now);
-  return `your GPU memory is coming back${left > 0 ? `, ${left} s` : ""}`;
+  return `getting your GPU memory back${left > 0 ? `, ${left} s` : ""}`;
 }
 
 /** One line for the corner: "GPU 12 GB, 0 % · idle 5 min · suspends in 10 min". */
 export function inOneLine(view, now) {
   if (["suspending", "releasing"].includes(view.phase)) {
-    return "Session is being suspended";
+    return "Suspending session";
   }
   const gpu = gpuOf(view);
   const idle = idleFor(view, now);
@@ -179,8 +181,8 @@ export function inFull(view, now) {
   if (view.kept_until > now) {
     lines.push(["Kept until", clockTime(view.kept_until)]);
   } else if (due > now) {
-    const name = view.phase === "warned" ? "Suspends at" : "Suspends after";
-    lines.push([name, `${clockTime(due)}, unless you use it`]);
+    const least = view.phase === "warned" ? ", unless you use it" : " at the earliest";
+    lines.push(["Suspends at", `${clockTime(due)}${least}`]);
   }
   return lines;
 }

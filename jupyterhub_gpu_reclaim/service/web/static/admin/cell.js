@@ -7,13 +7,14 @@ const SVG = "http://www.w3.org/2000/svg";
 const STATES = {
   running: ["Running", "good"],
   napping: ["Napping", "calm"],
-  warned: ["To be suspended", "warn"],
-  suspending: ["Being suspended", "busy"],
-  releasing: ["Suspended, ending", "busy"],
+  warned: ["Suspending soon", "warn"],
+  suspending: ["Suspending", "busy"],
+  releasing: ["Finishing suspend", "busy"],
   suspended: ["Suspended", "calm"],
-  resuming: ["Coming back", "busy"],
+  resuming: ["Resuming", "busy"],
   stopped: ["Stopped", "calm"],
 };
+const WORKING_PERCENT = 5; // totals.py has the same
 export const RUNS = ["running", "napping", "warned"];
 
 /** The buttons that make sense: [action, label, words for a screen reader]. */
@@ -42,6 +43,8 @@ function detailOf(view, now) {
   const { usage, phase } = view;
   if (phase === "warned" && view.suspends_at) return `at ${clock(view.suspends_at)}`;
   if (RUNS.includes(phase)) {
+    if (usage?.busy_kernel) return "kernel busy";
+    if (usage?.gpu_percent >= WORKING_PERCENT) return "GPU busy";
     if (usage?.last_active == null) return "use not known";
     const idle = now - usage.last_active;
     return idle < 60 ? "in use" : `idle ${duration(idle)}`;
@@ -136,8 +139,9 @@ export class Cell {
     const [state, tone] = STATES[view.phase] ?? [view.phase, "calm"];
     const detail = detailOf(view, now);
     this.#put("state", [tone, state, detail], (place) => this.#state(place, state, tone, detail));
-    const percents = line?.gpu_percent ?? [];
-    const [cards, use] = [cardsOf(view), busiest(view)];
+    const runs = RUNS.includes(view.phase);
+    const percents = (runs && line?.gpu_percent) || [];
+    const [cards, use] = [cardsOf(view), runs ? busiest(view) : null];
     this.#put("gpu", [cards, use, percents], (place) => this.#gpu(place, cards, use, percents));
     const actions = actionsOf(view);
     this.#put("choices", actions, (place) => this.#buttons(place, actions));

@@ -219,7 +219,7 @@ class Panel {
       return;
     }
     const verdicts = await this.api.call(`sessions/${this.path(view.key)}/why`);
-    const title = view.phase === "warned" ? "is to be suspended" : "is not suspended";
+    const title = view.phase === "warned" ? "will be suspended" : "is not suspended";
     const said = verdicts.map(({ message, code, at }) => [
       at > Date.now() / 1000 ? `${message} Not before ${clock(at)}.` : message,
       messageLink(this.service, code),
