@@ -74,6 +74,7 @@ WANTED = 6 * GIB  #: that a session with a GPU holds of it
 LOCKED = 30.0
 #: What each version of the journal has added, the newest first, taken away again.
 AGED = (
+    (11, "DROP TABLE store"),
     (10, "DROP TABLE nap_memory"),
     (9, "ALTER TABLE sessions DROP COLUMN own_idle_time"),
     (8, "DROP TABLE reclaimed"),

@@ -140,8 +140,6 @@ class InformerInMemory:
         """As of a moment ago."""
         return self._look()
 
-    last_seen = now  # nobody here looks at pods that are gone
-
     def of(self, key: SessionKey) -> list[Pod]:
         """One session's pods."""
         return [pod for pod in self._look() if pod.key == key]

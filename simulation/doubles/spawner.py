@@ -54,12 +54,6 @@ class LoginsInMemory:
                 return int(number)
         return 0
 
-    def take_scopes(self, number: int, minted: str) -> None:
-        """Nothing here has scopes."""
-
-    def set_options(self, options: dict[str, Any]) -> None:
-        self._spawner.user_options = options
-
     def renew(self, token: str, minted: str) -> int:
         number = self.token_id(minted)
         if number:

@@ -681,7 +681,6 @@ async def test_suspend_calls_off_a_wake_that_waits_for_room(
     node = LocalNode(
         placements=recovery.placements,
         operations=recovery.operations,
-        presence=None,
         sampler=None,
         tools=tools_of(recovery, accelerator),
         releases=releases,

@@ -60,6 +60,7 @@ EVENTS = {
     "retention": "discarded",
     "deletion ahead": "deletion-ahead",
     "put_aside": "put-aside",
+    "user deleted": "put-aside",
     "forget": "deleted",
     "started": "started",
     "stopped": "stopped",
