@@ -144,6 +144,8 @@ class Sample(Value, frozen=True, kw_only=True):
     last_asked: float | None = None
     started: float | None = None  #: when the tree was started or restored
     gpus: list[GpuSample] | None = []  #: empty: none used, or none there
+    #: seconds after which its server ends idle kernels, or itself; None: it does not
+    culls_after: float | None = None
     problem: str = ""  #: why something is not known, for the log and the page
     #: whether its server has Jupyter's API; without, there are no kernels to be seen
     jupyter: bool = True
@@ -180,6 +182,7 @@ class Usage(Value, frozen=True, kw_only=True):
     kernels: int | None = None
     terminals: int | None = None
     jupyter: bool = True  #: whether its server tells of kernels and terminals
+    culls_after: float | None = None  #: seconds until its server ends what is idle
     complete: bool = False  #: every field that a policy needs was there
 
 

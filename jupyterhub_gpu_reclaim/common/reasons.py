@@ -403,7 +403,7 @@ class Reason(Enum):
     NAP_CROWDED = (
         "nap_crowded",
         (
-            "The programs with a GPU have more than {limit} files and connections open,"
+            "The programs with a GPU have more than {limit} connections and pipes open,"
             " too many to watch for what wakes them."
         ),
         "Close some of them, or suspend the session.",
@@ -834,10 +834,10 @@ class Reason(Enum):
     RIGHTS_CHANGED = (
         "rights_changed",
         (
-            "Its user is no longer in the group {lost}, and some of its programs have the"
-            " rights of another user, or more than their user's own."
+            "Its user has lost {lost} meanwhile, and some of its programs have the rights"
+            " of another user, or more than their user's own."
         ),
-        "Ask your administrator to give the group back, or start fresh.",
+        "Ask your administrator to give that back, or start fresh.",
     )
     TOKEN_REVOKED = (
         "token_revoked",

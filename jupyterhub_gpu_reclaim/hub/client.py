@@ -107,6 +107,10 @@ class ServiceClient:
         """A real stop has happened. Idempotent."""
         await self._tell("stopped", placement)
 
+    async def login_revoked(self, placement: Placement) -> None:
+        """The login of the server, which runs on, was revoked. Idempotent."""
+        await self._tell("login-revoked", placement)
+
     async def forget(self, deletion: Deletion) -> None:
         """The server was deleted. Idempotent."""
         await self._tell("forget", deletion)

@@ -4,8 +4,8 @@ Jupyter Server loads it where the package is installed in the session's environm
 (``etc/jupyter/jupyter_server_config.d``). It has one call, open to everyone who may use
 that server and sends its XSRF token. Next: ``common/auth/tab_tokens.py``,
 ``lab/kernel_keeper.py``, ``lab/quiet_messages.py``, ``lab/prompts.py``,
-``lab/status.py``, ``lab/file_changes.py``, ``lab/person_requests.py`` and
-``lab/program_pages.py``.
+``lab/status.py``, ``lab/file_changes.py``, ``lab/person_requests.py``,
+``lab/program_pages.py`` and ``lab/cullers.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tornado.web import authenticated
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.lab import (
+    cullers,
     file_changes,
     kernel_keeper,
     person_requests,
@@ -59,3 +60,4 @@ def _load_jupyter_server_extension(server: Any) -> None:
     file_changes.install(server, facts)
     person_requests.install(server, facts)
     program_pages.install(facts)
+    cullers.install(server, facts)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -87,6 +88,7 @@ class AgentApp(AgentSettings):
         """Run until a signal ends it."""
         logs.set_up(self.log_level)
         limit_arenas(_ARENAS)
+        _leave_no_core()
         try:
             asyncio.run(self._main())
         except (CannotStartError, ReclaimError) as error:
@@ -260,6 +262,15 @@ class AgentApp(AgentSettings):
             ),
             describe=partial(readiness.description, criu, accelerator, opened, state),
         )
+
+
+def _leave_no_core() -> None:
+    """Keep sessions' memory and keys out of core files, of our programs, too.
+
+    The hard limit stays: a restored session may have a limit of its own.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def _remove(path: Path) -> None:

@@ -117,6 +117,8 @@ class Status(Value, frozen=True, kw_only=True):
     gpu_reclaim_person_asked: datetime | None = None
     #: bytes that pages have sent to programs behind it; likewise
     gpu_reclaim_paged: Count | None = None
+    #: seconds after which it ends idle kernels, or itself; likewise
+    gpu_reclaim_culls_after: Count | None = None
 
 
 class Version(Value, frozen=True, kw_only=True):

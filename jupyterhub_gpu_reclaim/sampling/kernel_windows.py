@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
+#: Kernels of one session that have a window; the others nap with their session.
+MOST_KERNELS = 64
+
+
 class KernelWindows:
     """One window for each kernel whose programs are known.
 
@@ -39,8 +43,9 @@ class KernelWindows:
         if sample.kernels is None:
             return
         known = [kernel for kernel in sample.kernels if kernel.program is not None]
-        there = {kernel.id for kernel in known}
         self.on_gpu = [kernel for kernel in known if kernel.gpus]
+        known = sorted(known, key=lambda one: not one.gpus)[:MOST_KERNELS]
+        there = {kernel.id for kernel in known}
         self._windows = {k: w for k, w in self._windows.items() if k in there}
         self._asleep = {k: at for k, at in self._asleep.items() if k in there}
         for kernel in known:

@@ -419,6 +419,7 @@ def _sum_up(
         last_saved=_last_saved(answers),
         last_asked=_moment(status.gpu_reclaim_person_asked) if status else None,
         gpus=answers.gpus,
+        culls_after=status.gpu_reclaim_culls_after if status else None,
         problem="; ".join(problems)[:PROBLEM_CHARACTERS],
         jupyter=answers.jupyter,
     )

@@ -124,6 +124,7 @@ class Window:
             kernels=None if kernels is None else len(kernels),
             terminals=None if newest.terminals is None else len(newest.terminals),
             jupyter=newest.jupyter,
+            culls_after=newest.culls_after,
             complete=_is_whole(newest)
             and None not in (percent, gpu_percent)
             and bool(self._active),

@@ -324,7 +324,11 @@ class ReclaimService(Application, Options):
             created=hub.created,
             groups=hub.groups_of_all,
             nodes=nodes.now,
-            warnings=lambda: [*environment.warnings, *controller.lately_culled()],
+            warnings=lambda: [
+                *environment.warnings,
+                *controller.lately_culled(),
+                *controller.culled_inside(IdlePolicy(parent=self).idle_after),
+            ],
             settings=lambda: settings_in_force(self),
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,

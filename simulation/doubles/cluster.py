@@ -145,7 +145,7 @@ class InformerInMemory:
         return [pod for pod in self._look() if pod.key == key]
 
     def last_seen(self) -> list[Pod]:
-        """The pods that are there; of those that are gone nothing is remembered."""
+        """Those that are there: what is gone is not remembered here."""
         return self._look()
 
     async def fresh(self, selector: str = "") -> list[Pod]:

@@ -54,6 +54,12 @@ class LoginsInMemory:
                 return int(number)
         return 0
 
+    def take_scopes(self, number: int, minted: str) -> None:
+        """Nothing here has scopes."""
+
+    def set_options(self, options: dict[str, Any]) -> None:
+        self._spawner.user_options = options
+
     def renew(self, token: str, minted: str) -> int:
         number = self.token_id(minted)
         if number:
@@ -126,6 +132,9 @@ class ServiceOverWire:
     async def stopped(self, placement: Any) -> None:
         await self._ask("stopped", placement, limit=10.0)
 
+    async def login_revoked(self, placement: Any) -> None:
+        await self._ask("login_revoked", placement, limit=10.0)
+
     async def forget(self, deletion: Any) -> None:
         await self._ask("forget", deletion, limit=10.0)
 
@@ -138,6 +147,7 @@ class ProcessesOnMachine:
 
     log = _log
     reclaim_launch = Launch()
+    user_options: dict[str, Any] = {}  # noqa: RUF012 - none is ever changed
     hub_process: HubProcess
     key: SessionKey
     location: Location

@@ -426,7 +426,8 @@ async def test_trees_and_checkpoints_of_a_key_are_all_of_it_and_nothing_else(nod
     assert everything[other].key == BOB
     assert everything[held].state is TreeState.HOLDING
     assert set(await living(node, ANN)) == {mine, held}
-    assert {tree.key for tree in await node.agent.trees(ANN)} == {ANN}
+    assert {tree.key for tree in await node.agent.trees(BOB)} == {BOB}
+    assert await node.agent.trees(SessionKey("a", "nn")) == []
     assert await stored(node) == ["c1", "c2"]
     assert [info.id for info in await node.agent.checkpoints(ANN)] == ["c1"]
 

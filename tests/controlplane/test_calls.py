@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Failure,
     Placement,
     SessionKey,
+    Usage,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api import audit_text
@@ -287,6 +288,16 @@ async def test_stop_by_a_culler_is_told_by_its_name_in_history_and_strip(world):
     assert "nothing of it was saved" in line.sentence
 
 
+async def test_server_that_ends_its_kernels_before_a_suspend_is_named(world):
+    controller, _ = await _running(world)
+    runtime = controller._sessions.runtime(KEY)
+    usage = Usage(at=0, watched=0, sample_age=0, last_active=None, culls_after=600)
+    runtime.usage = usage
+    assert controller.culled_inside(599) == []
+    [told] = controller.culled_inside(900)
+    assert told.startswith(f"The server of {KEY} ends idle kernels, or itself, after 6")
+
+
 async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
     controller, _ = await _running(world)
     world.node.hold_at = "dump"
@@ -308,6 +319,14 @@ async def test_our_own_stop_that_comes_late_ends_nothing_that_is_not_saved(world
     assert refused.value.reason is Reason.OPERATION_IN_FLIGHT
     assert world.node.places[incarnation].contents
     assert world.phase(controller) == "running"
+
+
+async def test_stop_of_a_server_of_the_former_spawner_ends_it_while_others_live(world):
+    """No agent has a tree of it; what another user runs says nothing of it."""
+    controller, _ = await _running(world)
+    for key in (SessionKey("old"), SessionKey(KEY.user, "other")):
+        plan = await controller.plan_stop(Placement(key=key, incarnation="none"))
+        assert plan.action == "stop"
 
 
 async def test_plan_stop_of_an_earlier_life_beside_a_suspended_one_forgets_nothing(

@@ -17,13 +17,14 @@ from jupyterhub_gpu_reclaim.common.models import (
     Phase,
     SessionKey,
 )
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema, store_word
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import PRUNED_LINES, Journal
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
     CheckpointRow,
     Intent,
     Keeping,
+    MeantStore,
     SessionRow,
 )
 
@@ -143,7 +144,7 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
-@pytest.mark.parametrize("version", list(range(1, 11)))
+@pytest.mark.parametrize("version", list(range(1, 12)))
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
     with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
@@ -184,6 +185,8 @@ def test_journal_of_older_release_is_read(version, tmp_path):
     assert [one["gpus"] for one in suspensions] == [0.5] * (version >= 8)
     naps = journal.read(schema.nap_memory.select())
     assert [one["bytes"] for one in naps] == [8e9] * (version >= 10)
+    meant = MeantStore("5" * 32, 1, begun=True) if version >= 11 else None
+    assert store_word.meant(journal) == meant
     journal.close()
 
 

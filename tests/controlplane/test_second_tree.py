@@ -58,6 +58,14 @@ async def test_stopped_session_whose_programs_run_is_listed_until_they_end(
     assert not world.node.places
 
 
+async def test_end_of_a_second_tree_never_reaches_another_persons(world, doubled):
+    controller, _, _ = doubled
+    theirs = await world.running("theirs", key=SessionKey("bob"))
+    with pytest.raises(NotFound):
+        await controller.users.end_second(KEY, theirs, "ada")
+    assert theirs in world.node.places
+
+
 async def test_doubled_session_is_not_suspended_until_one_is_ended(world, doubled):
     controller, first, second = doubled
     world.verdict = IDLE

@@ -10,13 +10,22 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.taken_away import RightsToday, adapt
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+from jupyterhub_gpu_reclaim.node.workflows import lost_rights
+from jupyterhub_gpu_reclaim.session_init.command_line import (
+    InitArguments,
+    SystemUser,
+    written,
+)
 from tests.checkpoint import conftest as engine_tests
 from tests.node import conftest as agent_tests
 from tests.support.agent import goes_on, wait_for
@@ -197,6 +206,38 @@ def test_program_that_made_a_lost_group_its_own_has_its_users_first_group():
     image = images.only(changed["core-300.img"], images.CORE_MAGIC)
     creds = images.parse("core_entry", image).thread_core.creds
     assert {creds.gid, creds.egid, creds.sgid, creds.fsgid} == {GID}
+
+
+@pytest.mark.parametrize(
+    ("user", "others", "told"),
+    [
+        (SystemUser(UID, GID, (STAFF,)), ROOT, "the group 40002"),
+        (SystemUser(UID, GID, (STAFF, DATA), no_new_privileges=True), ROOT, "sudo"),
+        (SystemUser(UID, GID, (STAFF, DATA)), ROOT, ""),
+        (SystemUser(UID, GID, (STAFF,), no_new_privileges=True), {}, ""),
+    ],
+)
+def test_root_of_before_comes_back_only_with_the_rights_that_made_it(
+    monkeypatch, user, others, told
+):
+    made = tree(server=core(groups=[GID, STAFF, DATA]), other=core(**others))
+    words = written(InitArguments("i", "ada", "", "", True, user))
+    words = [b"session_init", *(word.encode() for word in words)]
+    monkeypatch.setattr(lost_rights.procfs, "words", lambda *_: words)
+    saved = {f"criu/{name}": image for name, image in made.items()}
+    there = SimpleNamespace(
+        world=SimpleNamespace(uid=UID, given_groups=[]),
+        checkpoint=Saved(saved),
+    )
+    session = Session("i", SessionKey("ada"), 1, 1, holding=True)
+    found, changed = lost_rights.without_lost(session, there, {})
+    assert [one.code for one in found] == (["rights_changed"] if told else [])
+    assert not told or f"has lost {told} meanwhile" in found[0].message
+    assert bool(changed) == (not told and user != SystemUser(UID, GID, (STAFF, DATA)))
+
+
+class Saved(dict):
+    read = dict.get
 
 
 def test_sudo_that_is_off_by_now_is_off_after_the_return():

@@ -97,6 +97,15 @@ async def test_revoked_login_revokes_the_key(world):
     assert not controller.users.tab_counts(KEY, 100.0)
 
 
+async def test_login_that_is_revoked_while_the_session_runs_revokes_the_key(world):
+    controller = await world.controller()
+    incarnation = await begin(world, controller, 100.0)
+    await controller.login_revoked(Placement(key=KEY, incarnation="of-before"))
+    assert controller.users.tab_counts(KEY, 100.0)
+    await controller.login_revoked(Placement(key=KEY, incarnation=incarnation))
+    assert not controller.users.tab_counts(KEY, 100.0)
+
+
 class Memory:
     """A journal of marks, and one session."""
 

@@ -690,6 +690,7 @@ async def test_suspend_calls_off_a_wake_that_waits_for_room(
             records=releases.records,
             store=releases.store,
         ),
+        presence=None,
         look=list,
         describe=lambda: NodeStatus(host="here", version="1"),
     )

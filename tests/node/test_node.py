@@ -1,6 +1,7 @@
 """What the agent leaves behind on the machine: ports, samples, TLS, ended restores."""
 
 import os
+import resource
 import shutil
 import socket
 import ssl
@@ -41,6 +42,14 @@ def test_node_tells_versions_and_the_room_on_its_disks(agent):
     assert 0 < status["store_free"] <= status["state_free"]
     assert status["store_free"] < status["store_capacity"]
     assert status["cards"] == []
+
+
+def test_agent_leaves_no_core_file_and_lets_sessions_have_theirs(agent):
+    limits = Path(f"/proc/{agent.popen.pid}/limits").read_text().splitlines()
+    (core,) = (line.split() for line in limits if line.startswith("Max core"))
+    assert core[4] == "0"
+    mine = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    assert core[5] == ("unlimited" if mine == resource.RLIM_INFINITY else str(mine))
 
 
 def test_port_of_a_saved_session_is_kept_until_it_is_back(agent, jupyter, places):

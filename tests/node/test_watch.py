@@ -24,7 +24,7 @@ from tests.support.agent import wait_for
 CALM = 0.5
 #: Opens one of each, says where, and waits.
 PROGRAM = """
-import json, os, signal, socket, sys, threading, time, tty
+import json, os, resource, signal, socket, sys, threading, time, tty
 signal.signal(signal.SIGUSR1, lambda *_: None)
 signal.signal(signal.SIGALRM, lambda *_: None)
 signal.signal(signal.SIGWINCH, lambda *_: None)
@@ -39,7 +39,11 @@ own = socket.socketpair()
 own[0].send(b"to itself")
 self_pipe = os.pipe()
 os.write(self_pipe[1], b"to itself")
-many = [os.open("/dev/null", os.O_RDONLY) for _ in range(int(sys.argv[2]))]
+resource.setrlimit(resource.RLIMIT_NOFILE, (20_000, 20_000))
+makers = {"files": lambda: os.open("/dev/null", os.O_RDONLY),
+          "duplicates": lambda: [os.dup(self_pipe[0]), os.dup(server.fileno())],
+          "sockets": lambda: socket.socket(socket.AF_UNIX)}
+many = [makers[sys.argv[3]]() for _ in range(int(sys.argv[2]))]
 print(json.dumps([server.getsockname()[1], tcp_listener.getsockname()[1],
                   udp.getsockname()[1]]), flush=True)
 end, _ = server.accept()
@@ -53,12 +57,12 @@ while True:
 class Program:
     """A program with an open end of everything, and the other ends."""
 
-    def __init__(self, *, many: int = 0) -> None:
+    def __init__(self, *, many: int = 0, of: str = "files") -> None:
         self.pipe_out, self.pipe_in = os.pipe()
         self.master, slave = os.openpty()
         name = f"gra-watch-{os.getpid()}-{time.monotonic_ns()}"
         self.popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PROGRAM, name, str(many)],
+            [sys.executable, "-I", "-S", "-c", PROGRAM, name, str(many), of],
             stdin=slave,
             stdout=subprocess.PIPE,
             pass_fds=[self.pipe_out],
@@ -225,8 +229,23 @@ async def test_a_descriptor_that_becomes_another_wakes(program):
         assert await reason(watch, 10) == "a descriptor that was changed"
 
 
+@pytest.mark.parametrize("of", ["duplicates", "files"])
+async def test_many_descriptors_of_few_inputs_are_no_way_out_of_naps(of):
+    """4,100 times ``dup()`` were one."""
+    made = Program(many=4100, of=of)
+    try:
+        found = find_inputs(os.getpid(), [made.process])
+        assert len(found) < 20
+        with watched(made) as watch:
+            assert await reason(watch) == ""
+            made.connect()
+            assert await reason(watch, 10) == "a new connection"
+    finally:
+        made.close()
+
+
 def test_more_descriptors_than_are_watched_are_refused():
-    made = Program(many=inputs.MOST_DESCRIPTORS)
+    made = Program(many=inputs.MOST_DESCRIPTORS, of="sockets")
     try:
         begun = time.monotonic()
         with pytest.raises(TooManyError):

@@ -60,7 +60,8 @@ def server_fixture():
         (folder / "program.py").write_text(PROGRAM)
         servers = f"--ServerProxy.servers={ {'program': proxied} }"
         switches = (f"--ServerApp.jpserver_extensions={n}=True" for n in EXTENSIONS)
-        server = Jupyter(folder, places, *switches, servers)
+        culls = "--MappingKernelManager.cull_idle_timeout=86400"
+        server = Jupyter(folder, places, *switches, servers, culls)
         server.start_kernel("train.ipynb")
         yield server
         server.client.close()
@@ -202,6 +203,7 @@ def test_sample_of_a_server_with_a_kernel_is_complete(server):
     assert abs(taken.started - time.time()) < 60
     assert abs(taken.last_saved - time.time()) < 60
     assert [one.name for one in taken.terminals] == ["1"]
+    assert taken.culls_after == 86400  # by its own settings, which it alone reads
 
 
 def test_sample_of_a_busy_kernel_shows_work(server):
@@ -607,7 +609,8 @@ def test_download_by_the_browser_counts_when_it_lasts_longer_than_a_page_loads(s
     connections = Connections()
 
     def moved(at: float) -> int:
-        return connections.look(watched(server), server.port, at).moved
+        target = watched(server)
+        return connections.look([target], at)[target.incarnation].moved
 
     counts = [moved(1000)]
     for at in range(1010, 1051, 10):

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from jupyterhub.spawner import Spawner
 from jupyterhub.utils import subdomain_hook_idna
+from tornado import web
 
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
@@ -121,6 +122,30 @@ def test_spawner_whose_will_resume_cannot_be_set_loads_a_suspended_session():
     assert spawner.reclaim_pointer == SUSPENDED
     spawner.load_state({})
     assert not spawner.will_resume
+
+
+def test_return_that_leads_to_the_login_first_is_not_refused():
+    """The Hub ends such a request with a redirect (``refresh_pre_spawn``)."""
+    spawner = made(ReclaimBoxes)
+    spawner.load_state({"box": "box-1", KEY: SUSPENDED.to_state()})
+    redirected = web.Finish()
+    assert spawner.reclaim_refusal(redirected) is redirected
+    refused = spawner.reclaim_refusal(web.HTTPError(403, "no %s", "GPUs"))
+    assert refused.reason == "start_denied"
+    assert "no GPUs" in refused.jupyterhub_message
+    secret = ValueError("postgres://hub:secret@db")
+    assert "secret" not in spawner.reclaim_refusal(secret).jupyterhub_message
+    spawner.load_state({})  # nothing is suspended: the Hub's own errors
+    assert spawner.reclaim_refusal(secret) is secret
+
+
+@pytest.mark.parametrize("sent", [{"x": "y" * (1 << 16)}, {"x": object()}])
+def test_choice_that_is_much_or_no_json_is_not_kept_with_each_step(sent):
+    spawner = made(ReclaimBoxes)
+    spawner.user_options = sent
+    assert spawner._lifecycle._choice() is None
+    spawner.user_options = {"profile": "gpu"}
+    assert spawner._lifecycle._choice().options == {"profile": "gpu"}
 
 
 def test_sessions_programs_open_no_io_uring_by_themselves_unless_configured():

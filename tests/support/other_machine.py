@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.hub import wait_until
@@ -31,7 +32,7 @@ def other_machine() -> Iterator[subprocess.Popen[bytes]]:
     machine = subprocess.Popen(["unshare", "--net", sys.executable, "-c", ECHO])
     there = ["nsenter", f"--net=/proc/{machine.pid}/ns/net"]
     try:
-        wait_until(lambda: _listens(there), 20)
+        wait_until(lambda: _is_apart(machine.pid) and _listens(there), 20)
         cable = ("type", "veth", "peer", "name", "far", "netns", str(machine.pid))
         _run("ip", "link", "add", "near", *cable)
         _run("ip", "address", "add", f"{OUR_ADDRESS}/24", "dev", "near")
@@ -43,6 +44,12 @@ def other_machine() -> Iterator[subprocess.Popen[bytes]]:
         machine.kill()
         machine.wait(20)
         subprocess.run(["ip", "link", "delete", "near"], check=False)
+
+
+def _is_apart(pid: int) -> bool:
+    """Until then it is on this machine, where another program may listen there."""
+    theirs, ours = (Path(f"/proc/{one}/ns/net").stat() for one in (pid, "self"))
+    return theirs.st_ino != ours.st_ino
 
 
 def _listens(there: list[str]) -> bool:

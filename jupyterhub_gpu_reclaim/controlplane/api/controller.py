@@ -232,6 +232,25 @@ class Controller:
         """What each user's checkpoints take in the store, the largest first."""
         return self._tally.store_use()
 
+    def culled_inside(self, idle_after: float) -> list[str]:
+        """Whose servers end idle kernels, or themselves, before they are saved."""
+        times = {
+            key: runtime.usage.culls_after
+            for key, runtime in self._sessions.runtimes.items()
+            if runtime.usage is not None and runtime.usage.culls_after is not None
+        }
+        early = sorted(key for key, after in times.items() if after <= idle_after)
+        if not early:
+            return []
+        first, seconds = early[0], times[early[0]]
+        more = f" and {len(early) - 1} more" if early[1:] else ""
+        told = (
+            f"The server of {first}{more} ends idle kernels, or itself, after"
+            f" {seconds:g} s, by its own settings, before it is suspended (after"
+            f" {idle_after:g} s), and nothing is saved: docs/how-to/cullers.md."
+        )
+        return [told]
+
     def lately_culled(self) -> list[str]:
         """Which cullers of the Hub have ended sessions unsaved, in sentences."""
         return self._stops.lately_culled()
@@ -291,6 +310,10 @@ class Controller:
     async def cancelled(self, placement: Placement) -> None:
         """A start was cancelled: end what was placed, keep the checkpoint."""
         await self._starts.cancelled(placement)
+
+    async def login_revoked(self, placement: Placement) -> None:
+        """A running server's login was revoked: so is the key of its tabs."""
+        self._starts.login_revoked(placement)
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
         """``release`` if that incarnation is (now) suspended, else ``stop``.

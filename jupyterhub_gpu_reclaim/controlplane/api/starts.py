@@ -579,6 +579,11 @@ class StartPlanner:
             return
         yield Event(failure=row.failure or failure_of(Reason.CANCELLED))
 
+    def login_revoked(self, placement: Placement) -> None:
+        """See ``Controller.login_revoked``."""
+        if self._sessions.row(placement.key).incarnation == placement.incarnation:
+            self._sessions.tab_keys.revoke(placement.key)
+
     async def cancelled(self, placement: Placement) -> None:
         """See ``Controller.cancelled``."""
         row = self._sessions.row(placement.key)

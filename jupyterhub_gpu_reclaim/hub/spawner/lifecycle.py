@@ -31,7 +31,12 @@ from jupyterhub_gpu_reclaim.common.models import Placement, StartPlan, StopPlan
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.spawner.logins import ClientRepair, Logins, others
 from jupyterhub_gpu_reclaim.hub.spawner.progress import CEILING, ProgressReporter
-from jupyterhub_gpu_reclaim.hub.spawner.state import Location, Pointer, PointerPhase
+from jupyterhub_gpu_reclaim.hub.spawner.state import (
+    Choice,
+    Location,
+    Pointer,
+    PointerPhase,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -54,6 +59,8 @@ SLOW_PLAN_SECONDS = 8.0
 SLOW_PLAN = "The agent of the session's machine does not answer; waiting for it …"
 #: Seconds between two attempts to follow a restore.
 RECONNECT_SECONDS = 0.5
+#: Bytes of what a user chose that are written again with each step of a session.
+LONGEST_CHOICE = 1 << 16
 #: Deleted logins of one server that may become valid again, each for one session.
 MOST_LAID_ASIDE = 16
 
@@ -118,6 +125,7 @@ class SessionLifecycle:
         self._last_story: dict[str, Any] | None = None
         self._repair: ClientRepair | None = None
         self._telling: asyncio.Task[None] | None = None
+        self._revoked = 0  #: the login whose revocation the service was told
 
     # --- the pointer ---
 
@@ -304,13 +312,19 @@ class SessionLifecycle:
         incarnation = self._spawner.reclaim_launch.incarnation
         self._point(phase=PointerPhase.RUNNING, incarnation=incarnation)
         where = await start()
-        spawner = self._spawner
-        self._point(image=spawner.reclaim_image(), choice=spawner.reclaim_choice())
+        self._point(image=self._spawner.reclaim_image(), choice=self._choice())
         self._now_runs(minted, where)
         # It runs. The start's limit must not end it for a service that is slow to hear
         # so, or is being started.
         self._telling = asyncio.ensure_future(self._tell_service("placed"))
         return where
+
+    def _choice(self) -> Choice | None:
+        """What is to be remembered of the user's choice; nothing, if that is much."""
+        choice = self._spawner.reclaim_choice()
+        with suppress(TypeError):  # what is no JSON
+            return choice if len(msgspec.json.encode(choice)) < LONGEST_CHOICE else None
+        return None
 
     async def _restore(
         self, plan: StartPlan, start: Start, minted: str, reporter: ProgressReporter
@@ -597,13 +611,28 @@ class SessionLifecycle:
                 self._warn("not looked for: %s", error)
                 return None  # nothing is known, so nothing has ended
         status = await poll()
-        if (
-            status is not None
-            and self.pointer.phase is PointerPhase.RUNNING
-            and not self.state.stopping
-        ):
+        if self.pointer.phase is not PointerPhase.RUNNING or self.state.stopping:
+            return status
+        if status is not None:
             await self._settle_death(status)
+        elif self.pointer.token_id and not self.logins.hash_of(self.pointer.token_id):
+            self._tell_revoked()
         return status
+
+    def _tell_revoked(self) -> None:
+        """Somebody has revoked its login: tell the service, until it has heard that."""
+        number = self.pointer.token_id
+
+        async def tell() -> None:
+            try:
+                await self._service().login_revoked(self._placement())
+            except ReclaimError as error:
+                self._warn("login revoked, told later: %s", error)
+            else:
+                self._revoked = number
+
+        if self._revoked != number and (self._telling is None or self._telling.done()):
+            self._telling = asyncio.ensure_future(tell())
 
     async def _look_for_it(self) -> None:
         """A Hub that was killed in a start knows what it began, not where (T25)."""

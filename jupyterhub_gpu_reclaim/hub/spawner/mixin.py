@@ -178,7 +178,8 @@ class ReclaimMixin(SessionPlacement):
             error: as it was raised; it is returned if no session was to come back.
             seconds: that the start took.
         """
-        if isinstance(error, StartRefused) or not self.reclaim_pointer.precious:
+        own = isinstance(error, StartRefused | web.Finish)  # it leads to the login
+        if own or not self.reclaim_pointer.precious:
             return error
         return self._refused(refusal.reason_of(error, seconds))
 

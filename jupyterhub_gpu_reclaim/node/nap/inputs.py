@@ -18,6 +18,7 @@ import contextlib
 import os
 import select
 import socket
+import stat
 import struct
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -29,13 +30,16 @@ from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.jupyter.connection import ConnectionFile
 
-#: A kernel has some sixty descriptors. Of all programs of a session together:
+#: Pipes, sockets and terminals of all programs of a session together, each counted once
+#: however often it was duplicated; a kernel has some forty.
 MOST_DESCRIPTORS: Final = 4096
+#: Descriptors of one program that are looked through for them.
+_MOST_OPEN: Final = 1 << 18
 #: No more of a channel is looked at. It is less than the kernel takes in for a program
 #: that does not read: behind a queue that is full, what wakes could not arrive.
 PEEK_BYTES: Final = 32 << 10
@@ -46,6 +50,7 @@ _UCRED: Final = struct.Struct("3i")
 #: ``struct tcp_info`` up to ``tcpi_unacked``: of a listener, its open requests.
 _TCP_INFO_BYTES, _UNACKED = 28, struct.Struct("24xI")
 _PTMX: Final = ("/dev/ptmx", "/dev/pts/ptmx")
+_READ_FROM: Final = ("pipe:[", "socket:[", "/dev/pts/")
 
 
 class TooManyError(Exception):
@@ -113,9 +118,9 @@ def find_inputs(init_pid: int, programs: Iterable[Process]) -> list[Input]:
     found: list[Input] = []
     left = MOST_DESCRIPTORS
     for process in programs:
-        descriptors = _descriptors(process.pid, left)
+        descriptors, written = _descriptors(process.pid, left)
         left -= len(descriptors)
-        found += _inputs_of(init_pid, process, descriptors)
+        found += _inputs_of(init_pid, process, descriptors, written)
     return found
 
 
@@ -209,28 +214,44 @@ def peek(copy: int) -> bytes:
     return b""
 
 
-def _descriptors(pid: int, most: int) -> list[procfs.Descriptor]:
-    """The open descriptors of a process.
+def _descriptors(pid: int, most: int) -> tuple[list[procfs.Descriptor], set[str]]:
+    """What a process may read from, each by its first descriptor.
+
+    With it come the pipes of which it has an end to write to.
 
     Raises:
         TooManyError: it has more.
     """
-    numbers = []
+    found: dict[str, procfs.Descriptor] = {}
+    written: set[str] = set()
     with contextlib.suppress(OSError), os.scandir(f"{procfs.PROC}/{pid}/fd") as entries:
-        for entry in entries:
-            numbers.append(int(entry.name))
-            if len(numbers) > most:
+        for number, entry in enumerate(entries):
+            target = procfs.link(pid, f"fd/{entry.name}")
+            if target.startswith(_READ_FROM):
+                found.setdefault(target, procfs.Descriptor(int(entry.name), target))
+            if target.startswith("pipe:[") and _is_for_writing(entry):
+                written.add(target)
+            if len(found) > most or number >= _MOST_OPEN:
                 raise TooManyError
-    targets = ((fd, procfs.link(pid, f"fd/{fd}")) for fd in sorted(numbers))
-    return [procfs.Descriptor(fd, target) for fd, target in targets if target]
+    return sorted(found.values()), written
+
+
+def _is_for_writing(entry: os.DirEntry[str]) -> bool:
+    """Whether a descriptor can be written to: its link's own mode says so (proc(5))."""
+    try:
+        return bool(entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR)
+    except OSError:
+        return False  # closed meanwhile
 
 
 def _inputs_of(
-    init_pid: int, process: Process, descriptors: list[procfs.Descriptor]
+    init_pid: int,
+    process: Process,
+    descriptors: list[procfs.Descriptor],
+    written: Collection[str],
 ) -> Iterator[Input]:
     connection = find_connection(init_pid, process.pid)
     terminals = {m.id for m in read_mounts(process.pid) if m.kind == "devpts"}
-    written = _written_pipes(process, descriptors)
     for fd, target in descriptors:
         kind, mount = None, 0
         if target.startswith("pipe:[") and target not in written:
@@ -245,23 +266,6 @@ def _inputs_of(
                     kind = _socket_kind(copy, process.pid, connection)
         if kind is not None:
             yield Input(process, fd, target, kind, mount)
-
-
-def _written_pipes(
-    process: Process, descriptors: list[procfs.Descriptor]
-) -> frozenset[str]:
-    """The pipes that a process has an end of to write to."""
-    return frozenset(
-        target
-        for fd, target in descriptors
-        if target.startswith("pipe:[")
-        and _flags(procfs.fdinfo(process.pid, fd)) & os.O_ACCMODE != os.O_RDONLY
-    )
-
-
-def _flags(fdinfo: Mapping[str, str]) -> int:
-    text = fdinfo.get("flags", "")
-    return int(text, 8) if text else os.O_RDONLY
 
 
 def _mount_of(pid: int, fd: int) -> int:

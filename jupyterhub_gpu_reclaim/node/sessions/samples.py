@@ -7,6 +7,7 @@ address, so that it is read from the program only once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
 
+_log = logging.getLogger(__name__)
+
 #: Its server runs.
 _RUNS = {TreeState.RUNNING, TreeState.NAPPING}
 _LIVE = _RUNS | {TreeState.CAPTURING, TreeState.CAPTURED}
@@ -39,10 +42,15 @@ _Name = tuple[int, int]
 _NONE: Mapping[_Name, str] = MappingProxyType({})
 
 
-class _Seen(NamedTuple):
-    """What is remembered of the programs that were seen this time."""
+#: Programs of one server that are asked whether they are kernels, at each look.
+MOST_ASKED = 512
 
-    addresses: dict[_Name, ServerAddress]
+
+class _Seen(NamedTuple):
+    """A session, and what is remembered of its programs until the next look."""
+
+    target: SampleTarget
+    address: tuple[_Name, ServerAddress] | None
     kernels: dict[_Name, str]
 
 
@@ -59,8 +67,21 @@ class TreeSampler:
 
     async def samples(self, known: list[Tree]) -> list[Sample]:
         """One sample of every session that has programs in it."""
-        watched = await asyncio.to_thread(self._watched, known)
-        return await self._sampler.sample_all(watched)
+        children = await asyncio.to_thread(processes.families)
+        # At the same time: each may keep us waiting, for a second or so.
+        looked = await asyncio.gather(
+            *(
+                asyncio.to_thread(self._watch, tree, children)
+                for tree in known
+                if tree.state in _LIVE
+            )
+        )
+        seen = [one for one in looked if one is not None]
+        self._addresses = dict(one.address for one in seen if one.address is not None)
+        self._kernels = {
+            name: kernel for one in seen for name, kernel in one.kernels.items()
+        }
+        return await self._sampler.sample_all([one.target for one in seen])
 
     async def cards(self) -> list[CardStatus] | None:
         """The cards of this machine, as of some seconds ago; None: no answer."""
@@ -79,42 +100,27 @@ class TreeSampler:
             for card in cards
         ]
 
-    def _watched(self, known: list[Tree]) -> list[SampleTarget]:
-        seen = _Seen({}, {})
-        children = processes.families()
-        found = [
-            watched
-            for tree in known
-            if tree.state in _LIVE
-            and (watched := self._watch(tree, seen, children)) is not None
-        ]
-        self._addresses, self._kernels = seen
-        return found
-
-    def _watch(
-        self,
-        tree: Tree,
-        seen: _Seen,
-        children: Mapping[int, Sequence[int]],
-    ) -> SampleTarget | None:
+    def _watch(self, tree: Tree, children: Mapping[int, Sequence[int]]) -> _Seen | None:
+        """That session; None where it has ended, or nobody can tell what it is."""
         try:
             session = self._placements.find(tree.incarnation, tree.pod)
-            snapshot = trees.inspect(session, children)
+            return self._see(tree, trees.inspect(session, children))
         except NotFound:
             return None
+        except Exception:  # noqa: BLE001 whatever it is, it is one session's
+            _log.exception("%s cannot be looked at", tree.key)
+            return None
+
+    def _see(self, tree: Tree, snapshot: Snapshot) -> _Seen | None:
         server = snapshot.server
         if server is None:
             return None
         name = (server.pid, server.start_time)
         # A program that has not yet become the server does not know its address.
         address = self._addresses.get(name) or address_of(server.pid, snapshot.init)
-        if address is not None:
-            seen.addresses[name] = address
         kernels = find_kernels(snapshot, self._kernels)
         starts = {process.pid: process.start_time for process in snapshot.processes}
-        for kernel, (_, pids) in kernels.items():
-            seen.kernels[pids[0], starts[pids[0]]] = kernel
-        return SampleTarget(
+        target = SampleTarget(
             incarnation=tree.incarnation,
             key=tree.key,
             pod=tree.pod,
@@ -125,6 +131,10 @@ class TreeSampler:
             stopped=tree.state not in _RUNS,
             kernels=kernels,
         )
+        names = {
+            (pids[0], starts[pids[0]]): kernel for kernel, (_, pids) in kernels.items()
+        }
+        return _Seen(target, None if address is None else (name, address), names)
 
 
 def find_kernels(
@@ -139,13 +149,14 @@ def find_kernels(
     groups: dict[int, list[int]] = {}
     for pid, group in trees.groups(snapshot).items():
         groups.setdefault(group, []).append(pid)
-    server, silent = snapshot.server, False
+    server, silent, asked = snapshot.server, False, 0
     found: dict[str, KernelPrograms] = {}
     for program in snapshot.processes:
         if server is None or program.ppid != server.pid:
             continue
         kernel = known.get((program.pid, program.start_time))
-        if kernel is None and not silent:
+        if kernel is None and not silent and asked < MOST_ASKED:
+            asked += 1
             try:
                 kernel = kernel_of(program.pid)
             except OSError as error:

@@ -57,24 +57,30 @@ def without_lost(
         return there.checkpoint.read(stored) if stored in there.checkpoint else None
 
     adapted = adapt(read, today)
-    if adapted.lost:
-        names = ", ".join(map(_group_name, sorted(adapted.lost)))
-        if adapted.others:
-            return [finding(Reason.RIGHTS_CHANGED, lost=names)], dict(replaced)
-        _log.warning("%s comes back without its lost group %s", session.key, names)
+    lost = [f"the group {_group_name(group)}" for group in sorted(adapted.lost)]
+    lost += ["sudo"] if today.no_new_privileges and adapted.others else []
+    if lost and adapted.others:
+        found = finding(Reason.RIGHTS_CHANGED, lost=" and ".join(lost))
+        return [found], dict(replaced)
+    if lost:
+        _log.warning("%s comes back without %s", session.key, " and ".join(lost))
     return [], {**replaced, **adapted.images}
 
 
 def _today(session: Session, there: CheckpointContents) -> RightsToday | None:
     """What its user has; None: that is not known."""
     if session.container or session.hint.pod:
-        given, here = set(there.world.given_groups), given_groups(session)
-        uid = int(procfs.status(session.init_pid)["Uid"].split()[0])
-        taken = given.difference(here)
-        if uid == 0 or not taken:
+        here = given_groups(session)
+        taken = set(there.world.given_groups).difference(here)
+        uid = procfs.status(session.init_pid).get("Uid", "0").split()[0]
+        if uid == "0" or not here or not taken:
             return None
-        return RightsToday(uid, here[0], lambda group: group not in taken)
-    parsed = command_line.parse(procfs.words(session.init_pid, "cmdline"))
+        return RightsToday(int(uid), here[0], lambda group: group not in taken)
+    try:
+        words = procfs.words(session.init_pid, "cmdline")
+    except OSError:
+        return None  # it has ended, and nothing comes back there
+    parsed = command_line.parse(words)
     user = parsed.system_user if parsed else None
     if user is None:
         return None
@@ -85,8 +91,13 @@ def _today(session: Session, there: CheckpointContents) -> RightsToday | None:
 
 
 def given_groups(session: Session) -> list[int]:
-    """The groups of its init, its own first; a container gives them to its programs."""
+    """The groups of its init, its own first; a container gives them to its programs.
+
+    None, where the init has ended.
+    """
     status = procfs.status(session.init_pid)
+    if "Gid" not in status:
+        return []
     return [int(status["Gid"].split()[0]), *map(int, status["Groups"].split())]
 
 

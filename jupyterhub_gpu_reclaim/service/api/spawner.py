@@ -206,6 +206,24 @@ class Stopped(SpawnerRoute):
         self.no_content()
 
 
+class LoginRevoked(SpawnerRoute):
+    """A running server's login was revoked."""
+
+    path: ClassVar = "api/spawner/login-revoked"
+
+    @operation(
+        "The server's login was revoked; the key of its open tabs ends with it",
+        caller="spawner",
+        body=Placement,
+        status=204,
+        errors=(404, 409),
+    )
+    async def post(self) -> None:
+        """Revoke the key."""
+        await self.context.control.login_revoked(self.body(Placement))
+        self.no_content()
+
+
 class Forget(SpawnerRoute):
     """A server was deleted."""
 
@@ -233,5 +251,6 @@ ROUTES: tuple[type[Route], ...] = (
     PlanStop,
     Release,
     Stopped,
+    LoginRevoked,
     Forget,
 )
