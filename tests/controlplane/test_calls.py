@@ -622,7 +622,10 @@ async def test_session_whose_user_is_renamed_while_it_runs_is_not_forgotten(worl
     assert controller.users.session(renamed.key).failure.code == "renamed"
     await controller.users.start_fresh(renamed.key, "renamed")
     (said,) = controller.users.story("renamed").lines
-    assert said.sentence == "renamed started fresh; the session under the former name is kept."
+    assert (
+        said.sentence
+        == "renamed started fresh; the session under the former name is kept."
+    )
     assert (await controller.plan_start(visit)).action == "cold"
     assert controller.users.session(KEY).checkpoint == row.checkpoint
 
