@@ -349,7 +349,7 @@ async def test_fifty_sessions_are_two_screens_and_say_their_states_in_full(
     await page.goto(service.url + "all?sort=state")
     pick = page.get_by_role("checkbox", name="Select user-of-a-course-07, assignment")
     await pick.focus()
-    service.control.put("user-of-a-course-09", "assignment", phase=Phase.SUSPENDING)
+    service.control.put("user-of-a-course-09", "assignment", phase=Phase.RELEASING)
     moved = page.locator("tr[data-session]").nth(1)
     await expect(moved).to_contain_text("user-of-a-course-09")
     await expect(pick).to_be_focused()
