@@ -144,6 +144,10 @@ class InformerInMemory:
         """One session's pods."""
         return [pod for pod in self._look() if pod.key == key]
 
+    def last_seen(self) -> list[Pod]:
+        """Those that are there: what is gone is not remembered here."""
+        return self._look()
+
     async def fresh(self, selector: str = "") -> list[Pod]:
         """As it is now."""
         await asyncio.sleep(0.01)
