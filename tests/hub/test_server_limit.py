@@ -1,0 +1,26 @@
+"""A suspended session whose Hub has as many servers as it may have."""
+
+from __future__ import annotations
+
+from tests.support.hub import HubUnderTest, wait_until
+
+
+def test_refusal_says_that_the_session_is_kept(shared_service):
+    shared_service.reset()
+    config = shared_service.config + "\nc.JupyterHub.active_server_limit = 1\n"
+    hub = HubUnderTest(shared_service.folder, config).start()
+    try:
+        ann = hub.user("ann")
+        hub.api("POST", "users/ann/server")
+        wait_until(lambda: hub.server("ann")["ready"], 60, hub.log)
+        shared_service.capture("ann")
+        hub.stop_server("ann")
+        hub.api("POST", "users/bob")
+        hub.api("POST", "users/bob/server")
+        wait_until(lambda: hub.server("bob")["ready"], 60, hub.log)
+        page = ann.http.get(f"{hub.url}/hub/spawn", timeout=30)
+        assert page.status_code == 429
+        assert "suspended and kept" in page.text
+        hub.stop_server("bob")
+    finally:
+        hub.close()
