@@ -444,6 +444,24 @@ async def test_a_profile_that_a_function_leaves_out_may_be_a_right_taken_away(
     assert cluster.pod("jupyter-ada") is None
 
 
+async def test_a_profile_that_a_hook_leaves_out_may_be_a_right_taken_away(make):
+    """Lists that a hook or a group's override sets are for this user, too."""
+    offered = make(kind=Reclaiming, profile_list=profiles())
+    offered.user_options = {"profile": "gpu"}
+    await offered.load_user_options()
+    for hooked in (False, True):
+        kube = make(kind=Reclaiming, profile_list=profiles()[:1])
+        choice = offered.reclaim_choice()
+        kube.reclaim_launch = replace(kube.reclaim_launch, mode="hold", choice=choice)
+        if not hooked:
+            await kube.load_user_options()
+            continue
+        kube.profile_list = []
+        with pytest.raises(Refused) as refused:
+            await kube.load_user_options()
+        assert refused.value.reason is Reason.PROFILE_GONE
+
+
 async def test_what_a_state_cannot_keep_is_not_made_up(cluster, make):
     volume = [SimpleNamespace(name="scratch")]
     offered = profiles()

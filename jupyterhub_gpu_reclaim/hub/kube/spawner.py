@@ -78,6 +78,11 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     _profile = ""  #: the one in use
     _overrides: tuple[dict[str, Any], ...] = ()  #: what was made of it
 
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        #: As configured; a hook or a group's override may set another for this user.
+        self._profiles_of_all = self.profile_list
+
     # --- the pod ---
 
     async def get_pod_manifest(self) -> Any:
@@ -95,8 +100,8 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         """What a fresh start chooses; a return goes by what the session was started as.
 
         As that is defined today. Where it is not offered any more (an image of last
-        month), it is what it then was. A list that a function makes may leave out what
-        this user has no right to any more: then the return is refused.
+        month), it is what it then was. A list that a function makes or a hook sets may
+        leave out what this user has no right to any more: then the return is refused.
 
         Raises:
             Refused: the choice has gone, and may have been taken away.
@@ -113,11 +118,16 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             await super().load_user_options()
         except (KeyError, ValueError) as error:
             why = f"no such choice: {error}"
-            if callable(self.profile_list) or not choice.overrides:
+            if self._has_profiles_of_its_own() or not choice.overrides:
                 raise Refused(Reason.PROFILE_GONE, why=why) from None
             self.log.warning("%s: it comes back as it was: %s", self._reference, why)
             for settings in choice.overrides:
                 super()._apply_overrides(settings)
+
+    def _has_profiles_of_its_own(self) -> bool:
+        """Whether they may differ from user to user."""
+        offered = self.profile_list
+        return callable(offered) or offered != self._profiles_of_all
 
     def _apply_overrides(self, spawner_override: dict[str, Any]) -> None:
         """Apply them, and note what they were."""
