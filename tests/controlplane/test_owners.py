@@ -379,3 +379,28 @@ async def test_what_a_program_deleted_with_its_user_is_kept_for_a_while(world, r
     assert (plan.action, plan.failure.code) == ("refuse", "former_account")
     await controller.users.resume(KEY, "root", manages=True)
     assert (await controller.plan_start(_placement("i3", NEW))).action == "restore"
+
+
+@pytest.mark.parametrize("visited", [False, True])
+async def test_what_a_program_left_of_a_former_account_is_not_deleted_by_the_new_one(
+    world, visited
+):
+    controller = await _left_by_the_old_one(world)
+    world.hub.states.pop(KEY, None)
+    await controller.forget(
+        Deletion(user=KEY.user, server=KEY.server, kept_from="service lms")
+    )
+    if visited:
+        await controller.plan_start(_placement("i2", NEW))
+    users = controller.users
+    for attempt in (
+        users.delete(KEY, KEY.user),
+        users.delete(KEY, KEY.user, everything=True),
+        users.resume(KEY, KEY.user),
+    ):
+        with pytest.raises(Refused) as refused:
+            await attempt
+        assert refused.value.reason is Reason.FORMER_ACCOUNT
+    assert len(world.node.saved) == 1
+    await users.resume(KEY, "root", manages=True)
+    assert (await controller.plan_start(_placement("i3", NEW))).action == "restore"

@@ -387,6 +387,8 @@ class StopPlanner:
             self._sessions.journal.keep(
                 expiry.kept(self._sessions, row.checkpoint, Keeping.CURRENT, seconds)
             )
+            if self._sessions.owners is not None:
+                self._sessions.owners.left(key)
         line = self._sessions.audit_line(key, program, "user deleted")
         self._sessions.update(key, line)
         self._look(key)

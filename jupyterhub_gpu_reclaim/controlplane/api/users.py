@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
@@ -540,8 +541,10 @@ class UserApi:
 
         Raises:
             NotFound: no such session or checkpoint.
-            Refused: ``wrong_phase``: the checkpoint is in use.
+            Refused: ``wrong_phase``: the checkpoint is in use; ``former_account``: it
+                may be another person's, and the name's new account asks.
         """
+        self._check_is_theirs(key, by)
         before = [row.id for row in self._visible(key)]
         if everything and checkpoint is None:
             self._doom_all(self._known(key), by)
@@ -626,6 +629,12 @@ class UserApi:
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
         owners.hand_over(key, claimed, fresh=False)
         _log.warning("%s: %s has given it to the name's new account", key, by)
+
+    def _check_is_theirs(self, key: SessionKey, by: str) -> None:
+        """Nobody deletes what a former account of their name has left."""
+        owners = self._sessions.owners
+        if owners is not None and by == of_user(key.user) and owners.claimed(key):
+            raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
 
     def _wish(self, row: SessionRow, intent: Intent, by: str) -> None:
         """Write an intent into the row; the worker carries it out."""

@@ -138,6 +138,16 @@ class Owners:
         if not self._owner(key):
             self._sessions.journal.write(*self._belongs(key, _WHOEVER_COMES))
 
+    def left(self, key: SessionKey) -> None:
+        """Its account was deleted: whoever has the name next claims what is saved.
+
+        Raises:
+            StoreError: it could not be written.
+        """
+        known = self._known(key) or {"owner": "", "since": 0.0}
+        claim = {**known, "claimed": _WHOEVER_COMES}
+        self._sessions.journal.write(*_replace(key, claim))
+
     def _before(self, key: SessionKey, owner: str) -> list[CheckpointRow]:
         """Checkpoints of that server that are older than the account."""
         made = _made(owner)
