@@ -199,10 +199,11 @@ class PortsHeld:
     def take_again(self, checkpoint: str) -> None:
         pass
 
-    def settle(self, keep: Any = None) -> list[str]:
-        if keep is not None:
-            self._machine.reserved &= set(keep)
+    def settle(self) -> list[str]:
         return []
+
+    def checkpoints(self) -> list[str]:
+        return sorted(self._machine.reserved)
 
 
 class CheckedCriu:
@@ -294,6 +295,7 @@ def agent_node(
     criu: Any = CheckedCriu()
     client: Any = None
     sampler: Any = MachineSampler(machine, clock)
+    presence: Any = None  # the service here asks no node how it is
     return LocalNode(
         placements=placements,
         operations=operations,
@@ -317,6 +319,7 @@ def agent_node(
             placements=placements, operations=operations, releases=releases
         ),
         outcomes=Outcomes(placements=placements, records=records, store=repository),
+        presence=presence,
         look=list,
         describe=lambda: NodeStatus(host=machine.name, version=__version__),
     )

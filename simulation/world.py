@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import LeaseHolder
-from jupyterhub_gpu_reclaim.hub.spawner.patches import STOP_IS_OURS
+from jupyterhub_gpu_reclaim.hub.patches import STOP_IS_OURS
 from jupyterhub_gpu_reclaim.node.local_node import ORDER_SECONDS
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage

@@ -6,6 +6,8 @@ an order itself finds.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Finding, Value
@@ -22,6 +24,28 @@ class CardStatus(Value, frozen=True, kw_only=True):
     divided: bool | None = None  #: into MIG instances
 
 
+class StoreStatus(Value, frozen=True, kw_only=True):
+    """The store, as one node sees it (law 14).
+
+    ``here``: it is the one that is meant. ``absent``: another one is in its place, or
+    none. ``new``: its place is empty, and the agent has never known one. ``unknown``:
+    it does not answer, or its identity does not open.
+    """
+
+    state: Literal["here", "absent", "new", "unknown"]
+    store: str = ""  #: id of the one that is meant; empty: the agent knows none
+    word: int = 0  #: number of the word that says so; the higher one holds
+    why: str = ""  #: a sentence, where it is not here
+
+
+class StoreOrder(Value, frozen=True, kw_only=True):
+    """The service's word, which store is meant."""
+
+    store: str
+    word: int = 0
+    begin: bool = False  #: give that id to its place, if that is empty
+
+
 class NodeStatus(Value, frozen=True, kw_only=True):
     """One node, as its agent sees it."""
 
@@ -33,6 +57,7 @@ class NodeStatus(Value, frozen=True, kw_only=True):
     state_free: int | None = None  #: bytes on the disk of the agent's records
     store_free: int | None = None  #: bytes; None: the store has no bound that it tells
     store_capacity: int | None = None  #: bytes of the place in all, likewise
+    store: StoreStatus | None = None  #: None: an older agent does not tell
     findings: list[Finding] = msgspec.field(default_factory=list)
 
     @property

@@ -796,6 +796,14 @@ class Reason(Enum):
         "The suspended session has rights that its new place does not give: {what}.",
         "Start it with the same profile as before.",
     )
+    RIGHTS_CHANGED = (
+        "rights_changed",
+        (
+            "Its user is no longer in the group {lost}, and some of its programs have the"
+            " rights of another user, or more than their user's own."
+        ),
+        "Ask your administrator to give the group back, or start fresh.",
+    )
     TOKEN_REVOKED = (
         "token_revoked",
         (
@@ -852,6 +860,15 @@ class Reason(Enum):
         "Look at the network, and at the store itself; the agent's log says more.",
         True,
     )
+    STORE_ABSENT = (
+        "store_absent",
+        "The store of suspended sessions is not there: {why}.",
+        (
+            "What is suspended is kept in it. Ask the administrator to mount it again:"
+            " it is used as soon as it is there."
+        ),
+        True,
+    )
     STORE_DENIED = (
         "store_denied",
         "The store of checkpoints refuses what the agent asks: {why}.",
@@ -904,6 +921,21 @@ class Reason(Enum):
         "launch_failed",
         "The session could not be started. {why}",
         "The Hub's log tells an administrator more.",
+    )
+    START_DENIED = (
+        "start_denied",
+        "The Hub does not let this session start now. {why}",
+        "Your suspended session is kept; your administrator can say what it needs.",
+    )
+    START_FAILED = (
+        "start_failed",
+        "The Hub's own configuration failed before the session could resume ({what}).",
+        "The Hub's log has the details.",
+    )
+    PROFILE_GONE = (
+        "profile_gone",
+        "What the session was started with is not offered to you any more ({why}).",
+        "Ask your administrator to offer it again, or start fresh.",
     )
     CONTAINER_UNSUITABLE = (
         "container_unsuitable",

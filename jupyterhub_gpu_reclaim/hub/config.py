@@ -25,10 +25,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traitlets.config import Config
-from traitlets.config.loader import LazyConfigValue
-from traitlets.log import get_logger
-
 from jupyterhub_gpu_reclaim.common.auth.scopes import (
     ADMIN_SCOPES,
     CUSTOM_SCOPES,
@@ -39,8 +35,16 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import (
     USER_SCOPES,
     names,
 )
-from jupyterhub_gpu_reclaim.hub import config_check
-from jupyterhub_gpu_reclaim.service.settings.environment import PROBLEMS
+from jupyterhub_gpu_reclaim.hub import config_check, patches
+from jupyterhub_gpu_reclaim.hub.managers import ROLE, Managers
+from jupyterhub_gpu_reclaim.hub.merging import (
+    current,
+    default,
+    extend,
+    service_of,
+    when_all_is_read,
+)
+from jupyterhub_gpu_reclaim.hub.self_check import say
 from jupyterhub_gpu_reclaim.service.settings.validation import NONE_MEANS
 
 if TYPE_CHECKING:
@@ -98,8 +102,8 @@ def configure(
         sample_interval: seconds between two looks at the sessions.
         min_age: seconds for which a session is left alone after its start.
         cool_down: seconds for which it is left alone after a resume.
-        admins: who may see and steer all sessions, besides the ``admin_users`` that
-            are configured above the call.
+        admins: who may see and steer all sessions, besides the Hub's ``admin_users``.
+            They need no account yet, nor one of the system.
         admin_groups: groups of the Hub whose members may, too.
         service_options: further settings of the service by their full names, for
             example ``{"ReclaimService.grace": 3600}``.
@@ -132,11 +136,11 @@ def configure(
     problems += wrong + config_check.twice(said, {**options, **placed})
     options |= {name: value for name, value in said.items() if name not in placed}
     problems += config_check.together(c, asked, options)
-    made_before = _service(c)
+    made_before = service_of(c)
     if made_before is not None:
         what = f"There is a service {SERVICE_NAME!r} already; configure(c) runs once."
         problems.append(what)
-        _say(problems, made_before, strict=strict)
+        say(problems, made_before, strict=strict)
         return
     spec = {
         "name": SERVICE_NAME,
@@ -152,19 +156,21 @@ def configure(
             "GPU_RECLAIM_HUB_PID": str(os.getpid()),
             # every user of the machine can read a command line
             OPTIONS: json.dumps([] if problems else _arguments(options)),
+            **Managers(
+                frozenset(asked["admins"]), frozenset(asked["admin_groups"])
+            ).written(),
             **_api_server(),
             **(asked["service_environment"] or {}),
         },
         "oauth_client_allowed_scopes": [MANAGE],
         "oauth_no_confirm": True,
     }
-    _say(problems, spec, strict=strict)
-    _extend(c.JupyterHub, "services", [spec])
-    _roles(c, {*asked["admins"], *_configured_admins(c)}, asked["admin_groups"])
-    _default(c.JupyterHub, "spawner_class", _SPAWNERS[asked["placement"]])
+    say(problems, spec, strict=strict)
+    _add(c, spec)
+    default(c.JupyterHub, "spawner_class", _SPAWNERS[asked["placement"]])
     _spawner(c, url, folder / "spawner.token", options)
-    if str(TEMPLATES) not in _current(c.JupyterHub, "template_paths"):
-        _extend(c.JupyterHub, "template_paths", [str(TEMPLATES)])
+    patches.apply()
+    when_all_is_read(lambda whole: _add(whole, spec, again=True))
 
 
 _DEFAULTS = {
@@ -187,60 +193,31 @@ def only_judging() -> Iterator[None]:
         _only_judging = False
 
 
-def found_wrong(c: Any) -> list[str] | None:
-    """What ``configure`` found wrong, as it stands in ``c``; None: no call."""
-    service = _service(c)
-    if service is None or "environment" not in service:
-        return None
-    return list(json.loads(service["environment"].get(PROBLEMS, "[]")))
-
-
 def report(c: Any, problems: list[str]) -> None:
     """Have mistakes shown that ``configure`` cannot see; sessions are left alone."""
-    service = _service(c)
+    service = service_of(c)
     if service is not None:
-        _say(problems, service, strict=False)
-
-
-def found_late(c: Any, environment: dict[str, str]) -> None:
-    """Say what was set below the call of ``configure``, which has not seen it.
-
-    Args:
-        c: the Hub's configuration, when all of it has been read.
-        environment: of the service; what is wrong is added.
-    """
-    if PROBLEMS in environment or OPTIONS not in environment:
-        return
-    passed = {word.partition("=")[0] for word in json.loads(environment[OPTIONS])}
-    late = [name for name in config_check.sections(c)[0] if f"--{name}" not in passed]
-    problems = [f"c.{name} must stand above the call of configure(c)." for name in late]
-    _say(problems, {"environment": environment}, strict=False)
+        say(problems, service, strict=False)
 
 
 # --- parts ---------------------------------------------------------------------------
 
 
-def _service(c: Any) -> dict[str, Any] | None:
-    """The service of our name, as it stands in the configuration so far."""
-    services = _current(c.JupyterHub, "services")
-    return next((s for s in services if s.get("name") == SERVICE_NAME), None)
+def _add(c: Any, spec: dict[str, Any], *, again: bool = False) -> None:
+    """What stands in lists: the service, its roles and the pages; if it is not there.
 
-
-def _say(problems: list[str], spec: dict[str, Any], *, strict: bool) -> None:
-    """Pass the problems on to the service and the log.
-
-    Raises:
-        ValueError: there are some, and ``strict``.
+    Args:
+        c: the Hub's configuration.
+        spec: the service.
+        again: it was there, unless this is the configuration of another Hub.
     """
-    if not problems:
+    if again and "reclaim_service" not in c.ReclaimMixin:
         return
-    if strict is True:
-        raise ValueError(" ".join(problems))
-    for each in problems:
-        get_logger().critical("gpu-reclaim: every session is left alone: %s", each)
-    environment = spec.setdefault("environment", {})
-    said = json.loads(environment.get(PROBLEMS, "[]"))
-    environment[PROBLEMS] = json.dumps([*said, *problems])
+    if service_of(c) is None:
+        extend(c.JupyterHub, "services", [spec])
+    _roles(c)
+    if str(TEMPLATES) not in current(c.JupyterHub, "template_paths"):
+        extend(c.JupyterHub, "template_paths", [str(TEMPLATES)])
 
 
 def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,13 +263,13 @@ def _own_address(placement: str, problems: list[str]) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _roles(c: Any, admins: set[str], admin_groups: Iterable[str]) -> None:
+def _roles(c: Any) -> None:
     """The minimal scopes for the service, for users and for administrators."""
     hub = c.JupyterHub
     major = int(version("jupyterhub").partition(".")[0])
-    scopes = dict(_current(hub, "custom_scopes", {}))
+    scopes = dict(current(hub, "custom_scopes", {}))
     hub["custom_scopes"] = {**CUSTOM_SCOPES, **scopes}
-    roles = list(_current(hub, "load_roles"))
+    roles = list(current(hub, "load_roles"))
     user = next((role for role in roles if role.get("name") == "user"), None)
     if user is None:
         user = {"name": "user", "scopes": ["self"]}
@@ -301,36 +278,34 @@ def _roles(c: Any, admins: set[str], admin_groups: Iterable[str]) -> None:
         *user.get("scopes", ["self"]),
         *[s for s in names(USER_SCOPES, major) if s not in user.get("scopes", [])],
     ]
-    roles.append(
+    ours = (
         {
             "name": f"{SERVICE_NAME}-service",
             "description": "What the service that suspends sessions does at the Hub",
             "services": [SERVICE_NAME],
             "scopes": names(SERVICE_SCOPES, major),
-        }
-    )
-    roles.append(
+        },
         {
-            "name": f"{SERVICE_NAME}-admin",
+            "name": ROLE,
             "description": "See and steer everybody's sessions",
-            "users": sorted(admins),
-            "groups": sorted(admin_groups),
             "scopes": [*names(USER_SCOPES, major), *names(ADMIN_SCOPES, major)],
-        }
+        },
     )
+    there = {role.get("name") for role in roles}
+    roles += [role for role in ours if role["name"] not in there]
     hub["load_roles"] = roles
 
 
 def _spawner(c: Any, url: str, token_file: Path, options: Mapping[str, Any]) -> None:
     """How the spawner reaches the service, and what a resume needs of the Hub."""
     # At its end the Hub would stop every server, and nothing would be saved.
-    _default(c.JupyterHub, "cleanup_servers", False)
-    _default(c.Spawner, "start_timeout", START_TIMEOUT)
-    _default(c.ReclaimMixin, "reclaim_service", url)
-    _default(c.ReclaimMixin, "reclaim_token_file", str(token_file))
+    default(c.JupyterHub, "cleanup_servers", False)
+    default(c.Spawner, "start_timeout", START_TIMEOUT)
+    default(c.ReclaimMixin, "reclaim_service", url)
+    default(c.ReclaimMixin, "reclaim_token_file", str(token_file))
     days = options.get("ReclaimService.set_aside_days")
     if days is not None:
-        _default(c.ReclaimMixin, "reclaim_kept_days", float(days))
+        default(c.ReclaimMixin, "reclaim_kept_days", float(days))
 
 
 def _api_server() -> dict[str, str]:
@@ -384,33 +359,3 @@ def _kept_secret(path: Path) -> str:
     if path.stat().st_mode & 0o077:
         path.chmod(0o600)
     return text
-
-
-def _configured_admins(c: Any) -> set[str]:
-    """``admin_users`` of any authenticator that is configured above the call."""
-    found: set[str] = set()
-    for section in list(c.values()):
-        if isinstance(section, Config):
-            found.update(_current(section, "admin_users", set()))
-    return found
-
-
-# --- merging -------------------------------------------------------------------------
-
-
-def _current(section: Any, name: str, empty: Any = ()) -> Any:
-    """What is set so far, also where it was only extended (``.append``)."""
-    value = section.get(name) if name in section else None
-    if isinstance(value, LazyConfigValue):
-        value = value.get_value(type(empty)() if empty != () else [])
-    return empty if value is None else value
-
-
-def _extend(section: Any, name: str, items: list[Any]) -> None:
-    section[name] = [*_current(section, name), *items]
-
-
-def _default(section: Any, name: str, value: Any) -> None:
-    """Set what the administrator has not set."""
-    if name not in section:
-        section[name] = value

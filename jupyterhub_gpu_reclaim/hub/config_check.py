@@ -241,9 +241,14 @@ def _names(name: str, value: Any) -> str:
     wrong = f"{name} must be a list of names, for example ['ada', 'grace']."
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return wrong  # the letters of one name would become people
-    each = list(value)
-    good = all(isinstance(n, str) and n.strip() and "/" not in n for n in each)
-    return "" if good else wrong
+    return "" if all(isinstance(n, str) and n.strip() for n in value) else wrong
+
+
+def _user_names(name: str, value: Any) -> str:
+    wrong = _names(name, value)  # a group's may have slashes: Keycloak's are paths
+    if not wrong and any("/" in each for each in value):
+        return f"{name}: no user of a Hub has a slash in their name."
+    return wrong
 
 
 def _options(name: str, value: Any) -> str:
@@ -279,7 +284,7 @@ _JUDGES: dict[str, Callable[[str, Any], str]] = {
     "service_port": _port,
     "service_host": _host,
     **dict.fromkeys(SHORT, _seconds),
-    "admins": _names,
+    "admins": _user_names,
     "admin_groups": _names,
     "service_options": _options,
     "service_environment": _environment,

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from tornado.httpclient import AsyncHTTPClient
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
+    from jupyterhub_gpu_reclaim.node.setup.store import Opened
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
 _log = logging.getLogger(__name__)
@@ -94,6 +96,8 @@ class AgentApp(AgentSettings):
         self.check_together()
         if os.geteuid() != 0:
             raise CannotStartError("it must run as root: it stops and moves sessions")
+        # Before there is any thread: what it does to our view is for later ones only.
+        placements = make_placements(self.placement, self.realm, self.docker_socket)
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
         asyncio.get_running_loop().set_default_executor(threads)
         state = own_folder(Path(self.state_dir))
@@ -110,9 +114,10 @@ class AgentApp(AgentSettings):
                 clock, accelerator.cards, answer_seconds=self.sample_seconds
             )
             node = self._node(
+                placements=placements,
                 state=state,
                 clock=clock,
-                store=store.repository,
+                opened=store,
                 ports=ports,
                 accelerator=accelerator,
                 client=client,
@@ -198,20 +203,20 @@ class AgentApp(AgentSettings):
     def _node(
         self,
         *,
+        placements: Placements,
         state: Path,
         clock: Clock,
-        store: Repository,
+        opened: Opened,
         ports: HeldPorts,
         accelerator: Accelerator,
         client: AsyncHTTPClient,
         operations: Operations,
         sampler: Sampler,
     ) -> LocalNode:
-        limits = self.limits()
+        limits, store = self.limits(), opened.repository
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
-        placements = make_placements(self.placement, self.realm, self.docker_socket)
         records = Records(folder(state / watchdog.RECORDS))
         criu = CheckedCriu(Path(self.criu_dir), clock, untried=self.try_architecture)
         releases = Releases(
@@ -246,10 +251,14 @@ class AgentApp(AgentSettings):
                 placements=placements,
                 operations=operations,
                 releases=releases,
+                has_store=lambda: opened.presence.is_known,
             ),
             outcomes=Outcomes(placements=placements, records=records, store=store),
-            look=partial(readiness.node_findings, criu, accelerator, ports),
-            describe=partial(readiness.description, criu, accelerator, store, state),
+            presence=opened.presence,
+            look=partial(
+                readiness.node_findings, criu, accelerator, opened.presence, ports
+            ),
+            describe=partial(readiness.description, criu, accelerator, opened, state),
         )
 
 

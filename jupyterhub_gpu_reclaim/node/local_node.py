@@ -35,8 +35,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Finding, Sample
-    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+    from jupyterhub_gpu_reclaim.common.node_status import (
+        NodeStatus,
+        StoreOrder,
+        StoreStatus,
+    )
     from jupyterhub_gpu_reclaim.node.operations.records import Record
+    from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
     from jupyterhub_gpu_reclaim.node.sessions.placements import (
         Placements,
         PodHint,
@@ -71,6 +76,7 @@ class LocalNode:
     releases: Releases
     recovery: Recovery
     outcomes: Outcomes
+    presence: StorePresence
     #: Looks for what keeps this node from working; it blocks.
     look: Callable[[], list[Finding]]
     #: Tells versions and room on disks; it blocks.
@@ -143,6 +149,10 @@ class LocalNode:
             )
 
         return await asyncio.to_thread(read)
+
+    async def obey_store(self, order: StoreOrder) -> StoreStatus:
+        """Take the service's word, which store is meant; idempotent."""
+        return await asyncio.to_thread(self.presence.obey, order)
 
     async def set_hint(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about a session, before any other call."""

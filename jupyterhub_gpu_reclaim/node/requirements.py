@@ -317,8 +317,9 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     folder; ``kernels`` and ``terminals`` are what its server had open; ``memory`` is
     what it held, in bytes, with that of its ``gpus``; ``standing`` is what its users of
     a GPU had left unread (``nap.inputs``); ``image`` is that of its container,
-    ``node_labels`` are the service's own; ``shares_network`` is true where it lived in
-    the agent's own network.
+    ``node_labels`` are the service's own; ``given_groups`` are what its container gave
+    its init, whose own comes first; ``shares_network`` is true where it lived in the
+    agent's own network.
     """
 
     format: int = 1
@@ -342,6 +343,7 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
     rights: Rights | None = None
     shares_network: bool = False
+    given_groups: list[int] = msgspec.field(default_factory=list)
 
 
 def this_machine() -> Machine:

@@ -9,8 +9,10 @@ still frozen, and wakes every one that naps.
 
 It guarantees that this happens only while no agent works on the same state folder: it
 holds the agent's lock meanwhile. Until then it imports nothing but the standard
-library, and stays small. Of the watchdogs of agents that end one after the other, the
-first waits and the later ones end.
+library, and stays small. It lives in no container's control group, so it writes its log
+into the state folder: as long as somebody holds a container's output, the runtime takes
+the container for running, and starts no other. Of the watchdogs of agents that end one
+after the other, the first waits and the later ones end.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 LOCK = "agent.lock"
 #: Held by the watchdog that waits for another agent; says how it was started.
 WAITS = "watchdog.lock"
+#: What watchdogs report; begun anew by an agent that finds more than so many bytes.
+LOG = "watchdog.log"
+_LOG_BYTES = 1 << 20
 RECORDS = "records"
 HUGE_PAGES = "huge-pages"
 #: An agent that has held its lock for so long has settled what was left to settle.
@@ -58,9 +63,16 @@ def start(watched: Watched) -> int:
     """Watch this process from another one, which does not end with it; its pid."""
     words = [str(value) for value in watched]
     command = [sys.executable, "-m", __name__, str(os.getpid()), *words]
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    with (watched.state / LOG).open("ab") as log:
+        if log.tell() > _LOG_BYTES:
+            log.truncate(0)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     # When we end, the machine's init reaps it; before that it does not end.
     process.returncode = 0
     return process.pid

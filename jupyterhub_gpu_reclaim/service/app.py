@@ -54,6 +54,7 @@ from jupyterhub_gpu_reclaim.service.settings import placement, validation
 from jupyterhub_gpu_reclaim.service.settings.environment import HubEnvironment
 from jupyterhub_gpu_reclaim.service.settings.in_force import settings_in_force
 from jupyterhub_gpu_reclaim.service.settings.options import Options
+from jupyterhub_gpu_reclaim.service.store_watch import StoreWatch
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 
@@ -254,7 +255,8 @@ class ReclaimService(Application, Options):
             settings=self.settings(),
             folder=folder,
         )
-        nodes = NodeWatch(agent, SystemClock(), controller.note_silent)
+        stores = StoreWatch(agent, journal)
+        nodes = NodeWatch(agent, SystemClock(), controller.note_silent, stores.settle)
         try:
             async with (
                 feeding(journal, self.event_log, SystemClock()) as events,
@@ -322,6 +324,7 @@ class ReclaimService(Application, Options):
             created=hub.created,
             groups=hub.groups_of_all,
             nodes=nodes.now,
+            warnings=lambda: environment.warnings,
             settings=lambda: settings_in_force(self),
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,

@@ -51,6 +51,12 @@ def families(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
         " its room.",
         labels=["node"],
     )
+    here = GaugeMetricFamily(
+        PREFIX + "store_present",
+        "1 where a node sees the store that is meant; 0: another one is in its place,"
+        " it is not mounted, or it does not answer.",
+        labels=["node"],
+    )
     records = GaugeMetricFamily(
         PREFIX + "state_free_bytes",
         "Room on the disk of an agent's own records.",
@@ -67,9 +73,11 @@ def families(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
             store.add_metric([node.node], status.store_free)
         if status.store_capacity is not None:
             capacity.add_metric([node.node], status.store_capacity)
+        if status.store is not None:
+            here.add_metric([node.node], status.store.state == "here")
         if status.state_free is not None:
             records.add_metric([node.node], status.state_free)
-    yield from (present, store, capacity, records)
+    yield from (present, store, capacity, here, records)
 
 
 def _state(node: NodeHealth) -> str:

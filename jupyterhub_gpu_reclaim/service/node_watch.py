@@ -3,7 +3,7 @@
 Every agent is asked every few seconds, none waits for another, and one that does not
 answer in that time is silent. It is for people: the page of nodes, the strip on the
 managers' pages, and the steps of what is under way on a silent node. Nothing is decided
-by it (law 5).
+by it (law 5), but which store is meant (``store_watch``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
@@ -41,6 +41,10 @@ class Nodes(Protocol):
         """How that node is."""
 
 
+async def _nothing(nodes: Sequence[NodeHealth]) -> None:
+    """There is nothing to be settled with the nodes."""
+
+
 class NodeWatch:
     """Asks the agents, and remembers.
 
@@ -48,11 +52,17 @@ class NodeWatch:
         agents: to ask.
         clock: time and waiting.
         told: called after each round with the silent nodes and since when they are.
+        settle: called after each round with all of them.
     """
 
     def __init__(
-        self, agents: Nodes, clock: Clock, told: Callable[[Mapping[str, float]], None]
+        self,
+        agents: Nodes,
+        clock: Clock,
+        told: Callable[[Mapping[str, float]], None],
+        settle: Callable[[Sequence[NodeHealth]], Awaitable[None]] = _nothing,
     ) -> None:
+        self._settle = settle
         self._agents = agents
         self._clock = clock
         self._told = told
@@ -80,6 +90,7 @@ class NodeWatch:
                 if each.silent_since is not None
             }
         )
+        await self._settle(found)
 
     async def _one(self, node: str) -> NodeHealth:
         asked = self._clock.now()

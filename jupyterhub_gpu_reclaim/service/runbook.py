@@ -55,6 +55,12 @@ ALERTS = (
         " then.",
     ),
     Alert(
+        "GpuReclaimStoreAbsent",
+        "The store is not mounted, another one is in its place, or it does not answer.",
+        "Mount it, or correct `AgentApp.store_url`; it is used again by itself. If it"
+        " was changed on purpose: `jupyterhub-gpu-reclaim store adopt`.",
+    ),
+    Alert(
         "GpuReclaimStoreFillsUp",
         "Less than a tenth of the store is left, or it will be full within a day.",
         "Make the store larger, or keep checkpoints for a shorter time"

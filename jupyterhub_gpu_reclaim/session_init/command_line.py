@@ -30,6 +30,19 @@ _RUN_INLINE: Final = (
 )
 
 
+class SystemUser(NamedTuple):
+    """Whom the programs of a session on the machine itself run as.
+
+    A holding init is told it, too: what a fresh start would be given that day.
+    """
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    #: No program may gain more rights than it has, as by ``sudo``.
+    no_new_privileges: bool = False
+
+
 class InitArguments(NamedTuple):
     """What an init was started with."""
 
@@ -38,6 +51,7 @@ class InitArguments(NamedTuple):
     server: str
     realm: str
     holding: bool  #: it waits for a tree to be restored
+    system_user: SystemUser | None = None  #: None: as the init itself
 
 
 def written(arguments: InitArguments) -> list[str]:
@@ -51,7 +65,16 @@ def written(arguments: InitArguments) -> list[str]:
         f"--server={arguments.server}",
         f"--realm={arguments.realm}",
         "--relay",
+        *_written_user(arguments.system_user),
     ]
+
+
+def _written_user(user: SystemUser | None) -> list[str]:
+    if user is None:
+        return []
+    words = ["--uid", str(user.uid), "--gid", str(user.gid)]
+    words += ["--groups", ",".join(map(str, user.groups))]
+    return [*words, "--no-new-privileges", str(int(user.no_new_privileges))]
 
 
 def inline(python: str) -> tuple[str, str, str]:
@@ -95,7 +118,20 @@ def parse(words: Sequence[bytes]) -> InitArguments | None:
         server=values.get("--server", ""),
         realm=values.get("--realm", ""),
         holding=text[mode_at] == "hold",
+        system_user=_system_user(values),
     )
+
+
+def _system_user(values: dict[str, str]) -> SystemUser | None:
+    try:
+        return SystemUser(
+            int(values["--uid"]),
+            int(values["--gid"]),
+            tuple(int(group) for group in values["--groups"].split(",") if group),
+            values.get("--no-new-privileges") == "1",
+        )
+    except (KeyError, ValueError):
+        return None
 
 
 def _values(options: list[str]) -> dict[str, str]:

@@ -8,9 +8,8 @@ and never becomes part of a checkpoint (pid 1 cannot be in one).
 ::
 
     session_init.py start|hold --incarnation UUID --user NAME --server NAME
-        [--realm NAME]
-        [--uid N --gid N --groups A,B --chdir DIR] [--relay] [--first-pid 300]
-        [--status-file FILE] [-- CMD ARG…]
+        [--realm NAME] [--uid N --gid N --groups A,B --no-new-privileges 0|1]
+        [--chdir DIR] [--relay] [--first-pid 300] [--status-file FILE] [-- CMD ARG…]
 
 ``start``  pids below ``--first-pid`` are used up, so that they are free for CRIU and
 the init when the session is brought back elsewhere. Then two processes are made:
@@ -67,6 +66,7 @@ ATOMIC_WRITE = 4096
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
 
 # <linux/prctl.h>, <linux/seccomp.h>, <linux/filter.h>, <asm-generic/unistd.h>
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
@@ -103,6 +103,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--uid", type=int)
     parser.add_argument("--gid", type=int)
     parser.add_argument("--groups", default="")
+    parser.add_argument("--no-new-privileges", type=int, default=0)
     parser.add_argument("--chdir")
     parser.add_argument("--relay", action="store_true")
     parser.add_argument("--status-file")
@@ -194,6 +195,8 @@ def become(args: argparse.Namespace) -> None:
         # Changing the uid clears this flag, and then the user could not look at
         # the own process under /proc.
         prctl(PR_SET_DUMPABLE, 1)
+    if args.no_new_privileges:
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
     if args.chdir:
         os.chdir(args.chdir)
 

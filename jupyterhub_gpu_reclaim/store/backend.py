@@ -55,8 +55,10 @@ class ObjectExists(StoreError):
 class Unavailable(StoreError):
     """It does not work now, but may soon; the call had no effect."""
 
-    def __init__(self, why: str, *, detail: str = "") -> None:
-        super().__init__(Reason.STORE_UNREACHABLE, why=why, detail=detail)
+    def __init__(
+        self, why: str, *, detail: str = "", reason: Reason = Reason.STORE_UNREACHABLE
+    ) -> None:
+        super().__init__(reason, why=why, detail=detail)
 
 
 class ObjectWriter(Protocol):

@@ -1,8 +1,7 @@
-"""The session of ``session_in_containerd``, with an agent that is confined itself.
+"""What needs a first process that everybody may look at: a pid namespace of its own.
 
-As in a DaemonSet: it sees all processes, and of the rest only what is its own. What it
-needs of the host it has to find through the first process; so the test has a pid
-namespace of its own, whose first process everybody may look at.
+An agent in a container, as in a DaemonSet, sees all processes, and of the rest only
+what is its own. What it needs of the host it has to find through the first process.
 """
 
 import os
@@ -16,15 +15,18 @@ import pytest
 from tests.support.containerd import CONFINED
 
 
-def test_session_moves_between_containers_beside_an_agent_in_a_container():
-    if os.geteuid() != 0 or shutil.which("containerd") is None:
-        pytest.skip("needs root and containerd: apt-get install containerd runc")
-    inside = Path(__file__).with_name("session_in_containerd.py")
+@pytest.mark.parametrize(
+    ("inside", "runtime"),
+    [("session_in_containerd", "containerd"), ("agent_in_runc", "runc")],
+)
+def test_agent_in_a_container_of(inside, runtime):
+    if os.geteuid() != 0 or shutil.which(runtime) is None:
+        pytest.skip(f"needs root and {runtime}: apt-get install containerd runc")
     done = subprocess.run(
         [
             *("unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"),
             *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
-            str(inside),
+            str(Path(__file__).with_name(f"{inside}.py")),
         ],
         env=os.environ | {CONFINED: "1"},
         capture_output=True,

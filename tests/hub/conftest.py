@@ -60,7 +60,19 @@ c.Spawner.options_form = form
 def limit_files():
     import resource
     resource.setrlimit(resource.RLIMIT_NOFILE, (321, 4096))
+def failing(spawner, moment):
+    # what a test has written down, and would end a Hub that counted it
+    file = os.path.join(FOLDER, f"{moment}-of-{spawner.user.name}")
+    if os.path.exists(file):
+        spawner.consecutive_failure_limit = 1
+        kind, _, words = open(file).read().partition(" ")
+        raise {"lost": RuntimeError, "group": functools.partial(web.HTTPError, 403)}[
+            kind
+        ](words)
 def small_server(spawner):
+    failing(spawner, "hook")
+    if os.path.exists(os.path.join(FOLDER, f"impatient-{spawner.user.name}")):
+        spawner.start_timeout, spawner.consecutive_failure_limit = 2, 1
     name = spawner.user.name
     if spawner.name == "mute":
         spawner.cmd, spawner.get_args = ["sleep", "600"], lambda: []
@@ -75,11 +87,14 @@ def small_server(spawner):
         spawner.popen_kwargs = {"preexec_fn": limit_files}
         spawner.mem_limit = "512M"
 c.Spawner.pre_spawn_hook = small_server
+c.Spawner.auth_state_hook = lambda spawner, state: failing(spawner, "login")
 
-import asyncio, os
+import asyncio, functools, os
+from tornado import web
 from jupyterhub_gpu_reclaim.hub.local.spawner import SessionProcessSpawner
 start = SessionProcessSpawner.start
 async def held_start(spawner):
+    failing(spawner, "start")
     where = await start(spawner)
     held = os.path.join(FOLDER, "held-start-of-" + spawner.user.name)
     while os.path.exists(held):

@@ -239,6 +239,14 @@ async def test_nothing_else_runs_in_a_place_that_waits_for_a_restore(docker, hos
     assert await SessionContainerSpawner.start(host) == "http://127.0.0.1:8888"
 
 
+async def test_session_comes_back_whose_image_may_not_be_chosen_any_more(docker, host):
+    host.user_options = {"image": "base:june"}
+    host.allowed_images = {"base:july": "base:july"}
+    identity = Identity(api_token="t", port=8888)
+    host.reclaim_launch = Launch(mode="hold", incarnation="inc-1", identity=identity)
+    assert await SessionContainerSpawner.start(host) == "http://127.0.0.1:8888"
+
+
 def test_server_on_the_hosts_network_listens_on_this_machine_alone(host):
     assert host.ip == "127.0.0.1"
     assert made(network_name="lab").ip == "0.0.0.0"

@@ -13,6 +13,8 @@ import pytest
 import requests
 
 from jupyterhub_gpu_reclaim.hub.local import exit_status
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.session_init.command_line import parse
 from tests.support.hub import wait_until
 from tests.support.relaunching_service import children
 
@@ -49,6 +51,26 @@ def test_session_runs_as_the_system_user_and_its_init_as_root(hub, service, ask)
     assert Path(f"/proc/{init}/comm").exists()
     assert children(init)
     assert "hello from the session" in hub.log()
+
+
+def test_return_is_told_the_rights_that_a_fresh_start_would_give_today(
+    hub, service, ask
+):
+    ask("games")
+    first = rights_told(service)
+    service.capture("games")
+    hub.stop_server("games")
+    ask("games")
+    words = procfs.words(service.init("games"), "cmdline")
+    assert parse(words).holding
+    entry = pwd.getpwnam("games")
+    assert rights_told(service) == first
+    assert first[:2] == (entry.pw_uid, entry.pw_gid)
+    assert set(first.groups) == set(os.getgrouplist("games", entry.pw_gid))
+
+
+def rights_told(service):
+    return parse(procfs.words(service.init("games"), "cmdline")).system_user
 
 
 def test_shell_limits_and_loader_variables_reach_the_session(hub, service, ask):

@@ -273,6 +273,114 @@ async def test_a_return_in_another_image_than_the_chosen_one_says_so(cluster, ma
     assert images == [saved]
 
 
+def profiles(*, image="quay.io/jupyter/base:june", gpus="1", choice="june"):
+    gpu = {"extra_resource_limits": {"nvidia.com/gpu": gpus}, "mem_limit": "2G"}
+    options = {
+        "image": {
+            "display_name": "Image",
+            "choices": {choice: {"kubespawner_override": {"image": image}}},
+        }
+    }
+    return [
+        {"display_name": "CPU", "slug": "cpu", "default": True},
+        {
+            "display_name": "GPU",
+            "slug": "gpu",
+            "kubespawner_override": {**gpu, "environment": {"KEY": "secret"}},
+            "profile_options": options,
+        },
+    ]
+
+
+async def started_as(make, chosen, **more):
+    """What is remembered of a fresh start that has ended."""
+    spawner = make(kind=Reclaiming, **more)
+    spawner.user_options = chosen
+    await SessionPodSpawner.start(spawner)
+    choice = spawner.reclaim_choice()
+    await SessionPodSpawner.stop(spawner, now=True)
+    return choice
+
+
+async def come_back(make, choice, now=None, **more):
+    spawner = make(kind=Reclaiming, incarnation="b" * 32, **more)
+    image = "quay.io/jupyter/base@sha256:" + "a" * 64
+    identity = Identity(api_token="saved", port=SERVER_PORT, image=image)
+    spawner.reclaim_launch = replace(
+        spawner.reclaim_launch, mode="hold", identity=identity, choice=choice
+    )
+    spawner.user_options = {} if now is None else now
+    await SessionPodSpawner.start(spawner)
+    return spawner
+
+
+def resources(cluster):
+    containers = cluster.pod("jupyter-ada")["spec"]["containers"]
+    return containers[0]["resources"]["limits"]
+
+
+@pytest.mark.parametrize(
+    "today",
+    [
+        profiles(choice="july", image="quay.io/jupyter/base:july"),
+        profiles()[:1],
+        [],
+    ],
+    ids=["image bumped", "profile gone", "no profiles"],
+)
+async def test_a_return_whose_choice_is_not_offered_any_more_is_as_it_was(
+    cluster, make, today
+):
+    chosen = {"profile": "gpu", "image": "june"}
+    choice = await started_as(make, chosen, profile_list=profiles())
+    assert "secret" not in str(choice)
+    limits = {"nvidia.com/gpu": "1", "memory": 2 << 30}
+    await come_back(make, choice, profile_list=today)
+    assert resources(cluster) == limits
+
+
+async def test_a_return_goes_by_the_old_choice_as_it_is_defined_today(cluster, make):
+    choice = await started_as(make, {"profile": "gpu"}, profile_list=profiles())
+    spawner = await come_back(
+        make, choice, {"profile": "cpu"}, profile_list=profiles(gpus="2")
+    )
+    assert resources(cluster)["nvidia.com/gpu"] == "2"
+    assert "what you chose is for a fresh start" in spawner._waits_for()
+
+
+async def test_the_default_profile_of_its_start_is_that_of_its_return(cluster, make):
+    """Another is the default by then."""
+    at_first = [profiles()[1]]
+    choice = await started_as(make, {}, profile_list=at_first)
+    await come_back(make, choice, profile_list=profiles())
+    assert resources(cluster)["nvidia.com/gpu"] == "1"
+
+
+async def test_a_profile_that_a_function_leaves_out_may_be_a_right_taken_away(
+    cluster, make
+):
+    chosen = {"profile": "gpu"}
+    choice = await started_as(make, chosen, profile_list=lambda _: profiles())
+    with pytest.raises(Refused) as refused:
+        await come_back(make, choice, profile_list=lambda _: profiles()[:1])
+    assert refused.value.reason is Reason.PROFILE_GONE
+    assert "No such profile: gpu" in refused.value.message
+    assert cluster.pod("jupyter-ada") is None
+
+
+async def test_what_a_state_cannot_keep_is_not_made_up(cluster, make):
+    volume = [SimpleNamespace(name="scratch")]
+    offered = profiles()
+    offered[1]["kubespawner_override"]["common_labels"] = lambda _: {"v": volume}
+    kube = make(kind=Reclaiming, profile_list=offered)
+    kube.user_options = {"profile": "gpu"}
+    await kube.load_user_options()
+    assert kube.reclaim_choice().overrides == ()
+    with pytest.raises(Refused) as refused:
+        await come_back(make, kube.reclaim_choice(), profile_list=profiles()[:1])
+    assert refused.value.reason is Reason.PROFILE_GONE
+
+
 async def test_a_hook_that_removes_the_init_stops_a_return(cluster, make):
     def hook(spawner, pod):
         pod = copy.copy(pod)

@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
     NodeStatus,
+    StoreStatus,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
@@ -70,6 +71,7 @@ def exported() -> set[str]:
         state_free=1,
         store_free=1,
         store_capacity=1,
+        store=StoreStatus(state="here"),
     )
     nodes = [NodeHealth(node="gpu-1", status=status)]
     made = metrics.registry(lambda: snapshot, lambda: nodes)

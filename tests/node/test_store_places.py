@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
 from tests.support.agent import PATIENCE, goes_on, wait_for
 from tests.support.object_store import LOGIN, s3_server
 
@@ -34,6 +35,8 @@ def configured(agent, folder, s3):
         path = folder / "agent.py"
         path.write_text("\n".join(["c = get_config()", *lines]))
         agent.kill()
+        if agent.store != "s3://sessions/hub":  # no store was known before
+            (folder / "state" / "store.json").unlink()
         agent.store = "s3://sessions/hub"
         agent.start(f"--config={path}")
         return agent
@@ -70,6 +73,13 @@ def test_session_comes_back_from_the_store_when_the_disk_is_lost(
         assert list(node.rglob("manifests/cp-1"))
         shutil.rmtree(node)
     agent = configured(**(tiers if means != "store only" else {}))
+    if means != "store only":
+        refused = agent.get("/v1/checkpoints").json()
+        assert refused["code"] == "store_absent"
+        assert "folder in front of it is not mounted" in refused["message"]
+        known = KnownStore(folder / "state")
+        known.adopt(known.word().store)  # ``store adopt``: the disk is a new one
+        agent.words = known.word().word
     holding = places("hold")
     restored = agent.restore(holding, "cp-1")
     assert restored[-1]["tree"]["state"] == "running", restored[-1]
@@ -86,6 +96,7 @@ def test_session_is_saved_and_comes_back_while_the_store_is_away(
     """What only the folder of the machine has is sent when the store answers again."""
     tiers = {"store_local_dir": str(folder / "node"), "commit_means": "local"}
     nowhere = {**s3.options, "endpoint": "http://127.0.0.1:1"}
+    configured(**tiers)  # it was there once
     agent = configured(**tiers, store_options=nowhere, store_patience_seconds=1.0)
     captured = agent.capture(counter, "cp-1")
     assert captured[-1]["checkpoint"]["id"] == "cp-1", captured[-1]
@@ -95,7 +106,7 @@ def test_session_is_saved_and_comes_back_while_the_store_is_away(
     restored = agent.restore(holding, "cp-1")
     assert restored[-1]["tree"]["state"] == "running", restored[-1]
     assert goes_on(holding)
-    assert in_bucket(s3) == []
+    assert in_bucket(s3) == ["identity"]
     configured(**tiers)
     wait_for(lambda: "manifests/cp-1" in in_bucket(s3))
     wait_for(lambda: "writing/cp-1" not in in_bucket(s3))

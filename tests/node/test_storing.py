@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import stat
 
 import pytest
@@ -12,6 +13,7 @@ from traitlets import TraitError
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
 from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
@@ -24,11 +26,13 @@ KEY = SessionKey("ada")
 def opened(tmp_path):
     stores = []
 
-    def open_it(**settings):
+    def open_it(*, begin=True, **settings):
         given = {"store_url": str(tmp_path / "store"), "store_workers": 0, **settings}
         state = tmp_path / "agent"
         state.mkdir(exist_ok=True)
         stores.append(open_store(AgentSettings(**given), ManualClock(), state=state))
+        if begin:
+            stores[-1].presence.obey(StoreOrder(store="a" * 32, begin=True))
         return stores[-1]
 
     yield open_it
@@ -58,12 +62,21 @@ def test_first_start_makes_a_key_beside_the_state_folder(opened, tmp_path, caplo
     assert opened().repository.verify("one") == []
 
 
-def test_key_that_is_gone_is_not_made_anew_beside_what_needs_it(opened, tmp_path):
+def test_key_that_is_gone_is_said_is_not_made_anew_and_is_used_when_it_is_back(
+    opened, tmp_path
+):
     save(opened())
-    (tmp_path / "master.key").unlink()
+    key = (tmp_path / "master.key").rename(tmp_path / "not mounted")
+    store = opened()
+    status = store.presence.status()
+    assert status.state == "unknown"
+    assert re.search(r"master key .* is not there", status.why)
     with pytest.raises(StoreError, match=r"master key .* is not there"):
-        opened()
+        save(store, "two")
     assert not (tmp_path / "master.key").exists()
+    key.rename(tmp_path / "master.key")
+    assert store.presence.status().state == "here"
+    save(store, "two")
 
 
 @pytest.mark.parametrize("place", ["file", "variable", "dir", "service"])

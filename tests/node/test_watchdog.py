@@ -151,7 +151,7 @@ def test_watchdogs_of_agents_that_end_again_and_again_do_not_add_up(tmp_path):
     def after_an_agent(patience: int) -> int:
         command = [sys.executable, "-c", BRIEF_AGENT, str(tmp_path), str(patience)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as ended:
-            return int(ended.stdout.readline())  # to its end, the watchdog has it, too
+            return int(ended.stdout.read())  # to its end: the watchdog does not hold it
 
     def waits(pid: int) -> bool:
         said = tmp_path / watchdog.WAITS

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
     NodeStatus,
+    StoreStatus,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
@@ -116,6 +117,13 @@ def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
     up = NodeHealth(node="a", status=UP)
     assert parts([up, up])["Agents"] == ("2 ready", "good")
     assert parts([up])["Store"] == ("900 GB of 4.0 TB free", "good")
+    absent = StoreStatus(state="absent", store="x", why="…")
+    unmounted = msgspec.structs.replace(UP, store=absent, store_free=None)
+    told, tone = parts([up, NodeHealth(node="b", status=unmounted)])["Store"]
+    assert (told.startswith("not there"), "as b sees it" in told, tone) == (
+        *(True, True),
+        "bad",
+    )
     lost = NodeHealth(node="b", status=UP, silent_since=NOW - 12)
     last = NodeHealth(node="", silent_since=NOW - 90)
     assert parts([up, lost])["Agents"] == ("b has been silent for 12 s", "bad")

@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
     NodeStatus,
+    StoreStatus,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
     Counters,
@@ -160,7 +161,13 @@ def test_metrics_of_gpus_say_what_is_done_with_them_and_where():
 def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
     cards = [CardStatus(name="A100"), CardStatus(name="A100"), CardStatus(name="T4")]
     one = NodeStatus(
-        host="1", version="1", cards=cards, state_free=5, store_free=7, store_capacity=9
+        host="1",
+        version="1",
+        cards=cards,
+        state_free=5,
+        store_free=7,
+        store_capacity=9,
+        store=StoreStatus(state="absent"),
     )
     cannot = Finding(code="criu_missing", message="No CRIU.", fatal=True)
     other = NodeStatus(host="2", version="1", findings=[cannot])
@@ -177,6 +184,8 @@ def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
     assert found["gpus_present", "T4", "gpu-1"] == 1
     assert found["store_free_bytes", "gpu-1"] == 7
     assert found["store_capacity_bytes", "gpu-1"] == 9
+    assert found["store_present", "gpu-1"] == 0
+    assert ("store_present", "gpu-2") not in found  # an older agent
     assert found["state_free_bytes", "gpu-1"] == 5
     assert ("store_free_bytes", "gpu-2") not in found
 

@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     StopPlan,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.hub.spawner.patches import STOP_IS_OURS
+from jupyterhub_gpu_reclaim.hub.patches import STOP_IS_OURS
 from tests.support.simulated_hub import run, started
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -22,6 +23,9 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.support import preloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 INIT = Path(criu_module.__file__).parents[2] / "session_init" / "session_init.py"
 MOUNTS = """
@@ -76,6 +80,7 @@ class Agent:
         self.popen: preloaded.Started | None = None
         self.log = folder / "agent.log"
         self.store = f"{folder}/store"
+        self.words = 0  #: number of the word that says which store is meant
         self.listen = f"unix:{folder}/agent.sock"
 
     def start(self, *options: str, wait: bool = True) -> None:
@@ -98,9 +103,19 @@ class Agent:
             )
         if wait:
             wait_for(self._answers)
+            self.begin_store()
+
+    def begin_store(self) -> None:
+        """What the service does at once: say which store is meant, and begin it."""
+        name = uuid.uuid5(uuid.NAMESPACE_URL, self.store).hex
+        order = {"store": name, "word": self.words, "begin": True}
+        self.put("/v1/store", order).raise_for_status()
 
     def _answers(self) -> bool:
         assert self.popen.poll() is None, self.log.read_text()
+        return self._is_healthy()
+
+    def _is_healthy(self) -> bool:
         # What the former agent was just starting may hold its socket for a moment
         # longer: who connects then is cut off. (httpx would leave a socket open.)
         with (
@@ -143,6 +158,10 @@ class Agent:
     def post(self, path: str, body: dict | None = None) -> httpx.Response:
         with self.client() as client:
             return client.post(path, json=body or {})
+
+    def put(self, path: str, body: dict) -> httpx.Response:
+        with self.client() as client:
+            return client.put(path, json=body)
 
     def delete(self, path: str) -> httpx.Response:
         with self.client() as client:
@@ -191,7 +210,13 @@ class Place:
     """An init in namespaces of its own: with programs in it, or holding."""
 
     def __init__(
-        self, folder: Path, mode: str, *command: str, env=None, user: str = "ann"
+        self,
+        folder: Path,
+        mode: str,
+        *command: str,
+        env=None,
+        user: str = "ann",
+        options: Sequence[str] = (),
     ) -> None:
         self.incarnation = uuid.uuid4().hex
         self.output = folder / f"{self.incarnation}.out"
@@ -204,6 +229,7 @@ class Place:
                     *("--incarnation", self.incarnation),
                     *("--user", user, "--server", "", "--relay"),
                     *("--realm", folder.name),
+                    *options,
                     *(["--", *command] if command else []),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -240,8 +266,8 @@ class Place:
 def places(folder):
     made = []
 
-    def make(mode: str, *command: str, env=None) -> Place:
-        made.append(Place(folder, mode, *command, env=env))
+    def make(mode: str, *command: str, env=None, options=()) -> Place:
+        made.append(Place(folder, mode, *command, env=env, options=options))
         return made[-1]
 
     yield make

@@ -140,13 +140,15 @@ def system_python() -> str:
     return python
 
 
-def start_session(folder: Path, places: Places, told: str = "1") -> World:
+def start_session(
+    folder: Path, places: Places, told: str = "1", groups: str = ""
+) -> World:
     """Start that user's session in a home of his below the folder; it runs ``told``."""
     python = system_python()
     folder.chmod(0o755)
     home = make_home(folder)
-    become = ("--uid", str(UID), "--gid", str(GID), "--groups", "")
-    options = (*become[:4], "--chdir", str(home))
+    become = ("--uid", str(UID), "--gid", str(GID), "--groups", groups)
+    options = (*become, "--chdir", str(home))
     place = places.start(python, "-c", REPL, options=options)
     place.read_until("port ")
     world = World(place, int(place.read_until("\n")))
@@ -154,9 +156,11 @@ def start_session(folder: Path, places: Places, told: str = "1") -> World:
     return world
 
 
-def save_session(criu, folder: Path, places: Places, told: str = HOLD) -> Victim:
+def save_session(
+    criu, folder: Path, places: Places, told: str = HOLD, groups: str = ""
+) -> Victim:
     """Start that user's session, let it run ``told``, save and end it."""
-    world = start_session(folder, places, told)
+    world = start_session(folder, places, told, groups)
     place, home = world.place, folder / "home"
     engine = Engine(criu, folder)
     image = engine.image()

@@ -370,6 +370,7 @@ class Maker:
                 [sys.executable, "-I", "-S", str(HELPER), str(namespace)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # it may outlive us, and our container
                 pass_fds=[namespace],
             )
         finally:

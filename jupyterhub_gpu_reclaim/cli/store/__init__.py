@@ -81,6 +81,15 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="delete the newest of a session too, which may be all there is of it",
     )
 
+    text = "take what is at the agent's place for its store from now on"
+    adopt = add("adopt", "adoption", text)
+    adopt.add_argument(
+        "--empty",
+        action="store_true",
+        help="begin a new store there, where nothing is yet: look first whether its"
+        " volume is mounted",
+    )
+
     export = add("export", "transfer", "write one checkpoint into a file")
     export.add_argument("id", metavar="ID")
     export.add_argument("file", metavar="FILE", help="must not be there yet")

@@ -82,6 +82,9 @@ def rekey(args: argparse.Namespace) -> int:
             except (StoreError, NotFound) as error:
                 failed[id_] = error.message
             bar(number, len(ids))
+        if not args.ids:
+            for check in store.checks:
+                check.rekey()
     if args.json:
         print_json({"rewrapped": wrapped, "failed": failed})
     else:

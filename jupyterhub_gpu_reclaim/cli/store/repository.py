@@ -16,19 +16,28 @@ from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.app import AgentApp
-from jupyterhub_gpu_reclaim.node.setup.store import backend_of, keys_of
+from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
+from jupyterhub_gpu_reclaim.node.setup.store import (
+    identify,
+    joined,
+    keys_of,
+    places_of,
+    with_roles,
+)
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.repository import Repository
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
 #: What a store has; not ``tmp/``, which others have, too.
-_FOLDERS = (layout.MANIFESTS, layout.PACKS, layout.INTENTS)
+_OBJECTS = (layout.MANIFESTS, layout.PACKS, layout.INTENTS, layout.IDENTITY)
 
 
 class OpenStore(NamedTuple):
@@ -38,6 +47,7 @@ class OpenStore(NamedTuple):
     keys: Wrapper
     repository: Repository
     clock: Clock
+    checks: Sequence[IdentityCheck]  #: of its places
 
 
 def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenStore:
@@ -52,14 +62,33 @@ def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenSto
         StoreError: it cannot be opened, or its keys are not here.
     """
     settings = settings_of(args)
+    look(settings, may_be_new=may_be_new)
+    clock = SystemClock()
+    state = Path(settings.state_dir)
+    keys = keys_of(settings, state)
+    places: Sequence[Backend] = places_of(settings)
+    known = KnownStore(state, settings.store_local_dir)
+    checks = [
+        IdentityCheck(place, keys, known, role) for place, role in with_roles(places)
+    ]
+    # Where --store names it, it need not be the agent's.
+    if not args.store and known.word().store:
+        places = identify(places, keys, known)
+    backend = joined(places, settings)
+    repository = Repository(backend, clock=clock, keys=keys)
+    return OpenStore(backend, keys, repository, clock, checks)
+
+
+def look(settings: AgentApp, *, may_be_new: bool) -> None:
+    """See that the folders are a store's, before they are opened.
+
+    Raises:
+        BadRequest: they are not.
+    """
     for place in (settings.store_url, settings.store_local_dir):
         path = place.removeprefix("file://")
         if path.startswith("/"):
             _look(Path(path), may_be_new=may_be_new)
-    clock = SystemClock()
-    keys = keys_of(settings, Path(settings.state_dir))
-    backend = backend_of(settings)
-    return OpenStore(backend, keys, Repository(backend, clock=clock, keys=keys), clock)
 
 
 def settings_of(args: argparse.Namespace) -> AgentApp:
@@ -125,11 +154,11 @@ def _look(path: Path, *, may_be_new: bool) -> None:
             if may_be_new and not path.exists():
                 return
             refuse(f"There is no store at {path}.")
-        names = {each.name + "/" for each in path.iterdir()}
+        names = {each.name + "/" * each.is_dir() for each in path.iterdir()}
     except OSError as error:
         why = (error.strerror or "unknown error").lower()
         refuse(f"{path} cannot be read: {why}. Are you root?")
-    if names and names.isdisjoint(_FOLDERS):
+    if names and names.isdisjoint(_OBJECTS):
         refuse(f"{path} is a folder of something else, no store.")
 
 

@@ -218,6 +218,16 @@ nap_memory = Table(
     Index("nap_memory_by_end", "ended"),
 )
 
+#: Which store is meant: one row, or none where that is not known yet.
+store = Table(
+    "store",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("store", Text, nullable=False),  # its id
+    Column("word", Integer, nullable=False),  # number of the word that says so
+    Column("begun", Boolean, nullable=False),  # an agent has seen it
+)
+
 audit_by_user = Index("audit_by_user", audit.c.user, audit.c.id)
 
 
@@ -285,6 +295,11 @@ def _nap_memory(connection: Connection) -> None:
     nap_memory.create(connection, checkfirst=True)
 
 
+def _store(connection: Connection) -> None:
+    """Version 11: which store is meant."""
+    store.create(connection, checkfirst=True)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -296,6 +311,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _reclaimed,
     _own_idle_time,
     _nap_memory,
+    _store,
 )
 
 

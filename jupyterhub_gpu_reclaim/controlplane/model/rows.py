@@ -6,6 +6,7 @@ Plain frozen values. No decisions here, and never a token.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
@@ -101,3 +102,11 @@ class AuditRow(Value, frozen=True, kw_only=True):
     what: str
     code: str = ""
     message: str = ""
+
+
+class MeantStore(NamedTuple):
+    """Which store is meant, as far as is known."""
+
+    store: str  #: its id
+    word: int  #: number of the word that says so
+    begun: bool  #: some agent has it; until then the order to begin it is repeated

@@ -111,6 +111,13 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         command: list[str] = await super().get_command()
         return command
 
+    async def check_allowed(self, image: str) -> str:
+        """What a fresh start may use; a session comes back in its own image."""
+        if self.reclaim_launch.mode == "hold":
+            return image
+        allowed: str = await super().check_allowed(image)
+        return allowed
+
     async def pull_image(self, image: str) -> None:
         """Pull what a start needs; a session comes back in the image that is here."""
         if self.reclaim_launch.mode != "hold":

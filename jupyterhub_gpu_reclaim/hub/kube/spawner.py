@@ -11,6 +11,7 @@ none is ever deleted by force.
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.progress import interleaved
 from jupyterhub_gpu_reclaim.hub.spawner.session_traits import ImageTraits
-from jupyterhub_gpu_reclaim.hub.spawner.state import Location
+from jupyterhub_gpu_reclaim.hub.spawner.state import Choice, Location
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -44,6 +45,8 @@ _BUSY = {429, 500, 502, 503, 504}
 _REFUSED = {400, 403, 422}
 #: Seconds between two tries where a quota is used up; each is a line in the Hub's log.
 QUOTA_SECONDS = 10.0
+#: What to tell of a return for which something else was chosen.
+CHOSEN_NOW = "It comes back as it was started; what you chose is for a fresh start."
 #: Set while KubeSpawner's own code runs, which calls ``self.stop`` to tidy up.
 _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
 
@@ -62,21 +65,67 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         """,
     ).tag(config=True)
 
+    user_options: Any  # of JupyterHub
     reclaim_launch = Launch()
     _quota = ""  #: the API server's words while the quota is used up
-    _other_image = ""  #: what to tell of a return that is not in the chosen image
+    _note = ""  #: what to tell of a return that is not as was chosen now
+    _profile = ""  #: the one in use
+    _overrides: tuple[dict[str, Any], ...] = ()  #: what was made of it
 
     # --- the pod ---
 
     async def get_pod_manifest(self) -> Any:
         """KubeSpawner's pod with the session's init in it."""
         purpose = self._purpose()
-        self._other_image = pods.other_image(
-            self.image, purpose.image, self.reclaim_launch.image
-        )
-        if self._other_image:
-            self.log.info("%s: %s", self._reference, self._other_image)
+        image = pods.other_image(self.image, purpose.image, self.reclaim_launch.image)
+        self._note = image or self._note
+        if self._note:
+            self.log.info("%s: %s", self._reference, self._note)
         return pods.prepared(await super().get_pod_manifest(), purpose)
+
+    # --- what was chosen ---
+
+    async def load_user_options(self) -> None:
+        """What a fresh start chooses; a return goes by what the session was started as.
+
+        As that is defined today. Where it is not offered any more (an image of last
+        month), it is what it then was. A list that a function makes may leave out what
+        this user has no right to any more: then the return is refused.
+
+        Raises:
+            Refused: the choice has gone, and may have been taken away.
+        """
+        choice = self.reclaim_launch.choice
+        if self.reclaim_launch.mode != "hold" or choice is None:
+            self._overrides, self._note = (), ""
+            await super().load_user_options()
+            return
+        chosen = {**choice.options, **self.user_options}
+        self._note = "" if chosen == choice.options else CHOSEN_NOW
+        self.user_options = dict(choice.options)
+        try:
+            await super().load_user_options()
+        except (KeyError, ValueError) as error:
+            why = f"no such choice: {error}"
+            if callable(self.profile_list) or not choice.overrides:
+                raise Refused(Reason.PROFILE_GONE, why=why) from None
+            self.log.warning("%s: it comes back as it was: %s", self._reference, why)
+            for settings in choice.overrides:
+                super()._apply_overrides(settings)
+
+    def _apply_overrides(self, spawner_override: dict[str, Any]) -> None:
+        """Apply them, and note what they were."""
+        settings: dict[str, Any] = {}
+        for name, value in spawner_override.items():
+            settings[name] = value(self) if callable(value) else value
+            super()._apply_overrides({name: settings[name]})
+        self._overrides = (*self._overrides, settings)
+
+    def _get_profile(self, slug: str | None, profile_list: list[Any]) -> Any:
+        """The profile; noted, since another may be the default by then."""
+        profile = super()._get_profile(slug, profile_list)
+        self._profile = profile["slug"]
+        return profile
 
     def _purpose(self) -> pods.PodPurpose:
         launch = self.reclaim_launch
@@ -201,7 +250,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         everybody = self.pod_reflector.pods.values() if self.pod_reflector else ()
         if self._quota:
             return f"Waiting for the namespace's quota: {self._quota}"
-        return pod_events.sentence(self._pod(), everybody) or self._other_image
+        return pod_events.sentence(self._pod(), everybody) or self._note
 
     # --- watch and end ---
 
@@ -257,6 +306,16 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
     def reclaim_image(self) -> str:
         """As settings or profile name it."""
         return str(self.image)
+
+    def reclaim_choice(self) -> Choice:
+        """The profile and its options, and what they have set."""
+        profile = {"profile": self._profile} if self._profile else {}
+        overrides = tuple(map(_without_variables, self._overrides))
+        whole = all(map(_is_plain, overrides))
+        return Choice(
+            options={**self.user_options, **profile},
+            overrides=overrides if whole else (),
+        )
 
     def reclaim_take(self, place: Location) -> None:
         """Take over an existing pod, under whatever name it has."""
@@ -346,3 +405,17 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
                 await SessionPodSpawner.stop(self, now=True)
         except TimeoutError:
             self.log.warning("%s: the pod has not ended yet", self._reference)
+
+
+def _without_variables(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those that a hold needs: variables may be secrets, and state is shown."""
+    return {name: v for name, v in settings.items() if name != "environment"}
+
+
+def _is_plain(settings: dict[str, Any]) -> bool:
+    """Whether the Hub's database can keep them: not objects of a client."""
+    try:
+        json.dumps(settings)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -32,7 +32,11 @@ from jupyterhub_gpu_reclaim.hub.spawner.placement import Launch
 from jupyterhub_gpu_reclaim.hub.spawner.session_traits import RealmTraits
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.session_init import launcher, session_init
-from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments, written
+from jupyterhub_gpu_reclaim.session_init.command_line import (
+    InitArguments,
+    SystemUser,
+    written,
+)
 
 #: What steers root's own interpreters; the session gets these through env(1) instead.
 _LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
@@ -152,19 +156,20 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
             self.name,
             self.realm,
             holding=self.reclaim_launch.mode == "hold",
+            system_user=None if self.run_as_hub_user else self._rights_today(),
         )
         words = [*launch.PYTHON, session_init.__file__, *written(arguments)]
         if (file := exit_status.file_of(self.reclaim_launch.incarnation)) is not None:
             words += ["--status-file", str(file)]
         if self.reclaim_launch.mode != "start":
             return words
-        words += ["--chdir", self._home()]
-        if not self.run_as_hub_user:
-            entry = self._system_user()
-            groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
-            words += ["--uid", str(entry.pw_uid), "--gid", str(entry.pw_gid)]
-            words += ["--groups", ",".join(str(g) for g in groups)]
-        return [*words, "--", *command]
+        return [*words, "--chdir", self._home(), "--", *command]
+
+    def _rights_today(self) -> SystemUser:
+        """What the system's user database says now; a return keeps no more."""
+        entry = self._system_user()
+        groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
+        return SystemUser(entry.pw_uid, entry.pw_gid, tuple(groups))
 
     def system_username(self) -> str:
         """The system user that the session runs as."""

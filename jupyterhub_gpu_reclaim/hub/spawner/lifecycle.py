@@ -240,6 +240,9 @@ class SessionLifecycle:
             return await self._start_cold(start, minted, reporter)
         if plan.action == "restore":
             self._become(undo=Undo.PLAN)
+            if plan.checkpoint != self.pointer.checkpoint:
+                # What is brought back is another session than the last one.
+                self._point(image="", choice=None)
             self._point(
                 phase=PointerPhase.SUSPENDED,
                 checkpoint=plan.checkpoint,
@@ -286,7 +289,8 @@ class SessionLifecycle:
         incarnation = self._spawner.reclaim_launch.incarnation
         self._point(phase=PointerPhase.RUNNING, incarnation=incarnation)
         where = await start()
-        self._point(image=self._spawner.reclaim_image())
+        spawner = self._spawner
+        self._point(image=spawner.reclaim_image(), choice=spawner.reclaim_choice())
         self._now_runs(minted, where)
         # It runs. The start's limit must not end it for a service that is slow to hear
         # so, or is being started.
@@ -320,6 +324,7 @@ class SessionLifecycle:
             identity=identity,
             generation=plan.generation,
             image=self.pointer.image,
+            choice=self.pointer.choice,
         )
         self._become(undo=Undo.RESTORE)
         where = await self._hold(start, reporter)
@@ -486,6 +491,15 @@ class SessionLifecycle:
         if self._spawner.will_resume:
             # The Hub deletes nothing of a spawner that will resume.
             self.logins.delete(self.logins.token_id(minted))
+
+    def drop_unused(self, token: str) -> None:
+        """Delete a start's token where a hook failed before ``start`` was called (T5).
+
+        The Hub deletes nothing of a spawner that will resume.
+        """
+        number = self.logins.token_id(token) if self.pointer.suspended else 0
+        if number and self.pointer.token_id not in {0, number}:
+            self.logins.delete(number)
 
     async def _back_to_suspended(self) -> None:
         """A resume has failed: nothing of it stays, the checkpoint does."""

@@ -34,8 +34,9 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.hub import patches
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
-from jupyterhub_gpu_reclaim.hub.spawner import patches
+from jupyterhub_gpu_reclaim.hub.spawner import kept_logins, refusal
 from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
 from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
 from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Suspension
 
 patches.apply()
+kept_logins.apply()
 
 _CLOCK = SystemClock()
 #: Tasks that outlive their spawner: asyncio alone would forget them.
@@ -165,6 +167,30 @@ class ReclaimMixin(SessionPlacement):
             self.log.warning("%s: not started: %s", self.reclaim_key, error)
             raise self._refused(error) from None
 
+    def reclaim_refusal(self, error: Exception, seconds: float = 0.0) -> Exception:
+        """What the Hub is told of a start that failed for any cause.
+
+        A return that fails is no failure of the Hub, which would count it and end
+        itself (T16), whatever hook, profile, login or limit has stopped it.
+
+        Args:
+            error: as it was raised; it is returned if no session was to come back.
+            seconds: that the start took.
+        """
+        if isinstance(error, StartRefused) or not self.reclaim_pointer.precious:
+            return error
+        return self._refused(refusal.reason_of(error, seconds))
+
+    async def run_auth_state_hook(self, auth_state: Any) -> None:
+        """The administrator's hook; the Hub's page calls it before any start, too."""
+        try:
+            await super().run_auth_state_hook(auth_state)
+        except Exception as error:
+            if (told := self.reclaim_refusal(error)) is error:
+                raise
+            self.log.warning("%s: auth_state_hook", self.reclaim_key, exc_info=True)
+            raise told from error
+
     def _refused(self, error: ReclaimError) -> Exception:
         # The Hub's memory or the service's: one of them knows of a suspended session.
         pointer = self.reclaim_pointer
@@ -254,6 +280,7 @@ class ReclaimMixin(SessionPlacement):
 
     def clear_state(self) -> None:
         """The Hub calls this at stop and before start; the pointer outlives both."""
+        self._lifecycle.drop_unused(self.api_token)
         super().clear_state()
         self._lifecycle.close_start()
         if self.reclaim_pointer.phase is not PointerPhase.NONE:

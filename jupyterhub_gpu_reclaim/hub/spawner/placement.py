@@ -13,6 +13,9 @@ import msgspec
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
+from jupyterhub_gpu_reclaim.hub.spawner.state import (
+    Choice,  # noqa: TC001 - msgspec reads it
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,6 +42,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity | None = None  #: of the suspended session (``hold``)
     generation: int = 0  #: of its checkpoint (``hold``)
     image: str = ""  #: as it was named at the session's fresh start (``hold``)
+    choice: Choice | None = None  #: of the session's fresh start (``hold``)
 
 
 class SessionPlacement(Base):
@@ -66,6 +70,10 @@ class SessionPlacement(Base):
     def reclaim_image(self) -> str:
         """The image of what was just started, by name; empty: that does not matter."""
         return ""
+
+    def reclaim_choice(self) -> Choice | None:
+        """What was chosen for what was just started; None: that does not matter."""
+        return None
 
     @abstractmethod
     def reclaim_take(self, location: Location) -> None:

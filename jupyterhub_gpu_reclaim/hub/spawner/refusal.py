@@ -2,26 +2,25 @@
 
 ``start()`` raises it. The status is below 500: the Hub counts higher ones as its own
 failures and may exit after some of them (trap T16). The page offers what a person can
-do, and decides nothing for them.
+do, and decides nothing for them. :func:`reason_of` names what is not ours: a hook, a
+profile, a login, a time limit of the Hub.
 """
 
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tornado import web
 
 from jupyterhub_gpu_reclaim.common import text
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 try:
     from jupyterhub.spawner import SpawnException
 except ImportError:  # JupyterHub 5
     SpawnException = None
-
-if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 STATUS = 409
 #: Reasons for which a person has to choose what is to come back.
@@ -54,8 +53,10 @@ OPERATORS_OWN = frozenset(
         Reason.SERVICE_BROKEN,
         Reason.SERVICE_UNREACHABLE,
         Reason.SETTING_INVALID,
+        Reason.START_FAILED,
         Reason.STATE_FULL,
         Reason.STATE_UNUSABLE,
+        Reason.STORE_ABSENT,
         Reason.STORE_DENIED,
         Reason.STORE_FAILED,
         Reason.STORE_UNREACHABLE,
@@ -66,6 +67,34 @@ OPERATORS_OWN = frozenset(
 _PASSING = "A part of the Hub does not work at the moment. You have done nothing wrong."
 _LASTING = "Your administrator needs to look at this. You have done nothing wrong."
 _Base: Any = SpawnException or web.HTTPError
+
+
+def reason_of(error: Exception, seconds: float) -> ReclaimError:
+    """What to tell of an error that the Hub or its configuration has raised.
+
+    Words that were written for a person are passed on. Others are for the Hub's log,
+    which has them: they may hold a secret.
+
+    Args:
+        error: as it was raised.
+        seconds: that it took, for a limit of the Hub.
+    """
+    if isinstance(error, ReclaimError):
+        return error
+    if isinstance(error, TimeoutError) and seconds:
+        return Refused(Reason.TIMED_OUT, step="resume", seconds=seconds)
+    if isinstance(error, web.HTTPError) and error.status_code < 500:
+        why = str(getattr(error, "message", "") or _words_of(error))
+        return Refused(Reason.START_DENIED, why=why.strip())
+    return Refused(Reason.START_FAILED, what=type(error).__name__)
+
+
+def _words_of(error: web.HTTPError) -> str:
+    words = str(error.log_message or error.reason or "")
+    try:
+        return words % error.args if error.args else words
+    except (TypeError, ValueError):
+        return words
 
 
 class StartRefused(_Base):

@@ -44,6 +44,14 @@ class Location(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""  #: of the pod
 
 
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session's user chose at its fresh start, and what the Hub made of that."""
+
+    options: dict[str, Any] = {}
+    #: Settings of the spawner that came of them, each with its value, in order.
+    overrides: tuple[dict[str, Any], ...] = ()
+
+
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of one server; the empty one means: nothing."""
 
@@ -57,6 +65,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     location: Location = msgspec.field(default=Location(), name="place")
     #: As it was named at the fresh start: its digest does not tell the tag.
     image: str = ""
+    choice: Choice | None = None  #: of the fresh start
     #: When ``checkpoint`` became known; only for the home page.
     suspended_at: float = msgspec.field(default=0.0, name="saved_at")
     #: What the service said of ``checkpoint``; only for the pages.

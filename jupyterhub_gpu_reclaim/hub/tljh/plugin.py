@@ -11,11 +11,11 @@ import json
 from importlib.metadata import distribution
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub.app import JupyterHub
 from pluggy import HookimplMarker
 from traitlets.log import get_logger
 
 from jupyterhub_gpu_reclaim.hub.config import configure, report
+from jupyterhub_gpu_reclaim.hub.merging import when_all_is_read
 from jupyterhub_gpu_reclaim.hub.tljh import settings
 
 if TYPE_CHECKING:
@@ -36,18 +36,8 @@ def tljh_extra_user_pip_packages() -> list[str]:
 @hookimpl
 def tljh_custom_jupyterhub_config(c: Any) -> None:
     """Have ``complete`` called when the whole configuration has been read."""
-    if not JupyterHub.initialized():
+    if not when_all_is_read(complete):
         complete(c)  # somebody only looks at the configuration
-        return
-    hub = JupyterHub.instance()
-    apply = hub.update_config
-
-    def complete_and_apply(config: Any) -> None:
-        del hub.update_config  # the class's own is there again
-        complete(config)
-        apply(config)
-
-    hub.update_config = complete_and_apply
 
 
 def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:

@@ -28,8 +28,7 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-#: util-linux; after it, no program of the session becomes another user.
-_WITHOUT_SUDO = ["/usr/bin/setpriv", "--no-new-privs", "--"]
+    from jupyterhub_gpu_reclaim.session_init.command_line import SystemUser
 
 
 class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
@@ -83,8 +82,12 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
         return str(self._expand_user_vars(self.user_workingdir))
 
     def _command(self) -> list[str]:
-        command = [self._expand_user_vars(word) for word in super()._command()]
-        return [*_WITHOUT_SUDO, *command] if self.disable_user_sudo else command
+        return [self._expand_user_vars(word) for word in super()._command()]
+
+    def _rights_today(self) -> SystemUser:
+        """Without ``sudo``, where that is off: none of its programs gains rights."""
+        today = super()._rights_today()
+        return today._replace(no_new_privileges=bool(self.disable_user_sudo))
 
 
 class SystemUserSpawner(UserCreatingSpawner):

@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Hello, Vouching
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Failure, Identifier, SessionKey, Value
+from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
         Sample,
         Tree,
     )
-    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus, StoreStatus
 
 T = TypeVar("T")
 
@@ -54,6 +55,9 @@ class Node(Protocol):
 
     async def status(self) -> NodeStatus:
         """How this node is, for people."""
+
+    async def obey_store(self, order: StoreOrder) -> StoreStatus:
+        """Take the service's word, which store is meant; idempotent."""
 
     async def trees(self) -> list[Tree]:
         """Every incarnation with an init or a record here."""
@@ -321,6 +325,14 @@ class GetStatus(Handler):
         self.answer(await self.node.status())
 
 
+class PutStore(Handler):
+    """``PUT /v1/store``."""
+
+    async def put(self) -> None:
+        """Answer with how the store is, now that the service's word is known."""
+        self.answer(await self.node.obey_store(self.body(StoreOrder)))
+
+
 class ListTrees(Handler):
     """``GET /v1/sessions``."""
 
@@ -471,6 +483,7 @@ def make_application(node: Node, token: str) -> Application:
         ("/readyz", GetReadiness),
         ("/v1/hello", GetHello),
         ("/v1/status", GetStatus),
+        ("/v1/store", PutStore),
         ("/v1/sessions", ListTrees),
         (f"/v1/sessions/{name}", GetSession),
         (f"/v1/sessions/{name}/next-wake", GetNextWake),

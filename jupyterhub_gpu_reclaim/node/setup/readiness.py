@@ -1,4 +1,4 @@
-"""What keeps this node from capturing sessions: CRIU, inotify limits, control groups.
+"""What keeps this node from capturing: CRIU, the store, inotify, control groups.
 
 An agent starts without CRIU and says so; it takes one that is installed later without a
 restart. The inotify limit holds for all programs of a user id on the machine, in
@@ -8,6 +8,7 @@ theirs as root. What is in use is not counted, as it changes all the time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
-    from jupyterhub_gpu_reclaim.store.repository import Repository
+    from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
+    from jupyterhub_gpu_reclaim.node.setup.store import Opened
 
 #: CRIU's self-test takes about a second; a good answer holds for so many seconds.
 _GOOD_SECONDS = 300.0
@@ -131,13 +133,15 @@ def cgroup_findings() -> Iterator[Finding]:
 
 
 def description(
-    criu: CheckedCriu, accelerator: Accelerator, store: Repository, state: Path
+    criu: CheckedCriu, accelerator: Accelerator, store: Opened, state: Path
 ) -> NodeStatus:
     """Versions, and the room on its disks; what it cannot tell is left out."""
-    try:
-        store_free, store_capacity = store.free_bytes(), store.capacity_bytes()
-    except StoreError:
-        store_free = store_capacity = None
+    status = store.presence.status()
+    store_free = store_capacity = None
+    if status.state == "here":
+        with contextlib.suppress(StoreError):
+            store_free = store.repository.free_bytes()
+            store_capacity = store.repository.capacity_bytes()
     return NodeStatus(
         host=socket.gethostname(),
         version=__version__,
@@ -146,16 +150,21 @@ def description(
         state_free=shutil.disk_usage(state).free,
         store_free=store_free,
         store_capacity=store_capacity,
+        store=status,
     )
 
 
 def node_findings(
-    criu: CheckedCriu, accelerator: Accelerator, ports: HeldPorts
+    criu: CheckedCriu,
+    accelerator: Accelerator,
+    store: StorePresence,
+    ports: HeldPorts,
 ) -> list[Finding]:
     """What keeps this node from capturing sessions, or makes it slow."""
     return [
         *capabilities.findings(),
         *criu.findings(),
+        *store.findings(),
         *accelerator.node_findings(),
         *inotify_findings(),
         *cgroup_findings(),

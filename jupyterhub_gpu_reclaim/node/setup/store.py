@@ -11,29 +11,43 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
+from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.backends.identified import identified
 from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
-from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.format.compression import Compression
-from jupyterhub_gpu_reclaim.store.format.keys import load_keys, make_key_file
+from jupyterhub_gpu_reclaim.store.format.keys import (
+    LateKeys,
+    load_keys,
+    make_key_file,
+)
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.node.setup.settings import StoreSettings
     from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.backends.identified import (
+        IdentifiedBackend,
+        Known,
+    )
+    from jupyterhub_gpu_reclaim.store.format.identity import Role
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
 log = logging.getLogger(__name__)
 
+_Place = TypeVar("_Place")
 _GB = 10**9
 KEY_FILE = "master.key"
 
@@ -45,6 +59,7 @@ class Opened:
     backend: Backend
     keys: Wrapper
     repository: Repository
+    presence: StorePresence
     pool: Pool | None = None
     upload: Upload | None = None
 
@@ -52,6 +67,7 @@ class Opened:
         """End the upload between two pieces, and the workers."""
         if self.upload is not None:
             self.upload.stop()
+        self.presence.close()
         if self.pool is not None:
             self.pool.close()
 
@@ -67,20 +83,25 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
 
     Raises:
         BadRequest: the settings make no sense together.
-        StoreError: it cannot be opened, or there is no key.
+        StoreError: it cannot be opened, or what is where its keys are is no key.
     """
-    backend = backend_of(settings)
+    places = places_of(settings)
     file = key_file(settings, state)
-    if file is not None and not file.exists():
-        _make_key(file, backend, clock)
-    keys = keys_of(settings, state)
+    keys = _keys(settings, state)
+    spare = settings.commit_means == CommitMeans.REMOTE
+    known = KnownStore(state, settings.store_local_dir, spare=spare)
+    found = identify(places, keys, known)
+    backend = joined(found, settings)
+    presence = StorePresence(
+        known, [each.check for each in found], lambda: make_key(file, clock)
+    )
     pool = None if settings.store_workers == 0 else Pool(settings.store_workers)
     repository = Repository(
         backend,
         clock=clock,
         keys=keys,
         pool=pool,
-        compression=_compression(settings, backend),
+        compression=_compression(settings, places),
         read_back=settings.store_read_back,
     )
     upload = None
@@ -89,11 +110,11 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
         after = partial(evict, backend, repository, quota) if quota else _nothing
         upload = Upload(backend, repository, after=after)
         upload.start()
-    return Opened(backend, keys, repository, pool, upload)
+    return Opened(backend, keys, repository, presence, pool, upload)
 
 
-def backend_of(settings: StoreSettings) -> Backend:
-    """The place, or the two; an object store is not asked anything yet.
+def places_of(settings: StoreSettings) -> list[Backend]:
+    """The store, and the node's folder in front of it; an object store is not asked.
 
     Raises:
         BadRequest: the settings make no sense together.
@@ -108,13 +129,33 @@ def backend_of(settings: StoreSettings) -> Backend:
         reserve=reserve,
     )
     if not settings.store_local_dir:
-        return open_backend(spec)
+        return [open_backend(spec)]
     local = spec_of(settings.store_local_dir, reserve=reserve)
     if local == spec:
         what = "store_local_dir and store_url are the same folder."
         raise BadRequest(Reason.INVALID, what=what)
-    means = CommitMeans(settings.commit_means)
-    return WriteBackCache(open_backend(local), open_backend(spec), means)
+    return [open_backend(spec), open_backend(local)]
+
+
+def with_roles(places: Sequence[_Place]) -> list[tuple[_Place, Role]]:
+    """The places of :func:`places_of`, each with what it is to us."""
+    roles: tuple[Role, ...] = ("store", "cache")
+    return list(zip(places, roles, strict=False))
+
+
+def identify(
+    places: Sequence[Backend], keys: Wrapper, known: Known
+) -> list[IdentifiedBackend]:
+    """The same places, each used only while it is the one that is meant (law 14)."""
+    return [identified(place, keys, known, role) for place, role in with_roles(places)]
+
+
+def joined(places: Sequence[Backend], settings: StoreSettings) -> Backend:
+    """One backend of one place or two."""
+    if len(places) == 1:
+        return places[0]
+    store, folder = places
+    return WriteBackCache(folder, store, CommitMeans(settings.commit_means))
 
 
 def keys_of(settings: StoreSettings, state: Path) -> Wrapper:
@@ -132,9 +173,27 @@ def keys_of(settings: StoreSettings, state: Path) -> Wrapper:
     )
 
 
-def _compression(settings: StoreSettings, backend: Backend) -> str:
+def _keys(settings: StoreSettings, state: Path) -> Wrapper:
+    """The same for a program that goes on running: a file may come later."""
+    file = key_file(settings, state)
+    if file is None and not settings.master_key_dir:
+        return keys_of(settings, state)
+
+    def load() -> Wrapper:
+        if file is not None and not file.exists():
+            why = f"its master key {file} is not there"
+            raise StoreError(Reason.STORE_FAILED, why=why)
+        return keys_of(settings, state)
+
+    if file is None or file.exists():
+        load()  # what makes no sense is said at the start
+    return LateKeys(load)
+
+
+def _compression(settings: StoreSettings, places: Sequence[Backend]) -> str:
     """What is sent over a network is compressed, however fast it seems to be taken."""
-    if settings.compression == "auto" and not isinstance(backend, FolderBackend):
+    alone = len(places) == 1 and isinstance(places[0], FolderBackend)
+    if settings.compression == "auto" and not alone:
         return Compression.LZ4
     return str(settings.compression)
 
@@ -151,11 +210,10 @@ def key_file(settings: StoreSettings, state: Path) -> Path | None:
     return None if any(elsewhere) else state.with_name(KEY_FILE)
 
 
-def _make_key(file: Path, backend: Backend, clock: Clock) -> None:
-    """Make a first master key, but never beside sessions that need another one."""
-    if backend.list(layout.MANIFESTS):
-        why = f"it holds checkpoints, and their master key {file} is not there"
-        raise StoreError(Reason.STORE_FAILED, why=why)
+def make_key(file: Path | None, clock: Clock) -> None:
+    """Make a first master key, for a store that is begun; one that stands stays."""
+    if file is None or file.exists():
+        return
     day = datetime.fromtimestamp(clock.now(), UTC).date().isoformat()
     make_key_file(file, f"{day}-{secrets.token_hex(3)}")
     log.warning("- a master key was made, %s: keep a copy of it elsewhere", file)

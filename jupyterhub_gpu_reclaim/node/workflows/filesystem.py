@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
     this_machine,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows.lost_rights import given_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -92,6 +93,7 @@ def describe(
         node_labels=session.hint.node_labels,
         rights=rights_of(snapshot.processes),
         shares_network=shares_network(session.init_pid),
+        given_groups=given_groups(session),
     )
 
 

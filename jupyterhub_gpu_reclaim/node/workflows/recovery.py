@@ -80,6 +80,8 @@ class Recovery:
     placements: Placements
     operations: Operations  #: where a session is busy until it is settled
     releases: Releases
+    #: Whether a store was ever known; in one that is still to be begun nothing is left.
+    has_store: Callable[[], bool] = lambda: True
 
     async def recover(self, *, patience: float = PATIENCE) -> None:
         """Settle every session of this node, all at once; repeat at will.
@@ -104,6 +106,8 @@ class Recovery:
         for session, operation in begun:
             if not operation.done:
                 _log.warning("%s is not recovered yet and stays busy", session.key)
+        if not self.has_store():
+            return
         sweeping = _keep(self._insist(self._sweep, "-"))
         if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
             _log.warning(
@@ -193,9 +197,13 @@ class Recovery:
         swept = self.releases.store.sweep()
         if swept.removed:
             _log.info("- removed unfinished checkpoints: %s", ", ".join(swept.removed))
-        there = [info.id for info in self.releases.store.list()]
-        former = self.releases.ports.settle(keep=there)
-        for checkpoint in set(former).intersection(there):
+        ports = self.releases.ports
+        former = ports.settle()
+        held = ports.checkpoints()  # before the list: a release may add one meanwhile
+        there = {info.id for info in self.releases.store.list()}
+        for checkpoint in set(held) - there:
+            ports.let_go(checkpoint)
+        for checkpoint in there.intersection(former):
             self.releases.hold_ports(checkpoint, was_held=True)
 
     def _settle(self, session: Session) -> None:

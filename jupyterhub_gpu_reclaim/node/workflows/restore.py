@@ -63,6 +63,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import filesystem, nap
 from jupyterhub_gpu_reclaim.node.workflows.lazy import leave_asleep
+from jupyterhub_gpu_reclaim.node.workflows.lost_rights import without_lost
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
@@ -198,9 +199,12 @@ class Restore:
             "check",
             lambda: _compare(self._tools, self._session, there, lazy=self._lazy),
         )
-        checkpoint_files.refuse_fatal(found, RestoreFailed)
-        await self._thread("check", lambda: self._promise(there))
         anew = await self._thread("check", lambda: wake_up.rewrite_images(there))
+        lost, anew = await self._thread(
+            "check", lambda: without_lost(self._session, there, anew)
+        )
+        checkpoint_files.refuse_fatal([*found, *lost], RestoreFailed)
+        await self._thread("check", lambda: self._promise(there))
         return there, fit._replace(images={**anew, **fit.images})
 
     def _promise(self, there: checkpoint_files.CheckpointContents) -> None:

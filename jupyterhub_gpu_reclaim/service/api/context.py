@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from jinja2 import Environment
     from prometheus_client import CollectorRegistry
@@ -86,6 +86,8 @@ class Context:
     groups: Callable[[], Awaitable[dict[str, list[str]]]]
     settings: Callable[[], list[SettingInForce]]  #: for administrators to read
     nodes: Callable[[], list[NodeHealth]]  #: how every node is
+    #: What in the Hub's configuration defeats us, in sentences.
+    warnings: Callable[[], Sequence[str]] = tuple
     hub_host: str = ""  #: where the Hub has another host (subdomains)
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what

@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     Value,
 )
-from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+from jupyterhub_gpu_reclaim.common.node_status import NodeStatus, StoreStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 
 T = TypeVar("T")
 
@@ -127,6 +128,14 @@ class AgentClient:
             return await self._get("/v1/status", NodeStatus)
         except NotFound:
             return NodeStatus(host="", version="", findings=await self.ready())
+
+    async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
+        """Say which store is meant; an older agent has no such call (``NotFound``)."""
+        del node
+        answer = await self._ask(
+            "PUT", "/v1/store", limit=self._quick, body=codec.encode(order)
+        )
+        return _understood(answer.body, StoreStatus, "/v1/store")
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """Every incarnation with an init or a record, at least those of ``key``."""

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
         Sample,
         Waiting,
     )
-    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+    from jupyterhub_gpu_reclaim.common.node_status import (
+        NodeStatus,
+        StoreOrder,
+        StoreStatus,
+    )
     from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
     from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
@@ -122,6 +126,11 @@ class AgentRouter:
         """How that node is."""
         with named(node):
             return await self._agents.on(node).status()
+
+    async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
+        """Say to that node which store is meant."""
+        with named(node):
+            return await self._agents.on(node).obey_store(node, order)
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """See ``controlplane.model.interfaces.Agent``."""

@@ -6,6 +6,7 @@ find out one by one.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 SPAWNER_TOKEN = "GPU_RECLAIM_SPAWNER_TOKEN"  # noqa: S105 - a variable's name
 #: What ``configure(c)`` found wrong with the settings: a JSON list of sentences.
 PROBLEMS = "GPU_RECLAIM_SETTINGS_PROBLEMS"
+#: What the Hub's start found to defeat us: a JSON list of sentences.
+WARNINGS = "GPU_RECLAIM_WARNINGS"
 _NEEDED = (
     "JUPYTERHUB_API_TOKEN",
     "JUPYTERHUB_API_URL",
@@ -45,6 +48,7 @@ class HubEnvironment:
     #: Under ``JupyterHub.internal_ssl``: the Hub's certificates, and ours with its key.
     hub_ca: str = ""
     own: tuple[str, str] | None = None
+    warnings: tuple[str, ...] = ()  #: about the Hub's configuration, in sentences
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> HubEnvironment:
@@ -76,6 +80,7 @@ class HubEnvironment:
             spawner_token=environment[SPAWNER_TOKEN],
             hub_ca=environment.get("JUPYTERHUB_SSL_CLIENT_CA", ""),
             own=(certificate, key) if certificate and key else None,
+            warnings=tuple(json.loads(environment.get(WARNINGS) or "[]")),
         )
 
 

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 #: What the control plane calls a part, if it does not answer.
 _HUB, _STORE = "Hub", "agent's store"
+#: What is wrong with a store that is in such a state.
+_STATES = {
+    "absent": "not there: another one is in its place, or nothing is mounted",
+    "new": "not begun yet",
+    "unknown": "no answer",
+}
 #: Free room in the store from which on it is worth a warning, in bytes.
 LITTLE_ROOM = 20 * 10**9
 
@@ -33,7 +39,10 @@ class PartHealth:
 
 
 def strip(
-    nodes: Sequence[NodeHealth], silent: Sequence[str], now: float
+    nodes: Sequence[NodeHealth],
+    silent: Sequence[str],
+    now: float,
+    warnings: Sequence[str] = (),
 ) -> list[PartHealth]:
     """The parts, in the order of the page.
 
@@ -41,6 +50,7 @@ def strip(
         nodes: every node.
         silent: which of agent, store and Hub did not answer the last time.
         now: seconds since the epoch.
+        warnings: what in the Hub's configuration defeats us, in sentences.
     """
     hub = ("no answer", "bad") if _HUB in silent else ("answers", "good")
     return [
@@ -48,7 +58,15 @@ def strip(
         PartHealth("Hub", *hub),
         PartHealth("Store", *_store(nodes, silent), "store"),
         PartHealth("Service", __version__, "good"),
+        *_configuration(warnings),
     ]
+
+
+def _configuration(warnings: Sequence[str]) -> list[PartHealth]:
+    if not warnings:
+        return []
+    more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
+    return [PartHealth("Configuration", warnings[0] + more, "warn", "settings")]
 
 
 def called(node: str) -> str:
@@ -73,12 +91,28 @@ def _agents(nodes: Sequence[NodeHealth], now: float) -> tuple[str, str]:
 
 
 def _store(nodes: Sequence[NodeHealth], silent: Sequence[str]) -> tuple[str, str]:
+    if amiss := store_amiss(nodes):
+        return amiss, "bad"
     if _STORE in silent:
         return "no answer", "bad"
     free, told = store_room(nodes)
     if free is None:
         return "answers", "good"
     return f"{told} free", "good" if free >= LITTLE_ROOM else "warn"
+
+
+def store_amiss(nodes: Sequence[NodeHealth]) -> str:
+    """What is wrong with the store, as the first node tells it; empty: nothing."""
+    told = [
+        (node.node, node.status.store)
+        for node in nodes
+        if node.silent_since is None and node.status and node.status.store
+    ]
+    for node, store in told:
+        if store.state != "here":
+            seen = f" (as {node} sees it)" if node else ""
+            return f"{_STATES[store.state]}{seen}"
+    return ""
 
 
 def store_room(nodes: Sequence[NodeHealth]) -> tuple[int | None, str]:

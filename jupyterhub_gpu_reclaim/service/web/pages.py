@@ -171,7 +171,7 @@ class Page(PersonRoute, HtmlErrors):
             return None
         context = self.context
         silent = context.control.silent_parts()
-        parts = strip(context.nodes(), silent, context.clock.now())
+        parts = strip(context.nodes(), silent, context.clock.now(), context.warnings())
         return {"parts": parts, "xsrf": self.xsrf()}
 
     def start_url(self, key: SessionKey) -> str:

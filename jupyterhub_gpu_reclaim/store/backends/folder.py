@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.store.backend import (
     ObjectMissing,
 )
 from jupyterhub_gpu_reclaim.store.format.layout import (
+    IDENTITY,
     INTENTS,
     MANIFESTS,
     PACKS,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 #: File systems without hard links: there the look before is all there is.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 #: What a store's folder has from its first object on, and a new file system's.
-_OURS = {prefix.rstrip("/") for prefix in (MANIFESTS, PACKS, INTENTS)}
+_OURS = {prefix.rstrip("/") for prefix in (MANIFESTS, PACKS, INTENTS, IDENTITY)}
 _NOBODYS = {"lost+found"}
 _NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format import crypto
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 _BOUND = b"gpu-reclaim store 1 key "
@@ -101,6 +101,38 @@ class KeyRing:
             # these few bytes. Both open nothing, and neither may delete anything.
             why = ": another key has its name, or the checkpoint was changed"
             raise StoreError(Reason.KEY_MISSING, key=name, why=why) from None
+
+
+class LateKeys:
+    """Keys that are read when they are needed first, and again where one is missing.
+
+    So a folder of keys that is mounted late, or was not there for a while, is used as
+    soon as it is there.
+
+    Args:
+        load: reads them; may raise ``StoreError``.
+    """
+
+    def __init__(self, load: Callable[[], Wrapper]) -> None:
+        self._load = load
+        self._keys: Wrapper | None = None
+
+    def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
+        """See :class:`Wrapper`."""
+        if self._keys is None:
+            self._keys = self._load()
+        return self._keys.wrap(data_key, checkpoint)
+
+    def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
+        """See :class:`Wrapper`."""
+        if self._keys is not None:
+            try:
+                return self._keys.unwrap(name, wrapped, checkpoint)
+            except StoreError as error:
+                if error.reason is not Reason.KEY_MISSING:
+                    raise
+        self._keys = self._load()
+        return self._keys.unwrap(name, wrapped, checkpoint)
 
 
 class KeyService:

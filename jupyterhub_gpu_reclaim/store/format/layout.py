@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+#: The object that tells this store from an empty place.
+IDENTITY = "identity"
 MANIFESTS = "manifests/"
 PACKS = "packs/"
 INTENTS = "writing/"

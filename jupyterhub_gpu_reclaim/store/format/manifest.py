@@ -7,26 +7,23 @@ known to be ours.
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import decoders
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Value
 from jupyterhub_gpu_reclaim.store.backend import Entry
-from jupyterhub_gpu_reclaim.store.format import crypto, layout
+from jupyterhub_gpu_reclaim.store.format import crypto, envelope, layout
 from jupyterhub_gpu_reclaim.store.format.crypto import MAGIC, Origin
 from jupyterhub_gpu_reclaim.store.format.index import damaged
-from jupyterhub_gpu_reclaim.store.format.keys import MAX_WRAPPED
 
 if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.store.format.envelope import Sealed
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
 #: Far above any manifest of ours; a hostile one must not fill the memory.
 MAX_BYTES = 64 * 1024 * 1024
-_MAX_KEY_NAME = 64
-_KEY_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -66,14 +63,6 @@ class Body(Value, frozen=True, kw_only=True):
         """Every object that is needed to read the checkpoint, but the manifest."""
         packs = [Entry(self.pack_name(pack), pack.length) for pack in self.packs]
         return [*packs, Entry(layout.index(self.info.id), self.index.length)]
-
-
-class Sealed(NamedTuple):
-    """A manifest's parts, not opened."""
-
-    key: str  #: name of the master key
-    wrapped: bytes
-    body: bytes
 
 
 def encode(body: Body, keys: Wrapper) -> bytes:
@@ -119,31 +108,11 @@ def split(data: bytes) -> Sealed:
     Raises:
         StoreError: ``CHECKPOINT_DAMAGED``, it is no manifest of this format.
     """
-    view = memoryview(data)
-    if bytes(view[:7]) != MAGIC[:7]:
-        raise damaged("the manifest is none of ours")
-    if bytes(view[7:8]) != MAGIC[7:]:
-        number = view[7] if len(view) > 7 else "?"
-        raise damaged(f"its format {number} is not known to this version")
-    at, parts = len(MAGIC), []
-    for limit in (_MAX_KEY_NAME, MAX_WRAPPED):
-        length = int.from_bytes(view[at : at + 2], "little")
-        part = bytes(view[at + 2 : at + 2 + length])
-        if not 0 < length <= limit or len(part) != length:
-            raise damaged("the manifest's head cannot be read")
-        parts.append(part)
-        at += 2 + length
-    if not _KEY_NAME.fullmatch(parts[0]):
-        raise damaged("the manifest's head cannot be read")
-    return Sealed(parts[0].decode("ascii"), parts[1], bytes(view[at:]))
+    return envelope.split(data, MAGIC, "manifest")
 
 
 def _join(data_key: bytes, checkpoint: str, body: bytes, keys: Wrapper) -> bytes:
-    name, wrapped = keys.wrap(data_key, checkpoint)
-    head = b"".join(
-        len(part).to_bytes(2, "little") + part for part in (name.encode(), wrapped)
-    )
-    return MAGIC + head + body
+    return envelope.join(MAGIC, keys.wrap(data_key, checkpoint), body)
 
 
 def _open(sealed: Sealed, data_key: bytes, checkpoint: str) -> Body:

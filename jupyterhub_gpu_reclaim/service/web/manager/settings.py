@@ -13,7 +13,11 @@ class SettingsPage(ManagerPage):
 
     async def get(self) -> None:
         """Show it."""
-        self.page("settings.html", settings=self.context.settings())
+        self.page(
+            "settings.html",
+            settings=self.context.settings(),
+            warnings=self.context.warnings(),
+        )
 
 
 def rules(prefix: str) -> list[tuple[Any, ...]]:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead
-from jupyterhub_gpu_reclaim.service.web.health import store_room
+from jupyterhub_gpu_reclaim.service.web.health import store_amiss, store_room
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class StorePage(ManagerPage):
             done=self.done(),
             xsrf=self.xsrf(),
             free=free,
+            amiss=store_amiss(context.nodes()),
             user=user,
             order=order,
             query=urlencode({"user": user, "order": order}),

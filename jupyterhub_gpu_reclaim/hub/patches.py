@@ -1,24 +1,26 @@
-"""Three repairs of JupyterHub itself, applied once, as a Hub imports the mixin.
-
-A restart must not log suspended sessions out. ``JupyterHub.cleanup_oauth_clients``
-deletes, at every start, the OAuth client of each server that does not run, and with it
-all browser logins of that server: it only keeps clients of spawners that are in memory,
-and only running ones are loaded (trap T2 in ``docs/reference/jupyterhub-traps.md``).
-The wrapper loads the spawners of suspended servers first; the Hub's own code does the
-rest.
+"""What is repaired in or added to JupyterHub itself, once, as ``configure`` is called.
 
 A failing service of ours must not end the Hub. If a managed service exits or does not
 answer in time, ``JupyterHub.start`` calls ``exit(1)`` (trap T21). Our service's
-supervisor answers at once and stays; the second wrapper is for what it cannot prevent
+supervisor answers at once and stays; the first wrapper is for what it cannot prevent
 (its address is taken, say): the Hub goes on without the service, and starts it again
 like one that ends later. It also holds the service's address for as long as the Hub
-lives (``service/process/held_socket.py``).
+lives (``service/process/held_socket.py``), and has the Hub's whole configuration looked
+at (``self_check.py``).
 
 A stop that our service has asked for, to release what is saved, must never end what is
-not. A spawner is not told who asks for a stop (trap T28): the third wrapper, of the
+not. A spawner is not told who asks for a stop (trap T28): another wrapper, of the
 API's handler, notes that it was our service, in :data:`STOP_IS_OURS`.
 
-Nothing else of JupyterHub is ever changed.
+Managers get their role when the Hub has loaded its users, and at a login
+(``managers.py``).
+
+A return that fails must not count as a failure of the Hub, which may end itself after
+some of them (trap T16). Hooks, profiles and logins fail before a spawner is called, and
+time limits beside it: the wrapper of ``User.spawn`` lets our spawner say what that is.
+
+``spawner/kept_logins.py`` has one more, for Hubs with a spawner of ours. Nothing else
+of JupyterHub is ever changed.
 """
 
 from __future__ import annotations
@@ -28,17 +30,18 @@ import contextlib
 import functools
 import inspect
 import logging
+import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from jupyterhub import orm
 from jupyterhub.apihandlers.users import UserServerAPIHandler
 from jupyterhub.app import JupyterHub
+from jupyterhub.handlers.base import BaseHandler
+from jupyterhub.user import User
 
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
-from jupyterhub_gpu_reclaim.hub import config
-from jupyterhub_gpu_reclaim.hub.spawner.state import KEY, Pointer
+from jupyterhub_gpu_reclaim.hub import managers, self_check
 from jupyterhub_gpu_reclaim.service.process import held_socket
 
 if TYPE_CHECKING:
@@ -56,29 +59,24 @@ STOP_IS_OURS: ContextVar[bool] = ContextVar("STOP_IS_OURS", default=False)
 
 
 def apply(
-    hub: type[Any] = JupyterHub, servers: type[Any] = UserServerAPIHandler
+    hub: type[Any] = JupyterHub,
+    servers: type[Any] = UserServerAPIHandler,
+    logins: type[Any] = BaseHandler,
+    users: type[Any] = User,
 ) -> bool:
     """Wrap the methods; returns whether all are in place afterwards.
 
     If a method of the Hub is not the one we know (missing, other arguments), it is left
     alone, with a warning that says what is not repaired then.
     """
-    kept = _wrap(
-        hub,
-        "cleanup_oauth_clients",
-        ["self"],
-        _keeping_suspended,
-        "cleans up OAuth clients in a way we do not know; a restart of the Hub logs"
-        " browsers out of suspended sessions",
-    )
-    spared = _wrap(
+    spared = wrap(
         hub,
         "start_service",
         ["self", "service_name", "service", "ssl_context"],
         _sparing_the_hub,
         "starts services in a way we do not know; where ours cannot listen, it ends",
     )
-    told = _wrap(
+    told = wrap(
         servers,
         "delete",
         ["self", "user_name", "server_name"],
@@ -86,20 +84,55 @@ def apply(
         "stops servers in a way we do not know; a session that goes on while our"
         " service has it stopped, and is away, is ended unsaved",
     )
-    return kept and spared and told
+    appointed = wrap(
+        hub,
+        "init_role_assignment",
+        ["self"],
+        _appointing,
+        "assigns roles in a way we do not know; nobody gets that of our managers",
+    )
+    admitted = wrap(
+        logins,
+        "auth_to_user",
+        ["self", "authenticated", "user"],
+        _appointing_at_login,
+        "logs people in in a way we do not know; a new manager is one when the Hub"
+        " starts again",
+    )
+    refused = wrap(
+        users,
+        "spawn",
+        ["self", "server_name", ...],
+        _refusing_returns,
+        "starts servers in a way we do not know; returns that a hook or a time limit"
+        " ends count towards its consecutive_failure_limit",
+    )
+    return spared and told and appointed and admitted and refused
 
 
-def _wrap(
+def wrap(
     owner: type[Any],
     name: str,
-    parameters: list[str],
+    parameters: list[Any],
     wrapper: Callable[[Any], Any],
     otherwise: str,
 ) -> bool:
+    """Wrap a method that has these parameters; a warning says what is lost if not.
+
+    Args:
+        owner: the class.
+        name: of the method.
+        parameters: those that we know.
+        wrapper: takes the method and returns what takes its place.
+        otherwise: what this JupyterHub does then.
+
+    Returns:
+        whether the wrapped one is in place.
+    """
     original = getattr(owner, name, None)
     if getattr(original, _MARK, False):
         return True
-    if original is None or list(inspect.signature(original).parameters) != parameters:
+    if original is None or not _takes(original, parameters):
         log = logging.getLogger("JupyterHub")
         log.warning("gpu-reclaim: this JupyterHub %s", otherwise)
         return False
@@ -107,6 +140,30 @@ def _wrap(
     setattr(wrapped, _MARK, True)
     setattr(owner, name, wrapped)
     return True
+
+
+def _takes(method: Any, parameters: list[Any]) -> bool:
+    """Whether these are its parameters; ``...`` at the end: and any others."""
+    found: list[Any] = list(inspect.signature(method).parameters)
+    if parameters[-1] is ...:
+        found[len(parameters) - 1 :] = [...]
+    return found == parameters
+
+
+def _refusing_returns(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def spawn(self: Any, server_name: str = "", *more: Any, **named: Any) -> Any:
+        since = time.monotonic()
+        try:
+            return await original(self, server_name, *more, **named)
+        except Exception as error:
+            # It stays there while its failure can be looked at.
+            spawner, took = self.spawners.get(server_name), time.monotonic() - since
+            refusal = getattr(spawner, "reclaim_refusal", None)
+            if refusal is None or (told := refusal(error, took)) is error:
+                raise
+            raise told from error
+
+    return spawn
 
 
 def _noting_who_stops(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,6 +179,26 @@ def _noting_who_stops(original: Callable[..., Any]) -> Callable[..., Any]:
     return delete
 
 
+def _appointing(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def init_role_assignment(self: Any) -> None:
+        await original(self)
+        managers.appoint_all(self)
+
+    return init_role_assignment
+
+
+def _appointing_at_login(original: Callable[..., Any]) -> Callable[..., Any]:
+    async def auth_to_user(self: Any, authenticated: Any, user: Any = None) -> Any:
+        found = await original(self, authenticated, user)
+        hub = self.authenticator.parent
+        if found is not None and hub is not None:
+            named = managers.Managers.of(hub.services).names(self.authenticator)
+            managers.appoint(self.db, found, named)
+        return found
+
+    return auth_to_user
+
+
 def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
     async def start_service(
         self: Any, service_name: str, service: Any, ssl_context: Any = None
@@ -129,7 +206,7 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
         if service_name != SERVICE_NAME:
             return await original(self, service_name, service, ssl_context)
         service.environment = {**service.environment}
-        config.found_late(self.config, service.environment)
+        self_check.look(self, service.environment)
         await _hold_address(service)
         starting = original(self, service_name, service, ssl_context)
         # A silent program on our address holds the Hub up beyond its own limit.
@@ -154,25 +231,3 @@ async def _hold_address(service: Any) -> None:
         if service.managed and url.hostname and url.port:
             held_at = await held_socket.hold(url.hostname, url.port, _PREDECESSOR)
             service.environment = {**service.environment, held_socket.HELD: held_at}
-
-
-def _keeping_suspended(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    def cleanup_oauth_clients(self: Any) -> None:
-        load_suspended(self)
-        original(self)
-
-    return cleanup_oauth_clients
-
-
-def load_suspended(hub: Any) -> int:
-    """Bring the spawners of suspended servers into memory; returns how many."""
-    loaded = 0
-    stopped = hub.db.query(orm.Spawner).filter(
-        orm.Spawner.server == None,  # noqa: E711 - SQL
-        orm.Spawner.oauth_client != None,  # noqa: E711 - SQL
-    )
-    for spawner in stopped:
-        if Pointer.from_state((spawner.state or {}).get(KEY)).precious:
-            hub.users[spawner.user].spawners[spawner.name]
-            loaded += 1
-    return loaded

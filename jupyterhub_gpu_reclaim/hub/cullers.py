@@ -1,0 +1,199 @@
+"""Judges what else ends idle servers or kernels: it does so before they are saved.
+
+jupyterhub-idle-culler is a service of the Hub; Zero to JupyterHub and TLJH configure
+it, too, each by its own keys, and in the end all are words of a command. Jupyter's own
+cullers are settings of the server inside a session: as far as the Hub sets them, by
+arguments or in files of this machine, they can be seen here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+#: How a command names jupyterhub-idle-culler, and its predecessor, an example script.
+_CULLER = re.compile(r"idle[-_]culler|cull[-_]idle")
+#: Where the settings of servers on this machine are read from, for all users.
+FOLDERS = ("/etc/jupyter", "/usr/local/etc/jupyter")
+#: Settings of a server that end kernels, or the server itself, for being idle.
+_INSIDE = {
+    "MappingKernelManager.cull_idle_timeout": "kernels",
+    "MultiKernelManager.cull_idle_timeout": "kernels",
+    "AsyncMappingKernelManager.cull_idle_timeout": "kernels",
+    "ServerApp.shutdown_no_activity_timeout": "the server",
+    "NotebookApp.shutdown_no_activity_timeout": "the server",
+}
+_SAID = re.compile(
+    rf"({'|'.join(map(re.escape, _INSIDE))})\s*[= ]\s*['\"]?(\d+(?:\.\d+)?)"
+)
+
+
+@dataclass(frozen=True)
+class IdleTimes:
+    """Ours, in seconds."""
+
+    idle_after: float  #: 0: no session is suspended for being idle
+    warn_for: float
+    keep_limit: float
+
+
+@dataclass(frozen=True)
+class Culler:
+    """A service that ends idle servers."""
+
+    name: str
+    timeout: float = 600.0
+    max_age: float = 0.0
+    #: Whether it decides by a function, which may ask us (``culler_hook.py``).
+    by_hook: bool = False
+
+
+def is_culler(service: Mapping[str, Any]) -> bool:
+    """Whether a service of the Hub ends idle servers, or deletes idle users."""
+    words = [str(service.get("name", "")), *_words(service)]
+    return any(_CULLER.search(word) for word in words)
+
+
+def of_services(services: Iterable[Mapping[str, Any]]) -> list[Culler]:
+    """Those among a Hub's services whose commands are known."""
+    return [
+        _read(service) for service in services if _words(service) and is_culler(service)
+    ]
+
+
+def early(services: Iterable[Mapping[str, Any]], times: IdleTimes) -> list[str]:
+    """Which of a Hub's cullers end a session before it is saved, in sentences."""
+    found = []
+    saved_after = times.idle_after + times.warn_for
+    for culler in of_services(services):
+        called = f"The service {culler.name!r}"
+        if culler.max_age > 0:
+            found.append(
+                f"{called} ends every server {culler.max_age:g} s after its start"
+                " (--max-age), in use or not, and nothing of it is saved."
+            )
+        if culler.by_hook or not times.idle_after:
+            continue
+        if culler.timeout <= saved_after:
+            found.append(
+                f"{called} ends servers after {culler.timeout:g} s without use, before"
+                f" they are suspended (after {saved_after:g} s), and nothing of them is"
+                f" saved. Take it out, or give it a --timeout above {saved_after:g}"
+                " and our hook (docs/how-to/cullers.md)."
+            )
+        elif culler.timeout <= times.keep_limit:
+            found.append(
+                f"{called} ends servers after {culler.timeout:g} s without use, also"
+                " those that somebody has kept with Keep. Take it out, or give it our"
+                " hook (docs/how-to/cullers.md)."
+            )
+    return found
+
+
+def inside_servers(
+    c: Any, idle_after: float, folders: Iterable[str] = FOLDERS
+) -> list[str]:
+    """Which cullers of kernels and servers come before us, in sentences.
+
+    Args:
+        c: the Hub's configuration.
+        idle_after: ours, in seconds; 0: no session is suspended for being idle.
+        folders: Jupyter's on this machine.
+    """
+    found = []
+    for where, name, seconds in [*_arguments(c), *_files(folders)]:
+        if 0 < seconds <= idle_after:
+            found.append(
+                f"{name} is {seconds:g} in {where}: it ends {_INSIDE[name]} before the"
+                f" session is suspended (IdlePolicy.idle_after is {idle_after:g}), and"
+                " nothing is saved. Take it out, or make it longer."
+            )
+    return found
+
+
+# --- reading -------------------------------------------------------------------------
+
+
+def _words(service: Mapping[str, Any]) -> list[str]:
+    command = service.get("command") or []
+    return command.split() if isinstance(command, str) else [str(w) for w in command]
+
+
+def _read(service: Mapping[str, Any]) -> Culler:
+    words = " ".join(_words(service))
+    said = {name: _number(words, name) for name in ("timeout", "max-age")}
+    config = re.search(r"--(?:config|IdleCuller\.config_file)[= ](\S+)", words)
+    text = ""
+    if config is not None:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            text = Path(service.get("cwd") or ".", config[1]).read_text()
+    timeout, age = (_set(text, name) for name in ("timeout", "max_age"))
+    return Culler(
+        name=str(service.get("name", "")),
+        timeout=said["timeout"] or timeout or 600.0,
+        max_age=said["max-age"] or age or 0.0,
+        by_hook=bool(
+            re.search(r"^[^#]*IdleCuller\.cull_arbiter_hook\s*=", text, re.MULTILINE)
+        ),
+    )
+
+
+def _number(words: str, name: str) -> float | None:
+    trait = name.replace("-", "_")
+    found = re.findall(rf"--(?:{name}|IdleCuller\.{trait})[= ](\d+(?:\.\d+)?)", words)
+    return float(found[-1]) if found else None
+
+
+def _set(text: str, trait: str) -> float | None:
+    """A number that a configuration in Python sets; what it computes is not seen."""
+    found = re.findall(
+        rf"^[^#]*IdleCuller\.{trait}\s*=\s*(\d+(?:\.\d+)?)", text, re.MULTILINE
+    )
+    return float(found[-1]) if found else None
+
+
+def _arguments(c: Any) -> Iterator[tuple[str, str, float]]:
+    """Settings of a server in the arguments and variables that a Hub gives it."""
+    for section, values in c.items():
+        if not section.endswith("Spawner") or not hasattr(values, "items"):
+            continue
+        for name in ("args", "cmd", "environment"):
+            said = values.get(name)
+            words = said.values() if isinstance(said, dict) else said
+            if not isinstance(words, str) and not hasattr(words, "__iter__"):
+                continue
+            text = words if isinstance(words, str) else " ".join(map(str, words))
+            for setting, seconds in _SAID.findall(text):
+                yield f"c.{section}.{name}", setting, float(seconds)
+
+
+def _files(folders: Iterable[str]) -> Iterator[tuple[str, str, float]]:
+    """Settings of a server in Jupyter's files of this machine."""
+    for folder in map(Path, folders):
+        for path in sorted(folder.glob("jupyter_*_config*")):
+            for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+                with contextlib.suppress(OSError, ValueError):
+                    for name, seconds in _in_file(file):
+                        yield str(file), name, seconds
+
+
+def _in_file(file: Path) -> Iterator[tuple[str, float]]:
+    text = file.read_text()
+    if file.suffix == ".json":
+        said = json.loads(text)
+        for name in _INSIDE:
+            section, _, trait = name.partition(".")
+            value = (said.get(section) or {}).get(trait)
+            if isinstance(value, int | float):
+                yield name, float(value)
+        return
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for name, seconds in _SAID.findall("\n".join(lines)):
+        yield name, float(seconds)

@@ -1,0 +1,197 @@
+"""Looks at a Hub's whole configuration as it starts, and says what defeats ours.
+
+``configure`` sees what stands above its call. What nobody knows before the Hub has read
+everything is looked at here: another spawner, cullers, what was set too late. Nothing
+is changed and nothing is refused: the sentences go to the Hub's log, to the strip of
+the service's pages, and to ``jupyterhub-gpu-reclaim config check``.
+
+Problems are mistakes in our own settings, for which every session is left alone;
+warnings are about the rest, and the service works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traitlets.log import get_logger
+
+from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+from jupyterhub_gpu_reclaim.hub import config_check, cullers
+from jupyterhub_gpu_reclaim.hub.managers import Managers
+from jupyterhub_gpu_reclaim.hub.merging import service_of
+from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
+from jupyterhub_gpu_reclaim.service.settings.environment import PROBLEMS, WARNINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HOW_TO = "docs/how-to/another-spawner.md"
+#: What takes another spawner's place, by a class of its ancestry.
+_OURS = {
+    "DockerSpawner": "say placement='docker' in the call of configure(c), and take it"
+    " out",
+    "KubeSpawner": "say placement='kubernetes' in the call of configure(c), and take it"
+    f" out or have your class inherit from ReclaimKubeSpawner too ({_HOW_TO})",
+    "SystemdSpawner": f"have a class inherit from it and from ours ({_HOW_TO})",
+    "LocalProcessSpawner": "take it out, and sessions start as with"
+    " LocalProcessSpawner, by 'gpu-reclaim-local'",
+}
+
+
+def look(hub: Any, environment: dict[str, str]) -> None:
+    """Write what is wrong into the log and the service's environment.
+
+    Args:
+        hub: a ``JupyterHub`` that has read its configuration.
+        environment: of the service.
+    """
+    if OPTIONS not in environment:
+        return  # a service that configure(c) has not made
+    say(late(hub.config, environment), {"environment": environment}, strict=False)
+    found = warnings(hub, environment)
+    for each in found:
+        get_logger().warning("gpu-reclaim: %s", each)
+    environment[WARNINGS] = json.dumps(found)
+
+
+def say(problems: list[str], spec: dict[str, Any], *, strict: bool) -> None:
+    """Pass problems on to the service and the log.
+
+    Raises:
+        ValueError: there are some, and ``strict``.
+    """
+    if not problems:
+        return
+    if strict is True:
+        raise ValueError(" ".join(problems))
+    for each in problems:
+        get_logger().critical("gpu-reclaim: every session is left alone: %s", each)
+    environment = spec.setdefault("environment", {})
+    said = json.loads(environment.get(PROBLEMS, "[]"))
+    environment[PROBLEMS] = json.dumps([*said, *problems])
+
+
+def found_wrong(c: Any) -> list[str] | None:
+    """What ``configure`` found wrong, as it stands in ``c``; None: no call."""
+    service = service_of(c)
+    if service is None or "environment" not in service:
+        return None
+    return list(json.loads(service["environment"].get(PROBLEMS, "[]")))
+
+
+def late(c: Any, environment: Mapping[str, str]) -> list[str]:
+    """What was set below the call of ``configure``, which has not seen it."""
+    if PROBLEMS in environment:
+        return []  # the service was given no settings
+    passed = {word.partition("=")[0] for word in json.loads(environment[OPTIONS])}
+    names = [name for name in config_check.sections(c)[0] if f"--{name}" not in passed]
+    return [f"c.{name} must stand above the call of configure(c)." for name in names]
+
+
+def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
+    """What in a Hub's configuration keeps sessions from being saved.
+
+    Args:
+        hub: a ``JupyterHub`` that has read its configuration.
+        environment: of the service, as ``configure`` has made it.
+    """
+    options = _options(environment)
+    unfit = Managers.of([service_of(hub.config) or {}]).unfit(hub.authenticator)
+    return [
+        *_foreign_spawner(hub.spawner_class),
+        *_cleanup(hub),
+        *cullers.early(hub.services, _idle_times(options)),
+        *cullers.inside_servers(
+            hub.config,
+            _idle_times(options).idle_after,
+            cullers.FOLDERS if _starts_processes(hub.spawner_class) else (),
+        ),
+        *(
+            f"admins: this Hub's authenticator lets nobody in as {name!r}."
+            for name in unfit
+        ),
+        *_contradictions(options),
+    ]
+
+
+def _options(environment: Mapping[str, str]) -> dict[str, str]:
+    """The service's settings by their full names."""
+    words = [word.partition("=") for word in json.loads(environment[OPTIONS])]
+    return {name.removeprefix("--"): value for name, _, value in words}
+
+
+def _idle_times(options: Mapping[str, str]) -> cullers.IdleTimes:
+    usual = Settings()
+    return cullers.IdleTimes(
+        idle_after=_seconds(
+            options, "IdlePolicy.idle_after", IdlePolicy.idle_after.default_value
+        ),
+        warn_for=_seconds(options, "ReclaimService.warn_for", usual.warn_for),
+        keep_limit=_seconds(options, "ReclaimService.keep_limit", usual.keep_limit),
+    )
+
+
+def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        return float(options.get(name, default))
+    except ValueError:  # said where the service's settings are judged
+        return default
+
+
+def _foreign_spawner(spawner: type[Any]) -> list[str]:
+    ancestry = [each.__name__ for each in spawner.__mro__]
+    # By name: what is imported here is imported by every Hub.
+    if "ReclaimMixin" in ancestry or _holds_others(spawner):
+        return []
+    what = next((told for name, told in _OURS.items() if name in ancestry), "")
+    what = what or f"make a class of it and ReclaimMixin ({_HOW_TO})"
+    called = f"{spawner.__module__}.{spawner.__qualname__}"
+    said = f"c.JupyterHub.spawner_class is {called}, which cannot suspend sessions"
+    return [f"{said}, so none is ever suspended: {what}."]
+
+
+def _starts_processes(spawner: type[Any]) -> bool:
+    """Whether servers run on this machine and read its files."""
+    return any(each.__name__ == "LocalProcessSpawner" for each in spawner.__mro__)
+
+
+def _holds_others(spawner: type[Any]) -> bool:
+    """Whether it starts other spawners, as those of ``wrapspawner`` do."""
+    return any(hasattr(spawner, name) for name in ("child_class", "child_profiles"))
+
+
+def _cleanup(hub: Any) -> list[str]:
+    if not hub.cleanup_servers:
+        return []
+    said = "c.JupyterHub.cleanup_servers is True: when the Hub ends, it stops every"
+    return [
+        f"{said} server, and nothing is saved. Take it out: configure(c) sets False."
+    ]
+
+
+def _contradictions(options: Mapping[str, str]) -> list[str]:
+    found, times = [], _idle_times(options)
+    if times.warn_for > times.idle_after > 0:
+        found.append(
+            f"ReclaimService.warn_for ({times.warn_for:g}) is longer than"
+            f" IdlePolicy.idle_after ({times.idle_after:g}): a session is warned for"
+            " longer than it has to be idle."
+        )
+    path = Path(options.get("ReclaimService.event_log") or "-")
+    if str(path) != "-" and (why := _unwritable(path)):
+        found.append(f"ReclaimService.event_log: {path} {why}.")
+    return found
+
+
+def _unwritable(path: Path) -> str:
+    """Why that file cannot be written to or made; empty: it can."""
+    if path.is_dir():
+        return "is a folder"
+    if not path.parent.is_dir():
+        return "is in a folder that is not there"
+    target = path if path.exists() else path.parent
+    return "" if os.access(target, os.W_OK) else "may not be written to"

@@ -1,0 +1,131 @@
+"""What this agent knows of its store, in its state folder: law 14.
+
+The store's id is found in the store, ordered by the service, or said by an
+administrator (``store adopt``). Each word has a number, and the higher one holds: an
+administrator's is higher than all before. The file is read at each look, for the
+command line writes it while the agent runs; where it has gone, what was read last
+holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.decoders import json_decoder
+from jupyterhub_gpu_reclaim.common.durable import write_durably
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.store.format.identity import Role
+
+#: In the state folder.
+FILE = "store.json"
+
+
+class Word(Value, frozen=True, kw_only=True):
+    """Which store is meant, and what was begun there."""
+
+    store: str = ""  #: its id; empty: none is known
+    word: int = 0  #: number of the word that says so
+    cache: str = ""  #: place of the node's folder that was begun in front of it
+
+
+class KnownStore:
+    """The word that holds, from any thread; see ``store.backends.identified.Known``.
+
+    Args:
+        state: the agent's state folder.
+        cache: place of the node's folder in front of the store; empty: there is none.
+        spare: nothing is lost with that folder, so a new disk there is begun by itself.
+    """
+
+    def __init__(self, state: Path, cache: str = "", *, spare: bool = False) -> None:
+        self._file = state / FILE
+        self._spare = spare
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._last = Word()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the state folder still has what was read from it."""
+        return not self.word().store or self._file.exists()
+
+    def word(self) -> Word:
+        """What holds now."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # not there, or not now
+            self._last = json_decoder(Word).decode(self._file.read_bytes())
+        return self._last
+
+    def expected(self, role: Role) -> str:
+        """The id that a place must have; empty: nothing was begun there."""
+        word = self.word()
+        if role == "store":
+            return word.store
+        if word.cache == self._cache and not self._is_new_disk():
+            return word.store
+        return ""
+
+    def may_begin(self, role: Role) -> str:
+        """The id that an empty place may be given; a store gets one by order alone."""
+        return self.word().store if role == "cache" else ""
+
+    def take(self, role: Role, store: str) -> None:
+        """Remember the id that was found, or made.
+
+        Raises:
+            StoreError: the state folder cannot be written (``state_full``).
+        """
+        with self._lock:
+            now = self.word()
+            mine = {"store": store} if role == "store" else {"cache": self._cache}
+            new = msgspec.structs.replace(now, **mine)
+            if new != now:
+                self._write(new)
+
+    def obey(self, store: str, word: int) -> bool:
+        """Take a word, unless a later one is known; whether it holds now.
+
+        Raises:
+            StoreError: the state folder cannot be written (``state_full``).
+        """
+        with self._lock:
+            now = self.word()
+            if word < now.word:
+                return False
+            if (store, word) != (now.store, now.word):
+                cache = now.cache if store == now.store else ""
+                self._write(Word(store=store, word=word, cache=cache))
+            return True
+
+    def adopt(self, store: str) -> None:
+        """Mean that store from now on, above all words before: an administrator's.
+
+        Raises:
+            StoreError: the state folder cannot be written (``state_full``).
+        """
+        with self._lock:
+            self._write(Word(store=store, word=self.word().word + 1))
+
+    def _is_new_disk(self) -> bool:
+        """Whether something is mounted at the cache, on which nothing can be missed."""
+        if not self._spare:
+            return False
+        with contextlib.suppress(OSError):
+            here = self._file.parent.stat().st_dev
+            return Path(self._cache).stat().st_dev != here
+        return False
+
+    def _write(self, word: Word) -> None:
+        try:
+            write_durably(self._file, msgspec.json.encode(word))
+        except OSError as error:
+            raise StoreError(Reason.STATE_FULL, detail=str(error)) from error
+        self._last = word

@@ -1,0 +1,97 @@
+"""What a session's user has lost since it was suspended, at its return.
+
+On the machine itself the holding init says whom a fresh start would run as: the Hub has
+asked the system's user database. In a container it is what the container gives its
+first process; a root there gives its programs what it likes, and is not judged.
+"""
+
+from __future__ import annotations
+
+import grp
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.checkpoint.files.taken_away import RightsToday, adapt
+from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import IMAGES
+from jupyterhub_gpu_reclaim.session_init import command_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jupyterhub_gpu_reclaim.common.models import Finding
+    from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
+        CheckpointContents,
+    )
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
+
+_log = logging.getLogger(__name__)
+
+
+def without_lost(
+    session: Session, there: CheckpointContents, replaced: Mapping[str, bytes]
+) -> tuple[list[Finding], dict[str, bytes]]:
+    """CRIU's images with what its user has today, and why it must not come back.
+
+    Args:
+        session: the holding one.
+        there: its checkpoint.
+        replaced: images that are different already; the answer has them, too.
+
+    Raises:
+        RestoreFailed: an image is damaged.
+    """
+    today = _today(session, there)
+    if today is None:
+        return [], dict(replaced)
+    if today.uid != there.world.uid:
+        found = finding(Reason.USER_MISMATCH, there=there.world.uid, here=today.uid)
+        return [found], dict(replaced)
+
+    def read(name: str) -> bytes | None:
+        if name in replaced:
+            return replaced[name]
+        stored = IMAGES + name
+        return there.checkpoint.read(stored) if stored in there.checkpoint else None
+
+    adapted = adapt(read, today)
+    if adapted.lost:
+        names = ", ".join(map(_group_name, sorted(adapted.lost)))
+        if adapted.others:
+            return [finding(Reason.RIGHTS_CHANGED, lost=names)], dict(replaced)
+        _log.warning("%s comes back without its lost group %s", session.key, names)
+    return [], {**replaced, **adapted.images}
+
+
+def _today(session: Session, there: CheckpointContents) -> RightsToday | None:
+    """What its user has; None: that is not known."""
+    if session.container or session.hint.pod:
+        given, here = set(there.world.given_groups), given_groups(session)
+        uid = int(procfs.status(session.init_pid)["Uid"].split()[0])
+        taken = given.difference(here)
+        if uid == 0 or not taken:
+            return None
+        return RightsToday(uid, here[0], lambda group: group not in taken)
+    parsed = command_line.parse(procfs.words(session.init_pid, "cmdline"))
+    user = parsed.system_user if parsed else None
+    if user is None:
+        return None
+    groups = {user.gid, *user.groups}
+    return RightsToday(
+        user.uid, user.gid, lambda group: group in groups, user.no_new_privileges
+    )
+
+
+def given_groups(session: Session) -> list[int]:
+    """The groups of its init, its own first; a container gives them to its programs."""
+    status = procfs.status(session.init_pid)
+    return [int(status["Gid"].split()[0]), *map(int, status["Groups"].split())]
+
+
+def _group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)

@@ -1,0 +1,206 @@
+"""What a user may no longer do does not come back with a session of before.
+
+A demoted administrator of TLJH, or a member of a group with private data, suspends a
+session, loses the group, and resumes: CRIU would give each thread its old groups back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.files.taken_away import RightsToday, adapt
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from tests.checkpoint import conftest as engine_tests
+from tests.node import conftest as agent_tests
+from tests.support.agent import goes_on, wait_for
+from tests.support.attacker import (
+    GID,
+    UID,
+    criu_for_any_user,
+    make_folder,
+    save_session,
+)
+
+shared_agent, folder, agent, places = (
+    agent_tests.shared_agent,
+    agent_tests.folder,
+    agent_tests.agent,
+    agent_tests.places,
+)
+#: No groups of this machine, and the session's own.
+STAFF, DATA, OWN = 40001, 40002, 0
+
+#: Counts; beside it a thread, and another program.
+PROGRAM = """
+import os, sys, threading, time
+threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
+if os.fork() == 0:
+    time.sleep(1e6)
+while True:
+    sys.stdout.write("x"); sys.stdout.flush()
+    time.sleep(0.02)
+"""
+
+
+def given(*groups, uid=0):
+    words = ["--uid", str(uid), "--gid", str(OWN)]
+    return [*words, "--groups", ",".join(map(str, groups))]
+
+
+def rights(place):
+    """The groups of each thread of the session."""
+    found = []
+    for process in place.tree.processes:
+        for task in (Path("/proc") / str(process.pid) / "task").iterdir():
+            lines = (task / "status").read_text().splitlines()
+            fields = dict(line.split(":", 1) for line in lines)
+            found.append({int(group) for group in fields["Groups"].split()})
+    return found
+
+
+@pytest.fixture
+def suspended(agent, places):
+    """A session that was started as a member of both groups; who has it resumed."""
+    command = [sys.executable, "-I", "-S", "-c", PROGRAM]
+    place = places("start", *command, env={}, options=given(OWN, STAFF, DATA))
+    wait_for(lambda: place.output.stat().st_size)
+    wait_for(lambda: len(rights(place)) == 4)
+    assert agent.capture(place, "c1")[-1].get("checkpoint"), agent.log.read_text()
+    released = agent.post(
+        f"/v1/sessions/{place.incarnation}/release", {"checkpoint": "c1"}
+    )
+    assert released.status_code == 200, released.text
+
+    def resume(*options):
+        new = places("hold", env={}, options=options)
+        return new, agent.restore(new, "c1")[-1]
+
+    return resume
+
+
+def test_groups_that_were_taken_away_do_not_come_back(suspended):
+    place, last = suspended(*given(OWN, STAFF))
+    assert last.get("tree"), last
+    assert goes_on(place)
+    assert rights(place) == [{OWN, STAFF}] * 4
+
+
+def test_groups_that_stay_come_back(suspended):
+    place, last = suspended(*given(OWN, STAFF, DATA, 40004))
+    assert last.get("tree"), last
+    assert rights(place) == [{OWN, STAFF, DATA}] * 4
+
+
+def test_place_that_tells_no_groups_takes_none_away(suspended):
+    """As for a demonstration, where all run as the Hub's own user."""
+    place, last = suspended()
+    assert last.get("tree"), last
+    assert rights(place) == [{OWN, STAFF, DATA}] * 4
+
+
+def test_session_of_a_user_id_that_is_another_persons_by_now_is_refused(suspended):
+    _, last = suspended(*given(OWN, STAFF, DATA, uid=1234))
+    assert last["failure"]["code"] == "user_mismatch"
+
+
+@pytest.fixture
+def member(criu):
+    """A session with a file open that only members of a group may read."""
+    folder = make_folder()
+    data = folder / "data"
+    data.write_text("of patients")
+    os.chown(data, 0, DATA)
+    data.chmod(0o640)
+    made = engine_tests.Places(folder)
+    told = "private = open('../data'); 1"
+    shim = criu_for_any_user(criu, folder)
+    yield save_session(shim, folder, made, told, groups=f"{DATA},{STAFF}")
+    made.clear()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def without(image, *lost):
+    today = RightsToday(UID, GID, lambda group: group not in lost)
+    adapted = adapt(image.get, today)
+    return engine_tests.Image({**image, **adapted.images}), adapted
+
+
+def test_file_of_a_lost_group_is_not_opened_for_its_former_member(member):
+    changed, adapted = without(member.image, DATA)
+    assert (adapted.lost, adapted.others) == ({DATA}, False)
+    with pytest.raises(RestoreFailed) as caught:
+        member.restore(image=changed)
+    assert caught.value.reason is Reason.FILE_DENIED
+    assert "/data" in caught.value.message
+    changed, _ = without(member.image, STAFF)
+    world = member.restore(image=changed)
+    assert world("sorted(os.getgroups())") == [DATA]
+    assert world("private.read()") == "of patients"
+
+
+def core(**rights) -> bytes:
+    entry = images.parse("core_entry", b"")
+    creds = entry.thread_core.creds
+    for field in ("uid", "euid", "suid", "fsuid"):
+        setattr(creds, field, UID)
+    for field in ("gid", "egid", "sgid", "fsgid"):
+        setattr(creds, field, GID)
+    for field, value in rights.items():
+        if isinstance(value, list):
+            getattr(creds, field).extend(value)
+        else:
+            setattr(creds, field, value)
+    return images.join(images.CORE_MAGIC, [images.serialize(entry)])
+
+
+def tree(**cores) -> dict[str, bytes]:
+    found, entries = {}, []
+    for number, image in enumerate(cores.values(), 300):
+        found[f"core-{number}.img"] = image
+        entry = images.parse("pstree_entry", b"")
+        entry.pid, entry.ppid, entry.sid = number, 0, number
+        entry.threads.append(number)
+        entries.append(images.serialize(entry))
+    return {"pstree.img": images.join(images.PSTREE_MAGIC, entries), **found}
+
+
+ROOT = dict.fromkeys(("uid", "euid", "suid", "fsuid"), 0)
+
+
+@pytest.mark.parametrize(
+    ("other", "others"),
+    [
+        ({}, False),
+        ({"egid": STAFF, "sgid": STAFF}, False),  # ssh-agent: anybody may run it
+        (ROOT, True),  # sudo -i
+        ({"suid": 0}, True),
+        ({"cap_prm": [0, 1]}, True),
+    ],
+)
+def test_programs_of_root_are_told_where_a_group_was_lost(other, others):
+    made = tree(server=core(groups=[GID, DATA]), other=core(groups=[0], **other))
+    _, adapted = without(made, DATA)
+    assert adapted.lost == {DATA}
+    assert adapted.others is others
+
+
+def test_program_that_made_a_lost_group_its_own_has_its_users_first_group():
+    own = dict.fromkeys(("gid", "egid", "sgid", "fsgid"), DATA)
+    changed, _ = without(tree(newgrp=core(groups=[GID], **own)), DATA)
+    image = images.only(changed["core-300.img"], images.CORE_MAGIC)
+    creds = images.parse("core_entry", image).thread_core.creds
+    assert {creds.gid, creds.egid, creds.sgid, creds.fsgid} == {GID}
+
+
+def test_sudo_that_is_off_by_now_is_off_after_the_return():
+    today = RightsToday(UID, GID, lambda _: True, no_new_privileges=True)
+    adapted = adapt(tree(server=core()).get, today)
+    image = images.only(adapted.images["core-300.img"], images.CORE_MAGIC)
+    assert images.parse("core_entry", image).thread_core.creds.no_new_privs == 1

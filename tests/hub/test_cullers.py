@@ -1,0 +1,86 @@
+"""What else ends idle servers or kernels is seen where a Hub sets it, and judged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from traitlets.config import Config
+
+from jupyterhub_gpu_reclaim.hub import cullers
+
+TIMES = cullers.IdleTimes(idle_after=900, warn_for=60, keep_limit=7 * 86400)
+PROGRAM = ["python3", "-m", "jupyterhub_idle_culler"]
+
+
+def said(*words, name="jupyterhub-idle-culler", **more):
+    """What is said of a service with this command."""
+    return cullers.early([{"name": name, "command": list(words), **more}], TIMES)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*PROGRAM, "--timeout=600"),
+        PROGRAM,  # its default
+        ("jupyterhub-idle-culler", "--timeout", "960", "--cull-every=60"),
+        ("python3", "/srv/cull_idle_servers.py", "--timeout=300"),
+        (*PROGRAM, "--IdleCuller.timeout=30"),
+        ("sh", "-c", "exec jupyterhub-idle-culler --timeout=30"),
+    ],
+)
+def test_culler_that_comes_before_a_suspend_is_said(words):
+    [sentence] = said(*words)
+    assert "before they are suspended (after 960 s)" in sentence
+
+
+def test_culler_that_ends_what_was_kept_is_said_and_one_that_asks_is_not(tmp_path):
+    [sentence] = said(*PROGRAM, "--timeout=86400")
+    assert "kept with Keep" in sentence
+    assert said(*PROGRAM, f"--timeout={8 * 86400}") == []
+    file = tmp_path / "culler.py"
+    file.write_text("c.IdleCuller.cull_arbiter_hook = ask\nc.IdleCuller.max_age = 9\n")
+    [sentence] = said(*PROGRAM, f"--config={file}")
+    assert "ends every server 9 s after its start" in sentence
+    file.write_text("# c.IdleCuller.cull_arbiter_hook = spare\n")
+    assert said(*PROGRAM, "--config", "culler.py", cwd=str(tmp_path))
+
+
+def test_age_of_a_server_is_no_idleness_but_ends_it_as_well():
+    [first, second] = said(*PROGRAM, "--max-age=7200", "--timeout=60")
+    assert "7200 s after its start (--max-age)" in first
+    assert "after 60 s without use" in second
+
+
+def test_other_services_are_none_and_no_idle_time_of_ours_comes_too_early():
+    assert said("python3", "-m", "grader", "--timeout=60", name="grades") == []
+    never = cullers.IdleTimes(idle_after=0, warn_for=60, keep_limit=0)
+    assert cullers.early([{"name": "c", "command": PROGRAM}], never) == []
+
+
+def test_cullers_inside_servers_are_seen_in_arguments_and_files(tmp_path):
+    c = Config()
+    c.Spawner.args = ["--MappingKernelManager.cull_idle_timeout=600"]
+    c.KubeSpawner.cmd = ["start.sh", "--ServerApp.shutdown_no_activity_timeout", "900"]
+    c.KubeSpawner.environment = {
+        "NOTEBOOK_ARGS": "--MappingKernelManager.cull_idle_timeout=5000"
+    }
+    file = tmp_path / "jupyter_server_config.py"
+    file.write_text(
+        "# c.ServerApp.shutdown_no_activity_timeout = 3\n"
+        "c.MultiKernelManager.cull_idle_timeout = 120\n"
+    )
+    folder = tmp_path / "jupyter_server_config.d"
+    folder.mkdir()
+    kernels = {"MappingKernelManager": {"cull_idle_timeout": 300}}
+    (folder / "site.json").write_text(json.dumps(kernels))
+    (folder / "broken.json").write_text("{")
+    found = cullers.inside_servers(c, 900, [str(tmp_path)])
+    assert [each.partition(":")[0] for each in found] == [
+        "MappingKernelManager.cull_idle_timeout is 600 in c.Spawner.args",
+        "ServerApp.shutdown_no_activity_timeout is 900 in c.KubeSpawner.cmd",
+        f"MappingKernelManager.cull_idle_timeout is 300 in {folder}/site.json",
+        f"MultiKernelManager.cull_idle_timeout is 120 in {file}",
+    ]
+    assert "ends the server before" in found[1]
+    assert cullers.inside_servers(c, 0, [str(tmp_path)]) == []

@@ -1,0 +1,123 @@
+"""Hubs as they are: their authenticators, roles, lists; with the README's own call."""
+
+from __future__ import annotations
+
+import html
+import os
+
+import pytest
+
+from tests.support.hub import HubUnderTest, proxy_command, wait_until
+
+#: The README's call, on ports and folders of the test.
+CALL = """
+from jupyterhub_gpu_reclaim.hub.config import configure
+configure(
+    c,
+    idle_after=30 * 60,
+    min_age=10 * 60,
+    cool_down=10 * 60,
+    admins={{"ada"}},
+    admin_groups=["/admin"],
+    agent="http://127.0.0.1:1",
+    agent_token_file="{folder}/agent.token",
+    state_dir="{folder}/state",
+    service_port={port},
+)
+"""
+#: Its authenticator decides the roles, as those of identity providers can.
+ROLES = """
+from jupyterhub.auth import DummyAuthenticator
+class Ruling(DummyAuthenticator):
+    async def authenticate(self, handler, data):
+        name = await super().authenticate(handler, data)
+        return {"name": name, "groups": ["/admin"] if name == "grace" else [],
+                "roles": [{"name": "user"}]}
+c.JupyterHub.authenticator_class = Ruling
+c.Authenticator.manage_roles = True
+c.Authenticator.manage_groups = True
+"""
+MANAGE = "custom:gpu-reclaim:manage"
+
+
+@pytest.fixture
+def hub_with(tmp_path):
+    """Starts a Hub with these lines above the README's call."""
+    if os.geteuid() != 0:
+        pytest.skip("sessions in namespaces of their own need root")
+    if proxy_command() is None:
+        pytest.skip("configurable-http-proxy is not installed (npm install)")
+    (tmp_path / "agent.token").write_text("token-of-the-agent")
+    hub = HubUnderTest(tmp_path)
+
+    def start(above: str = "", below: str = "") -> HubUnderTest:
+        from demo.stack import free_port
+
+        call = CALL.format(folder=tmp_path, port=free_port())
+        hub.configure(above + call + below)
+        return hub.start()
+
+    try:
+        yield start
+    finally:
+        hub.close()
+
+
+def may_manage(person):
+    """Whether the Hub gives them a token that steers everybody's sessions."""
+    answer = person.http.post(
+        f"{person.base}/hub/api/users/{person.name}/tokens",
+        headers={"X-XSRFToken": person.http.cookies.get("_xsrf", path="/hub/")},
+        json={"scopes": [MANAGE]},
+        timeout=20,
+    )
+    assert answer.status_code in {201, 400, 403}, answer.text
+    return answer.status_code == 201
+
+
+def test_manager_without_an_account_of_the_system_keeps_no_hub_from_starting(hub_with):
+    """JupyterHub's own login; nobody on this machine is called ada."""
+    hub = hub_with("c.JupyterHub.authenticator_class = 'pam'\n")
+    assert hub.api("GET", "users/ada").status_code == 404
+
+
+def test_manager_is_one_from_the_first_login_where_the_authenticator_rules(hub_with):
+    hub = hub_with(ROLES)
+    asked = {name: may_manage(hub.user(name)) for name in ("ada", "grace", "bob")}
+    assert asked == {"ada": True, "grace": True, "bob": False}
+
+
+def test_managers_are_who_is_named_now_spelled_as_the_authenticator_does(hub_with):
+    """A name that fits no account is no reason for the Hub not to start."""
+    hub = hub_with("c.Authenticator.username_pattern = '^[a-z]+$'\n")
+    ada, bob, boss = hub.user("ada"), hub.user("bob"), hub.user("admin")
+    assert [may_manage(each) for each in (ada, bob, boss)] == [True, False, True]
+    config = hub.folder / "jupyterhub_config.py"
+    config.write_text(config.read_text().replace('{"ada"}', '{"Bob", "dr-no"}'))
+    hub.restart()
+    assert [may_manage(each) for each in (ada, bob, boss)] == [False, True, True]
+
+
+def test_hub_with_a_spawner_of_its_own_is_told_on_the_page_what_helps(hub_with):
+    """It starts servers as it did; that none is suspended, is not left to be found out.
+
+    Lists that are assigned below the call do not take our service out again.
+    """
+    hub = hub_with(
+        'c.JupyterHub.spawner_class = "simple"\n',
+        "c.JupyterHub.cleanup_servers = True\n"
+        "c.JupyterHub.services, c.JupyterHub.load_roles = [], []\n"
+        "c.JupyterHub.services.append({'name': 'cull-idle', 'command': ["
+        "'sleep', '60', 'jupyterhub_idle_culler', '--timeout=600']})\n",
+    )
+    wait_until(hub.service_ready, 60, hub.log)
+    boss = hub.user("admin")
+    page = boss.http.get(f"{hub.url}/services/gpu-reclaim/settings", timeout=30)
+    assert page.status_code == 200
+    said = html.unescape(page.text)
+    assert "SimpleLocalProcessSpawner, which cannot suspend sessions" in said
+    assert "cleanup_servers is True" in said
+    assert "'cull-idle' ends servers after 600 s without use" in said
+    front = boss.http.get(f"{hub.url}/services/gpu-reclaim/", timeout=30)
+    assert "Configuration" in front.text
+    assert "(and 2 more)" in front.text
