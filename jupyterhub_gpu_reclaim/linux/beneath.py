@@ -101,6 +101,46 @@ def remove(parent: int, name: bytes) -> None:
             os.rmdir(path, dir_fd=parent)
 
 
+def empty(folder: int) -> None:
+    """Remove what is below an open folder, but other mounts and what leads to them.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    paths = [b"."]
+    for path in paths:  # it grows
+        try:
+            below = open_beneath(folder, path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            continue
+        try:
+            paths += [
+                path + b"/" + name
+                for name in names_in(below)
+                if not _is_done(below, name)
+            ]
+        finally:
+            os.close(below)
+    for path in reversed(paths[1:]):
+        try:
+            os.rmdir(path, dir_fd=folder)
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EBUSY}:
+                raise
+
+
+def _is_done(folder: int, name: bytes) -> bool:
+    """Remove what is no folder, unless it is a mount; false for a folder."""
+    try:
+        return _unlink(folder, name)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return True
+
+
 def _unlink(folder: int, name: bytes) -> bool:
     """Remove what is no folder; false when it is one."""
     try:

@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
 from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.beneath import names_in, open_beneath, remove
+from jupyterhub_gpu_reclaim.linux.beneath import empty, open_beneath, remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,7 +67,8 @@ def unpack(
         buffers: the stream.
         folder: a descriptor of where it goes; it stays open.
         overlay: whiteouts remove what is there, opaque folders are emptied first.
-        clear: empty the folder first (a tmpfs that an earlier attempt left).
+        clear: empty the folder first (a tmpfs that an earlier attempt left), but for
+            other mounts.
         limits: how much may be made.
 
     Raises:
@@ -78,8 +79,7 @@ def unpack(
     unpacker = _Unpacker(folder, overlay=overlay, limits=limits or ArchiveLimits())
     try:
         if clear:
-            for name in names_in(folder):
-                remove(folder, name)
+            empty(folder)
         with tarfile.open(
             fileobj=cast("IO[bytes]", BufferReader(iter(buffers))),  # read suffices
             mode="r|",
