@@ -358,6 +358,38 @@ def test_open_mount_of_another_namespace_is_packed_and_filled(tmp_path):
         assert new.communicate(b"\n")[0] == b"value"
 
 
+def test_unpack_leaves_mounts_below_where_they_are(tmp_path):
+    """The agent is in another mount namespace, where the kernel takes such names away.
+
+    Only where a mount is of one's own namespace does the kernel refuse (EBUSY); of any
+    other one it takes the mount away together with its place.
+    """
+    script = (
+        "mount -t tmpfs -o mode=1777 shm /dev/shm && cd /dev/shm &&"
+        "mkdir -p deep/data old/older && touch secret plain old/older/file &&"
+        "mount -t tmpfs data deep/data && echo inner > deep/data/file &&"
+        "mount --bind deep/data/file secret && echo up && read x;"
+        "cat secret deep/data/file plain; echo *"
+    )
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    for name in ("plain", "secret"):  # when it was saved, the latter was no mount
+        (source / name).write_text("of the archive\n")
+    data, _ = pack(source)
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as session:
+        assert session.stdout.readline() == "up\n"
+        for _ in range(2):
+            done = unpack(data, Path(f"/proc/{session.pid}/root/dev/shm"), clear=True)
+            assert done.notes == ("secret lies under a mount and was left out.",)
+        shown = session.communicate("\n")[0].splitlines()
+    assert shown == ["inner", "inner", "of the archive", "deep plain secret"]
+
+
 def test_open_mount_that_is_another_one_is_refused(tmp_path):
     mount = mounts.Mount(
         "0:99999", "/", tmp_path, "tmpfs", "tmpfs", frozenset(), frozenset()
