@@ -200,10 +200,11 @@ class PortsHeld:
     def take_again(self, checkpoint: str) -> None:
         pass
 
-    def settle(self, keep: Any = None) -> list[str]:
-        if keep is not None:
-            self._machine.reserved &= set(keep)
+    def settle(self) -> list[str]:
         return []
+
+    def checkpoints(self) -> list[str]:
+        return sorted(self._machine.reserved)
 
 
 class CheckedCriu:

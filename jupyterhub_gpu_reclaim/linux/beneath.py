@@ -8,6 +8,7 @@ followed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -78,11 +79,27 @@ def names_in(folder: int) -> list[bytes]:
     return [os.fsencode(name) for name in os.listdir(folder)]
 
 
+def mode_of(parent: int, name: bytes) -> int | None:
+    """Type and mode of what an open folder has under that name; None for nothing.
+
+    Raises:
+        OSError: EXDEV for the place of another mount.
+    """
+    try:
+        entry = open_beneath(parent, name, os.O_PATH | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.fstat(entry).st_mode
+    finally:
+        os.close(entry)
+
+
 def remove(parent: int, name: bytes) -> None:
     """Remove a name below an open folder, and all that is below it. Idempotent.
 
     Raises:
-        OSError: EBUSY or EXDEV when another mount is in the way.
+        OSError: EXDEV when another mount is in the way.
     """
     if _unlink(parent, name):
         return
@@ -101,14 +118,49 @@ def remove(parent: int, name: bytes) -> None:
             os.rmdir(path, dir_fd=parent)
 
 
+def empty(top: int) -> None:
+    """Remove all that is below an open folder, but other mounts and the way to them.
+
+    Raises:
+        OSError: as ``open`` and ``unlink`` do.
+    """
+    folders = [b"."]
+    for path in folders:  # it grows
+        folder = open_beneath(top, path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for name in names_in(folder):
+                try:
+                    if not _unlink(folder, name):
+                        folders.append(path + b"/" + name)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+        finally:
+            os.close(folder)
+    for path in reversed(folders[1:]):
+        try:
+            os.rmdir(path, dir_fd=top)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+
+
 def _unlink(folder: int, name: bytes) -> bool:
-    """Remove what is no folder; false when it is one."""
-    try:
-        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
+    """Remove what is no folder; false when it is one.
+
+    The kernel refuses to remove the place of a mount only to programs of the mount's
+    own namespace; for all others it takes the mount away.
+
+    Raises:
+        OSError: EXDEV for the place of another mount.
+    """
+    mode = mode_of(folder, name)
+    if mode is None:
         return True
-    except (IsADirectoryError, PermissionError):
+    if stat.S_ISDIR(mode):
         return False
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
     return True
 
 

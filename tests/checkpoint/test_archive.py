@@ -222,6 +222,32 @@ def test_unpack_under_another_mount_is_left_out_with_a_note(tmp_path, tmpfs):
     assert (tmpfs.parent / "plain").read_text() == "y"
 
 
+def test_unpack_clears_beside_another_mount(tmp_path, tmpfs):
+    """A folder and a file are mounted below; what an earlier attempt left is not."""
+    top = tmpfs.parent
+    (tmpfs / "kept").write_text("theirs")
+    deep = top / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "mounted").write_text("")
+    (deep / "left").write_text("earlier")
+    (top / "link").symlink_to("/etc")
+    subprocess.run(["mount", "--bind", tmpfs / "kept", deep / "mounted"], check=True)
+    source = tmp_path / "source"
+    (source / "mounted").mkdir(parents=True)
+    (source / "plain").write_text("y")
+    data, _ = pack(source)
+    try:
+        for _ in range(2):
+            unpack(data, top, clear=True)
+            assert (tmpfs / "kept").read_text() == "theirs"
+            assert (top / "plain").read_text() == "y"
+            names = {one.name for one in top.iterdir()}
+            assert names == {"a", "mounted", "plain"}
+            assert [one.name for one in deep.iterdir()] == ["mounted"]
+    finally:
+        subprocess.run(["umount", deep / "mounted"], check=True)
+
+
 @contextmanager
 def overlay(folder: Path, lower: Path, more: str = "redirect_dir=off"):
     """A real overlay: yields the merged folder and the upper one."""
@@ -330,6 +356,38 @@ def test_open_mount_of_another_namespace_is_packed_and_filled(tmp_path):
             os.close(folder)
         assert old.communicate(b"\n")[0] == b"value"
         assert new.communicate(b"\n")[0] == b"value"
+
+
+def test_unpack_leaves_mounts_below_where_they_are(tmp_path):
+    """The agent is in another mount namespace, where the kernel takes such names away.
+
+    Only where a mount is of one's own namespace does the kernel refuse (EBUSY); of any
+    other one it takes the mount away together with its place.
+    """
+    script = (
+        "mount -t tmpfs -o mode=1777 shm /dev/shm && cd /dev/shm &&"
+        "mkdir -p deep/data old/older && touch secret plain old/older/file &&"
+        "mount -t tmpfs data deep/data && echo inner > deep/data/file &&"
+        "mount --bind deep/data/file secret && echo up && read x;"
+        "cat secret deep/data/file plain; echo *"
+    )
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    for name in ("plain", "secret"):  # when it was saved, the latter was no mount
+        (source / name).write_text("of the archive\n")
+    data, _ = pack(source)
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as session:
+        assert session.stdout.readline() == "up\n"
+        for _ in range(2):
+            done = unpack(data, Path(f"/proc/{session.pid}/root/dev/shm"), clear=True)
+            assert done.notes == ("secret lies under a mount and was left out.",)
+        shown = session.communicate("\n")[0].splitlines()
+    assert shown == ["inner", "inner", "of the archive", "deep plain secret"]
 
 
 def test_open_mount_that_is_another_one_is_refused(tmp_path):

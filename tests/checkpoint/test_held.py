@@ -69,7 +69,7 @@ def test_hold_keeps_others_off_until_it_is_let_go(kept, free):
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((one.address, one.port))
     kept.hold("cp", "ann", free)
-    assert kept.count() == 2
+    assert kept.checkpoints() == ["cp"]
     kept.let_go("cp")
     assert can_bind(one)
     assert can_bind(two)
@@ -131,9 +131,9 @@ def test_settle_binds_again_what_the_file_says(kept, free, tmp_path):
     end(kept)
     again = HeldPorts(tmp_path)
     assert [can_bind(port) for port in free] == [True, True]
-    assert again.settle(keep=["two"]) == []
-    assert [can_bind(port) for port in free] == [True, False]
-    assert again.count() == 1
+    assert again.settle() == []
+    assert again.checkpoints() == ["one", "two"]
+    assert [can_bind(port) for port in free] == [False, False]
     end(again)
 
 
@@ -172,7 +172,7 @@ def test_budget_of_a_user_and_of_the_machine(tmp_path, free):
     # A former agent had no budget; what is beyond it is not held.
     more = [port._replace(address="127.0.0.2") for port in free]
     kept.hold("two", "ann", more)
-    assert kept.count() == 2
+    assert kept.checkpoints() == ["one"]
     assert can_bind(more[0])
     end(kept)
 
@@ -204,7 +204,7 @@ def test_file_of_a_former_agent_gives_the_kernels_list_back(tmp_path):
             assert kept.settle() == ["cp"]
             assert former.read_list() == {{8080, 40000}}
         kept.hold("cp", "ann", [])
-        assert kept.settle(["cp"]) == ["cp"]
+        assert kept.settle() == ["cp"]
         print("ok")
     """
     done = subprocess.run(

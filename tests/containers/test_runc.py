@@ -7,6 +7,7 @@ from tests.support.agent import PATIENCE, wait_for
 from tests.support.containers import PLACEMENT
 
 IMAGE = "registry.example/notebook@sha256:" + "ab" * 32
+TEMPORARY = ("/scratch/mine", "/scratch/data/mine")
 OTHER = "registry.example/notebook@sha256:" + "cd" * 32
 
 
@@ -30,6 +31,8 @@ def test_session_moves_to_another_container_and_again(agent, jupyter, pods):
     jupyter.run(kernel, "log = open('/var/log-of-ann', 'w'); log.write('on the root ')")
     jupyter.run(kernel, "log.flush(); os.remove('/etc/issue')")
     jupyter.run(kernel, "_ = open('/dev/shm/mine', 'w').write('in memory')")
+    for name in TEMPORARY:
+        jupyter.run(kernel, f"_ = open('{name}', 'w').write('{name}')")
     pid = jupyter.run(kernel, "pid")
     assert int(pid) > 300  # although the init has an entry point of the image above it
     for generation in (1, 2):
@@ -71,6 +74,10 @@ def test_session_moves_to_another_container_and_again(agent, jupyter, pods):
         assert jupyter.run(kernel, "os.uname().nodename") == f"'{new.host}'"
         assert jupyter.run(kernel, "os.path.exists('/etc/issue')") == "False"
         assert jupyter.run(kernel, "open('/dev/shm/mine').read()") == "'in memory'"
+        for name in TEMPORARY:  # a mount in a mount, beside a secret mounted there
+            assert jupyter.run(kernel, f"open('{name}').read()") == f"'{name}'"
+        secret = jupyter.run(kernel, "open('/scratch/secrets/my/token').read()")
+        assert secret == "'of a service account'"
         jupyter.run(kernel, f"_ = log.write('{generation} '); log.flush()")
         shown = type_in(jupyter, terminal, "echo still-$word in $PWD", "still-melon")
         assert "/srv" in shown

@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
 from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux.beneath import names_in, open_beneath, remove
+from jupyterhub_gpu_reclaim.linux.beneath import empty, mode_of, open_beneath, remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,7 +67,8 @@ def unpack(
         buffers: the stream.
         folder: a descriptor of where it goes; it stays open.
         overlay: whiteouts remove what is there, opaque folders are emptied first.
-        clear: empty the folder first (a tmpfs that an earlier attempt left).
+        clear: empty the folder first (a tmpfs that an earlier attempt left), but for
+            other mounts below it.
         limits: how much may be made.
 
     Raises:
@@ -78,8 +79,7 @@ def unpack(
     unpacker = _Unpacker(folder, overlay=overlay, limits=limits or ArchiveLimits())
     try:
         if clear:
-            for name in names_in(folder):
-                remove(folder, name)
+            empty(folder)
         with tarfile.open(
             fileobj=cast("IO[bytes]", BufferReader(iter(buffers))),  # read suffices
             mode="r|",
@@ -121,7 +121,7 @@ class _Unpacker:
             try:
                 self._make(tar, info, path)
             except OSError as error:
-                if error.errno not in {errno.EXDEV, errno.EBUSY}:
+                if error.errno != errno.EXDEV:
                     raise
                 # Another mount of the new place, which it has for a reason.
                 self._notes.append(f"{info.name} lies under a mount and was left out.")
@@ -146,6 +146,7 @@ class _Unpacker:
             elif info.ischr() and self._overlay:
                 remove(parent, name)
             else:
+                mode_of(parent, name)  # to rename over a mount would take it away
                 remove(parent, _TEMPORARY)
                 self._make_other(tar, parent, info)
                 self._put(parent, name)
@@ -155,15 +156,9 @@ class _Unpacker:
     def _make_folder(
         self, parent: int, name: bytes, info: tarfile.TarInfo, path: bytes
     ) -> None:
-        flags = os.O_PATH | os.O_NOFOLLOW
-        with contextlib.suppress(FileNotFoundError):
-            there = open_beneath(parent, name, flags)
-            try:
-                is_folder = stat.S_ISDIR(os.fstat(there).st_mode)
-            finally:
-                os.close(there)
-            if not is_folder or OPAQUE in info.pax_headers:
-                remove(parent, name)
+        mode = mode_of(parent, name)
+        if mode is not None and (not stat.S_ISDIR(mode) or OPAQUE in info.pax_headers):
+            remove(parent, name)
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
         folder = open_beneath(parent, name, _FOLDER)

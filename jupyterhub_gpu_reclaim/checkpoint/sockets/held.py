@@ -167,11 +167,8 @@ class HeldPorts:
             if needs is not None:
                 self._bind(checkpoint, needs.ports)
 
-    def settle(self, keep: Collection[str] | None = None) -> list[str]:
+    def settle(self) -> list[str]:
         """Hold what the file says, after a start; with what systemd has kept, first.
-
-        Args:
-            keep: the checkpoints that still exist; None keeps all.
 
         Returns:
             Those whose ports a former agent had reserved otherwise.
@@ -183,12 +180,6 @@ class HeldPorts:
             reserved = former.give_back(self._path)
             self._receive()
             held = self._read().held
-            gone = [] if keep is None else [one for one in held if one not in keep]
-            for checkpoint in gone:
-                self._close(checkpoint)
-                del held[checkpoint]
-            if gone:
-                self._write(held)
             for checkpoint, needs in held.items():
                 self._bind(checkpoint, needs.ports)
             for rest in self._received.values():
@@ -208,9 +199,13 @@ class HeldPorts:
                 self._bind(checkpoint, needs.ports)
             return sorted(self._missing)
 
-    def count(self) -> int:
-        """How many ports are to be held."""
-        return sum(len(needs.ports) for needs in self._read().held.values())
+    def checkpoints(self) -> list[str]:
+        """Those for which something is to be held.
+
+        Raises:
+            Refused: the file cannot be read (``internal``).
+        """
+        return sorted(self._read().held)
 
     def _limit(self) -> int:
         if self._most is not None:

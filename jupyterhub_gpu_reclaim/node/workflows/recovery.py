@@ -197,9 +197,13 @@ class Recovery:
         swept = self.releases.store.sweep()
         if swept.removed:
             _log.info("- removed unfinished checkpoints: %s", ", ".join(swept.removed))
-        there = [info.id for info in self.releases.store.list()]
-        former = self.releases.ports.settle(keep=there)
-        for checkpoint in set(former).intersection(there):
+        ports = self.releases.ports
+        former = ports.settle()
+        held = ports.checkpoints()  # before the list: a release may add one meanwhile
+        there = {info.id for info in self.releases.store.list()}
+        for checkpoint in set(held) - there:
+            ports.let_go(checkpoint)
+        for checkpoint in there.intersection(former):
             self.releases.hold_ports(checkpoint, was_held=True)
 
     def _settle(self, session: Session) -> None:
