@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import former, inet
-from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
+from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name  # noqa: TC001 - msgspec reads it
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held_names import HeldNames
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.common import codec
@@ -66,7 +66,7 @@ class Needs(Value, frozen=True, kw_only=True):
 
     user: str
     ports: list[Port]
-    names: list[Name] = []
+    names: list[Name] = msgspec.field(default_factory=list)
 
 
 class _Record(Value, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Sockets that hold the abstract names of saved sessions, beside their ports (``held``).
+"""Sockets that hold the abstract names of saved sessions, as ``held`` does ports.
 
 Such a name has one owner: nothing can be bound beside it, not even by root. So a holder
 is the session's own socket, copied before its end and shut down, or one of ours, and it
