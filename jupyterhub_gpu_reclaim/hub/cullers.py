@@ -189,8 +189,9 @@ def _in_file(file: Path) -> Iterator[tuple[str, float]]:
     if file.suffix == ".json":
         said = json.loads(text)
         for name in _INSIDE:
-            section, _, trait = name.partition(".")
-            value = (said.get(section) or {}).get(trait)
+            value = said
+            for word in name.split("."):
+                value = value.get(word) if isinstance(value, dict) else None
             if isinstance(value, int | float):
                 yield name, float(value)
         return

@@ -250,7 +250,10 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
         if service_name != SERVICE_NAME:
             return await original(self, service_name, service, ssl_context)
         service.environment = {**service.environment}
-        self_check.look(self, service.environment)
+        try:
+            self_check.look(self, service.environment)
+        except Exception:  # anybody's configuration, and files of the machine
+            self.log.warning("gpu-reclaim: the self-check failed", exc_info=True)
         await _hold_address(service)
         starting = original(self, service_name, service, ssl_context)
         # A silent program on our address holds the Hub up beyond its own limit.

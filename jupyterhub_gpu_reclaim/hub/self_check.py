@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traitlets.log import get_logger
@@ -181,17 +180,19 @@ def _contradictions(options: Mapping[str, str]) -> list[str]:
             f" IdlePolicy.idle_after ({times.idle_after:g}): a session is warned for"
             " longer than it has to be idle."
         )
-    path = Path(options.get("ReclaimService.event_log") or "-")
-    if str(path) != "-" and (why := _unwritable(path)):
+    path = options.get("ReclaimService.event_log") or "-"
+    if path != "-" and (why := _unwritable(path)):
         found.append(f"ReclaimService.event_log: {path} {why}.")
     return found
 
 
-def _unwritable(path: Path) -> str:
+def _unwritable(path: str) -> str:
     """Why that file cannot be written to or made; empty: it can."""
-    if path.is_dir():
+    # Not by ``pathlib``, which raises where a folder above may not be looked into.
+    parent = os.path.dirname(path) or "."  # noqa: PTH120
+    if os.path.isdir(path):  # noqa: PTH112
         return "is a folder"
-    if not path.parent.is_dir():
+    if not os.path.isdir(parent):  # noqa: PTH112
         return "is in a folder that is not there"
-    target = path if path.exists() else path.parent
+    target = path if os.path.exists(path) else parent  # noqa: PTH110
     return "" if os.access(target, os.W_OK) else "may not be written to"

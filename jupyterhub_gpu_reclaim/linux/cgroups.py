@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -202,18 +203,28 @@ def groups_of(pid: int, *, at_host: bool = False) -> list[Group]:
         pid: whose.
         at_host: among the host's mounts only. Ours, in a container, show its groups as
             if nothing were above them, and nothing can be written there.
+
+    Raises:
+        OSError: the host's mounts cannot be read, and it is in other groups than we.
     """
     roots = {} if at_host else _roots(read_mounts("self"), Path("/"))
     outer: dict[str, list[_Root]] = {}
     groups = []
-    for line in procfs.text(pid, "cgroup").splitlines():
+    table = procfs.text(pid, "cgroup")
+    for line in table.splitlines():
         _, names, path = line.split(":", 2)
         controllers = frozenset(names.split(",")) - {""}
         name = min(controllers) if controllers else ""
         folder = _reach(roots.get(name, []), path)
         if folder is None:
-            outer = outer or _roots(host.mounts(), host.root())
-            folder = _reach(outer.get(name, []), path)
+            try:
+                outer = outer or _roots(host.mounts(), host.root())
+                folder = _reach(outer.get(name, []), path)
+            except PermissionError:
+                # As below ``ip netns exec``, which mounts another /sys: who is where we
+                # are need not be moved.
+                if at_host or procfs.text(os.getpid(), "cgroup") != table:
+                    raise
         if folder is not None:
             version = 1 if controllers else 2
             groups.append(Group(controllers or _v2(folder), version, folder))

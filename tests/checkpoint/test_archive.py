@@ -222,6 +222,32 @@ def test_unpack_under_another_mount_is_left_out_with_a_note(tmp_path, tmpfs):
     assert (tmpfs.parent / "plain").read_text() == "y"
 
 
+def test_unpack_clears_beside_another_mount(tmp_path, tmpfs):
+    """A folder and a file are mounted below; what an earlier attempt left is not."""
+    top = tmpfs.parent
+    (tmpfs / "kept").write_text("theirs")
+    deep = top / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "mounted").write_text("")
+    (deep / "left").write_text("earlier")
+    (top / "link").symlink_to("/etc")
+    subprocess.run(["mount", "--bind", tmpfs / "kept", deep / "mounted"], check=True)
+    source = tmp_path / "source"
+    (source / "mounted").mkdir(parents=True)
+    (source / "plain").write_text("y")
+    data, _ = pack(source)
+    try:
+        for _ in range(2):
+            unpack(data, top, clear=True)
+            assert (tmpfs / "kept").read_text() == "theirs"
+            assert (top / "plain").read_text() == "y"
+            names = {one.name for one in top.iterdir()}
+            assert names == {"a", "mounted", "plain"}
+            assert [one.name for one in deep.iterdir()] == ["mounted"]
+    finally:
+        subprocess.run(["umount", deep / "mounted"], check=True)
+
+
 @contextmanager
 def overlay(folder: Path, lower: Path, more: str = "redirect_dir=off"):
     """A real overlay: yields the merged folder and the upper one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import uuid
 
 import pytest
@@ -216,3 +217,18 @@ def test_owners_of_a_containers_groups_are_those_who_have_made_them(named_groups
             process.kill()
             process.wait()
     assert cgroups.owners(process.pid, CONTAINER) == set()
+
+
+def test_groups_without_a_mounted_hierarchy_are_no_error():
+    """As below ``ip netns exec``, which mounts another /sys, in the agent's view."""
+    code = "import os\nfrom jupyterhub_gpu_reclaim.linux import cgroups\n"
+    code += "cgroups.memory_limit(os.getpid()); cgroups.join(os.getpid(), os.getppid())"
+    script = 'umount -l /sys && mount -t sysfs sysfs /sys && "$0" -c "$1"; exit $?'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, sys.executable, code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

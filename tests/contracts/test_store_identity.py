@@ -217,7 +217,10 @@ def test_folder_in_front_of_another_store_is_not_used(tmp_path, known):
     store = IdentityCheck(place, KEYS, known)
     with pytest.raises(StoreAbsent, match="holds a cache"):
         store.confirm()
-    mine.adopt("b" * 32)
-    with pytest.raises(StoreAbsent, match="holds another one"):
+    mine.adopt("b" * 32, 0)
+    with pytest.raises(StoreAbsent, match=r"another store.*Move its contents away"):
         cache.confirm()
     assert mine.word().cache == ""
+    shutil.move(tmp_path / "node", tmp_path / "away")
+    (tmp_path / "node").mkdir(0o700)
+    cache.confirm()  # as its sentence says

@@ -59,6 +59,12 @@ def test_two_agents_of_two_stores_are_not_chosen_between():
     assert settled(meant, b=has("y")) == (meant, {"b": StoreOrder(store="x")})
 
 
+def test_no_third_store_is_begun_beside_two_that_are_not_chosen_between():
+    assert settled(None, a=has("x"), b=has("y"), c=NEW) == (None, {})
+    unbegun = MeantStore("made", 0, begun=False)
+    assert settled(unbegun, a=has("x"), b=has("y"), c=NEW) == (unbegun, {})
+
+
 def test_administrators_word_goes_to_all():
     meant = MeantStore("x", 0, begun=True)
     meant, orders = settled(meant, a=has("y", 1), b=has("x"))

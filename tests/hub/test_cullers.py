@@ -92,3 +92,11 @@ def test_hook_knows_whose_server_it_is_also_from_an_older_hub():
     older = {"name": "", "url": "/base/user/ada%40x/"}
     assert culler_hook._key(newer) == SessionKey("ada@x", "lab")
     assert culler_hook._key(older) == SessionKey("ada@x", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "3", '{"ServerApp": "x"}', '{"ServerApp": [1]}', "{", "\x00"]
+)
+def test_file_of_a_server_that_is_no_configuration_is_passed_over(text, tmp_path):
+    (tmp_path / "jupyter_server_config.json").write_text(text)
+    assert cullers.inside_servers(Config(), 900, [tmp_path]) == []

@@ -320,3 +320,8 @@ def test_a_service_in_a_pod_finds_the_api_server(tmp_path, monkeypatch):
     configure(c, placement="kubernetes", state_dir=str(tmp_path / "s"))
     environment = c.JupyterHub.services[0]["environment"]
     assert said.items() <= environment.items()
+
+
+def test_event_log_where_nobody_may_look_is_said(tmp_path):
+    # What may not be looked into raises the same kind of error, for all but root.
+    assert self_check._unwritable(str(tmp_path / ("x" * 300) / "log"))

@@ -78,7 +78,7 @@ def test_session_comes_back_from_the_store_when_the_disk_is_lost(
         assert refused["code"] == "store_absent"
         assert "folder in front of it is not mounted" in refused["message"]
         known = KnownStore(folder / "state")
-        known.adopt(known.word().store)  # ``store adopt``: the disk is a new one
+        known.adopt(known.word().store, 0)  # ``store adopt``: the disk is a new one
         agent.words = known.word().word
     holding = places("hold")
     restored = agent.restore(holding, "cp-1")

@@ -82,6 +82,19 @@ async def test_service_of_ours_that_does_not_come_up_is_gone_on_without(caplog):
     assert caplog.text.count("goes on without it") == 2
 
 
+async def test_self_check_that_fails_does_not_keep_a_hub_from_starting(
+    monkeypatch, caplog
+):
+    def look(hub, environment):
+        raise PermissionError("/etc/jupyter")
+
+    assert patches.apply(Hub)
+    monkeypatch.setattr(patches.self_check, "look", look)
+    service = SimpleNamespace(timeout=5, url="", managed=True, environment={})
+    assert await Hub().start_service("gpu-reclaim", service)
+    assert "the self-check failed" in caplog.text
+
+
 def test_unknown_hub_is_left_alone_with_a_warning(caplog):
     class NewHub:
         def cleanup_oauth_clients(self, dry_run):

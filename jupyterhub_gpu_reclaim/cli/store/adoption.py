@@ -55,7 +55,7 @@ def adopt(args: argparse.Namespace) -> int:
         refuse(
             f"{settings.store_url} is a node's folder in front of a store, no store."
         )
-    known.adopt(found.id)
+    known.adopt(found.id, SystemClock().now())
     if args.json:
         print_json({"store": found.id})
     else:

@@ -44,12 +44,12 @@ def settle(
         new_id: makes an id that no store has.
     """
     meant = _highest(meant, told)
-    if meant is None and may_begin and _empty(told):
+    first = [] if any(each.store for each in told.values()) else _empty(told)[:1]
+    if meant is None and may_begin and first:
         meant = MeantStore(new_id(), 0, begun=False)
     if meant is None:
         return Settled(None, {})
     if not meant.begun:
-        first = _empty(told)[:1]
         order = StoreOrder(store=meant.store, word=meant.word, begin=True)
         return Settled(meant, dict.fromkeys(first, order))
     order = StoreOrder(store=meant.store, word=meant.word)

@@ -105,14 +105,20 @@ class KnownStore:
                 self._write(Word(store=store, word=word, cache=cache))
             return True
 
-    def adopt(self, store: str) -> None:
+    def adopt(self, store: str, now: float) -> None:
         """Mean that store from now on, above all words before: an administrator's.
+
+        Args:
+            store: its id.
+            now: Unix seconds, above any word of before: the one that was known here may
+                have gone with the state folder, while the service still has it.
 
         Raises:
             StoreError: the state folder cannot be written (``state_full``).
         """
         with self._lock:
-            self._write(Word(store=store, word=self.word().word + 1))
+            word = max(self.word().word + 1, int(now))
+            self._write(Word(store=store, word=word))
 
     def _is_new_disk(self) -> bool:
         """Whether something is mounted at the cache, on which nothing can be missed."""

@@ -174,7 +174,10 @@ def _why(found: StoreIdentity | None, wanted: str, role: Role) -> str:
         return f"the {what} is not mounted, or its place holds another one"
     if found.role != role:
         return f"its place holds a {found.role}"
-    return f"its place holds another one ({found.id}, not {wanted})"
+    ids = f"({found.id}, not {wanted})"
+    if role == "cache":
+        return f"the {what} is of another store {ids}. Move its contents away"
+    return f"its place holds another one {ids}"
 
 
 class IdentifiedBackend(BackendProxy):
