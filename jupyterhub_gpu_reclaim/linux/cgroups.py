@@ -24,6 +24,7 @@ the hierarchy that has it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -196,7 +197,7 @@ def groups_of(pid: int, *, at_host: bool = False) -> list[Group]:
     """The control groups of a process, as folders that we can reach.
 
     A hierarchy that is mounted neither here nor at the host, or a group outside of what
-    is mounted, is left out.
+    is mounted, is left out; so is one at the host whose root we may not enter.
 
     Args:
         pid: whose.
@@ -417,8 +418,10 @@ def _roots(mounts: Iterable[Mount], above: Path) -> dict[str, list[_Root]]:
 def _reach(roots: Iterable[_Root], path: str) -> Path | None:
     for root in roots:
         folder = _below(root.target, root.group, path)
-        if folder is not None and folder.is_dir():
-            return folder
+        # The host's root may be closed to us, where its first process has more rights.
+        with contextlib.suppress(PermissionError):
+            if folder is not None and folder.is_dir():
+                return folder
     return None
 
 

@@ -73,6 +73,16 @@ def test_groups_of_every_hierarchy_is_a_folder_with_the_process():
         assert str(os.getpid()) in (group.folder / "cgroup.procs").read_text().split()
 
 
+def test_groups_at_a_host_that_is_closed_to_us_are_left_out(monkeypatch):
+    """Under ``ip netns exec`` nothing else is mounted at /sys/fs/cgroup."""
+
+    def closed(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(cgroups.Path, "is_dir", closed)
+    assert cgroups.groups_of(os.getpid()) == []
+
+
 def test_groups_of_a_process_that_is_gone_is_empty():
     gone = subprocess.Popen(["true"])
     gone.wait()

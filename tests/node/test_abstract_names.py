@@ -74,7 +74,9 @@ def test_name_that_another_program_has_is_told_before_anything(agent, jupyter, p
     server.run(kernel, f"one.bind({name!r}); one.listen()")
     suspended(agent, server, "cp-2")
     holding = places("hold")
+    agent.kill()  # while it is there, it holds the name
     with bound(socket.SOCK_STREAM, name):
+        agent.start()
         failed = agent.restore(holding, "cp-2")[-1]["failure"]
     assert failed["code"] == "name_in_use"
     assert f"@reclaim-test-{server.port}" in failed["message"]

@@ -76,6 +76,13 @@ def names_of(files_img: bytes) -> frozenset[Name]:
     )
 
 
+def lasting_names_of(files_img: bytes) -> list[Name]:
+    """Those that are the same wherever the session comes back, sorted."""
+    return sorted(
+        one for one in names_of(files_img) if not _OF_A_NAMESPACE.match(one.name)
+    )
+
+
 def check_free(
     init_pid: int, names: Collection[Name], *, uid: int | None = None
 ) -> list[Finding]:

@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import former, inet
+from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name  # noqa: TC001 - msgspec reads it
+from jupyterhub_gpu_reclaim.checkpoint.sockets.held_names import HeldNames
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.durable import write_durably
@@ -64,6 +66,7 @@ class Needs(Value, frozen=True, kw_only=True):
 
     user: str
     ports: list[Port]
+    names: list[Name] = msgspec.field(default_factory=list)
 
 
 class _Record(Value, frozen=True, kw_only=True):
@@ -95,6 +98,7 @@ class HeldPorts:
         self._sockets: dict[str, dict[Port, socket.socket]] = {}
         self._received: dict[Port, socket.socket] = {}
         self._missing: set[Port] = set()
+        self._names = HeldNames()
 
     def findings(self, user: str, count: int) -> list[Finding]:
         """Why so many more cannot be held for that user; empty is good."""
@@ -114,14 +118,16 @@ class HeldPorts:
         user: str,
         ports: Iterable[Port],
         pids: Collection[int] = (),
+        names: Iterable[Name] = (),
     ) -> None:
-        """Hold those ports from now on; what is beyond the budget is not held.
+        """Hold those ports and names from now on, but not what is beyond the budget.
 
         Args:
             checkpoint: of the session.
             user: whose.
             ports: that it needs.
             pids: its processes, which are stopped and about to be ended.
+            names: the abstract ones that it needs.
 
         Raises:
             Refused: the file cannot be read or written (``internal``).
@@ -129,17 +135,16 @@ class HeldPorts:
         wanted = sorted(set(ports))
         with self._lock:
             record = self._read()
-            if checkpoint not in record.held:
-                if not wanted:
+            needs = record.held.get(checkpoint)
+            if needs is None:
+                needs = self._within_budget(checkpoint, user, wanted, list(names))
+                if not needs.ports and not needs.names:
                     return
-                for one in self.findings(user, len(wanted)):
-                    _log.warning("- no port is held for %s: %s", checkpoint, one)
-                    return
-                needs = Needs(user=user, ports=wanted)
                 self._write({**record.held, checkpoint: needs})
             if pids:
-                _share_with_root(pids, {port.port for port in wanted})
-            self._bind(checkpoint, wanted)
+                _share_with_root(pids, {port.port for port in needs.ports})
+                self._names.copy(checkpoint, needs.names, pids)
+            self._bind(checkpoint, needs)
 
     def let_go(self, checkpoint: str) -> None:
         """Hold nothing for that checkpoint any more.
@@ -160,12 +165,25 @@ class HeldPorts:
             for port in [port for port in here if port.protocol == "udp"]:
                 here.pop(port).close()
 
-    def take_again(self, checkpoint: str) -> None:
-        """Hold what :meth:`let_datagrams_go` has let go: it did not come back."""
+    def names(self, checkpoint: str) -> frozenset[Name]:
+        """The abstract names that are held for it now."""
+        with self._lock:
+            return self._names.of(checkpoint)
+
+    def let_names_go(self, checkpoint: str) -> None:
+        """CRIU is about to bind them."""
+        with self._lock:
+            self._names.close(checkpoint)
+
+    def take_again(self, checkpoint: str) -> list[Name]:
+        """Hold again what was let go, if it is there: the session did not come back.
+
+        Returns:
+            The names that somebody else has meanwhile.
+        """
         with self._lock:
             needs = self._read().held.get(checkpoint)
-            if needs is not None:
-                self._bind(checkpoint, needs.ports)
+            return [] if needs is None else self._bind(checkpoint, needs)
 
     def settle(self) -> list[str]:
         """Hold what the file says, after a start; with what systemd has kept, first.
@@ -181,7 +199,7 @@ class HeldPorts:
             self._receive()
             held = self._read().held
             for checkpoint, needs in held.items():
-                self._bind(checkpoint, needs.ports)
+                self._bind(checkpoint, needs)
             for rest in self._received.values():
                 rest.close()
             self._received.clear()
@@ -196,7 +214,7 @@ class HeldPorts:
         with self._lock:
             held = self._read().held
             for checkpoint, needs in held.items():
-                self._bind(checkpoint, needs.ports)
+                self._bind(checkpoint, needs)
             return sorted(self._missing)
 
     def checkpoints(self) -> list[str]:
@@ -213,7 +231,24 @@ class HeldPorts:
         low, high = map(int, _RANGE.read_text().split())
         return min((high - low + 1) // _SHARE, _MOST)
 
-    def _bind(self, checkpoint: str, ports: Iterable[Port]) -> None:
+    def _within_budget(
+        self, checkpoint: str, user: str, ports: list[Port], names: list[Name]
+    ) -> Needs:
+        for one in self.findings(user, len(ports)) if ports else ():
+            _log.warning("- no port is held for %s: %s", checkpoint, one)
+            ports = []
+        held = self._read().held.values()
+        mine = sum(len(one.names) for one in held if one.user == user)
+        room = max(0, self._per_user - mine)
+        if len(names) > room:
+            _log.warning("- of %s only %d socket names are held", checkpoint, room)
+        return Needs(user=user, ports=ports, names=names[:room])
+
+    def _bind(self, checkpoint: str, needs: Needs) -> list[Name]:
+        self._bind_ports(checkpoint, needs.ports)
+        return self._names.bind(checkpoint, needs.names)
+
+    def _bind_ports(self, checkpoint: str, ports: Iterable[Port]) -> None:
         here = self._sockets.setdefault(checkpoint, {})
         added = []
         for port in ports:
@@ -242,6 +277,7 @@ class HeldPorts:
     def _close(self, checkpoint: str) -> None:
         for one in self._sockets.pop(checkpoint, {}).values():
             one.close()
+        self._names.close(checkpoint)
         fdstore.forget(_short(checkpoint))
 
     def _receive(self) -> None:

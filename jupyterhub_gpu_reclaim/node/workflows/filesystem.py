@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.checkpoint.archive import reader, rootfs
 from jupyterhub_gpu_reclaim.checkpoint.archive import writer as archive
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets
+from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import lasting_names_of
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import bound_now, shares_network
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+    from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
     from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
     from jupyterhub_gpu_reclaim.common.models import Finding
@@ -218,6 +220,11 @@ def ports_needed(
     """The ports that the saved session will bind again."""
     image = checkpoint.read(checkpoint_files.FILES_IMAGE)
     return inet.ports_of(inet.close_external(image, (), world.cut))
+
+
+def names_needed(checkpoint: CheckpointReader) -> list[Name]:
+    """The abstract names of sockets that the saved session will bind again."""
+    return lasting_names_of(checkpoint.read(checkpoint_files.FILES_IMAGE))
 
 
 def memory_needed(

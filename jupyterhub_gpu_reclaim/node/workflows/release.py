@@ -81,8 +81,7 @@ class Releases:
             # Looked at last: the store may be slow, and its user may wake it meanwhile.
             self._refuse_if_it_went_on(session, record)
             self._note_release(record)
-            self._hold_ports(session, checkpoint)
-            self._end(session)
+            self._end_held(session, checkpoint)
             self.records.delete(session.incarnation)
 
         progress = StepReporter(operation, self.clock)
@@ -175,8 +174,7 @@ class Releases:
 
     def finish_release(self, session: Session, record: Record) -> None:
         """End what a former agent had begun to end; its checkpoint is committed."""
-        self._hold_ports(session, record.checkpoint)
-        self._end(session)
+        self._end_held(session, record.checkpoint)
         self.records.delete(record.incarnation)
 
     def already_released(self, incarnation: str, checkpoint: str) -> Tree:
@@ -212,7 +210,13 @@ class Releases:
         if there.world.shares_network or was_held:
             needed = filesystem.ports_needed(there.checkpoint, there.world)
             user = there.checkpoint.info.key.user
-            self.ports.hold(checkpoint, user, needed, pids)
+            names = filesystem.names_needed(there.checkpoint)
+            self.ports.hold(checkpoint, user, needed, pids, names)
+
+    def _end_held(self, session: Session, checkpoint: str) -> None:
+        self._hold_ports(session, checkpoint)
+        self._end(session)
+        self.ports.take_again(checkpoint)  # what could not be had before
 
     def _hold_ports(self, session: Session, checkpoint: str) -> None:
         with suppress(NotFound):

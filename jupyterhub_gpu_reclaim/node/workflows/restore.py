@@ -125,6 +125,8 @@ class Restore:
         self._cancel = operation.cancel
         self._progress = StepReporter(operation, tools.clock)
         self._limits = tools.limits
+        self._taken: list[abstract_names.Name] = []  # meanwhile, by others
+        self._uid = 0
         former = trees.record_of(tools.records, session)
         self._record = Record(
             operation="restore",
@@ -177,6 +179,10 @@ class Restore:
         except Exception as error:
             why = reported(error, RestoreFailed, Reason.RESTORE_FAILED)
             if await self._clear():
+                try:
+                    self._refuse_beaten()
+                except RestoreFailed as beaten:
+                    why = beaten
                 yield self._note(Stage.FAILED, failure=codec.failure_of(why), nap=None)
             raise why from error
         yield self._note(Stage.RESTORED)
@@ -269,6 +275,8 @@ class Restore:
         self, world: HostRequirements, source: ImageSource, fit: Fit
     ) -> engine.RestoreResult:
         init_pid = self._session.init_pid
+        self._uid = world.uid
+        self._tools.ports.let_names_go(self._record.checkpoint)
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
             return engine.restore(
                 self._tools.criu.criu(),
@@ -457,9 +465,9 @@ class Restore:
                 limit=self._limits.end * 2,
             )
             cgroups.restore_memory_limit(self._record.memory_limit)
-            self._tools.ports.take_again(self._record.checkpoint)
+            self._taken = self._tools.ports.take_again(self._record.checkpoint)
         except NotFound:
-            self._tools.ports.take_again(self._record.checkpoint)
+            self._taken = self._tools.ports.take_again(self._record.checkpoint)
             return True
         except ReclaimError as error:
             _log.error(
@@ -469,6 +477,12 @@ class Restore:
             )
             return False
         return True
+
+    def _refuse_beaten(self) -> None:
+        """Tell who bound a name between our holder's end and CRIU's turn."""
+        init_pid = self._session.init_pid
+        found = abstract_names.check_free(init_pid, self._taken, uid=self._uid)
+        checkpoint_files.refuse_fatal(found, RestoreFailed)
 
     def _give_ports_back(self) -> None:
         """The session holds its ports itself now; one held too long is harmless."""
@@ -520,7 +534,8 @@ def _compare(
         seconds=0.0 if found else _PORT_SECONDS,
         uid=world.uid,
     )
-    names = abstract_names.names_of(image)
+    held = tools.ports.names(there.checkpoint.info.id)
+    names = abstract_names.names_of(image) - held
     found += abstract_names.check_free(init_pid, names, uid=world.uid)
     return found, Fit({checkpoint_files.FILES: image}, ended, files)
 

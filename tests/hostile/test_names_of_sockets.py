@@ -1,0 +1,139 @@
+"""Nobody keeps another's suspended session from coming back by the abstract names of
+its UNIX sockets, which the machine's sessions share.
+
+The attacker is a program of another user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.sockets import held
+from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
+from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
+from tests.hostile.test_ports import suspend
+from tests.node import conftest as node_tests
+
+folder, agent, places, jupyter = (
+    node_tests.folder,
+    node_tests.agent,
+    node_tests.places,
+    node_tests.jupyter,
+)
+
+
+@contextlib.contextmanager
+def bound(kind, name):
+    with socket.socket(socket.AF_UNIX, kind) as one:
+        one.bind(name)
+        yield one
+
+
+def takes_messages(kind, name) -> bool:
+    with socket.socket(socket.AF_UNIX, kind) as client:
+        try:
+            client.connect(name)
+            return client.send(b"x") > 0
+        except (ConnectionRefusedError, BrokenPipeError):
+            return False
+
+
+def test_name_of_a_suspended_session_cannot_be_taken(agent, jupyter, places):
+    server = jupyter()
+    kernel = server.start_kernel()
+    name = f"\0reclaim-test-{server.port}"
+    server.run(kernel, "import socket; one = socket.socket(socket.AF_UNIX)")
+    server.run(kernel, f"one.bind({name!r}); one.listen()")
+    server.run(kernel, "two = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)")
+    server.run(kernel, f"two.bind({name!r})")
+    suspend(agent, server.place)
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with pytest.raises(OSError, match="in use"), bound(kind, name):
+            pass
+        assert not takes_messages(kind, name)  # who connects does not hang
+    agent.kill()
+    agent.start()  # it holds them again
+    with pytest.raises(OSError, match="in use"), bound(socket.SOCK_STREAM, name):
+        pass
+    restored = agent.restore(places("hold"), "cp")[-1]
+    assert restored.get("tree"), restored
+    shown = server.run(kernel, "one.getsockname() == two.getsockname()")
+    assert shown == "True"
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(name)
+
+
+#: Binds the name on its command line as soon as it is free, and keeps it.
+THIEF = """
+import os, socket, sys
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+one = socket.socket(socket.AF_UNIX)
+print("up", flush=True)
+while True:
+    try:
+        one.bind(chr(0) + sys.argv[1])
+        break
+    except OSError:
+        pass
+sys.stdin.read()
+"""
+
+
+def test_thief_quicker_than_a_return_is_told_and_leaves_nothing_behind(
+    agent, jupyter, places
+):
+    server = jupyter()
+    kernel = server.start_kernel()
+    name = f"reclaim-test-{server.port}"
+    server.run(kernel, "import socket; one = socket.socket(socket.AF_UNIX)")
+    server.run(kernel, f"one.bind(chr(0) + {name!r}); one.listen()")
+    suspend(agent, server.place)
+    thief = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", THIEF, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert thief.stdout.readline() == b"up\n"
+        failure = agent.restore(places("hold"), "cp")[-1]["failure"]
+    finally:
+        thief.kill()
+        thief.communicate()
+    assert failure["code"] == "name_in_use"
+    assert failure["retryable"]
+    assert name in failure["message"]
+    agent.get("/v1/status")  # it looks, and holds what is free
+    with pytest.raises(OSError, match="in use"), bound(socket.SOCK_STREAM, f"\0{name}"):
+        pass
+    restored = agent.restore(places("hold"), "cp")[-1]
+    assert restored.get("tree"), restored
+
+
+def test_names_of_one_user_are_bounded(tmp_path):
+    ports = HeldPorts(tmp_path, per_user=2)
+    names = [Name(socket.SOCK_STREAM, b"\0reclaim-%d" % one) for one in range(3)]
+    ports.hold("one", "ada", [], names=names)
+    ports.hold("two", "ada", [], names=names)
+    assert ports.names("one") == frozenset(names[:2])
+    assert ports.names("two") == frozenset()
+    assert HeldPorts(tmp_path).checkpoints() == ["one"]
+    ports.let_go("one")
+    assert not ports.names("one")
+
+
+def test_name_that_a_quicker_program_has_is_told_and_held_when_it_is_free(tmp_path):
+    ports = HeldPorts(tmp_path, per_user=held.PER_USER)
+    name = Name(socket.SOCK_STREAM, b"\0reclaim-quicker")
+    ports.hold("one", "ada", [], names=[name])
+    ports.let_names_go("one")
+    with bound(*name):
+        assert ports.take_again("one") == [name]
+    assert ports.missing() == []
+    with pytest.raises(OSError, match="in use"), bound(*name):
+        pass
+    ports.let_go("one")
