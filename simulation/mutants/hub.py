@@ -58,8 +58,8 @@ REFUSED_START_ENDS: tuple[Patch, ...] = (
 )
 
 
-async def _whoever_asks(self: SessionLifecycle, stop: Any, *, ours: bool) -> None:
-    del ours
+async def _whoever_asks(self: SessionLifecycle, stop: Any, asker: Any = None) -> None:
+    del asker
     await _stop(self, stop)
 
 

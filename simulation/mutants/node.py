@@ -108,7 +108,7 @@ def _patient(*cards: Any, room_seconds: float, **more: Any) -> Accelerator:
 WITHOUT_MEMORY: tuple[Patch, ...] = ((LeftAsleep, "pids", ()),)
 
 
-def _forgotten(record: Record, *_: Any) -> Record:
+def _forgotten(record: Record, *_: Any, **__: Any) -> Record:
     return record.at(record.stage, record.steps, gpus=None)
 
 

@@ -9,6 +9,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.docker.container import ContainerPurpose, prepared
 from jupyterhub_gpu_reclaim.session_init import command_line
+from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 
 GPUS = [{"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}]
 IMAGE = "sha256:" + "1" * 64
@@ -41,7 +42,7 @@ def test_start_puts_the_init_before_the_command_and_keeps_the_rest():
     made = prepared(ASKED, purpose())
     words = made["command"]
     assert words[words.index("--") :] == ["--", "jupyterhub-singleuser", "--debug"]
-    assert read(words) == ("inc-1", "ann", "--gpu", "lab", False)
+    assert read(words) == InitArguments("inc-1", "ann", "--gpu", "lab", False)
     assert made["labels"] == {
         "of": "the admin",
         "gpu-reclaim.incarnation": "inc-1",
@@ -65,7 +66,9 @@ def test_hold_is_the_init_alone_in_the_saved_image_with_the_same_gpus():
     asked = {**ASKED, "entrypoint": ["tini", "--"]}
     asked["host_config"] = {**ASKED["host_config"], "Init": True}
     made = prepared(asked, purpose(holding=True))
-    assert read(made["entrypoint"]) == ("inc-1", "ann", "--gpu", "lab", True)
+    assert read(made["entrypoint"]) == InitArguments(
+        "inc-1", "ann", "--gpu", "lab", True
+    )
     assert made["command"] is None
     assert made["image"] == IMAGE
     assert made["environment"] == {
