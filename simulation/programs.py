@@ -187,8 +187,15 @@ class PortsHeld:
         del user, count
         return []
 
-    def hold(self, checkpoint: str, user: str, ports: object, pids: object) -> None:
-        del user, ports, pids
+    def hold(
+        self,
+        checkpoint: str,
+        user: str,
+        ports: object,
+        pids: object = (),
+        names: object = (),
+    ) -> None:
+        del user, ports, pids, names
         self._machine.reserved.add(checkpoint)
 
     def let_go(self, checkpoint: str) -> None:
@@ -197,8 +204,19 @@ class PortsHeld:
     def let_datagrams_go(self, checkpoint: str) -> None:
         pass
 
-    def take_again(self, checkpoint: str) -> None:
+    def names(self, checkpoint: str) -> frozenset[Any]:
+        del checkpoint
+        return frozenset()
+
+    def let_names_go(self, checkpoint: str) -> None:
         pass
+
+    def take_again(self, checkpoint: str) -> list[Any]:
+        del checkpoint
+        return []
+
+    def missing(self) -> list[Any]:
+        return []
 
     def settle(self) -> list[str]:
         return []

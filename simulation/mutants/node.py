@@ -35,7 +35,7 @@ _settle = Recovery._settle
 
 
 def _thaw_says_so_first(self: Releases, session: Session, record: Record) -> None:
-    self.records.save(record.at(Stage.THAWING, record.steps))
+    self.records.note(record.at(Stage.THAWING, record.steps))
     _undo_capture(self, session, record)
 
 

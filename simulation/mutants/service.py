@@ -237,8 +237,8 @@ SILENCE: tuple[Patch, ...] = (
 )
 
 
-async def _leave(self: Resumer, incarnation: str) -> None:
-    del self, incarnation
+async def _leave(self: Resumer, key: SessionKey, incarnation: str) -> None:
+    del self, key, incarnation
 
 
 LEFT_RESTORE: tuple[Patch, ...] = (

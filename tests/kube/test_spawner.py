@@ -593,7 +593,7 @@ async def test_progress_tells_the_place_in_the_queue_of_a_new_session(cluster, m
             told.append(event["message"])
             if "of 2 in the queue" in told[-1]:
                 break
-    assert "Waiting for a free GPU: place" in told[-1]
+    assert "Waiting for a free GPU: number" in told[-1]
     for start in starts:
         start.cancel()
     await asyncio.gather(*starts, return_exceptions=True)

@@ -52,6 +52,7 @@ from tests.support.commands import Command
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
@@ -328,6 +329,9 @@ class SessionsInMemory:
     async def cancelled(self, placement: Placement) -> None:
         self.calls.append(("cancelled", placement))
 
+    async def login_revoked(self, placement: Placement) -> None:
+        self.calls.append(("login_revoked", placement))
+
     async def plan_stop(self, placement: Placement) -> StopPlan:
         return StopPlan(action="stop")
 
@@ -337,8 +341,8 @@ class SessionsInMemory:
     async def stopped(self, placement: Placement) -> None:
         self.calls.append(("stopped", placement))
 
-    async def forget(self, key: SessionKey) -> None:
-        self.calls.append(("forget", key))
+    async def forget(self, deletion: Deletion) -> None:
+        self.calls.append(("forget", deletion))
 
 
 class HubThatKnowsTokens(RequestHandler):

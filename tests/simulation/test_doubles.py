@@ -1,0 +1,52 @@
+"""What stands for a part in the simulator and in tests takes the part's calls."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
+from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
+from simulation.mutants import MUTANTS
+from simulation.mutants.patch import nothing, yes
+from simulation.programs import PortsHeld
+from tests.service.conftest import SessionsInMemory
+from tests.support.doubles import unlike
+
+
+def test_held_ports_take_the_calls_of_the_real_ones():
+    assert unlike(PortsHeld, HeldPorts) == []
+
+
+def test_sessions_in_memory_take_every_call_of_the_api():
+    of_the_program_itself = {
+        "culled_inside",
+        "lately_culled",
+        "metrics_snapshot",
+        "note_silent",
+        "start",
+        "stop",
+    }
+    assert set(unlike(SessionsInMemory, Controller)) == of_the_program_itself
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_mutant_takes_the_calls_of_what_it_stands_for(name):
+    """Else a seed is found by the error that the mutant itself makes."""
+    for owner, attribute, stands_for_it in MUTANTS[name].patches:
+        real = getattr(owner, attribute)
+        if inspect.isfunction(real) and stands_for_it not in (nothing, yes):
+            taken = inspect.signature(real).parameters.values()
+            offered = inspect.signature(stands_for_it)
+            assert _takes(offered, list(taken)), f"{owner.__name__}.{attribute}"
+
+
+def _takes(offered: inspect.Signature, taken: list[inspect.Parameter]) -> bool:
+    in_order = [one for one in taken if one.kind <= one.POSITIONAL_OR_KEYWORD]
+    by_name = [one.name for one in taken if one.kind is one.KEYWORD_ONLY]
+    try:
+        offered.bind(*in_order, **dict.fromkeys(by_name))
+    except TypeError:
+        return False
+    return True
