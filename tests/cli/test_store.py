@@ -66,7 +66,10 @@ def test_show_of_nothing_is_a_sentence_and_exit_code_1(run):
     code, out, err = run("show", "never")
     assert code == 1
     assert out == ""
-    assert err == "Error: There is no checkpoint never. (checkpoint_missing)\n"
+    assert err == (
+        "Error: There is no checkpoint never. (checkpoint_missing)\n"
+        "  Bring another checkpoint back, or start fresh.\n"
+    )
 
 
 def test_verify_of_good_store_is_0(run, run_json):
@@ -339,7 +342,10 @@ def test_program_ends_with_a_sentence_never_a_traceback(store):
     line += [f"--key-file={store.key_file}"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "Error: There is no checkpoint x. (checkpoint_missing)\n"
+    assert done.stderr == (
+        "Error: There is no checkpoint x. (checkpoint_missing)\n"
+        "  Bring another checkpoint back, or start fresh.\n"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes somebody else")

@@ -137,6 +137,38 @@ def test_ports_taken_while_no_agent_was_there_are_told_and_held_again(
     assert restored.get("tree"), restored
 
 
+DATAGRAMS = """
+import socket
+def bound(port, share):
+    one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, share)
+    one.bind(("127.0.0.1", port))
+    one.settimeout(5)
+    return one
+alone, first = bound(0, 0), bound(0, 1)
+second = bound(first.getsockname()[1], 1)
+"""
+
+SAID = """
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for text, to in (b"one", alone), (b"two", second):
+    sender.sendto(text, to.getsockname())
+(alone.recv(9), second.recv(9), second.getsockname() == first.getsockname())
+"""
+
+
+def test_datagrams_that_are_alone_and_that_share_a_port_come_back(
+    agent, jupyter, places
+):
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, DATAGRAMS)
+    suspend(agent, server.place)
+    restored = agent.restore(places("hold"), "cp")[-1]
+    assert restored.get("tree"), restored
+    assert server.run(kernel, SAID) == "(b'one', b'two', True)"
+
+
 def many_datagrams(count: int) -> str:
     return textwrap.dedent(
         f"""

@@ -14,7 +14,10 @@ from jupyterhub_gpu_reclaim.cli import sessions
 async def test_session_that_is_not_there_is_a_sentence_with_a_code(command):
     code, out, err = await command("why", "nobody")
     assert (code, out) == (1, "")
-    assert err == "Error: There is no session nobody/. (unknown_session)\n"
+    assert err == (
+        "Error: There is no session nobody/. (unknown_session)\n"
+        "  'jupyterhub-gpu-reclaim sessions' lists those that there are.\n"
+    )
 
 
 async def test_wrong_token_is_told(command, monkeypatch):

@@ -98,6 +98,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("backlog", 10, "uint32"),
         ("src_addr", 11, "uint32*"),
         ("dst_addr", 12, "uint32*"),
+        ("opts", 14, "sk_opts_entry"),
         ("v6only", 15, "bool"),
         ("ifname", 17, "bytes"),
         ("shutdown", 19, "uint32"),
@@ -132,6 +133,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "sk_opts_entry": (
         ("so_sndbuf", 1, "uint32"),
         ("so_rcvbuf", 2, "uint32"),
+        ("reuseaddr", 7, "bool"),
         ("so_passcred", 11, "bool"),
         ("so_passsec", 12, "bool"),
     ),

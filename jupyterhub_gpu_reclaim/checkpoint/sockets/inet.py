@@ -248,7 +248,7 @@ def ports_of(files_img: bytes) -> frozenset[Port]:
             entry.isk.src_port,
             str(_link(entry.isk).local.address),
             bool(entry.isk.v6only),
-            entry.isk.proto == socket.IPPROTO_UDP and bool(entry.isk.opts.so_reuseaddr),
+            entry.isk.proto == socket.IPPROTO_UDP and bool(entry.isk.opts.reuseaddr),
         )
         for entry in images.file_entries(files_img)
         if _is_inet(entry)
