@@ -9,14 +9,22 @@ import subprocess
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
-from jupyterhub_gpu_reclaim.node.requirements import GpuCard, Gpus, GpuUse
+from jupyterhub_gpu_reclaim.node.requirements import (
+    GpuCard,
+    Gpus,
+    GpuUse,
+    HostRequirements,
+    this_machine,
+)
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
@@ -107,6 +115,10 @@ def commit(recovery, incarnation: str) -> None:
         id="cp", key=KEY, incarnation=incarnation, generation=1, expected_bytes=10
     )
     writer.add("identity.json", b"{}")
+    world = HostRequirements(
+        machine=this_machine(), criu="4.2.1", root=1, server=1, uid=0, pids=[1]
+    )
+    writer.add(checkpoint_files.WORLD, codec.encode(world))
     writer.commit(steps=[], frozen_seconds=0.0, timeout=30)
 
 
