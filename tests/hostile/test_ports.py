@@ -209,6 +209,9 @@ def test_connections_of_a_killed_session_do_not_keep_it_from_coming_back(
     place = places("hold")
     assert agent.restore(place, "cp")[-1].get("tree")
     clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+    for client in clients:  # accepted, that is: the others would be reset
+        client.sendall(b"GET /user/ada/api HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(4096)
     for process in place.tree.processes:
         os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: not place.alive)
