@@ -384,8 +384,9 @@ class StartPlanner:
                 raise
             if self._sessions.row(key) != row:
                 return None  # what was saved was found meanwhile
-            if placement.remembered and trees is None:
-                raise  # the Hub knows of something, and what runs nobody has said
+            there = placement.remembered or error.reason is Reason.NODE_SILENT
+            if there and trees is None:
+                raise  # Hub or cluster know of something; what runs nobody has said
             if self._may_be_cold(row, placement, error.reason):
                 return StartPlan(action="cold")
             raise
