@@ -961,7 +961,7 @@ class Reason(Enum):
             " revoked, or the Hub has another database. It is not resumed."
         ),
         (
-            "An administrator can make the login valid again on the session's page or"
+            "An administrator can restore the login on the session's page or"
             " with 'jupyterhub-gpu-reclaim renew-login'; or start fresh."
         ),
     )

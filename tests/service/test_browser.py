@@ -344,6 +344,7 @@ async def test_fifty_sessions_are_two_screens_and_say_their_states_in_full(
     await expect(page.locator("tr[data-session]")).to_have_count(50)
     box = await page.locator("#sessions table").bounding_box()
     assert box["height"] < 2 * 800
+    assert box["y"] < 800 / 2  # below numbers, filter and folded plot
     await shot(page, "service-all-fifty")
     # rows that move leave the focus to its session
     await page.goto(service.url + "all?sort=state")

@@ -177,44 +177,28 @@ def test_moments_near_now_are_said_as_now():
 
 
 @pytest.mark.parametrize(
-    ("usage", "asks"),
+    ("usage", "changes", "asks"),
     [
+        ({"busy_kernel": "a"}, {}, "Kernel a is busy."),
+        ({"gpu_percent": 90.0}, {}, "Its GPU is busy."),
+        ({}, {"gpus": [GpuSample(uuid="g", sm_percent=90.0)]}, "Its GPU is busy."),
         (
-            Usage(
-                at=NOW,
-                watched=900,
-                sample_age=1,
-                last_active=NOW - 660,
-                busy_kernel="a",
-            ),
-            "Kernel a is busy.",
+            {},
+            {
+                "verdict": Decision(
+                    reclaim=False, code="data_moves", message="It is writing."
+                )
+            },
+            "It is writing.",
         ),
-        (
-            Usage(
-                at=NOW,
-                watched=900,
-                sample_age=1,
-                last_active=NOW - 660,
-                gpu_percent=90.0,
-            ),
-            "Its GPU is busy.",
-        ),
-        (
-            Usage(
-                at=NOW,
-                watched=900,
-                sample_age=1,
-                last_active=NOW - 660,
-                gpu_percent=1.0,
-            ),
-            "",
-        ),
+        ({"gpu_percent": 1.0}, {}, ""),
     ],
 )
 def test_session_at_work_is_not_called_unused_and_is_suspended_only_when_confirmed(
-    usage, asks
+    usage, changes, asks
 ):
-    one = made(Phase.RUNNING, usage=usage)
+    seen = Usage(at=NOW, watched=900, sample_age=1, last_active=NOW - 660, **usage)
+    one = made(Phase.RUNNING, usage=seen, **changes)
     (suspend,) = one.main
     assert suspend.asks.startswith(asks)
     assert bool(suspend.asks) == bool(asks)

@@ -18,6 +18,7 @@ STATIC = (
     / "labextension"
     / "static"
 )
+CELL = STATIC.parents[2] / "service" / "web" / "static" / "admin" / "cell.js"
 WORDS = STATIC / "view" / "words.js"
 UPDATES = STATIC / "updates.js"
 SERVICE = STATIC / "service.js"
@@ -65,10 +66,11 @@ def view(**changes: object) -> dict[str, object]:
 def test_line_in_the_corner_says_what_is_known_and_no_more(words):
     idle = {"last_active": NOW - 300}
     second = {**CARD, "memory": None, "sm_percent": None}
+    rests = {**CARD, "sm_percent": 3.0}
     cases = {
         "Session in use": view(),
-        "GPU 12 GB, 42 %": view(gpus=[CARD]),
-        "GPU 12 GB, 42 % · idle 5 min": view(gpus=[CARD, second], usage=idle),
+        "GPU 12 GB, 42 %": view(gpus=[CARD, second], usage=idle),
+        "GPU 12 GB, 3 % · idle 5 min": view(gpus=[rests], usage=idle),
         "GPU 0 B": view(gpus=[second]),
         "Idle 5 min · suspends in 10 min": view(usage=idle, verdict={"at": NOW + 600}),
         "Idle 5 min": view(usage=idle, verdict={"at": None}),
@@ -77,6 +79,31 @@ def test_line_in_the_corner_says_what_is_known_and_no_more(words):
     }
     told = words(*[("inOneLine", one, NOW) for one in cases.values()])
     assert told == list(cases)
+
+
+def test_session_at_work_says_what_works(words):
+    busy = {"last_active": NOW - 300, "busy_kernel": "a"}
+    assert words(
+        ("workOf", view(gpus=[CARD], usage=busy)),
+        ("workOf", view(gpus=[CARD])),
+        ("workOf", view(usage={"gpu_percent": 90})),
+        ("workOf", view(gpus=[{**CARD, "sm_percent": 3.0}])),
+        ("idleFor", view(usage=busy), NOW),
+        ("inFull", view(usage=busy), NOW),
+    ) == [
+        *("Kernel a is busy.", "Its GPU is busy.", "Its GPU is busy.", ""),
+        None,
+        [["Last used", "5 min ago"]],
+    ]
+
+
+def test_admin_panel_knows_a_gpu_that_works_from_the_window_or_the_last_look():
+    views = [{"gpus": [CARD]}, {"usage": {"gpu_percent": 90}}, {"gpus": []}]
+    code = f"""
+        import {{ worksOnGpu }} from {json.dumps(CELL.as_uri())};
+        console.log(JSON.stringify({json.dumps(views)}.map(worksOnGpu)));
+    """
+    assert json.loads(node(code)) == [True, True, False]
 
 
 def test_nap_is_told_with_what_it_has_moved_out_and_what_brings_it_back(words):

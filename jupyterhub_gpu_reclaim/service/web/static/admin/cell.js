@@ -38,13 +38,17 @@ function actionsOf(view) {
   return view.failure ? [resume, why] : [resume];
 }
 
+/** Whether its GPU works, though perhaps nobody has touched it for long. */
+export const worksOnGpu = (view) =>
+  Math.max(view.usage?.gpu_percent ?? 0, busiest(view) ?? 0) >= WORKING_PERCENT;
+
 /** What is worth a word beside the state. */
 function detailOf(view, now) {
   const { usage, phase } = view;
   if (phase === "warned" && view.suspends_at) return `at ${clock(view.suspends_at)}`;
   if (RUNS.includes(phase)) {
     if (usage?.busy_kernel) return "kernel busy";
-    if (usage?.gpu_percent >= WORKING_PERCENT) return "GPU busy";
+    if (worksOnGpu(view)) return "GPU busy";
     if (usage?.last_active == null) return "use not known";
     const idle = now - usage.last_active;
     return idle < 60 ? "in use" : `idle ${duration(idle)}`;
