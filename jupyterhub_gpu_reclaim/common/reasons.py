@@ -1232,7 +1232,7 @@ class Reason(Enum):
     UNKNOWN_SESSION = (
         "unknown_session",
         "There is no session {session}.",
-        "'jupyterhub-gpu-reclaim sessions' lists those that there are.",
+        "'jupyterhub-gpu-reclaim sessions' lists all that exist.",
     )
     WRONG_PHASE = (
         "wrong_phase",

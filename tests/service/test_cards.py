@@ -205,9 +205,10 @@ def test_session_at_work_is_not_called_unused_and_is_suspended_only_when_confirm
     assert (one.idle is None) == bool(asks)
 
 
-def test_suspended_session_shows_no_use_of_a_gpu():
+@pytest.mark.parametrize("phase", [Phase.SUSPENDED, Phase.RUNNING])
+def test_session_that_holds_no_gpu_shows_no_use_of_one(phase):
     line = Line(key=ADA, end=NOW, gpu_percent=[50.0, 0.0], memory=[])
-    view = SessionView(key=ADA, phase=Phase.SUSPENDED, since=NOW)
+    view = SessionView(key=ADA, phase=phase, since=NOW)
     assert card(view, now=NOW, user_prefix="/", line=line).line is None
 
 

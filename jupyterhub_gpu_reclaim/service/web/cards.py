@@ -198,7 +198,7 @@ def card(
         node=view.facts.node,
         gpu=_gpu(view),
         nap=_nap(view),
-        line=spark(line) if line is not None and live else None,
+        line=spark(line) if line is not None and view.gpus else None,
         idle=_idle(view, now) if live else None,
         wasted=byte_hours(wasted(view)),
         kept=_kept(view, now) if live else None,

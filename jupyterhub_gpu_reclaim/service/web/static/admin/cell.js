@@ -143,9 +143,8 @@ export class Cell {
     const [state, tone] = STATES[view.phase] ?? [view.phase, "calm"];
     const detail = detailOf(view, now);
     this.#put("state", [tone, state, detail], (place) => this.#state(place, state, tone, detail));
-    const runs = RUNS.includes(view.phase);
-    const percents = (runs && line?.gpu_percent) || [];
-    const [cards, use] = [cardsOf(view), runs ? busiest(view) : null];
+    const [cards, use] = [cardsOf(view), busiest(view)];
+    const percents = (cards.length && line?.gpu_percent) || [];
     this.#put("gpu", [cards, use, percents], (place) => this.#gpu(place, cards, use, percents));
     const actions = actionsOf(view);
     this.#put("choices", actions, (place) => this.#buttons(place, actions));
