@@ -260,7 +260,7 @@ async def test_table_is_grouped_by_card_and_its_sums_follow_without_a_reload(
     await page.get_by_label("Group by").select_option("card")
     heads = page.locator("tr.group")
     await expect(heads.nth(0)).to_contain_text("75 GB of 141 GB held by 2 sessions")
-    await expect(heads.nth(1)).to_contain_text("Hold no GPU")
+    await expect(heads.nth(1)).to_contain_text("Without a GPU")
     await expect(page.locator("tr[data-session]")).to_have_count(3)
     assert page.url.endswith("/all?sort=wasted&by=card")
     more = page.get_by_label("More for chen")
@@ -301,9 +301,15 @@ def node_with_cards(service) -> None:
             last_active=now - 5400,
             gpu_percent=percent,
         )
-        put(user, usage=usage, gpus=[GpuSample(uuid="a1" * 16, memory=memory)])
+        gpus = [GpuSample(uuid="a1" * 16, name="NVIDIA H200", memory=memory)]
+        put(user, since=now - 9000, usage=usage, gpus=gpus)
     out = Nap(begun=now, gpus=[GpuSample(uuid="b2" * 16, memory=12 * gb)])
-    put("henri", phase=Phase.NAPPING, facts={"nap": out, "node": "gpu-1"})
+    put(
+        "henri",
+        phase=Phase.NAPPING,
+        since=now - 600,
+        facts={"nap": out, "node": "gpu-1"},
+    )
     cards = [
         CardStatus(
             uuid=uuid, name="NVIDIA H200", total=141 * gb, free=free, busy_percent=busy

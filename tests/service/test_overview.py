@@ -122,7 +122,7 @@ async def test_overview_shows_what_a_session_holds_and_did(service, root):
     )
     service.control.put("cy", phase=Phase.RESUMING, facts={"place": 2})
     page = (await root.get("all")).body.decode()
-    assert "12 GB on NVIDIA A100" in page
+    assert "12 GB on A100" in page
     assert "GPU use of the last hour: 5 % on average" in page
     assert "gpu-7" in page
     assert "1 waiting for a GPU" in page

@@ -295,7 +295,7 @@ def _due(view: SessionView, now: float) -> Moment | None:
 
 
 def _gpu(view: SessionView) -> str:
-    """What it holds: "12 GB on NVIDIA A100"; or what its suspend has freed."""
+    """What it holds: "12 GB on A100"; or what its suspend has freed."""
     if view.phase is Phase.SUSPENDED:
         freed = view.facts.gpus_held
         return f"{words.count(freed, 'GPU')} freed" if freed else ""
@@ -303,7 +303,7 @@ def _gpu(view: SessionView) -> str:
     out = f"{words.size(nap.bytes)} of GPU memory moved out" if nap else ""
     if not view.gpus:
         return out
-    names = sorted({gpu.name or "GPU" for gpu in view.gpus})
+    names = sorted({gpu.name.removeprefix("NVIDIA ") or "GPU" for gpu in view.gpus})
     held = [gpu.memory for gpu in view.gpus if gpu.memory is not None]
     text = ", ".join(names)
     if len(view.gpus) > 1:
