@@ -91,6 +91,7 @@ async def tab(service):
     assert problems == []
 
 
+NODE = "gke-cluster-gpu-pool-a100-80gb-1f2e3d4f-x7kq"
 #: States in the table of all sessions that are cut off.
 CUT_OFF = """[...document.querySelectorAll("#sessions td .state")].filter((one) =>
   one.getBoundingClientRect().right > one.parentElement.getBoundingClientRect().right
@@ -344,13 +345,18 @@ async def test_fifty_sessions_are_two_screens_and_say_their_states_in_full(
     await shot(page, "service-all-states")
     for n in range(50):
         old = service.control.views[SessionKey("dora", "thesis")]
-        more = {"verdict": old.verdict, "gpus": old.gpus, "facts": {"node": "gpu-1"}}
+        more = {"verdict": old.verdict, "gpus": old.gpus, "facts": {"node": NODE}}
         service.control.put(f"user-of-a-course-{n:02d}", "assignment", **more)
     await page.reload()
     await expect(page.locator("tr[data-session]")).to_have_count(50)
     box = await page.locator("#sessions table").bounding_box()
     assert box["height"] < 2 * 800
     assert box["y"] < 800 / 2  # below numbers, filter and folded plot
+    cell = page.locator("td.node", has_text=NODE).first
+    end = cell.locator("span").last  # by which nodes differ
+    assert await end.inner_text() == "f-x7kq"
+    cell, end = await cell.bounding_box(), await end.bounding_box()
+    assert end["x"] + end["width"] <= cell["x"] + cell["width"]
     await shot(page, "service-all-fifty")
     # rows that move leave the focus to its session
     await page.goto(service.url + "all?sort=state")

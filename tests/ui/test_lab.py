@@ -20,6 +20,7 @@ STATIC = (
 )
 CELL = STATIC.parents[2] / "service" / "web" / "static" / "admin" / "cell.js"
 WORDS = STATIC / "view" / "words.js"
+PANEL = STATIC / "view" / "panel.js"
 UPDATES = STATIC / "updates.js"
 SERVICE = STATIC / "service.js"
 MODULES = sorted(STATIC.rglob("*.js"))
@@ -95,6 +96,31 @@ def test_session_at_work_says_what_works(words):
         None,
         [["Last used", "5 min ago"]],
     ]
+
+
+def test_suspend_of_a_session_at_work_is_pressed_twice():
+    code = f"""
+        import {{ Panel }} from {json.dumps(PANEL.as_uri())};
+        const panel = Object.create(Panel.prototype);
+        const said = [];
+        Object.assign(panel, {{
+          said: {{}},
+          changed() {{}},
+          service: {{ suspend: async () => {{ said.push("suspend"); return null; }} }},
+        }});
+        const press = async (view) => {{
+          panel.view = view;
+          await panel.suspend();
+          said.push(panel.said.textContent.split(".")[0]);
+        }};
+        await press({{ usage: {{ busy_kernel: "a" }} }});
+        await press({{ usage: {{ busy_kernel: "a" }} }});
+        await press({{ usage: {{}} }});
+        console.log(JSON.stringify(said));
+    """
+    away = "The service does not answer"
+    ordered = ["suspend", away]
+    assert json.loads(node(code)) == ["Kernel a is busy", *ordered, *ordered]
 
 
 def test_admin_panel_knows_a_gpu_that_works_from_the_window_or_the_last_look():

@@ -153,6 +153,7 @@ export class Panel {
   }
 
   say(answer, words) {
+    this.warnedOf = "";
     if (answer === null) {
       this.said.textContent = "The service does not answer. Try again later.";
     } else if (answer.ok) {
