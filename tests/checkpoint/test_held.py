@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import former, held
+from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.common.errors import Refused
@@ -149,6 +150,14 @@ def test_port_that_somebody_has_is_missing_until_it_is_free(kept, free, tmp_path
     end(again)
 
 
+def test_port_that_somebody_has_is_no_matter_once_nobody_needs_it(kept, free):
+    with socket.create_server((free[0].address, free[0].port)):
+        kept.hold("cp", "ann", free)
+        assert kept.missing() == [free[0]]
+        kept.let_go("cp")
+        assert kept.missing() == []
+
+
 def test_datagrams_are_let_go_and_taken_again(kept, free):
     datagrams = free[1]._replace(protocol="udp")
     kept.hold("cp", "ann", [free[0], datagrams])
@@ -157,6 +166,24 @@ def test_datagrams_are_let_go_and_taken_again(kept, free):
     kept.take_again("cp")
     assert not can_bind(datagrams)
     kept.take_again("never heard of")
+
+
+def test_look_for_what_is_missing_takes_nothing_from_a_session_that_comes_back(
+    kept, free
+):
+    """The service asks for the node's status every few seconds, also meanwhile."""
+    datagrams = free[1]._replace(protocol="udp")
+    name = Name(socket.SOCK_STREAM, b"\0reclaim-comes-back")
+    kept.hold("cp", "ann", [free[0], datagrams], names=[name])
+    kept.let_names_go("cp")
+    kept.let_datagrams_go("cp")
+    assert kept.missing() == []
+    with socket.socket(socket.AF_UNIX) as mine:
+        mine.bind(name.name)
+    assert [can_bind(free[0]), can_bind(datagrams)] == [False, True]
+    kept.take_again("cp")
+    assert kept.names("cp") == {name}
+    assert not can_bind(datagrams)
 
 
 def test_budget_of_a_user_and_of_the_machine(tmp_path, free):

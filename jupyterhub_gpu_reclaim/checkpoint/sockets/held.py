@@ -99,6 +99,8 @@ class HeldPorts:
         self._received: dict[Port, socket.socket] = {}
         self._missing: set[Port] = set()
         self._names = HeldNames()
+        #: Checkpoints of sessions that are about to bind their own.
+        self._returning: set[str] = set()
 
     def findings(self, user: str, count: int) -> list[Finding]:
         """Why so many more cannot be held for that user; empty is good."""
@@ -171,8 +173,9 @@ class HeldPorts:
             return self._names.of(checkpoint)
 
     def let_names_go(self, checkpoint: str) -> None:
-        """CRIU is about to bind them."""
+        """CRIU is about to bind them; until the session is back, or did not come."""
         with self._lock:
+            self._returning.add(checkpoint)
             self._names.close(checkpoint)
 
     def take_again(self, checkpoint: str) -> list[Name]:
@@ -182,6 +185,7 @@ class HeldPorts:
             The names that somebody else has meanwhile.
         """
         with self._lock:
+            self._returning.discard(checkpoint)
             needs = self._read().held.get(checkpoint)
             return [] if needs is None else self._bind(checkpoint, needs)
 
@@ -197,9 +201,7 @@ class HeldPorts:
         with self._lock:
             reserved = former.give_back(self._path)
             self._receive()
-            held = self._read().held
-            for checkpoint, needs in held.items():
-                self._bind(checkpoint, needs)
+            self._bind_all()
             for rest in self._received.values():
                 rest.close()
             self._received.clear()
@@ -212,9 +214,7 @@ class HeldPorts:
             Refused: the file cannot be read (``internal``).
         """
         with self._lock:
-            held = self._read().held
-            for checkpoint, needs in held.items():
-                self._bind(checkpoint, needs)
+            self._bind_all()
             return sorted(self._missing)
 
     def checkpoints(self) -> list[str]:
@@ -243,6 +243,13 @@ class HeldPorts:
         if len(names) > room:
             _log.warning("- of %s only %d socket names are held", checkpoint, room)
         return Needs(user=user, ports=ports, names=names[:room])
+
+    def _bind_all(self) -> None:
+        held = self._read().held
+        self._missing &= {port for needs in held.values() for port in needs.ports}
+        for checkpoint, needs in held.items():
+            if checkpoint not in self._returning:
+                self._bind(checkpoint, needs)
 
     def _bind(self, checkpoint: str, needs: Needs) -> list[Name]:
         self._bind_ports(checkpoint, needs.ports)
@@ -278,6 +285,7 @@ class HeldPorts:
         for one in self._sockets.pop(checkpoint, {}).values():
             one.close()
         self._names.close(checkpoint)
+        self._returning.discard(checkpoint)
         fdstore.forget(_short(checkpoint))
 
     def _receive(self) -> None:
