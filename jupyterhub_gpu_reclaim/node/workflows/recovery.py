@@ -236,7 +236,9 @@ class Recovery:
                 self._fail(record)
             case Stage.CONTINUING:
                 self._settle_continuing(session, record)
-            case Stage.RESTORED | Stage.FAILED | Stage.SETTLED:
+            case Stage.RESTORED:
+                self.releases.ports.let_go(record.checkpoint)
+            case Stage.FAILED | Stage.SETTLED:
                 pass  # what naps is held, or woken, by ``nap.wakers``
 
     def _settle_capture(self, session: Session, record: Record) -> None:
@@ -307,6 +309,7 @@ class Recovery:
         stopped = trees.left_stopped(record, tree)
         engine.proceed(engine.RestoreResult(tree, 0.0, ""), stopped)
         self.releases.records.save(record.at(Stage.RESTORED, record.steps))
+        self.releases.ports.let_go(record.checkpoint)
         _log.info("%s continues from %s", session.key, record.checkpoint)
 
     def _settle_unknown(self, session: Session) -> None:
