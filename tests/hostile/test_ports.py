@@ -191,3 +191,48 @@ def test_user_who_binds_more_ports_than_one_may_keep_is_refused_before(agent, ju
     assert "one user may keep 512" in failure["message"]
     assert SYSCTL.read_text().strip() == ""
     assert server.run(kernel, "len(kept)") == "600"
+
+
+#: A session's listener on the machine's own address, and a neighbour's on another.
+NEIGHBOUR = """
+import socket, subprocess, sys, tempfile
+from ipaddress import ip_address
+from pathlib import Path
+from types import SimpleNamespace
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
+from jupyterhub_gpu_reclaim.node.workflows import filesystem
+
+for words in "link set lo up", "address add 10.9.8.7/32 dev lo":
+    subprocess.run(["ip", *words.split()], check=True)
+neighbour = socket.create_server(("127.0.0.1", 5000))
+entry = images.parse("file_entry", b"")
+entry.type, entry.id = images.TYPE_INETSK, 7
+isk = entry.isk
+isk.id, isk.ino, isk.family, isk.type, isk.proto = 7, 9, socket.AF_INET, 1, 6
+isk.state, isk.src_port = 10, 5000
+isk.src_addr.append(int.from_bytes(ip_address("10.9.8.7").packed, sys.byteorder))
+image = images.join(images.FILES_MAGIC, [images.serialize(entry)])
+needed = list(filesystem.ports_needed(
+    SimpleNamespace(read=lambda _: image), SimpleNamespace(cut=[])
+))
+kept = HeldPorts(Path(tempfile.mkdtemp()))
+kept.hold("cp", "ann", needed)
+assert kept.missing() == [], kept.missing()
+try:
+    socket.create_server(("10.9.8.7", 5000))
+except OSError:
+    print("held")
+"""
+
+
+def test_neighbour_on_the_same_port_of_another_address_does_not_free_it():
+    """What listens on the machine's own address (Ray, Dask) comes back there."""
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", NEIGHBOUR],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "held\n", done.stderr
