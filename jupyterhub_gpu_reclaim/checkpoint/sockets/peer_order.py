@@ -25,7 +25,8 @@ def peers_first(files_img: bytes) -> bytes:
     payloads = list(images.split(files_img, images.FILES_MAGIC))
     entries = [images.parse("file_entry", payload) for payload in payloads]
     ends = [one.usk.ino if one.HasField("usk") else 0 for one in entries]
-    steps = _steps({one.usk.ino: one.usk.peer for one in entries if one.HasField("usk")})
+    unix = [one.usk for one in entries if one.HasField("usk")]
+    steps = _steps({one.ino: one.peer for one in unix})
     if not any(steps.values()):
         return files_img
     order = sorted(range(len(ends)), key=lambda number: steps.get(ends[number], 0))
