@@ -70,9 +70,9 @@ def check_free(
 ) -> list[Finding]:
     """What is in the way of a restore under ``init_pid``.
 
-    One finding per port, of some; sorted; an empty list is good. A port that must be bound is
-    tried, as CRIU will bind it; a connection is in the way of the very same one only
-    (same addresses and ports), of whatever state.
+    One finding per port, of some, sorted; an empty list is good. A port that must be
+    bound is tried, as CRIU will bind it; a connection is in the way of the very same
+    one only (same addresses and ports), of whatever state.
 
     Args:
         init_pid: the holding init.
