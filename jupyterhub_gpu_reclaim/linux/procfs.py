@@ -19,6 +19,7 @@ import contextlib
 import os
 import threading
 import time
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -133,6 +134,13 @@ def descriptors(pid: int) -> Iterator[Descriptor]:
             target = link(pid, f"fd/{entry.name}")
             if target:
                 yield Descriptor(int(entry.name), target)
+
+
+def count_descriptors(pid: int, most: int) -> int:
+    """How many descriptors a process has open, counted up to so many."""
+    with contextlib.suppress(OSError), os.scandir(f"{PROC}/{pid}/fd") as entries:
+        return sum(1 for _ in islice(entries, most))
+    return 0
 
 
 def fdinfo(pid: int, fd: int) -> dict[str, str]:

@@ -19,6 +19,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
@@ -67,7 +68,6 @@ from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
@@ -118,6 +118,8 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
 
     Programs that nap hold no GPU, and are not looked at for one.
     """
+    if too_many := preflight.too_many_files(snapshot):
+        return Look(too_many, Survey(), None, 0)
     awake = trees.awake(trees.record_of(tools.records, session), snapshot)
     survey = tools.accelerator.survey(awake)
     gpus = tools.accelerator.describe(survey)
