@@ -223,8 +223,8 @@ def too_many_files(snapshot: Snapshot) -> list[Finding]:
         left -= procfs.count_descriptors(process.pid, left + 1)
         if left < 0:
             what = f"has, with the others, more than {MOST_FILES} files open"
-            about = {"pid": process.ns_pid, "name": process.name}
-            return [finding(Reason.PROCESS_UNSUPPORTED, what=what, **about)]
+            pid, name = process.ns_pid, process.name
+            return [finding(Reason.PROCESS_UNSUPPORTED, pid=pid, name=name, what=what)]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -156,6 +157,49 @@ def test_port_that_somebody_has_is_no_matter_once_nobody_needs_it(kept, free):
         assert kept.missing() == [free[0]]
         kept.let_go("cp")
         assert kept.missing() == []
+
+
+def test_datagrams_to_a_suspended_session_fill_no_memory(kept, free):
+    """A kernel's memory for all the machine's datagrams has a limit (udp_mem)."""
+    port = free[0]._replace(protocol="udp")
+    kept.hold("cp", "ann", [port])
+    with socket.socket(type=socket.SOCK_DGRAM) as sender:
+        for _ in range(500):
+            sender.sendto(bytes(1000), (port.address, port.port))
+    (holder,) = kept._sockets["cp"].values()
+    held_back = 0
+    with contextlib.suppress(BlockingIOError):
+        while holder.recv(2000, socket.MSG_DONTWAIT):
+            held_back += 1
+    assert held_back < 5
+
+
+def test_strange_descriptor_in_systemds_store_keeps_no_agent_from_starting(tmp_path):
+    """Another program's, or of a release that kept more: it is closed."""
+    code = f"""
+        import os, socket
+        from pathlib import Path
+        made = os.pipe()
+        os.environ |= {{"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2",
+                        "LISTEN_FDNAMES": "one:two"}}
+        os.dup2(made[0], 3)
+        os.dup2(socket.socket(socket.AF_UNIX).detach(), 4)
+        from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
+        HeldPorts(Path({str(tmp_path)!r})).settle()
+        for number in 3, 4:
+            try:
+                os.fstat(number)
+            except OSError:
+                print("closed")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "closed\nclosed\n", done.stderr
 
 
 def test_datagrams_are_let_go_and_taken_again(kept, free):

@@ -290,9 +290,16 @@ class HeldPorts:
 
     def _receive(self) -> None:
         for name, descriptor in fdstore.received():
-            one = socket.socket(fileno=descriptor)
-            self._received[_port_of(one)] = one
             fdstore.forget(name)  # what is bound again is kept again
+            try:
+                one = socket.socket(fileno=descriptor)
+            except OSError:  # no socket
+                os.close(descriptor)
+                continue
+            if one.family in _FAMILIES:
+                self._received[_port_of(one)] = one
+            else:
+                one.close()
 
     def _read(self) -> _Record:
         try:
@@ -369,6 +376,7 @@ def _bound(port: Port) -> socket.socket:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, lenient)
         if not is_v4:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(port.only_v6))
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # nobody reads it
         one.bind((port.address, port.port))
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port.shared))
     except BaseException:
