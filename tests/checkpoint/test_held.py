@@ -304,6 +304,42 @@ def test_shares_network_only_with_our_own():
     assert not shares("unshare", "--net")
 
 
+def test_systemd_lets_datagrams_go_too_when_the_session_has_them_again(
+    tmp_path, free, monkeypatch
+):
+    """Else its copy would go on taking them, and each return that fails add more."""
+    address = str(tmp_path / "notify")
+    datagrams = free[1]._replace(protocol="udp")
+    stored: dict[str, list[int]] = {}
+
+    def hear(systemd):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                text, sent, _, _ = socket.recv_fds(systemd, 1000, 10)
+                name = text.decode().split("FDNAME=")[1].split("\n")[0]
+                if b"REMOVE" in text:
+                    for one in stored.pop(name, []):
+                        os.close(one)
+                stored.setdefault(name, []).extend(sent)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address)
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        kept = HeldPorts(tmp_path)
+        kept.hold("cp", "ann", [free[0], datagrams])
+        hear(systemd)
+        kept.let_datagrams_go("cp")
+        hear(systemd)
+        assert [can_bind(free[0]), can_bind(datagrams)] == [False, True]
+        kept.take_again("cp")
+        hear(systemd)
+        assert sum(map(len, stored.values())) == 2
+        kept.let_go("cp")
+        hear(systemd)
+        assert sum(map(len, stored.values())) == 0
+
+
 def test_systemd_keeps_the_sockets_while_the_agent_is_started_again(
     tmp_path, free, monkeypatch
 ):

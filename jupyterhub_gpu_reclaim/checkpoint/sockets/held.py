@@ -166,6 +166,7 @@ class HeldPorts:
             here = self._sockets.get(checkpoint, {})
             for port in [port for port in here if port.protocol == "udp"]:
                 here.pop(port).close()
+            fdstore.forget(_short(checkpoint, "udp"))
 
     def names(self, checkpoint: str) -> frozenset[Name]:
         """The abstract names that are held for it now."""
@@ -257,7 +258,7 @@ class HeldPorts:
 
     def _bind_ports(self, checkpoint: str, ports: Iterable[Port]) -> None:
         here = self._sockets.setdefault(checkpoint, {})
-        added = []
+        added: dict[str, list[int]] = {"tcp": [], "udp": []}
         for port in ports:
             if port in here:
                 continue
@@ -268,8 +269,9 @@ class HeldPorts:
                 self._miss(port, error)
             else:
                 self._missing.discard(port)
-                added.append(here[port].fileno())
-        fdstore.keep(_short(checkpoint), added)
+                added[port.protocol].append(here[port].fileno())
+        for protocol, descriptors in added.items():
+            fdstore.keep(_short(checkpoint, protocol), descriptors)
 
     def _miss(self, port: Port, error: OSError) -> None:
         if port not in self._missing:
@@ -286,7 +288,8 @@ class HeldPorts:
             one.close()
         self._names.close(checkpoint)
         self._returning.discard(checkpoint)
-        fdstore.forget(_short(checkpoint))
+        for protocol in ("tcp", "udp"):
+            fdstore.forget(_short(checkpoint, protocol))
 
     def _receive(self) -> None:
         for name, descriptor in fdstore.received():
@@ -398,8 +401,9 @@ def _port_of(one: socket.socket) -> Port:
     )
 
 
-def _short(checkpoint: str) -> str:
-    return hashlib.blake2s(checkpoint.encode(), digest_size=6).hexdigest()
+def _short(checkpoint: str, protocol: str) -> str:
+    name = f"{protocol} {checkpoint}".encode()
+    return hashlib.blake2s(name, digest_size=6).hexdigest()
 
 
 def _refused(path: Path, error: Exception) -> Refused:
