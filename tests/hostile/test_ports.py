@@ -6,14 +6,19 @@ The attacker is a program of another user, on the same network.
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.former import SYSCTL
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 from tests.node import conftest as node_tests
+from tests.support.agent import wait_for
 
 folder, agent, places, jupyter = (
     node_tests.folder,
@@ -236,3 +241,30 @@ def test_neighbour_on_the_same_port_of_another_address_does_not_free_it():
         check=False,
     )
     assert done.stdout == "held\n", done.stderr
+
+
+def test_connections_of_a_killed_session_do_not_keep_it_from_coming_back(
+    agent, jupyter, places
+):
+    """Who closes first keeps the address for a minute (TIME_WAIT): nobody holds it."""
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, "x = 5")
+    suspend(agent, server.place)
+    place = places("hold")
+    assert agent.restore(place, "cp")[-1].get("tree")
+    clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+    for client in clients:  # accepted, that is: the others would be reset
+        client.sendall(b"GET /user/ada/api HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(4096)
+    for process in place.tree.processes:
+        os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: not place.alive)
+    for client in clients:
+        client.close()
+    waiting = f":{server.port:04X} 0100007F:"
+    table = Path("/proc/net/tcp").read_text().splitlines()
+    assert any(waiting in line and line.split()[3] == "06" for line in table)
+    restored = agent.restore(places("hold"), "cp")[-1]
+    assert restored.get("tree"), restored
+    assert server.run(kernel, "x") == "5"

@@ -11,7 +11,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreError
-from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
+from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
@@ -114,7 +114,8 @@ def commit(recovery, incarnation: str) -> None:
     writer = recovery.releases.store.begin(
         id="cp", key=KEY, incarnation=incarnation, generation=1, expected_bytes=10
     )
-    writer.add("identity.json", b"{}")
+    identity = Identity(api_token="token", port=0)
+    writer.add(checkpoint_files.IDENTITY, codec.encode(identity))
     world = HostRequirements(
         machine=this_machine(), criu="4.2.1", root=1, server=1, uid=0, pids=[1]
     )
