@@ -14,10 +14,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.former import SYSCTL
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 from tests.node import conftest as node_tests
+from tests.node.test_crash import lose
 from tests.support.agent import wait_for
 
 folder, agent, places, jupyter = (
@@ -140,6 +143,37 @@ def test_ports_taken_while_no_agent_was_there_are_told_and_held_again(
     restored = agent.restore(places("hold"), "cp")[-1]
     assert thief.end() == []
     assert restored.get("tree"), restored
+
+
+@pytest.mark.parametrize("lost", ["ports.json", ""])
+def test_ports_are_held_again_though_the_agents_folder_was_lost(
+    agent, jupyter, places, lost
+):
+    """All of it, or put back from a backup of before."""
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, "x = 5")
+    port = server.port
+    suspend(agent, server.place)
+    agent.kill()
+    if lost:
+        (agent.folder / "state" / lost).unlink()
+    else:
+        lose(agent.folder / "state")
+    agent.start()
+    wait_for(lambda: not can_bind(port))
+    restored = agent.restore(places("hold"), "cp")[-1]
+    assert restored.get("tree"), restored
+    assert server.run(kernel, "x") == "5"
+
+
+def can_bind(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 DATAGRAMS = """
