@@ -19,7 +19,7 @@ from simulation.loop import Program, spawn
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -160,7 +160,7 @@ class Wire:
 
     async def stream(
         self, name: str, *args: Any, silence: float, **more: Any
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """A call that is answered by many lines.
 
         Raises:
