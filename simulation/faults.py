@@ -54,6 +54,7 @@ class Faults:
             "both databases are put back": self.put_back_both,
             "a second service starts": self.second_service,
             "the service is paused": self.pause_service,
+            "a former service's orders are late": self.former_orders,
             "others take the GPU": self.take_gpu,
             "the tree dies": self.tree_dies,
             "the tree is woken": self.tree_wakes,
@@ -114,6 +115,15 @@ class Faults:
             await asyncio.sleep(5.0 + event.share * 40.0)
             program.paused = False
             self._world.loop.resume(program)
+
+    async def former_orders(self, event: Event) -> None:
+        """What a service has ordered arrives after its successor has begun."""
+        weather = self._world.weather
+        weather.holding = 15.0 + event.share * 30.0
+        await asyncio.sleep(2.0 + event.count)
+        weather.holding = 0.0
+        for service in list(self._world.services):
+            service.program.kill()
 
     async def power_cut(self, event: Event) -> None:
         """A machine starts again; on one machine, the Hub with it."""
@@ -342,7 +352,7 @@ class Faults:
         """Everything that can be mended is; what is lost stays lost."""
         world = self._world
         weather, store = world.weather, world.store
-        weather.lost = weather.doubled = weather.slow = 0.0
+        weather.lost = weather.doubled = weather.slow = weather.holding = 0.0
         weather.deaf.clear()
         store.away = store.full = False
         store.volume.mounted = True

@@ -101,6 +101,8 @@ SETTINGS = Settings(
 LEASE_SECONDS = 40.0
 IDLE_SECONDS = 180.0
 COOL_DOWN = 60.0
+#: Calls of an agent that are no orders.
+LOOKS = {"trees", "tree", "samples", "checkpoints", "identity", "next_wake"}
 
 
 # --- the agent ------------------------------------------------------------------------
@@ -468,8 +470,9 @@ class AgentOverWire:
 
     async def _ask(self, name: str, *args: Any, **more: Any) -> Any:
         lease = self._lease()
+        order = name not in LOOKS
         return await Authority(lease).ask(
-            lambda: self._wire.ask(name, *args, term=lease.stamp, **more)
+            lambda: self._wire.ask(name, *args, term=lease.stamp, order=order, **more)
         )
 
     def _stream(self, name: str, *args: Any, **more: Any) -> AsyncIterator[Event]:

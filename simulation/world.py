@@ -49,6 +49,7 @@ from simulation.plan import CROWDED_NAP_AFTER, CROWDED_ROOM_AFTER
 from simulation.programs import (
     COOL_DOWN,
     IDLE_SECONDS,
+    LOOKS,
     SETTINGS,
     AgentOverWire,
     Disk,
@@ -73,8 +74,6 @@ CARD = 16 * GIB
 WANTED = 6 * GIB  #: that a session with a GPU holds of it
 #: Seconds for which a watchdog may keep an agent from starting: it moves memory.
 LOCKED = 30.0
-#: Calls of an agent that are no orders.
-LOOKS = {"trees", "tree", "samples", "checkpoints", "identity", "next_wake"}
 #: What each version of the journal has added, the newest first, taken away again.
 AGED = (
     (11, "DROP TABLE store"),

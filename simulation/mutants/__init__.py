@@ -158,6 +158,13 @@ MUTANTS: dict[str, Mutant] = {
         node.LATE_ORDERS,
         seed=1004022964,
     ),
+    "an-agent-obeys-a-former-service": Mutant(
+        "An order to end a session was under way when another service took over and"
+        " found that it runs: it was ended under its user's hands.",
+        "a test with the call held up (issue 30)",
+        node.ANY_SERVICE,
+        seed=1440000000,
+    ),
     "the-spawner-starts-cold-without-an-answer": Mutant(
         "The service was away, and the spawner started cold.",
         "a reading of trap T6",

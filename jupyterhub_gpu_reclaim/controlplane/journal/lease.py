@@ -328,7 +328,8 @@ def fenced_agent(agent: Agent, check: Check) -> Agent:
     """The agent, whose orders need the lease.
 
     Questions pass through. Each order is first checked against the database, so that a
-    paused service, whose journal another one has taken over meanwhile, gives none.
+    paused service, whose journal another one has taken over meanwhile, gives none:
+    not to an agent either that has not heard of the other one, or knows no terms.
     """
     orders = {"capture", "restore", "nap", "wake", "thaw", "release", "kill"}
     orders |= {"cancel", "discard"}
