@@ -55,6 +55,7 @@ class Faults:
             "a second service starts": self.second_service,
             "the service is paused": self.pause_service,
             "a former service's orders are late": self.former_orders,
+            "a return is called off": self.call_off_return,
             "others take the GPU": self.take_gpu,
             "the tree dies": self.tree_dies,
             "the tree is woken": self.tree_wakes,
@@ -124,6 +125,13 @@ class Faults:
         weather.holding = 0.0
         for service in list(self._world.services):
             service.program.kill()
+
+    async def call_off_return(self, event: Event) -> None:
+        """A stop while it starts: its checkpoint is kept, and nothing is given up."""
+        hub, key = self._world.hub, event.key
+        if hub is not None and key is not None and hub.pending.get(key) == "spawn":
+            if self._world.ledger.saved(key):
+                await hub.stop(key)
 
     async def power_cut(self, event: Event) -> None:
         """A machine starts again; on one machine, the Hub with it."""
