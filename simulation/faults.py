@@ -129,9 +129,10 @@ class Faults:
     async def call_off_return(self, event: Event) -> None:
         """A stop while it starts: its checkpoint is kept, and nothing is given up."""
         hub, key = self._world.hub, event.key
-        if hub is not None and key is not None and hub.pending.get(key) == "spawn":
-            if self._world.ledger.saved(key):
-                await hub.stop(key)
+        if hub is None or key is None or hub.pending.get(key) != "spawn":
+            return
+        if self._world.ledger.saved(key):
+            await hub.stop(key)
 
     async def power_cut(self, event: Event) -> None:
         """A machine starts again; on one machine, the Hub with it."""

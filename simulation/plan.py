@@ -52,7 +52,7 @@ UNMOUNTED_FROM, UNMOUNTED = 1_420_000_000, 0.3
 NOT_UNMOUNTED = NOT_STUCK
 
 #: Seeds from here on have orders of former services, likewise, and the share of those.
-FORMER_FROM, FORMER, GIVEN_UP = 1_440_000_000, 0.3, 0.5
+FORMER_FROM, FORMER, GIVEN_UP = 3_000_000_000, 0.3, 0.5
 NOT_FORMER = NOT_UNMOUNTED
 
 #: Share of events that come soon after another one, and how soon, in seconds.
