@@ -166,7 +166,12 @@ class Handler(RequestHandler):
             self.set_header("WWW-Authenticate", "Bearer")
             raise HTTPError(401)
         term = Term.of_header(self.request.headers.get(TERM, ""))
-        await self._term.hear(term, order=self.request.method != "GET")
+        await self._term.hear(term, order=self.is_order)
+
+    @property
+    def is_order(self) -> bool:
+        """Whether it is more than a look."""
+        return self.request.method != "GET"
 
     @property
     def is_trusted(self) -> bool:
@@ -413,6 +418,11 @@ def _encoded(sample: Sample) -> bytes:
 
 class PostOrder(SessionHandler):
     """``POST /v1/sessions/{incarnation}/{order}``."""
+
+    @property
+    def is_order(self) -> bool:
+        """A pre-flight touches nothing."""
+        return self.path_args[1] != "preflight"
 
     async def post(self, incarnation: str, order: str) -> None:
         """Do as ordered."""
