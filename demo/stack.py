@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 import requests
 
 from demo import causes, processes
+from jupyterhub_gpu_reclaim.common.term import TERM
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -218,14 +219,16 @@ class Stack:
     def end_sessions(self) -> None:
         """Kill every session of this stack through the agent, if that is there."""
         with contextlib.suppress(OSError, http.client.HTTPException):
+            # Above the service's, for the agent takes no orders of others beside it.
+            term = (self.agent("GET", "/v1/status") or {}).get("term", 0) + 1
             for tree in self.trees():
                 session = f"/v1/sessions/{tree['incarnation']}"
-                self.agent("POST", f"{session}/cancel")  # an operation in hand
-                self.agent("POST", f"{session}/kill")
+                self.agent("POST", f"{session}/cancel", term=term)  # what is in hand
+                self.agent("POST", f"{session}/kill", term=term)
 
     # --- looking -------------------------------------------------------------------
 
-    def agent(self, method: str, path: str, body: Any = None) -> Any:
+    def agent(self, method: str, path: str, body: Any = None, *, term: int = 0) -> Any:
         """Call the agent's API over its socket; None when it answers an error."""
         token = (self.folder / "agent.token").read_text().strip()
         call = _UnixConnection("localhost", timeout=60)
@@ -235,7 +238,10 @@ class Stack:
                 method,
                 path,
                 json.dumps(body or {}) if method == "POST" else None,
-                {"Authorization": f"Bearer {token}"},
+                {
+                    "Authorization": f"Bearer {token}",
+                    **({TERM: f"{term} stack"} if term else {}),
+                },
             )
             answer = call.getresponse()
             text = answer.read()

@@ -54,6 +54,8 @@ class Faults:
             "both databases are put back": self.put_back_both,
             "a second service starts": self.second_service,
             "the service is paused": self.pause_service,
+            "a former service's orders are late": self.former_orders,
+            "a return is called off": self.call_off_return,
             "others take the GPU": self.take_gpu,
             "the tree dies": self.tree_dies,
             "the tree is woken": self.tree_wakes,
@@ -114,6 +116,23 @@ class Faults:
             await asyncio.sleep(5.0 + event.share * 40.0)
             program.paused = False
             self._world.loop.resume(program)
+
+    async def former_orders(self, event: Event) -> None:
+        """What a service has ordered arrives after its successor has begun."""
+        weather = self._world.weather
+        weather.holding = 15.0 + event.share * 30.0
+        await asyncio.sleep(2.0 + event.count)
+        weather.holding = 0.0
+        for service in list(self._world.services):
+            service.program.kill()
+
+    async def call_off_return(self, event: Event) -> None:
+        """A stop while it starts: its checkpoint is kept, and nothing is given up."""
+        hub, key = self._world.hub, event.key
+        if hub is None or key is None or hub.pending.get(key) != "spawn":
+            return
+        if self._world.ledger.saved(key):
+            await hub.stop(key)
 
     async def power_cut(self, event: Event) -> None:
         """A machine starts again; on one machine, the Hub with it."""
@@ -342,7 +361,7 @@ class Faults:
         """Everything that can be mended is; what is lost stays lost."""
         world = self._world
         weather, store = world.weather, world.store
-        weather.lost = weather.doubled = weather.slow = 0.0
+        weather.lost = weather.doubled = weather.slow = weather.holding = 0.0
         weather.deaf.clear()
         store.away = store.full = False
         store.volume.mounted = True

@@ -51,6 +51,10 @@ NOT_STUCK = NOT_RESTORED
 UNMOUNTED_FROM, UNMOUNTED = 1_420_000_000, 0.3
 NOT_UNMOUNTED = NOT_STUCK
 
+#: Seeds from here on have orders of former services, likewise, and the share of those.
+FORMER_FROM, FORMER, GIVEN_UP = 3_000_000_000, 0.3, 0.5
+NOT_FORMER = NOT_UNMOUNTED
+
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
 
@@ -179,7 +183,40 @@ def draw(seed: int) -> Plan:
     stuck = seed >= STUCK_FROM and seed not in NOT_STUCK
     drawn = _stuck(drawn) if stuck else drawn
     unmounted = seed >= UNMOUNTED_FROM and seed not in NOT_UNMOUNTED
-    return _unmounted(drawn) if unmounted else drawn
+    drawn = _unmounted(drawn) if unmounted else drawn
+    former = seed >= FORMER_FROM and seed not in NOT_FORMER
+    return _former(drawn) if former else drawn
+
+
+def _former(plan: Plan) -> Plan:
+    """The same plan, sometimes with orders that arrive when another service works."""
+    rng = random.Random(f"former {plan.seed}")
+    if rng.random() >= FORMER:
+        return plan
+    events = list(plan.events)
+    late = "a former service's orders are late"
+    for _ in range(rng.randint(1, 4)):
+        at, key = _moment(rng, events), rng.choice(plan.keys)
+        events.append(_draw(rng, {late: 1}, key, at))
+        for acts in ({"visit": 3, "the Hub is killed": 2, "delete": 1}, {"visit": 1}):
+            at = min(SPAN, at + rng.uniform(0.0, 2 * SOON))
+            events.append(_draw(rng, acts, key, at))
+    if rng.random() < GIVEN_UP:
+        # A return is given up, the order to end it held up, and Hub and service end
+        # before they have tidied up. What came back runs; its user comes by, and works.
+        at, key = rng.uniform(20.0, SPAN - 120.0), rng.choice(plan.keys)
+        events.append(_draw(rng, {"suspend": 1}, key, at))
+        at += 40.0
+        events.append(_draw(rng, {"visit": 1}, key, at))
+        at += rng.uniform(1.0, 4.0)
+        for what in (late, "a return is called off", "the Hub is killed"):
+            events.append(_draw(rng, {what: 1}, key, at))
+            at += rng.uniform(0.2, 0.7)
+        at += rng.uniform(15.0, 35.0)
+        for what in ("visit", "work", "work", "work"):
+            events.append(_draw(rng, {what: 1}, key, at))
+            at += rng.uniform(1.0, 6.0)
+    return replace(plan, events=_in_order(events))
 
 
 def _unmounted(plan: Plan) -> Plan:

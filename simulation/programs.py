@@ -35,6 +35,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
@@ -43,6 +44,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
+from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations, TimeLimits
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
@@ -56,12 +58,13 @@ from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.nap import AT_ONCE, LAZY, NapDecider, NapPolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
+from jupyterhub_gpu_reclaim.service.clients.authority import Authority
 from simulation.doubles.kernel import Cards, Driver
 from simulation.doubles.store import RepositoryInMemory
 from simulation.loop import MONDAY, Killed, LoopClock, Program
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterator
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator
 
     from jupyterhub_gpu_reclaim.common.models import Event, Failure
     from simulation.doubles.kernel import Kernel
@@ -98,6 +101,8 @@ SETTINGS = Settings(
 LEASE_SECONDS = 40.0
 IDLE_SECONDS = 180.0
 COOL_DOWN = 60.0
+#: Calls of an agent that are no orders.
+LOOKS = {"trees", "tree", "samples", "checkpoints", "identity", "next_wake"}
 
 
 # --- the agent ------------------------------------------------------------------------
@@ -140,6 +145,25 @@ def _decoded(data: bytes) -> Record | None:
         return codec.decode(data, Record)
     except BadRequest:
         return None
+
+
+class TermOnDisk(KnownTerm):
+    """Which service the agent obeys, on a machine's disk."""
+
+    def __init__(self, machine: Machine, program: Program, clock: LoopClock) -> None:
+        self._machine = machine
+        self._program = program
+        super().__init__(clock)
+
+    def _read(self) -> Term | None:
+        return codec.decode(self._machine.term, Term) if self._machine.term else None
+
+    def _write(self, term: Term) -> None:
+        self._program.effect()
+        if self._machine.state_full:
+            raise OSError(28, "No space left on device")
+        self._machine.term = codec.encode(term)
+        self._program.effect()
 
 
 class PlacementsOnMachine:
@@ -339,6 +363,7 @@ def agent_node(
         ),
         outcomes=Outcomes(placements=placements, records=records, store=repository),
         presence=presence,
+        term=TermOnDisk(machine, program, clock),
         look=list,
         describe=lambda: NodeStatus(host=machine.name, version=__version__),
     )
@@ -347,8 +372,9 @@ def agent_node(
 class AgentOverWire:
     """The service's client of one agent (``service/clients/agent.py``)."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, lease: Callable[[], Lease]) -> None:
         self._wire = wire
+        self._lease = lease
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         return of_session(key, await self._quick("trees"))
@@ -388,7 +414,7 @@ class AgentOverWire:
         **more: Any,
     ) -> AsyncIterator[Event]:
         del more
-        return self._wire.stream(
+        return self._stream(
             "capture", incarnation, checkpoint, generation, silence=60.0, seen=seen
         )
 
@@ -396,9 +422,7 @@ class AgentOverWire:
         self, incarnation: str, checkpoint: str, *, lazy: bool = False, **more: Any
     ) -> AsyncIterator[Event]:
         del more
-        return self._wire.stream(
-            "restore", incarnation, checkpoint, silence=60.0, lazy=lazy
-        )
+        return self._stream("restore", incarnation, checkpoint, silence=60.0, lazy=lazy)
 
     def nap(
         self,
@@ -409,15 +433,15 @@ class AgentOverWire:
         **more: Any,
     ) -> AsyncIterator[Event]:
         del more
-        return self._wire.stream("nap", incarnation, programs, silence=60.0, seen=seen)
+        return self._stream("nap", incarnation, programs, silence=60.0, seen=seen)
 
     def wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
         del more
-        return self._wire.stream("wake", incarnation, silence=60.0)
+        return self._stream("wake", incarnation, silence=60.0)
 
     def next_wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
         del more
-        return self._wire.stream("next_wake", incarnation, silence=90.0)
+        return self._stream("next_wake", incarnation, silence=90.0)
 
     async def thaw(self, incarnation: str, **more: Any) -> Tree:
         del more
@@ -439,10 +463,23 @@ class AgentOverWire:
         await self._slow("discard", checkpoint, runs=runs)
 
     async def _quick(self, name: str, *args: Any) -> Any:
-        return await self._wire.ask(name, *args, limit=15.0)
+        return await self._ask(name, *args, limit=15.0)
 
     async def _slow(self, name: str, *args: Any, **more: Any) -> Any:
-        return await self._wire.ask(name, *args, limit=120.0, **more)
+        return await self._ask(name, *args, limit=120.0, **more)
+
+    async def _ask(self, name: str, *args: Any, **more: Any) -> Any:
+        lease = self._lease()
+        order = name not in LOOKS
+        return await Authority(lease).ask(
+            lambda: self._wire.ask(name, *args, term=lease.stamp, order=order, **more)
+        )
+
+    def _stream(self, name: str, *args: Any, **more: Any) -> AsyncIterator[Event]:
+        lease = self._lease()
+        return Authority(lease).stream(
+            lambda: self._wire.stream(name, *args, term=lease.stamp, **more)
+        )
 
 
 class HubOverWire:
@@ -547,6 +584,7 @@ class Service:
         self.program = program
         self.controller: Controller | None = None
         self.journal: JournalOfProgram | None = None
+        self.lease: Lease | None = None
         self._url = url
         self._disk = disk
         self._clock = clock
@@ -569,7 +607,7 @@ class Service:
     async def _once(self) -> None:
         self.journal = rows = JournalOfProgram(self._url, self.program, self._disk)
         place = LeaseHolder(boot="boot", pids=1, pid=self.number, start=1)
-        lease = Lease(rows, self._clock, LEASE_SECONDS, place)
+        self.lease = lease = Lease(rows, self._clock, LEASE_SECONDS, place)
         try:
             await lease.acquire(lambda: None)
             self.controller = self._controller(rows)

@@ -49,6 +49,7 @@ from simulation.plan import CROWDED_NAP_AFTER, CROWDED_ROOM_AFTER
 from simulation.programs import (
     COOL_DOWN,
     IDLE_SECONDS,
+    LOOKS,
     SETTINGS,
     AgentOverWire,
     Disk,
@@ -62,9 +63,10 @@ from simulation.programs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator, Callable, Collection
 
     from jupyterhub_gpu_reclaim.common.models import Tree
+    from jupyterhub_gpu_reclaim.common.term import Term
     from jupyterhub_gpu_reclaim.node.local_node import LocalNode
     from simulation.plan import Plan
 
@@ -256,7 +258,9 @@ class World:
                 Wakers(
                     node.placements, node.tools.records, node.operations, node.wake_up
                 ).begin()
-            self.agents[machine.name] = Server(program, NodeApi(node, self))
+            self.agents[machine.name] = Server(
+                program, NodeRoutes(node, NodeApi(node, self))
+            )
 
         spawn(program, run())
 
@@ -292,7 +296,7 @@ class World:
         """Start one run of the service."""
         self._numbers += 1
         program = self._program("the service", "node1")
-        agent = self._agent(program)
+        agent = self._agent(program, lambda: service.lease)
         hub = HubOverWire(
             Wire(self.weather, program, self._hub_server, Reason.HUB_UNREACHABLE)
         )
@@ -323,7 +327,7 @@ class World:
         spawn(program, service.run())
         return service
 
-    def _agent(self, program: Program) -> Any:
+    def _agent(self, program: Program, lease: Callable[[], Any]) -> Any:
         """The service's way to the agents."""
 
         def connect(node: str) -> AgentOverWire:
@@ -333,7 +337,8 @@ class World:
                     program,
                     lambda: self.agents.get(node),
                     Reason.AGENT_UNREACHABLE,
-                )
+                ),
+                lease,
             )
 
         return router(self.cluster, connect) if self.cluster else connect("node1")
@@ -646,6 +651,21 @@ class NapsForOthers:
                 "nobody naps twice for others", f"{tree.key} naps for others again"
             )
         self._last[tree.key] = now, nap.begun
+
+
+class NodeRoutes:
+    """What each request goes through first (``node/http/routes.py``)."""
+
+    def __init__(self, node: LocalNode, api: NodeApi) -> None:
+        self._node = node
+        self._api = api
+
+    def __getattr__(self, name: str) -> Any:
+        async def heard(*args: Any, term: Term | None = None, **more: Any) -> Any:
+            await self._node.term.hear(term, order=name not in LOOKS)
+            return await getattr(self._api, name)(*args, **more)
+
+        return heard
 
 
 class NodeApi:

@@ -54,6 +54,7 @@ def failure_of(error: ReclaimError) -> Failure:
         message=error.message,
         hint=error.reason.hint,
         retryable=error.retryable,
+        term=error.facts.get("obeyed", 0),
     )
 
 
@@ -65,6 +66,7 @@ _BY_STATUS: dict[int, type[ReclaimError]] = {
 def error_of(failure: Failure, kind: type[ReclaimError] = RolledBack) -> ReclaimError:
     """The exception for an error that another part has sent, in its own words."""
     error = kind(Reason.of(failure.code), retryable=failure.retryable)
+    error.facts = {"obeyed": failure.term} if failure.term else {}
     error.message = failure.message
     error.args = (failure.message,)
     return error

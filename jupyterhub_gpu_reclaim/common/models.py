@@ -226,6 +226,8 @@ class Failure(Value, frozen=True, kw_only=True):
     retryable: bool = False
     #: The programs that it is about, where they are not the session's own.
     incarnation: str = ""
+    #: Of ``former_service``: the highest term that the agent has seen.
+    term: int = 0
 
 
 class CheckpointInfo(Value, frozen=True, kw_only=True):
@@ -325,7 +327,8 @@ class Tree(Value, frozen=True, kw_only=True):
     pod: str = ""  #: uid of the pod that it was found in; empty outside of Kubernetes
     container: str = ""  #: id of the container there
     node: str = ""  #: name of its node, as the API server says; empty: this machine
-    #: whether that pod is being deleted, by whomever: it cannot be taken back
+    #: whether it is being killed, or that pod deleted, by whomever: that cannot be
+    #: taken back
     ending: bool = False
     nap: Nap | None = None  #: its nap, if it has one and its agent tells of it
     shortage: Shortage | None = None  #: if it wakes, and waits for memory

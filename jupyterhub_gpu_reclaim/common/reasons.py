@@ -709,6 +709,18 @@ class Reason(Enum):
         "Nothing to do: the session is measured again.",
         True,
     )
+    FORMER_SERVICE = (
+        "former_service",
+        (
+            "This request is of a service that has been replaced (its term: {term}; the"
+            " agent serves term {obeyed})."
+        ),
+        (
+            "Nothing to do: the service that works now gives its own orders. Give yours to"
+            " that one, not to an agent."
+        ),
+        True,
+    )
     AGENT_RESTARTED = (
         "agent_restarted",
         "The agent was restarted in the middle of it.",

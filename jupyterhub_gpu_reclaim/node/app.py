@@ -40,6 +40,7 @@ from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
+from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.operations import Operations
 from jupyterhub_gpu_reclaim.node.operations.records import Records
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
@@ -133,7 +134,7 @@ class AgentApp(AgentSettings):
             wakers.begin()
             await asyncio.to_thread(self._watch, state)
             checks = self._checks(store.repository, clock)
-            server = listen(self, node)
+            server = listen(self, node, node.term)
             _log.info("- listening on %s, version %s", self.listen, __version__)
             for found in readiness.inotify_findings():
                 _log.warning("- %s %s", found.message, found.hint)
@@ -257,6 +258,7 @@ class AgentApp(AgentSettings):
             ),
             outcomes=Outcomes(placements=placements, records=records, store=store),
             presence=opened.presence,
+            term=KnownTerm(clock, state),
             look=partial(
                 readiness.node_findings, criu, accelerator, opened.presence, ports
             ),

@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.common.models import Event, Identity, Tree, TreeStat
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
+from jupyterhub_gpu_reclaim.node.operations.known_term import act_for_itself
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     CANCELLABLE,
     Operation,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         StoreOrder,
         StoreStatus,
     )
+    from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
     from jupyterhub_gpu_reclaim.node.sessions.placements import (
@@ -77,6 +79,8 @@ class LocalNode:
     recovery: Recovery
     outcomes: Outcomes
     presence: StorePresence
+    #: Asked once more right before each effect: the order may have waited.
+    term: KnownTerm
     #: Looks for what keeps this node from working; it blocks.
     look: Callable[[], list[Finding]]
     #: Tells versions and room on disks; it blocks.
@@ -107,7 +111,9 @@ class LocalNode:
             self.ready(),
             self.sampler.cards(),
         )
-        return msgspec.structs.replace(described, findings=findings, cards=cards)
+        return msgspec.structs.replace(
+            described, findings=findings, cards=cards, term=self.term.number
+        )
 
     async def trees(self) -> list[Tree]:
         """Every incarnation with an init or a record here."""
@@ -287,6 +293,7 @@ class LocalNode:
         Raises:
             ReclaimError: it could not be; it naps on.
         """
+        act_for_itself()
         async for event in await self.wake(incarnation, why, program):
             if event.failure is not None:
                 raise codec.error_of(event.failure)
@@ -353,6 +360,7 @@ class LocalNode:
         if running is not None and running.kind == "capture":
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
         if running is not None and running.kind in _AWAITED:
+            self.term.confirm()
             running.cancel.set()
             await running.wait(_CALL_OFF_SECONDS)
         try:
@@ -360,7 +368,7 @@ class LocalNode:
         except NotFound:
             return await self.tree(incarnation)
         tree = await self._do(
-            "kill", session, "", lambda op: self.releases.kill(session, op)
+            trees.KILL, session, "", lambda op: self.releases.kill(session, op)
         )
         self._gone[incarnation] = tree
         while len(self._gone) > _REMEMBERED:
@@ -373,6 +381,7 @@ class LocalNode:
         if running is None:
             await self.tree(incarnation)
         elif running.kind in CANCELLABLE:
+            self.term.confirm()
             running.cancel.set()
         else:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
@@ -391,6 +400,7 @@ class LocalNode:
         if runs:
             await self._refuse_ended(runs)
         await asyncio.to_thread(self.outcomes.refuse_if_needed, checkpoint)
+        self.term.confirm()
         await asyncio.to_thread(self.tools.store.delete, checkpoint)
         await asyncio.to_thread(self.tools.ports.let_go, checkpoint)
 
@@ -420,6 +430,7 @@ class LocalNode:
         waits = self.tools.accelerator.shortage_of(incarnation) is not None
         if running is not None and running.kind == nap.WAKE and waits:
             self._refuse_late(seen)
+            self.term.confirm()
             running.cancel.set()
             await running.wait(_CALL_OFF_SECONDS)
 
@@ -444,6 +455,7 @@ class LocalNode:
         work: Callable[[Operation], AsyncIterator[Event]],
     ) -> Operation:
         """Start an operation; what it cannot undo when it fails is undone after it."""
+        self.term.confirm()
         begun = self.operations.begin(session.incarnation, operation, work)
         self.recovery.settle_after(session, begun)
         return begun
@@ -466,6 +478,7 @@ class LocalNode:
         """Run a short operation, or wait for the same one; its tree or its error."""
         operation = self.operations.attach(session.incarnation, kind, checkpoint)
         if operation is None or operation.done:
+            self.term.confirm()
             operation = Operation(kind, session.key, checkpoint)
             self.operations.begin(session.incarnation, operation, work)
         await operation.wait()

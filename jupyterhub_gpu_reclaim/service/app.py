@@ -201,7 +201,8 @@ class ReclaimService(Application, Options):
                 ca_file=environment.hub_ca,
                 own=environment.own,
             )
-            async with self._controller(hub, journal) as (controller, events, nodes):
+            parts = self._controller(hub, journal, lease)
+            async with parts as (controller, events, nodes):
                 stage.application = self._application(
                     environment, state, controller, events, hub=hub, nodes=nodes
                 )
@@ -222,11 +223,11 @@ class ReclaimService(Application, Options):
 
     @contextlib.asynccontextmanager
     async def _controller(
-        self, hub: HubClient, journal: Journal
+        self, hub: HubClient, journal: Journal, lease: Lease
     ) -> AsyncIterator[tuple[Controller, EventLog | None, NodeWatch]]:
         """Everything behind the routes; ended in order if that is quick."""
         folder = Path(self.state_dir)
-        agent, let_go = await placement.agent_of(self, self._agent_token_file())
+        agent, let_go = await placement.agent_of(self, self._agent_token_file(), lease)
         idle = IdlePolicy(parent=self)
         pressure = PressurePolicy(idle, parent=self)
         under_pressure = pressure.pressure_idle_after

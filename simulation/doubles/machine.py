@@ -131,6 +131,7 @@ class Machine:
         self.boots = 0
         self.places: dict[str, Place] = {}
         self.records: dict[str, bytes] = {}  #: the agent's, as they are on the disk
+        self.term = b""  #: likewise, which service it obeys
         self.reserved: set[str] = set()
         self._ended = ended
         self._pids = itertools.count(number * 10_000_000 + 10_000, 1000)

@@ -19,7 +19,7 @@ from simulation.loop import Program, spawn
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -37,6 +37,7 @@ class Weather:
         self.lost = 0.0  #: share of calls, and of answers, that are lost
         self.doubled = 0.0  #: share of calls that arrive twice
         self.slow = 0.0  #: seconds that a call may take at most; 0: :data:`QUICK`
+        self.holding = 0.0  #: seconds that an order to an agent takes at least; 0: none
         self.deaf: set[str] = set()  #: machines whose agents are not reached
         #: told of an error that the product has not foreseen
         self.unforeseen: Callable[[str], None] = print
@@ -46,6 +47,12 @@ class Weather:
         if self.slow and self.rng.random() < 0.3:
             return self.rng.uniform(0.0, self.slow)
         return self.rng.uniform(*QUICK)
+
+    def hold(self) -> float:
+        """Seconds for which an order to an agent is held up."""
+        if not self.holding:
+            return 0.0
+        return self.rng.uniform(self.holding, 2 * self.holding)
 
     def loses(self) -> bool:
         """Whether this one is lost."""
@@ -100,8 +107,10 @@ class Wire:
         self._find = find
         self._silence = silence
 
-    async def ask(self, name: str, *args: Any, limit: float, **more: Any) -> Any:
-        """One call and its answer.
+    async def ask(
+        self, name: str, *args: Any, limit: float, order: bool = False, **more: Any
+    ) -> Any:
+        """One call and its answer; an order to an agent may be held up.
 
         Raises:
             Unreachable: no answer in time; it may have been carried out or not.
@@ -111,7 +120,8 @@ class Wire:
         answer = loop.create_future()
         call = _Call(answer, name, args, more)
         for _ in range(1 + self._weather.doubles()):
-            loop.call_later(self._weather.delay(), self._deliver, call, context=NOBODY)
+            delay = self._weather.delay() + (self._weather.hold() if order else 0.0)
+            loop.call_later(delay, self._deliver, call, context=NOBODY)
         try:
             async with asyncio.timeout(limit):
                 return await answer
@@ -160,7 +170,7 @@ class Wire:
 
     async def stream(
         self, name: str, *args: Any, silence: float, **more: Any
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """A call that is answered by many lines.
 
         Raises:

@@ -72,7 +72,7 @@ MUTANTS: dict[str, Mutant] = {
         " told that the session was over, and its next start was cold.",
         "this simulator (seed 7002885)",
         service.LOST_END,
-        seed=7002885,
+        seed=8040324,
     ),
     "a-deleted-session-comes-back": Mutant(
         "An order to delete was not repeated, and what was left came back.",
@@ -149,14 +149,21 @@ MUTANTS: dict[str, Mutant] = {
         " tree beside the first one.",
         "a test with a network that is cut",
         service.SILENCE,
-        seed=8010572,
+        seed=8011196,
     ),
     "a-late-order-hits-who-is-at-work": Mutant(
         "An order to suspend an idle session was seconds late, and its user had come"
         " back meanwhile.",
         "this simulator (seed 1004026202)",
         node.LATE_ORDERS,
-        seed=1004022964,
+        seed=1004024411,
+    ),
+    "an-agent-obeys-a-former-service": Mutant(
+        "An order to end a session was under way when another service took over and"
+        " found that it runs: it was ended under its user's hands.",
+        "a test with the call held up (issue 30)",
+        node.ANY_SERVICE,
+        seed=3000000265,
     ),
     "the-spawner-starts-cold-without-an-answer": Mutant(
         "The service was away, and the spawner started cold.",
@@ -280,7 +287,7 @@ MUTANTS: dict[str, Mutant] = {
         " again.",
         "nobody; made for the checker (issue 28, A)",
         node.FORGOTTEN_REFUSAL,
-        seed=1400000040,
+        seed=1400000114,
     ),
     "a-watchdog-keeps-the-agent-out": Mutant(
         "A watchdog waited a minute for each nap that found no room, and no agent could"

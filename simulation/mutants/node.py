@@ -11,6 +11,7 @@ from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations import operations
 from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
 from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
 from jupyterhub_gpu_reclaim.node.sessions import trees
@@ -86,6 +87,8 @@ def _thaw_alone(
 EMPTY_GPU: tuple[Patch, ...] = ((capture, "thaw_tree", _thaw_alone),)
 
 LATE_ORDERS: tuple[Patch, ...] = ((LocalNode, "_refuse_late", nothing),)
+
+ANY_SERVICE: tuple[Patch, ...] = ((KnownTerm, "confirm", nothing),)
 
 UNWATCHED: tuple[Patch, ...] = ((Wakers, "begin", nothing),)
 

@@ -67,16 +67,17 @@ class World:
         self._servers = [node, hub]
         self._addresses = (agent_address, hub_address + "/hub/api")
 
-    def clients(self) -> tuple[AgentClient, HubClient]:
-        agent = AgentClient(self._addresses[0], TOKEN, quick=2, slow=5, silence=5)
+    def clients(self, lease=None) -> tuple[AgentClient, HubClient]:
+        address = self._addresses[0]
+        agent = AgentClient(address, TOKEN, lease=lease, quick=2, slow=5, silence=5)
         hub = HubClient(self._addresses[1], "hub-token", quick=0.5, slow=20.0)
         self._clients += [agent, hub]
         return agent, hub
 
     async def controller(self, journal: Journal | None = None, **more) -> Controller:
         """A new service on the same journal; the Hub's spawner talks to it."""
-        agent, hub = self.clients()
         journal = journal or Journal(self.url)
+        agent, hub = self.clients(journal.lease)
         self._journals.append(journal)
         controller = Controller(
             **{

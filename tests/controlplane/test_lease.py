@@ -118,6 +118,33 @@ def test_former_holder_writes_nothing_and_learns_why(opened):
     assert [row["phase"] for row in two.read(schema.sessions.select())] == ["suspended"]
 
 
+def test_term_is_raised_above_one_that_was_seen_elsewhere(opened):
+    (one, first), (_, second) = opened(), opened()
+    assert first.take()
+    before = first.stamp
+    first.rise(7)
+    first.rise(3)
+    assert (first.term, first.stamp.number) == (8, 8)
+    assert before.is_before(first.stamp)
+    one.save(_row())  # what is held is held still
+    first.renew()
+    first.give_back()
+    assert second.take()
+    assert second.term == 9
+
+
+def test_former_holder_cannot_raise_its_term(opened):
+    (_, first), (two, second) = opened(), opened()
+    first.take()
+    first.give_back()
+    second.take()
+    with pytest.raises(Unreachable) as caught:
+        first.rise(7)
+    assert caught.value.reason.value == "journal_held"
+    assert first.term == 1
+    assert two.read(schema.lease.select())[0]["term"] == second.term == 2
+
+
 class LeaseThatIsSlow(Lease):
     """Between its look and its step another one is quicker."""
 
@@ -174,7 +201,9 @@ async def _holding(world, place=ELSEWHERE):
     journal = Journal(world.url)
     lease = Lease(journal, ManualClock(), SECONDS, place)
     assert lease.take()
-    return await world.controller(journal), journal, lease
+    # of agents that know no terms: the journal alone keeps who has lost it from acting
+    agent, _ = world.clients()
+    return await world.controller(journal, agent=agent), journal, lease
 
 
 async def test_service_that_was_paused_gives_no_order_to_agent_or_hub(world, caplog):

@@ -429,7 +429,7 @@ async def told_by(prometheus: Prometheus, cluster, folder):
         },
         "DcgmSource": {"url": prometheus.url, "first": "dcgm"},
     }
-    fleet, let_go = await agent_of(ReclaimService(config=Config(config)), TOKEN)
+    fleet, let_go = await agent_of(ReclaimService(config=Config(config)), TOKEN, None)
     try:
         await until(lambda: _seen(fleet))
         yield fleet

@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
 from jupyterhub_gpu_reclaim.cli.main import main
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import (
     CardShortage,
@@ -36,6 +37,7 @@ from jupyterhub_gpu_reclaim.node.nap.inputs import ENDED
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
+from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage
 from jupyterhub_gpu_reclaim.node.operations.store_room import StoreRoom
@@ -692,6 +694,7 @@ async def test_suspend_calls_off_a_wake_that_waits_for_room(
         ),
         presence=None,
         look=list,
+        term=KnownTerm(SystemClock()),
         describe=lambda: NodeStatus(host="here", version="1"),
     )
     assert (await node.tree(counter.incarnation)).shortage.place == 1

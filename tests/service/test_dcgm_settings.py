@@ -67,4 +67,4 @@ def test_certificates_that_cannot_be_read_are_refused(tmp_path):
 async def test_it_is_refused_where_sessions_are_no_pods():
     service = ReclaimService(config=Config(DcgmSource={"url": URL}))
     with pytest.raises(Refused, match="is for sessions in pods"):
-        await agent_of(service, Path("/none"))
+        await agent_of(service, Path("/none"), None)

@@ -4,8 +4,8 @@ An order without an answer may still be carried out, and cannot be taken back. S
 it is about is not the session any more, however well it runs: once adopted, it would be
 ended under its user's hands.
 
-Known to this program only: the next one may adopt what an order of this one, which is
-late by more than the restart, still ends.
+Known to this program only, since it matters to this one only: the next service's term
+is higher, and what an agent has shown to that one it does not end for us.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ given it back, has provably ended, or has not renewed it for the time that it pr
 That is measured on the waiting service's own monotonic clock; no two machines' clocks
 are compared.
 
-The term grows by one with each holder: it is a fencing number.
+The term grows with each holder: it is a fencing number, which agents check as well
+(``common/term.py``). So an order that is late finds that it is a former service's.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jupyterhub_gpu_reclaim.common import codec, decoders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 
 if TYPE_CHECKING:
@@ -214,6 +216,26 @@ class Lease:
         return self._clock.monotonic() - since >= seen.seconds
 
     # --- having it
+    @property
+    def stamp(self) -> Term:
+        """The term, as each request to an agent says it."""
+        return Term(number=self._term, holder=self._name)
+
+    def rise(self, above: int) -> None:
+        """Raise the term above one that an agent has seen, of whatever journal.
+
+        Raises:
+            Unreachable: ``journal_held``: another service has the lease.
+            StoreError: the database does not answer.
+        """
+        if self._term > above:
+            return
+        with self._journal.transaction() as connection:
+            self.hold(connection)
+            connection.execute(schema.lease.update().values(term=above + 1))
+        self._term = above + 1
+        _log.info("service: an agent has seen term %d; ours is higher now", above)
+
     def hold(self, connection: Connection) -> None:
         """Lock it in this transaction: no other service can take it before its end.
 
@@ -306,7 +328,8 @@ def fenced_agent(agent: Agent, check: Check) -> Agent:
     """The agent, whose orders need the lease.
 
     Questions pass through. Each order is first checked against the database, so that a
-    paused service, whose journal another one has taken over meanwhile, gives none.
+    paused service, whose journal another one has taken over meanwhile, gives none:
+    not to an agent either that has not heard of the other one, or knows no terms.
     """
     orders = {"capture", "restore", "nap", "wake", "thaw", "release", "kill"}
     orders |= {"cancel", "discard"}

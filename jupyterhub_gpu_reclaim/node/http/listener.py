@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.node.http import routes
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.http.server import Door
     from jupyterhub_gpu_reclaim.node.http.routes import Node
+    from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 
 _UNIX = "unix:"
@@ -32,13 +33,19 @@ class CannotStartError(Exception):
     """The agent cannot start; the message is the sentence to print."""
 
 
-def listen(settings: AgentSettings, node: Node) -> Door:
+def listen(settings: AgentSettings, node: Node, term: KnownTerm) -> Door:
     """A server that answers for that node; it accepts calls from now on.
+
+    Args:
+        settings: where, and with which token and certificate.
+        node: does what the calls ask for.
+        term: which service is obeyed.
 
     Raises:
         CannotStartError: the address, the token or the certificate is off.
     """
-    application = routes.make_application(node, read_token(Path(settings.token_file)))
+    token = read_token(Path(settings.token_file))
+    application = routes.make_application(node, token, term)
     server = door(
         application,
         tls=_tls(settings),

@@ -22,6 +22,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Hello, Vouching
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
@@ -32,6 +33,8 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.term import TERM, Term
+from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
 
 if TYPE_CHECKING:
@@ -144,22 +147,31 @@ class Handler(RequestHandler):
     node: Node
     run: str
 
-    def initialize(self, node: Node, token: str, run: str) -> None:
+    def initialize(self, node: Node, token: str, run: str, term: KnownTerm) -> None:
         """Take what the application was made with."""
         self.node = node
         self.run = run
+        self._term = term
         self._token = token.encode()
         self._vouching = Vouching(self._token)
 
-    def prepare(self) -> None:
-        """Refuse a caller without the token.
+    async def prepare(self) -> None:
+        """Refuse a caller without the token, and one of a former service.
 
         Raises:
             HTTPError: 401; nothing about what exists is revealed.
+            Refused: ``former_service``.
         """
         if not self.is_trusted:
             self.set_header("WWW-Authenticate", "Bearer")
             raise HTTPError(401)
+        term = Term.of_header(self.request.headers.get(TERM, ""))
+        await self._term.hear(term, order=self.is_order)
+
+    @property
+    def is_order(self) -> bool:
+        """Whether it is more than a look."""
+        return self.request.method != "GET"
 
     @property
     def is_trusted(self) -> bool:
@@ -289,7 +301,7 @@ class ReleaseOrder(Value, frozen=True, kw_only=True):
 class GetHealth(Handler):
     """``GET /healthz``: alive. The kubelet, which has no token, hears no more."""
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:
         """Allow it without a token."""
 
     def get(self) -> None:
@@ -303,7 +315,7 @@ class GetReadiness(Handler):
     Without a token only whether: what a machine lacks is of use to who attacks it.
     """
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:
         """Allow it without a token."""
 
     async def get(self) -> None:
@@ -317,7 +329,7 @@ class GetReadiness(Handler):
 class GetHello(Handler):
     """``GET /v1/hello``: the agent proves itself before it is sent anything."""
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:
         """Allow it without a token."""
 
     def get(self) -> None:
@@ -407,6 +419,11 @@ def _encoded(sample: Sample) -> bytes:
 class PostOrder(SessionHandler):
     """``POST /v1/sessions/{incarnation}/{order}``."""
 
+    @property
+    def is_order(self) -> bool:
+        """A pre-flight touches nothing."""
+        return self.path_args[1] != "preflight"
+
     async def post(self, incarnation: str, order: str) -> None:
         """Do as ordered."""
         if order not in {"capture", "restore"}:
@@ -485,27 +502,35 @@ class GetIdentity(Handler):
 class NoSuchPath(Handler):
     """Any other path: 404, after the same token check."""
 
-    def prepare(self) -> None:
+    async def prepare(self) -> None:
         """After the token check there is nothing here.
 
         Raises:
             HTTPError: 401 or 404.
         """
-        super().prepare()
+        await super().prepare()
         raise HTTPError(404)
 
 
-def make_application(node: Node, token: str) -> Application:
+def make_application(
+    node: Node, token: str, term: KnownTerm | None = None
+) -> Application:
     """The calls, bound to that node.
 
     Args:
         node: does what the calls ask for.
         token: the bearer token that every call but the probes and the greeting must
             carry, or what stands for it in this run.
+        term: which service is obeyed; None: known to this application only.
     """
     name = f"({_IDENTIFIER.pattern})"
     orders = "(preflight|capture|restore|nap|wake|thaw|release|kill|cancel)"
-    bound = {"node": node, "token": token, "run": token_hex()}
+    bound = {
+        "node": node,
+        "token": token,
+        "run": token_hex(),
+        "term": term or KnownTerm(SystemClock()),
+    }
     routes: list[tuple[str, type[Handler]]] = [
         ("/healthz", GetHealth),
         ("/readyz", GetReadiness),

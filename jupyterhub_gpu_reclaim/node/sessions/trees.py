@@ -29,6 +29,8 @@ _IN_HAND = {"capture": TreeState.CAPTURING, "restore": TreeState.RESTORING}
 RECOVER = "recover"
 #: The operation in which a session still counts as running.
 NAP = "nap"
+#: The operation that ends one, whatever it does.
+KILL = "kill"
 #: Of what it settles, this is as unfinished as it was then.
 _UNFINISHED = {Stage.CAPTURING, Stage.RESTORING, Stage.CONTINUING}
 
@@ -130,6 +132,7 @@ def tree_of(
         failure=record.failure if record else None,
         pod=session.hint.pod,
         container=session.container,
+        ending=running and operation is not None and operation.kind == KILL,
         nap=_nap(record.nap) if record is not None and record.naps else None,
     )
 

@@ -35,13 +35,15 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus, StoreStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.clients.authority import Authority
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Container
+    from collections.abc import AsyncGenerator, AsyncIterator, Collection, Container
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
+    from jupyterhub_gpu_reclaim.service.clients.authority import HeldLease
 
 T = TypeVar("T")
 
@@ -61,6 +63,7 @@ class AgentClient:
         address: ``unix:/path``, ``http://127.0.0.1:port`` or ``https://host:port``.
         token: the bearer token, or a file that holds it; a file is read at each call,
             so that it may appear or change later.
+        lease: in whose name; None: a person's, who only looks.
         ca_file: certificates that vouch for an ``https`` agent; empty: the system's.
         at: IP address of the agent; empty: that of the host in ``address``.
         quick: seconds for a call that only asks.
@@ -73,6 +76,7 @@ class AgentClient:
         address: str,
         token: str | Path,
         *,
+        lease: HeldLease | None = None,
         ca_file: str = "",
         at: str = "",
         quick: float = 15.0,
@@ -83,10 +87,11 @@ class AgentClient:
         self._quick = quick
         self._slow = slow
         self._silence = silence
+        self._authority = Authority(lease)
         self._http: Connection | Vouched
         if address.startswith("http://"):
             self._http = Vouched(
-                Connection(address, lambda: dict(_JSON), at=at),
+                Connection(address, self._said, at=at),
                 lambda: Vouching(self._read_token().encode()),
                 hello="/v1/hello",
                 quick=quick,
@@ -99,7 +104,10 @@ class AgentClient:
         self._http.close()
 
     def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._read_token()}", **_JSON}
+        return {"Authorization": f"Bearer {self._read_token()}", **self._said()}
+
+    def _said(self) -> dict[str, str]:
+        return {**_JSON, **self._authority.headers()}
 
     def _read_token(self) -> str:
         if isinstance(self._token, str):
@@ -290,18 +298,26 @@ class AgentClient:
     async def _ask(
         self, method: str, path: str, *, good: Container[int] = range(400), **more: Any
     ) -> Answer:
-        try:
+        async def once() -> Answer:
             answer = await self._http.ask(method, path, **more)
+            if answer.status not in good:
+                raise _error(answer, path)
+            return answer
+
+        try:
+            return await self._authority.ask(once)
         except NoResponse as silent:
             raise _unreachable(str(silent)) from None
-        if answer.status not in good:
-            raise _error(answer, path)
-        return answer
 
-    async def _stream(
+    def _stream(
         self, path: str, body: Any = None, method: str = "POST"
     ) -> AsyncIterator[Event]:
         data = None if body is None else codec.encode(body)
+        return self._authority.stream(lambda: self._events(path, data, method))
+
+    async def _events(
+        self, path: str, data: bytes | None, method: str
+    ) -> AsyncGenerator[Event, None]:
         lines = self._http.lines(method, path, data, silence=self._silence)
         try:
             async for line in lines:

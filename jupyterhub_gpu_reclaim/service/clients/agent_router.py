@@ -168,7 +168,9 @@ class AgentRouter:
             ]
         self._agents.heard(node)
         return [
-            msgspec.structs.replace(tree, key=pod.key, ending=pod.ending, node=node)
+            msgspec.structs.replace(
+                tree, key=pod.key, ending=tree.ending or pod.ending, node=node
+            )
             for tree in told
             if (pod := ours.get((tree.incarnation, tree.pod))) is not None
         ]

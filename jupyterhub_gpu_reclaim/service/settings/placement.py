@@ -22,26 +22,29 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from jupyterhub_gpu_reclaim.service.clients.authority import HeldLease
     from jupyterhub_gpu_reclaim.service.settings.options import Options
 
     LetGo = Callable[[], Awaitable[None]]
 
 
 async def agent_of(
-    options: Options, token: Path
+    options: Options, token: Path, lease: HeldLease
 ) -> tuple[AgentClient | AgentRouter, LetGo]:
-    """The agent, and what closes the connections to it.
+    """The agent, asked in the name of that lease, and what closes the connections.
 
     Raises:
         Refused: there is no way to the API server, or a setting is of no use here.
     """
     source = DcgmSource(parent=options)
     if options.placement == "kubernetes":
-        return await _fleet(options, token, source)
+        return await _fleet(options, token, lease, source)
     if source.url:
         what = "DcgmSource.url is for sessions in pods (placement = 'kubernetes')."
         raise Refused(Reason.SETTING_INVALID, what=what)
-    agent = AgentClient(options.agent, token, ca_file=options.agent_ca_file)
+    agent = AgentClient(
+        options.agent, token, lease=lease, ca_file=options.agent_ca_file
+    )
 
     async def let_go() -> None:
         agent.close()
@@ -50,7 +53,7 @@ async def agent_of(
 
 
 async def _fleet(
-    options: Options, token: Path, source: DcgmSource
+    options: Options, token: Path, lease: HeldLease, source: DcgmSource
 ) -> tuple[AgentRouter, LetGo]:
     try:
         from jupyterhub_gpu_reclaim.service.clients import kubernetes  # noqa: PLC0415 large
@@ -76,7 +79,7 @@ async def _fleet(
                 namespace=options.agent_namespace or namespace,
                 selector=options.agent_selector,
             ),
-            lambda ip: _connect(options, token, ip),
+            lambda ip: _connect(options, token, lease, ip),
         ),
         node_labels=options.gpu_node_labels,
         gpu_use=gpu_use,
@@ -90,11 +93,12 @@ async def _fleet(
     return fleet, let_go
 
 
-def _connect(options: Options, token: Path, ip: str) -> AgentClient:
+def _connect(options: Options, token: Path, lease: HeldLease, ip: str) -> AgentClient:
     """The agent there, by the one name that all agents' certificates bear."""
     port = options.agent_port
     if options.agent_tls_name:
         address = f"https://{options.agent_tls_name}:{port}"
-        return AgentClient(address, token, ca_file=options.agent_ca_file, at=ip)
+        ca_file = options.agent_ca_file
+        return AgentClient(address, token, lease=lease, ca_file=ca_file, at=ip)
     host = f"[{ip}]" if ":" in ip else ip
-    return AgentClient(f"http://{host}:{port}", token)
+    return AgentClient(f"http://{host}:{port}", token, lease=lease)

@@ -1,0 +1,54 @@
+"""Whose request it is: the term of the service's lease, on each request to an agent.
+
+The header is as trustworthy as the order beside it: both count only from a caller with
+the agents' token.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+#: The header: number and holder.
+TERM = "X-GPU-Reclaim-Term"
+#: What the journal's column holds, in every database.
+HIGHEST = (1 << 31) - 1
+_WORDS = re.compile(r"([0-9]{1,10}) ([A-Za-z0-9_-]{1,64})")
+
+
+class Term(Value, frozen=True, kw_only=True):
+    """One holder's time with the lease; the higher number is the later one."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=HIGHEST)]
+    #: Which service. After a loss of the journal a number is given a second time; that
+    #: service takes a higher one, once an agent has told it.
+    holder: str
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.holder}"
+
+    def is_before(self, other: Term) -> bool:
+        """Whether its orders are void for who has seen the other one first."""
+        if self.number == other.number:
+            return self.holder != other.holder
+        return self.number < other.number
+
+    @classmethod
+    def of_header(cls, text: str) -> Term | None:
+        """As it was sent; None: nothing was.
+
+        Raises:
+            BadRequest: it is no term.
+        """
+        if not text:
+            return None
+        words = _WORDS.fullmatch(text)
+        if words is None or not 1 <= int(words[1]) <= HIGHEST:
+            raise BadRequest(Reason.INVALID, what=f"The header {TERM} is no term.")
+        return cls(number=int(words[1]), holder=words[2])

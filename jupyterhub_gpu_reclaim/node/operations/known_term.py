@@ -1,0 +1,137 @@
+"""Which service this agent obeys, in its state folder: the highest term that it saw.
+
+Who pauses, or whose request is held up on its way, does not know that another service
+works by then. So each request says its term (``common/term.py``), and one of a lower
+term than the highest is refused: a look as well, since what it shows would not be safe
+from the orders of the higher one.
+
+A request without a term is an older service's, or a person's. Looks are answered;
+orders are obeyed where no service with a term was heard for ``QUIET_SECONDS``: an older
+service may follow a newer one, and whatever is still on its way from an older one
+arrives before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common.decoders import json_decoder
+from jupyterhub_gpu_reclaim.common.durable import write_durably
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.term import Term
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.common.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+#: In the state folder.
+FILE: Final = "term.json"
+#: The longest that the service's client waits for an answer to an order.
+QUIET_SECONDS: Final = 120.0
+
+#: Whose order is carried out in this task; ``own``: what the agent does by itself.
+_whose: ContextVar[Term | Literal["own"] | None] = ContextVar("whose", default="own")
+
+
+class KnownTerm:
+    """The highest term, on the event loop.
+
+    Args:
+        clock: for how long no service was heard.
+        state: the agent's state folder; None: it is not kept.
+    """
+
+    def __init__(self, clock: Clock, state: Path | None = None) -> None:
+        self._clock = clock
+        self._file = state / FILE if state is not None else None
+        self._writing = asyncio.Lock()
+        self._known = self._read()
+        self._is_kept = True
+        #: when a service with a term was heard last; it may have been a moment ago
+        self._heard = clock.monotonic()
+
+    @property
+    def number(self) -> int:
+        """The highest; 0: no term was ever seen."""
+        return self._known.number if self._known is not None else 0
+
+    async def hear(self, term: Term | None, *, order: bool) -> None:
+        """Take a request up; from now on this task acts for that service.
+
+        Args:
+            term: its term; None: it says none.
+            order: whether it is more than a look.
+
+        Raises:
+            Refused: ``former_service``.
+        """
+        _whose.set(term)
+        if term is None:
+            if order:
+                self.confirm()
+            return
+        async with self._writing:
+            if self._known is None or term.number > self._known.number:
+                self._known, self._is_kept = term, False
+            if not self._is_kept:
+                await self._keep(self._known)
+        self.confirm()
+        self._heard = self._clock.monotonic()
+
+    def confirm(self) -> None:
+        """Make sure, right before an effect, that the order still counts.
+
+        Raises:
+            Refused: ``former_service``.
+        """
+        whose, known = _whose.get(), self._known
+        if known is None or whose == "own":
+            return
+        if whose is None:
+            former = self._clock.monotonic() - self._heard < QUIET_SECONDS
+        else:
+            former = whose.is_before(known)
+        if former:
+            term = whose.number if whose is not None else "none"
+            raise Refused(Reason.FORMER_SERVICE, term=term, obeyed=known.number)
+
+    async def _keep(self, term: Term) -> None:
+        """Write it; where that fails, memory holds, and the next request tries again.
+
+        A session must not stay as it is because the agent's own disk is full.
+        """
+        try:
+            await asyncio.to_thread(self._write, term)
+        except OSError as error:
+            _log.error("- the service's term cannot be written: %s", error)
+        else:
+            self._is_kept = True
+
+    def _read(self) -> Term | None:
+        if self._file is None:
+            return None
+        try:
+            return json_decoder(Term).decode(self._file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            _log.error("- the service's term is not known: %s", error)
+            return None
+
+    def _write(self, term: Term) -> None:
+        if self._file is not None:
+            write_durably(self._file, msgspec.json.encode(term))
+
+
+def act_for_itself() -> None:
+    """What this task does from now on is no order, whoever has caused it."""
+    _whose.set("own")
