@@ -153,6 +153,8 @@ class RepositoryInMemory:
         generation: int,
         expected_bytes: int = 0,
         parent: str = "",
+        session: str = "",
+        account: str = "",
     ) -> Writer:
         """Begin a checkpoint."""
         del expected_bytes
@@ -171,6 +173,8 @@ class RepositoryInMemory:
             logical_bytes=0,
             stored_bytes=0,
             parent=parent,
+            session=session,
+            account=account,
         )
         return Writer(self, info)
 

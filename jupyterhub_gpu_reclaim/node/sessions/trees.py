@@ -131,6 +131,8 @@ def tree_of(
         pod=session.hint.pod,
         container=session.container,
         nap=_nap(record.nap) if record is not None and record.naps else None,
+        session=session.id,
+        account=session.account,
     )
 
 
@@ -152,6 +154,8 @@ def gone(record: Record | Session, checkpoint: str = "") -> Tree:
         init_pid=0,
         checkpoint=checkpoint,
         pod=record.pod if isinstance(record, Record) else record.hint.pod,
+        session=record.session if isinstance(record, Record) else record.id,
+        account=record.account,
     )
 
 

@@ -159,6 +159,8 @@ class AgentRouter:
                 Tree(
                     incarnation=pod.incarnation,
                     key=pod.key,
+                    session=pod.session,
+                    account=pod.account,
                     state=TreeState.UNKNOWN,
                     init_pid=0,
                     pod=pod.uid,
@@ -168,7 +170,14 @@ class AgentRouter:
             ]
         self._agents.heard(node)
         return [
-            msgspec.structs.replace(tree, key=pod.key, ending=pod.ending, node=node)
+            msgspec.structs.replace(
+                tree,
+                key=pod.key,
+                session=pod.session,
+                account=pod.account,
+                ending=pod.ending,
+                node=node,
+            )
             for tree in told
             if (pod := ours.get((tree.incarnation, tree.pod))) is not None
         ]
@@ -241,6 +250,8 @@ class AgentRouter:
             key=pod.key,
             image=pod.image,
             node_labels=await self._labels_of(pod),
+            session=pod.session,
+            account=pod.account,
         )
         with named(pod.node):
             async for event in events:
