@@ -163,6 +163,8 @@ class RepositoryInMemory:
         generation: int,
         expected_bytes: int = 0,
         parent: str = "",
+        session: str = "",
+        account: str = "",
     ) -> Writer:
         """Begin a checkpoint."""
         del expected_bytes
@@ -181,6 +183,8 @@ class RepositoryInMemory:
             logical_bytes=0,
             stored_bytes=0,
             parent=parent,
+            session=session,
+            account=account,
         )
         return Writer(self, info)
 

@@ -169,18 +169,13 @@ class Capture:
         self._most = 0
         self._unread = Unread(list)  #: what its users of a GPU have left, before all
         former = trees.record_of(tools.records, session)
-        self._record = Record(
+        self._record = Record.of(
+            session,
             operation="capture",
-            incarnation=session.incarnation,
-            key=session.key,
             stage=Stage.CAPTURING,
             checkpoint=operation.checkpoint,
             generation=generation,
-            init_pid=session.init_pid,
-            init_start=session.init_start,
             begun=tools.clock.now(),
-            pod=session.hint.pod,
-            image=session.hint.image,
             parent=former.origin if former else "",
             nap=former.nap if former else None,
         )
@@ -402,6 +397,8 @@ class Capture:
             generation=self._generation,
             expected_bytes=trees.resident_bytes(snapshot) + moved,
             parent=self._record.parent,
+            session=self._session.id,
+            account=self._session.account,
         )
 
     async def _empty(self, survey: Survey) -> dict[str, int]:

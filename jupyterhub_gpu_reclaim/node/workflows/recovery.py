@@ -163,7 +163,13 @@ class Recovery:
         """Register the former agent's pods; the service names them again only later."""
         for record in self.releases.records.list():
             if record.pod:
-                hint = PodHint(pod=record.pod, key=record.key, image=record.image)
+                hint = PodHint(
+                    pod=record.pod,
+                    key=record.key,
+                    image=record.image,
+                    session=record.session,
+                    account=record.account,
+                )
                 self.placements.set_hint(record.incarnation, hint)
 
     async def _insist(
@@ -348,18 +354,13 @@ class Recovery:
             for i in self.releases.store.list()
             if i.incarnation == session.incarnation
         ]
-        record = Record(
+        record = Record.of(
+            session,
             operation="capture",
-            incarnation=session.incarnation,
-            key=session.key,
             stage=Stage.CAPTURED,
             checkpoint=mine[-1].id if mine else "",
             generation=mine[-1].generation if mine else 0,
-            init_pid=session.init_pid,
-            init_start=session.init_start,
             begun=self.releases.clock.now(),
-            pod=session.hint.pod,
-            image=session.hint.image,
         )
         if mine:
             self.releases.records.save(record)
