@@ -85,6 +85,10 @@ class Ledger:
         """All that was given up until now belonged to an account that is no more."""
         self._former[key] = list(self._given_up[key])
 
+    def account_is_back(self, key: SessionKey) -> None:
+        """It was not deleted, as far as its Hub knows, whose database was put back."""
+        self._former[key] = []
+
     def choose(self, key: SessionKey, checkpoint: str) -> Callable[[], None]:
         """A person wants that checkpoint, and no newer one, to come back.
 

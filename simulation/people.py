@@ -129,7 +129,11 @@ class People:
             try:
                 await asyncio.sleep(event.share * 60.0)
             finally:
-                self._world.add_account(key.user)
+                if key.user in self._world.database.accounts:
+                    # It was put back meanwhile: the account was never deleted.
+                    self._world.ledger.account_is_back(key)
+                else:
+                    self._world.add_account(key.user)
         finally:
             self._deleting.discard(key)
 

@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.models import Failure
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.term import HIGHEST
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ def failure_of(error: ReclaimError) -> Failure:
         message=error.message,
         hint=error.reason.hint,
         retryable=error.retryable,
-        term=error.facts.get("obeyed", 0),
+        term=str(error.facts.get("obeyed", "")),
     )
 
 
@@ -66,7 +67,8 @@ _BY_STATUS: dict[int, type[ReclaimError]] = {
 def error_of(failure: Failure, kind: type[ReclaimError] = RolledBack) -> ReclaimError:
     """The exception for an error that another part has sent, in its own words."""
     error = kind(Reason.of(failure.code), retryable=failure.retryable)
-    error.facts = {"obeyed": failure.term} if failure.term else {}
+    known = len(failure.term) <= len(str(HIGHEST)) and failure.term.isdecimal()
+    error.facts = {"obeyed": int(failure.term)} if known else {}
     error.message = failure.message
     error.args = (failure.message,)
     return error

@@ -226,8 +226,8 @@ class Failure(Value, frozen=True, kw_only=True):
     retryable: bool = False
     #: The programs that it is about, where they are not the session's own.
     incarnation: str = ""
-    #: Of ``former_service``: the highest term that the agent has seen.
-    term: int = 0
+    #: Of ``former_service``: the highest term that the agent has seen, in digits.
+    term: str = ""
 
 
 class CheckpointInfo(Value, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ def test_order_of_a_former_service_is_refused_also_by_the_next_agent(agent, coun
     for _ in range(2):
         held = asked(agent, "1 a", "POST", kill)
         assert (held.status_code, held.json()["code"]) == (409, "former_service")
-        assert held.json()["term"] == 2
+        assert held.json()["term"] == "2"
         assert "its term: 1; the agent serves term 2" in held.json()["message"]
         for method, path, body in (
             ("POST", of_session(counter, "capture"), {"checkpoint": "c"}),

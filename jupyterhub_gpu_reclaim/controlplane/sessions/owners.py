@@ -80,6 +80,7 @@ class Owners:
             row, own = self._sessions.row(key), placement.checkpoint
             # The Hub remembers it of that account: the journal is older than that.
             found = row.phase is Phase.SUSPENDED and own == row.checkpoint != ""
+            found = found and not self._is_anothers(own, owner)
             if found or row.phase is Phase.STOPPED:
                 self.hand_over(key, owner, fresh=True, own=own)
                 return
@@ -158,6 +159,12 @@ class Owners:
             and _is_anothers(row.info, owner)
             and row.keeping is not Keeping.TO_DELETE
         ]
+
+    def _is_anothers(self, checkpoint: str, owner: str) -> bool:
+        """Whether its manifest says so; older agents wrote no account."""
+        row = self._sessions.journal.checkpoint(checkpoint)
+        info = None if row is None else row.info
+        return info is not None and info.account not in {"", owner}
 
     def claimed(self, key: SessionKey) -> str:
         """Another account of that name that wants to start it; empty: none."""
