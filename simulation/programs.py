@@ -198,6 +198,8 @@ class PlacementsOnMachine:
             place.start,
             holding=place.holding,
             hint=hint,
+            id=place.session,
+            account=place.account,
         )
 
 

@@ -76,6 +76,7 @@ WANTED = 6 * GIB  #: that a session with a GPU holds of it
 LOCKED = 30.0
 #: What each version of the journal has added, the newest first, taken away again.
 AGED = (
+    (12, "ALTER TABLE sessions DROP COLUMN account"),
     (11, "DROP TABLE store"),
     (10, "DROP TABLE nap_memory"),
     (9, "ALTER TABLE sessions DROP COLUMN own_idle_time"),
@@ -393,12 +394,16 @@ class World:
         key: SessionKey,
         incarnation: str,
         *,
+        session: str,
+        account: str,
         login: tuple[str, int],
         cold: bool,
     ) -> Place:
         tree = self._new_tree(machine, key, *login) if cold else None
         pod = f"pod-{self.name()}" if self.cluster else ""
-        place = machine.add(key, incarnation, tree=tree, pod=pod)
+        place = machine.add(
+            key, incarnation, tree=tree, pod=pod, session=session, account=account
+        )
         if self.cluster is not None:
             self.cluster.add(place, machine.name)
         if cold:

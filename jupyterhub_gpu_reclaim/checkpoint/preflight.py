@@ -94,6 +94,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.linux.sock_diag import UnixSocket
 
+#: Open files of a session's programs together; each is looked at several times.
+MOST_FILES: Final = 65_536
+
 _SO_PROTOCOL: Final = 38
 _SO_DOMAIN: Final = 39
 _MPTCP: Final = 262
@@ -211,6 +214,18 @@ class _View(NamedTuple):
         """A finding that names the process as the session knows it."""
         process = self.process
         return finding(reason, pid=process.ns_pid, name=process.name, **facts)
+
+
+def too_many_files(snapshot: Snapshot) -> list[Finding]:
+    """Whether so much is open that to look at it would take too long; empty is good."""
+    left = MOST_FILES
+    for process in snapshot.processes:
+        left -= procfs.count_descriptors(process.pid, left + 1)
+        if left < 0:
+            what = f"has, with the others, more than {MOST_FILES} files open"
+            pid, name = process.ns_pid, process.name
+            return [finding(Reason.PROCESS_UNSUPPORTED, pid=pid, name=name, what=what)]
+    return []
 
 
 def examine(

@@ -27,6 +27,17 @@ _PLAIN = re.compile(r"[ -~]*")
 _MOST, _WITHIN = 200, 10.0
 #: Kinds that are remembered; then counting begins again.
 _MOST_KINDS = 1000
+#: Characters of a message, or of a traceback.
+_LONGEST = 16_000
+
+
+def _short(text: str) -> str:
+    """Its beginning and its end, where it is longer than anybody reads."""
+    left_out = len(text) - _LONGEST
+    if left_out <= 0:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]} … {left_out} characters left out … {text[-half:]}"
 
 
 def shown(text: str) -> str:
@@ -58,7 +69,7 @@ class OneLineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
         """The record's one line, without its traceback."""
-        return shown(super().formatMessage(record))
+        return shown(_short(super().formatMessage(record)))
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
         """A traceback, whose text is not trusted either."""
@@ -70,7 +81,7 @@ class OneLineFormatter(logging.Formatter):
 
 
 def _indented(text: str) -> str:
-    return "\n".join("    " + shown(line) for line in text.split("\n"))
+    return "\n".join("    " + shown(line) for line in _short(text).split("\n"))
 
 
 class Throttle(logging.Filter):

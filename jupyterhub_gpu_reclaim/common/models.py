@@ -248,6 +248,10 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     parent: str = ""
     #: What it held of which cards; empty: of none, or it is not known.
     gpus: list[GpuSample] = []
+    #: Id of the session that it is of, and the account at the Hub that it belonged to;
+    #: empty: an older agent has not written them.
+    session: str = ""
+    account: str = ""
 
 
 class KeptState(Value, frozen=True, kw_only=True):
@@ -332,6 +336,8 @@ class Tree(Value, frozen=True, kw_only=True):
     ending: bool = False
     nap: Nap | None = None  #: its nap, if it has one and its agent tells of it
     shortage: Shortage | None = None  #: if it wakes, and waits for memory
+    session: str = ""  #: id of the session, through all its returns; empty: not known
+    account: str = ""  #: the account at the Hub that it belongs to; empty: not known
 
     @property
     def runs(self) -> bool:
@@ -380,6 +386,8 @@ class Placement(Value, frozen=True, kw_only=True):
     key: SessionKey
     incarnation: Identifier
     checkpoint: str = ""
+    #: id of the session: of a start, the one that it has if it is a fresh one
+    session: str = ""
     owner: str = ""  #: the user's account at the Hub, whatever its name; empty: unknown
     #: whether the Hub has not forgotten the session that was there: it may be saved
     remembered: bool = False
@@ -420,6 +428,7 @@ class StartPlan(Value, frozen=True, kw_only=True):
     #: whether the account that starts it is known to have started what is adopted
     owned: bool = False
     suspension: Suspension | None = None  #: of what is restored
+    session: str = ""  #: id of what is restored or adopted; empty: not known
 
 
 class StopPlan(Value, frozen=True, kw_only=True):

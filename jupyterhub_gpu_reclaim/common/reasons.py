@@ -143,7 +143,7 @@ class Reason(Enum):
     KEPT = (
         "kept",
         "Kept until {until} at the request of {by}.",
-        "Nothing to do. Keep no longer ends it at once.",
+        "Nothing to do. 'Keep no longer' ends it at once.",
     )
     KEEP_SPENT = (
         "keep_spent",
@@ -462,7 +462,7 @@ class Reason(Enum):
     GPU_BUSY_TOO_LONG = (
         "gpu_busy_too_long",
         (
-            "Process {pid} ({name}) did not finish what its GPU had in hand within"
+            "Process {pid} ({name}) did not finish its work on the GPU within"
             " {seconds:.0f} s."
         ),
         "It is tried again; a long computation on the GPU has to end first.",
@@ -676,7 +676,7 @@ class Reason(Enum):
     )
     WOULD_NOT_RETURN = (
         "would_not_return",
-        "The session goes on: suspended, it would not come back. {why}",
+        "It keeps running: once suspended, it could not have come back. {why}",
         "Close what is named, or end that program; then it can be suspended.",
     )
     RESTORE_FAILED = (
@@ -973,7 +973,7 @@ class Reason(Enum):
             " revoked, or the Hub has another database. It is not resumed."
         ),
         (
-            "An administrator can make the login valid again on the session's page or"
+            "An administrator can restore the login on the session's page or"
             " with 'jupyterhub-gpu-reclaim renew-login'; or start fresh."
         ),
     )
@@ -1063,10 +1063,10 @@ class Reason(Enum):
         "former_account",
         (
             "The name {user} belonged to another account of this Hub before, which has"
-            " left suspended sessions. They are not yours by the name alone."
+            " left suspended sessions. The name alone does not make them yours."
         ),
         (
-            "Start fresh to begin anew. Were they yours, because the Hub has lost its"
+            "Start fresh to begin anew. If they are yours, because the Hub has lost its"
             " users for example, ask your administrator to resume them for you first."
         ),
     )
@@ -1244,7 +1244,7 @@ class Reason(Enum):
     UNKNOWN_SESSION = (
         "unknown_session",
         "There is no session {session}.",
-        "'jupyterhub-gpu-reclaim sessions' lists those that there are.",
+        "'jupyterhub-gpu-reclaim sessions' lists all that exist.",
     )
     WRONG_PHASE = (
         "wrong_phase",

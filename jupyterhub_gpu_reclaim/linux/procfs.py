@@ -11,7 +11,7 @@ time and of size, and never a second time while a first reader hangs in it. Noth
 logs or keeps what was read.
 """
 
-# ruff: noqa: PTH115, PTH116, PTH208
+# ruff: noqa: PTH115, PTH208
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ import contextlib
 import os
 import threading
 import time
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from jupyterhub_gpu_reclaim.linux.cached_status import cached_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,9 +92,12 @@ def link(pid: int, name: str) -> str:
 
 
 def target_status(pid: int, name: str) -> os.stat_result | None:
-    """What a link in /proc/<pid> leads to, also when that has lost its name."""
+    """What a link in /proc/<pid> leads to, also when that has lost its name.
+
+    Nobody who serves that file is asked.
+    """
     try:
-        return os.stat(f"{PROC}/{pid}/{name}")
+        return cached_status(f"{PROC}/{pid}/{name}")
     except OSError:
         return None
 
@@ -133,6 +139,13 @@ def descriptors(pid: int) -> Iterator[Descriptor]:
             target = link(pid, f"fd/{entry.name}")
             if target:
                 yield Descriptor(int(entry.name), target)
+
+
+def count_descriptors(pid: int, most: int) -> int:
+    """How many descriptors a process has open, counted up to so many."""
+    with contextlib.suppress(OSError), os.scandir(f"{PROC}/{pid}/fd") as entries:
+        return sum(1 for _ in islice(entries, most))
+    return 0
 
 
 def fdinfo(pid: int, fd: int) -> dict[str, str]:

@@ -130,6 +130,7 @@ class LocalNode:
     async def preflight(self, incarnation: str) -> list[Finding]:
         """What keeps that session from being saved; touches nothing."""
         session = await self._find(incarnation)
+        self.operations.work_for(session.key)
         found = await in_thread(
             lambda: capture.examine(self.tools, session, trees.inspect(session)).found,
             step="preflight",
@@ -207,6 +208,7 @@ class LocalNode:
         self._refuse_late(seen)
         if seen is None:
             self.tools.refusals.forget(incarnation)
+        self.operations.work_for(session.key)
         operation = Operation("capture", session.key, checkpoint)
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:
@@ -242,6 +244,7 @@ class LocalNode:
         if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="nap now")
         self._refuse_late(seen)
+        self.operations.work_for(session.key)
         operation = Operation(trees.NAP, session.key, "")
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:
@@ -324,6 +327,7 @@ class LocalNode:
         if ended is not None:
             return _told(ended)
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
+        self.operations.work_for(session.key)
         operation = Operation("restore", session.key, checkpoint)
         work = Restore(self.tools, session, operation, lazy=lazy)
         return self._begin(session, operation, work.run).follow()

@@ -293,7 +293,7 @@ def _bytes(now: MetricsSnapshot) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         PREFIX + "saved_deduplicated_bytes",
-        "Bytes that stood in the store already and were not written again.",
+        "Bytes that were in the store already and were not written again.",
         value=now.counters.deduplicated_bytes,
     )
     yield GaugeMetricFamily(

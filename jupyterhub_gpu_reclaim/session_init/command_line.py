@@ -51,6 +51,8 @@ class InitArguments(NamedTuple):
     server: str
     realm: str
     holding: bool  #: it waits for a tree to be restored
+    session: str = ""  #: id of the session, through all its returns
+    account: str = ""  #: of the Hub's user that it belongs to
     system_user: SystemUser | None = None  #: None: as the init itself
 
 
@@ -64,6 +66,8 @@ def written(arguments: InitArguments) -> list[str]:
         f"--user={arguments.user}",
         f"--server={arguments.server}",
         f"--realm={arguments.realm}",
+        f"--session={arguments.session}",
+        f"--account={arguments.account}",
         "--relay",
         *_written_user(arguments.system_user),
     ]
@@ -117,6 +121,8 @@ def parse(words: Sequence[bytes]) -> InitArguments | None:
         user=values.get("--user", ""),
         server=values.get("--server", ""),
         realm=values.get("--realm", ""),
+        session=values.get("--session", ""),
+        account=values.get("--account", ""),
         holding=text[mode_at] == "hold",
         system_user=_system_user(values),
     )

@@ -8,7 +8,8 @@ and never becomes part of a checkpoint (pid 1 cannot be in one).
 ::
 
     session_init.py start|hold --incarnation UUID --user NAME --server NAME
-        [--realm NAME] [--uid N --gid N --groups A,B --no-new-privileges 0|1]
+        [--realm NAME] [--session ID] [--account ID]
+        [--uid N --gid N --groups A,B --no-new-privileges 0|1]
         [--chdir DIR] [--relay] [--first-pid 300] [--status-file FILE] [-- CMD ARG…]
 
 ``start``  pids below ``--first-pid`` are used up, so that they are free for CRIU and
@@ -100,6 +101,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--user", required=True)
     parser.add_argument("--server", required=True)
     parser.add_argument("--realm", default="")
+    parser.add_argument("--session", default="")
+    parser.add_argument("--account", default="")
     parser.add_argument("--uid", type=int)
     parser.add_argument("--gid", type=int)
     parser.add_argument("--groups", default="")

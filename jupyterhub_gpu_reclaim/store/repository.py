@@ -116,6 +116,8 @@ class Repository:
         generation: int,
         expected_bytes: int = 0,
         parent: str = "",
+        session: str = "",
+        account: str = "",
     ) -> CheckpointWriter:
         """Begin a checkpoint; remains of an earlier attempt at it are removed.
 
@@ -129,6 +131,8 @@ class Repository:
             expected_bytes: about how much it will hold; what holds a lot gets larger
                 chunks, so that the memory that is needed here stays bounded.
             parent: the checkpoint that the incarnation was restored from, if any.
+            session: id of the session; empty: not known.
+            account: that it belongs to; empty: not known.
 
         Raises:
             BadRequest: no checkpoint may be called that.
@@ -143,6 +147,8 @@ class Repository:
             generation=generation,
             expected_bytes=expected_bytes,
             parent=parent,
+            session=session,
+            account=account,
         )
 
     def exists(self, checkpoint: str) -> bool:

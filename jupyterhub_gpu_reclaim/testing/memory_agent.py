@@ -89,6 +89,8 @@ class MemorySession:
     failure: Failure | None = None
     parent: str = ""  #: checkpoint that it was restored from
     pod: str = ""
+    session: str = ""  #: id of the session that it is an incarnation of
+    account: str = ""
     gpu_memory: int = 0  #: bytes that its programs have on a GPU while it is awake
     stuck: str = ""  #: why no return of it would succeed; empty: it would
     nap: Nap | None = None
@@ -114,6 +116,8 @@ class MemorySession:
             generation=self.generation,
             failure=self.failure,
             pod=self.pod,
+            session=self.session,
+            account=self.account,
             nap=self.nap if self.state is self.goes_on_as else None,
             shortage=self.shortage,
         )
@@ -191,6 +195,8 @@ class MemoryAgent(Generic[S]):
             logical_bytes=0,
             stored_bytes=0,
             parent=session.parent,
+            session=session.session,
+            account=session.account,
             gpus=[session.gpu()] if session.gpu_memory else [],
         )
 

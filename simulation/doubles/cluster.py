@@ -17,9 +17,11 @@ from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.agents import Agents
 from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
 from jupyterhub_gpu_reclaim.service.clients.pods import (
+    ACCOUNT,
     CONTAINER,
     INCARNATION,
     SERVER,
+    SESSION,
     USER,
     Condition,
     ContainerStatus,
@@ -86,7 +88,12 @@ class ClusterInMemory:
                 uid=place.pod,
                 deletion_timestamp="now" if place.pod in self._ending else None,
                 labels={INCARNATION: place.incarnation},
-                annotations={USER: place.key.user, SERVER: place.key.server},
+                annotations={
+                    USER: place.key.user,
+                    SERVER: place.key.server,
+                    SESSION: place.session,
+                    ACCOUNT: place.account,
+                },
             ),
             Spec(node_name=node),
             PodStatus(

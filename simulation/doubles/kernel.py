@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+import secrets
 import types
 import uuid
 from typing import TYPE_CHECKING, Any, Self
@@ -71,7 +73,6 @@ from simulation.doubles.machine import (
 from simulation.loop import PROGRAM, pause
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable, Collection, Iterator
 
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -629,6 +630,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
 
     watch = type("WatchOfThisRun", (Watch,), {"kernel": kernel})
 
+    ids = random.Random("ids")
     return [
         (processes, "snapshot", kernel.snapshot),
         (processes, "snapshot_init", kernel.snapshot_init),
@@ -696,6 +698,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (jupyter_api, "ask", kernel.ask),
         (lease, "_boot", lambda: "boot"),
         (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4)),
+        (secrets, "token_hex", lambda size: ids.randbytes(size).hex()),
     ]
 
 

@@ -81,6 +81,8 @@ class Place:
     tree: ProgramTree | None = None
     #: a CRIU that runs in it: ends by itself when its agent has died
     criu: str = ""
+    session: str = ""
+    account: str = ""
 
     def snapshot(self) -> Snapshot:
         """As /proc shows it."""
@@ -143,10 +145,13 @@ class Machine:
         *,
         tree: ProgramTree | None,
         pod: str = "",
+        session: str = "",
+        account: str = "",
     ) -> Place:
         """A new init, with a tree or to hold a place for one."""
         pid = next(self._pids)
         place = Place(key, incarnation, pid, pid + 7, tree is None, pod, tree)
+        place.session, place.account = session, account
         self.places[incarnation] = place
         return place
 

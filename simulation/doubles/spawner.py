@@ -164,6 +164,8 @@ class ProcessesOnMachine:
             machine,
             self.key,
             self.reclaim_launch.incarnation,
+            session=self.reclaim_launch.session,
+            account=self.reclaim_launch.account,
             login=(self.api_token, self.port),
             cold=self.reclaim_launch.mode == "start",
         )

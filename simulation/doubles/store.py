@@ -119,6 +119,16 @@ class StoreInMemory:
         """What one finds in its place."""
         return self.saved if self.volume.mounted else self.below
 
+    def publish(self, info: CheckpointInfo, files: dict[str, bytes]) -> None:
+        """It exists from now on, if what stands there is the store.
+
+        Raises:
+            StoreError: the volume has gone meanwhile (``store_absent``).
+        """
+        self.there[info.id] = Saved(info, files)
+        self._check.confirm()
+        self.committed(info, files)
+
     def touch(self) -> None:
         """One request to the store.
 
@@ -153,6 +163,8 @@ class RepositoryInMemory:
         generation: int,
         expected_bytes: int = 0,
         parent: str = "",
+        session: str = "",
+        account: str = "",
     ) -> Writer:
         """Begin a checkpoint."""
         del expected_bytes
@@ -171,6 +183,8 @@ class RepositoryInMemory:
             logical_bytes=0,
             stored_bytes=0,
             parent=parent,
+            session=session,
+            account=account,
         )
         return Writer(self, info)
 
@@ -297,9 +311,10 @@ class Writer:
         program.effect()
         info = _finished(self._info, self._repository.clock, self.logical_bytes, more)
         files = {name: bytes(data) for name, data in self._files.items()}
-        store.there[info.id] = Saved(info, files)
-        store.committed(info, files)
-        self._repository.ended(info.id)
+        try:
+            store.publish(info, files)
+        finally:
+            self._repository.ended(info.id)
         self._committed = info
         program.effect()
         return info

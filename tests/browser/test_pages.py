@@ -230,15 +230,16 @@ def test_every_page_is_used_by_the_keyboard_alone(
         press(page, "Not now: keep it suspended")
     page.get_by_role("heading", name="Your session is suspended").wait_for()
     assert walk(page) == []
-    page.goto(f"{service}sessions/{paige.name}/default/fresh")
+    page.goto(f"{service}sessions/{paige.name}/-/fresh")
     assert walk(page) == []
 
     manager = sign_in("admin")
     # Rows that others' sessions change would be new ones before Tab is at the end.
     still = manager.context.new_page()
     still.add_init_script("window.fetch = () => new Promise(() => {})")
-    for name in (*MANAGERS_PAGES, f"sessions/{paige.name}/default"):
+    for name in (*MANAGERS_PAGES, f"sessions/{paige.name}/-"):
         still.goto(service + name)
+        assert still.get_by_text("That did not work").count() == 0, name
         assert walk(still) == [], name
     still.close()
     manager.goto(f"{stack.url}/hub/admin")

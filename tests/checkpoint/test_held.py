@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import former, held
+from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.common.errors import Refused
@@ -149,6 +151,57 @@ def test_port_that_somebody_has_is_missing_until_it_is_free(kept, free, tmp_path
     end(again)
 
 
+def test_port_that_somebody_has_is_no_matter_once_nobody_needs_it(kept, free):
+    with socket.create_server((free[0].address, free[0].port)):
+        kept.hold("cp", "ann", free)
+        assert kept.missing() == [free[0]]
+        kept.let_go("cp")
+        assert kept.missing() == []
+
+
+def test_datagrams_to_a_suspended_session_fill_no_memory(kept, free):
+    """A kernel's memory for all the machine's datagrams has a limit (udp_mem)."""
+    port = free[0]._replace(protocol="udp")
+    kept.hold("cp", "ann", [port])
+    with socket.socket(type=socket.SOCK_DGRAM) as sender:
+        for _ in range(500):
+            sender.sendto(bytes(1000), (port.address, port.port))
+    (holder,) = kept._sockets["cp"].values()
+    held_back = 0
+    with contextlib.suppress(BlockingIOError):
+        while holder.recv(2000, socket.MSG_DONTWAIT):
+            held_back += 1
+    assert held_back < 5
+
+
+def test_strange_descriptor_in_systemds_store_keeps_no_agent_from_starting(tmp_path):
+    """Another program's, or of a release that kept more: it is closed."""
+    code = f"""
+        import os, socket
+        from pathlib import Path
+        made = os.pipe()
+        os.environ |= {{"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2",
+                        "LISTEN_FDNAMES": "one:two"}}
+        os.dup2(made[0], 3)
+        os.dup2(socket.socket(socket.AF_UNIX).detach(), 4)
+        from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
+        HeldPorts(Path({str(tmp_path)!r})).settle()
+        for number in 3, 4:
+            try:
+                os.fstat(number)
+            except OSError:
+                print("closed")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "closed\nclosed\n", done.stderr
+
+
 def test_datagrams_are_let_go_and_taken_again(kept, free):
     datagrams = free[1]._replace(protocol="udp")
     kept.hold("cp", "ann", [free[0], datagrams])
@@ -157,6 +210,24 @@ def test_datagrams_are_let_go_and_taken_again(kept, free):
     kept.take_again("cp")
     assert not can_bind(datagrams)
     kept.take_again("never heard of")
+
+
+def test_look_for_what_is_missing_takes_nothing_from_a_session_that_comes_back(
+    kept, free
+):
+    """The service asks for the node's status every few seconds, also meanwhile."""
+    datagrams = free[1]._replace(protocol="udp")
+    name = Name(socket.SOCK_STREAM, b"\0reclaim-comes-back")
+    kept.hold("cp", "ann", [free[0], datagrams], names=[name])
+    kept.let_names_go("cp")
+    kept.let_datagrams_go("cp")
+    assert kept.missing() == []
+    with socket.socket(socket.AF_UNIX) as mine:
+        mine.bind(name.name)
+    assert [can_bind(free[0]), can_bind(datagrams)] == [False, True]
+    kept.take_again("cp")
+    assert kept.names("cp") == {name}
+    assert not can_bind(datagrams)
 
 
 def test_budget_of_a_user_and_of_the_machine(tmp_path, free):
@@ -231,6 +302,42 @@ def test_shares_network_only_with_our_own():
 
     assert shares()
     assert not shares("unshare", "--net")
+
+
+def test_systemd_lets_datagrams_go_too_when_the_session_has_them_again(
+    tmp_path, free, monkeypatch
+):
+    """Else its copy would go on taking them, and each return that fails add more."""
+    address = str(tmp_path / "notify")
+    datagrams = free[1]._replace(protocol="udp")
+    stored: dict[str, list[int]] = {}
+
+    def hear(systemd):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                text, sent, _, _ = socket.recv_fds(systemd, 1000, 10)
+                name = text.decode().split("FDNAME=")[1].split("\n")[0]
+                if b"REMOVE" in text:
+                    for one in stored.pop(name, []):
+                        os.close(one)
+                stored.setdefault(name, []).extend(sent)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address)
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        kept = HeldPorts(tmp_path)
+        kept.hold("cp", "ann", [free[0], datagrams])
+        hear(systemd)
+        kept.let_datagrams_go("cp")
+        hear(systemd)
+        assert [can_bind(free[0]), can_bind(datagrams)] == [False, True]
+        kept.take_again("cp")
+        hear(systemd)
+        assert sum(map(len, stored.values())) == 2
+        kept.let_go("cp")
+        hear(systemd)
+        assert sum(map(len, stored.values())) == 0
 
 
 def test_systemd_keeps_the_sockets_while_the_agent_is_started_again(

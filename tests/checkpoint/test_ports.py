@@ -11,7 +11,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
+from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names, inet, ports
+from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port, TcpConnection
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import clear, proceed
 from jupyterhub_gpu_reclaim.common.errors import NotFound
@@ -69,6 +70,26 @@ def test_check_free_own_connection_from_the_port_of_a_connection_is_no_conflict(
         assert "another program of that machine" in found.message
         assert str(os.getpid()) not in found.message
         assert "If it is a program of your own" in found.hint
+
+
+def test_check_free_tells_of_some_only_and_looks_for_their_programs_alone(monkeypatch):
+    """A user may have thousands taken; each look goes through all of the machine."""
+    looks = []
+    look = ports.holder_of
+    monkeypatch.setattr(ports, "holder_of", lambda *of: looks.append(of) or look(*of))
+    monkeypatch.setattr(abstract_names, "holder_of", ports.holder_of)
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        names = []
+        for number in range(20):
+            one = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            sockets.append(Port("tcp", one.getsockname()[1], "127.0.0.1"))
+            named = stack.enter_context(socket.socket(socket.AF_UNIX))
+            names.append(Name(socket.SOCK_STREAM, b"\0reclaim-many-%d" % number))
+            named.bind(names[-1].name)
+        assert len(ports.check_free(os.getpid(), sockets)) == ports.MOST_TOLD
+        assert len(abstract_names.check_free(os.getpid(), names)) == ports.MOST_TOLD
+    assert len(looks) == 2 * ports.MOST_TOLD
 
 
 def test_await_free_waits_for_a_short_connection():

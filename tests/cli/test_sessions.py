@@ -74,6 +74,23 @@ def test_nothing_known_is_never_idle():
     assert not is_idle(view, 0, time.time())
 
 
+#: Of the commands that ask the service.
+COMMANDS = (
+    *("sessions", "why", "suspend", "resume", "nap", "wake", "renew-login", "keep"),
+    *("revoke-tabs", "end-tree", "saved", "bring-back", "journal", "report"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_no_option_that_the_command_has_not(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    lines = [line for line in told.splitlines() if line.startswith("  -")]
+    option = r"(?<![\w-])--[a-z-]+"
+    assert set(re.findall(option, told)) == set(re.findall(option, "\n".join(lines)))
+
+
 def test_every_command_says_what_it_does_in_a_sentence(capsys):
     for words in (
         ["nap"],

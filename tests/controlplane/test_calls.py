@@ -364,6 +364,18 @@ async def test_stop_by_a_person_soon_after_the_return_puts_aside(world):
     assert await world.hub.start(KEY) == "cold"
 
 
+async def test_stopped_session_has_no_reasons_and_is_not_kept(world):
+    controller = await _suspended(world)
+    await world.hub.start(KEY)
+    await world.until(lambda: bool(controller.users.why(KEY)))
+    await world.hub.stop(KEY)
+    assert controller.users.why(KEY) == []
+    with pytest.raises(Refused) as refused:
+        await controller.users.keep(KEY, 60, "ada")
+    assert refused.value.reason is Reason.WRONG_PHASE
+    await controller.users.keep(KEY, 0, "ada")
+
+
 async def test_end_that_nobody_ordered_is_told_with_what_ended_it(world):
     """And not as a stop by its user."""
     controller, incarnation = await _running(world)

@@ -26,12 +26,12 @@ def _placement(incarnation: str, owner: str, key: SessionKey = KEY) -> Placement
     return Placement(key=key, incarnation=incarnation, owner=owner)
 
 
-async def _left_by_the_old_one(world):
-    """A suspended session of the old account."""
+async def _left_by_the_old_one(world, told: str = ""):
+    """A suspended session of the old account, which its manifest may name."""
     controller = await world.controller()
     plan = await controller.plan_start(_placement("i1", OLD))
     assert plan.action == "cold"
-    world.node.run(KEY, "of the old one", "i1")
+    world.node.run(KEY, "of the old one", "i1").account = told
     await controller.placed(_placement("i1", OLD))
     world.hub.run(KEY, "i1")
     await world.until(lambda: world.phase(controller) == "running")
@@ -96,6 +96,16 @@ async def test_journal_lost_an_account_as_old_as_what_is_saved_is_not_kept_out(w
     assert plan.failure.code == "saved_found"  # which its user may answer
     await second.users.resume(KEY, "ada")
     assert (await second.plan_start(_placement("i4", EPOCH))).action == "restore"
+
+
+async def test_journal_lost_a_manifest_says_whose_it_is_whatever_the_times_are(world):
+    """A clock of the agent's that was wrong for a day told another account."""
+    second = await world.journal_lost(await _left_by_the_old_one(world, told=LATER))
+    await world.until(lambda: world.phase(second) == "suspended")
+    plan = await second.plan_start(_placement("i2", EPOCH))
+    assert plan.failure.code == "former_account"
+    plan = await second.plan_start(_placement("i3", LATER))
+    assert plan.failure.code == "saved_found"  # which its user may answer
 
 
 async def test_journal_lost_what_is_to_be_deleted_is_not_kept_for_a_former_account(
@@ -404,3 +414,32 @@ async def test_what_a_program_left_of_a_former_account_is_not_deleted_by_the_new
     assert len(world.node.saved) == 1
     await users.resume(KEY, "root", manages=True)
     assert (await controller.plan_start(_placement("i3", NEW))).action == "restore"
+
+
+async def test_session_keeps_its_id_through_its_returns_and_a_lost_journal(world):
+    controller = await world.controller()
+    begun = Placement(key=KEY, incarnation="i1", owner=EPOCH, session="its-id")
+    assert (await controller.plan_start(begun)).action == "cold"
+    place = world.node.run(KEY, "work", "i1")
+    place.session, place.account = "its-id", EPOCH
+    await controller.placed(begun)
+    world.hub.run(KEY, "i1")
+    await world.until(lambda: world.phase(controller) == "running")
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    controller = await world.journal_lost(controller)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    row = controller._sessions.row(KEY)
+    assert (row.session, row.account) == ("its-id", EPOCH)
+    await controller.users.resume(KEY, "ada")
+    again = Placement(key=KEY, incarnation="i2", owner=EPOCH, session="made-anew")
+    plan = await controller.plan_start(again)
+    assert (plan.action, plan.session) == ("restore", "its-id")
+    assert controller._sessions.row(KEY).session == "its-id"
+
+
+async def test_session_that_was_saved_without_an_id_has_one_from_its_return_on(world):
+    controller = await _left_by_the_old_one(world)
+    back = Placement(key=KEY, incarnation="i2", owner=OLD, session="made-anew")
+    plan = await controller.plan_start(back)
+    assert (plan.action, plan.session) == ("restore", "made-anew")

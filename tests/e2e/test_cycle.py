@@ -32,6 +32,8 @@ def test_session_suspended_and_visited_comes_back_whole(
     with kernel:
         pid = kernel.run("import os; x = 42; print(os.getpid())").text
     tree = next(t for t in stack.trees() if t["key"]["user"] == user.name)
+    assert tree["session"]
+    assert tree["account"]
     (result,) = by_command(stack, admin, "suspend", user.name)
     assert result["how"] == "done"
     assert admin.session(user.name)["last_suspend"]["generation"] == 1
@@ -42,6 +44,9 @@ def test_session_suspended_and_visited_comes_back_whole(
     with kernel:
         assert kernel.run("import os; print(x, os.getpid())").text == f"42 {pid}"
     assert admin.wait(user.name, phase="running")["failure"] is None
+    back = next(t for t in stack.trees() if t["key"]["user"] == user.name)
+    assert back["incarnation"] != tree["incarnation"]
+    assert (back["session"], back["account"]) == (tree["session"], tree["account"])
     told = events_until(stack, user.name, "resumed")
     assert ("suspend-requested", "admin") in told
     assert ("suspended", "gpu-reclaim") in told

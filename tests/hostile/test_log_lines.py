@@ -105,3 +105,18 @@ def test_message_that_comes_ten_thousand_times_is_counted(log):
         if throttle.filter(record):
             kept.append(record.getMessage())
     assert kept == ["x 1", "x 1 (2 more like it were left out)"]
+
+
+def test_line_is_no_longer_than_people_read(log):
+    """What a session has, thousands of files or sockets, may stand in one message."""
+    logger = logging.getLogger("jupyterhub_gpu_reclaim.test")
+    logger.warning("begin %s end", "\x1b" * 2_000_000)
+    try:
+        raise ValueError("x" * 2_000_000)
+    except ValueError:
+        logger.exception("unexpected")
+    text = log.getvalue()
+    assert len(text) < 200_000
+    assert "begin" in text
+    assert " end\n" in text
+    assert "left out" in text

@@ -14,10 +14,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.former import SYSCTL
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 from tests.node import conftest as node_tests
+from tests.node.test_crash import lose
 from tests.support.agent import wait_for
 
 folder, agent, places, jupyter = (
@@ -142,6 +145,37 @@ def test_ports_taken_while_no_agent_was_there_are_told_and_held_again(
     assert restored.get("tree"), restored
 
 
+@pytest.mark.parametrize("lost", ["ports.json", ""])
+def test_ports_are_held_again_though_the_agents_folder_was_lost(
+    agent, jupyter, places, lost
+):
+    """All of it, or put back from a backup of before."""
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, "x = 5")
+    port = server.port
+    suspend(agent, server.place)
+    agent.kill()
+    if lost:
+        (agent.folder / "state" / lost).unlink()
+    else:
+        lose(agent.folder / "state")
+    agent.start()
+    wait_for(lambda: not can_bind(port))
+    restored = agent.restore(places("hold"), "cp")[-1]
+    assert restored.get("tree"), restored
+    assert server.run(kernel, "x") == "5"
+
+
+def can_bind(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 DATAGRAMS = """
 import socket
 def bound(port, share):
@@ -196,6 +230,51 @@ def test_user_who_binds_more_ports_than_one_may_keep_is_refused_before(agent, ju
     assert "one user may keep 512" in failure["message"]
     assert SYSCTL.read_text().strip() == ""
     assert server.run(kernel, "len(kept)") == "600"
+
+
+#: A session's listener on the machine's own address, and a neighbour's on another.
+NEIGHBOUR = """
+import socket, subprocess, sys, tempfile
+from ipaddress import ip_address
+from pathlib import Path
+from types import SimpleNamespace
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
+from jupyterhub_gpu_reclaim.node.workflows import filesystem
+
+for words in "link set lo up", "address add 10.9.8.7/32 dev lo":
+    subprocess.run(["ip", *words.split()], check=True)
+neighbour = socket.create_server(("127.0.0.1", 5000))
+entry = images.parse("file_entry", b"")
+entry.type, entry.id = images.TYPE_INETSK, 7
+isk = entry.isk
+isk.id, isk.ino, isk.family, isk.type, isk.proto = 7, 9, socket.AF_INET, 1, 6
+isk.state, isk.src_port = 10, 5000
+isk.src_addr.append(int.from_bytes(ip_address("10.9.8.7").packed, sys.byteorder))
+image = images.join(images.FILES_MAGIC, [images.serialize(entry)])
+needed = list(filesystem.ports_needed(
+    SimpleNamespace(read=lambda _: image), SimpleNamespace(cut=[])
+))
+kept = HeldPorts(Path(tempfile.mkdtemp()))
+kept.hold("cp", "ann", needed)
+assert kept.missing() == [], kept.missing()
+try:
+    socket.create_server(("10.9.8.7", 5000))
+except OSError:
+    print("held")
+"""
+
+
+def test_neighbour_on_the_same_port_of_another_address_does_not_free_it():
+    """What listens on the machine's own address (Ray, Dask) comes back there."""
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", NEIGHBOUR],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "held\n", done.stderr
 
 
 def test_connections_of_a_killed_session_do_not_keep_it_from_coming_back(

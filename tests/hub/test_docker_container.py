@@ -28,10 +28,17 @@ def purpose(*, holding=False):
         holding=holding,
         key=SessionKey("ann", "--gpu"),
         incarnation="inc-1",
+        session="its-id",
+        account="7.x",
         realm="lab",
         image=IMAGE if holding else "",
         token="known" if holding else "",
     )
+
+
+def arguments(*, holding):
+    more = {"session": "its-id", "account": "7.x"}
+    return InitArguments("inc-1", "ann", "--gpu", "lab", holding, **more)
 
 
 def read(words):
@@ -42,13 +49,15 @@ def test_start_puts_the_init_before_the_command_and_keeps_the_rest():
     made = prepared(ASKED, purpose())
     words = made["command"]
     assert words[words.index("--") :] == ["--", "jupyterhub-singleuser", "--debug"]
-    assert read(words) == InitArguments("inc-1", "ann", "--gpu", "lab", False)
+    assert read(words) == arguments(holding=False)
     assert made["labels"] == {
         "of": "the admin",
         "gpu-reclaim.incarnation": "inc-1",
         "gpu-reclaim.user": "ann",
         "gpu-reclaim.server": "--gpu",
         "gpu-reclaim.realm": "lab",
+        "gpu-reclaim.session": "its-id",
+        "gpu-reclaim.account": "7.x",
     }
     assert "entrypoint" not in made
     assert made["host_config"] == {
@@ -66,9 +75,7 @@ def test_hold_is_the_init_alone_in_the_saved_image_with_the_same_gpus():
     asked = {**ASKED, "entrypoint": ["tini", "--"]}
     asked["host_config"] = {**ASKED["host_config"], "Init": True}
     made = prepared(asked, purpose(holding=True))
-    assert read(made["entrypoint"]) == InitArguments(
-        "inc-1", "ann", "--gpu", "lab", True
-    )
+    assert read(made["entrypoint"]) == arguments(holding=True)
     assert made["command"] is None
     assert made["image"] == IMAGE
     assert made["environment"] == {

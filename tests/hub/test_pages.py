@@ -134,6 +134,8 @@ def test_restore_is_told_on_a_phone_and_to_a_screen_reader(service, suspended, t
     )
     progress = tab.get_by_role("progressbar", name="Bringing your session back")
     assert 0 < int(progress.get_attribute("aria-valuenow")) < 100
+    tab.get_by_text("Still waiting: Reading the memory. If this goes on").wait_for()
+    tab.get_by_text("tell your administrator what this page says").wait_for()
     overflow = "document.documentElement.scrollWidth - innerWidth"
     assert tab.evaluate(overflow) <= 0
     shoot_both(tab, "restore-phone")

@@ -21,6 +21,7 @@ def test_refusal_says_that_the_session_is_kept(shared_service):
         page = ann.http.get(f"{hub.url}/hub/spawn", timeout=30)
         assert page.status_code == 429
         assert "suspended and kept" in page.text
+        assert "<main>" in page.text
         hub.stop_server("bob")
     finally:
         hub.close()

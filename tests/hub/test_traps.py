@@ -413,6 +413,7 @@ def test_t15_visit_during_the_release_ends_in_the_resumed_session(hub, service, 
     page = amy.http.get(f"{hub.url}/user/{amy.name}/lab", timeout=60)
     assert page.status_code == 200
     assert "is being suspended" in page.text
+    assert "<main>" in page.text
     service.hold_release.set()
     assert comes_back(amy)
 

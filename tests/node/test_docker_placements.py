@@ -45,6 +45,8 @@ class Docker(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             "gpu-reclaim.user": user,
             "gpu-reclaim.server": "gpu",
             "gpu-reclaim.realm": realm,
+            "gpu-reclaim.session": "its-id",
+            "gpu-reclaim.account": "7.x",
         }
         facts = {"ImageID": IMAGE, "Created": created, "State": "running"}
         return {"Id": identity, "Labels": labels, **facts}
@@ -98,7 +100,10 @@ def test_session_is_found_with_its_container_and_image(placements, proc):
     (session,) = placements.list()
     assert session == placements.find("inc-1")
     assert (session.key, session.container) == (ANN, ANNS)
-    assert session.hint == PodHint(pod=ANNS, key=ANN, image=IMAGE)
+    assert (session.id, session.account) == ("its-id", "7.x")
+    assert session.hint == PodHint(
+        pod=ANNS, key=ANN, image=IMAGE, session="its-id", account="7.x"
+    )
 
 
 def test_docker_is_asked_once_for_each_session(placements, proc, docker):

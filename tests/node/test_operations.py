@@ -1,6 +1,8 @@
 """One operation per session; followers see all of it, whenever they come."""
 
 import asyncio
+import contextlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.models import Event, SessionKey, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.operations import (
+    MOST_LATE,
     Operation,
     Operations,
     StepReporter,
@@ -148,9 +151,31 @@ async def test_finish_calls_captures_off():
     assert operation.done
 
 
-async def test_in_thread_that_takes_too_long_is_timed_out():
-    import threading
+async def test_session_whose_programs_keep_threads_waiting_gets_no_more_of_them():
+    """A file system of its user's that does not answer holds whoever asks it."""
+    ended, operations = threading.Event(), Operations()
 
+    async def attempt(user: str) -> None:
+        operations.work_for(SessionKey(user))
+        with pytest.raises(RolledBack):
+            await in_thread(lambda: ended.wait(20), step="preflight", limit=0.01)
+
+    for _ in range(MOST_LATE):
+        await asyncio.create_task(attempt("eve"))
+    with pytest.raises(Refused) as refused:
+        await asyncio.create_task(attempt("eve"))
+    assert refused.value.reason is Reason.OPERATION_IN_FLIGHT
+    await asyncio.create_task(attempt("ann"))
+    ended.set()
+    for _ in range(200):
+        await asyncio.sleep(0.01)
+        with contextlib.suppress(Refused):
+            operations.work_for(SessionKey("eve"))
+            return
+    pytest.fail("it is refused for ever")
+
+
+async def test_in_thread_that_takes_too_long_is_timed_out():
     ended = threading.Event()
     with pytest.raises(RolledBack) as caught:
         await in_thread(lambda: ended.wait(20), step="dump", limit=0.05)

@@ -53,6 +53,7 @@ class Proc:
             *("python3", "-c", "'''Pid 1'''\n# session_init", facts["mode"]),
             *("--relay", "--incarnation", facts["incarnation"]),
             *(f"--user={facts['user']}", "--server=gpu", f"--realm={facts['realm']}"),
+            *("--session=another's", "--account=another's"),
         ]
         (entry / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
 
@@ -96,6 +97,17 @@ def test_session_of_which_nothing_was_told_is_listed_but_not_found(proc, placeme
 def test_session_without_a_pod_in_the_order_is_not_known(placements):
     with pytest.raises(NotFound):
         placements.set_hint("inc-1", PodHint())
+
+
+def test_session_and_account_are_those_that_were_told_not_those_that_it_claims(
+    proc, placements
+):
+    proc.add()  # its words claim both
+    (claim,) = placements.list()
+    assert (claim.id, claim.account) == ("", "")
+    placements.set_hint("inc-1", told(session="its-id", account="7.x"))
+    session = placements.find("inc-1")
+    assert (session.id, session.account) == ("its-id", "7.x")
 
 
 def test_claim_of_another_pod_is_never_the_session(proc, placements):

@@ -4,11 +4,13 @@ import asyncio
 import dataclasses
 import os
 import signal
+import socket
 import sys
 
 import msgspec
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -166,6 +168,25 @@ async def test_what_has_not_gone_on_yet_ends_for_another_attempt(recovery, count
 
     with pytest.raises(NotFound):  # an init ends with the programs that it has started
         processes.snapshot_init(counter.init_pid, counter.init_start)
+
+
+@pytest.mark.parametrize("stage", [Stage.CONTINUING, Stage.RESTORED])
+async def test_what_came_back_as_its_agent_died_has_its_ports_itself(
+    recovery, counter, stage
+):
+    """A holder of the next agent would take datagrams from it, or call them taken."""
+    recovery = dataclasses.replace(recovery, has_store=lambda: False)  # nothing swept
+    recovery.releases.records.save(in_the_middle(counter, "restore", stage))
+    with socket.socket(type=socket.SOCK_DGRAM) as one:
+        one.bind(("127.0.0.1", 0))
+        port = Port("udp", one.getsockname()[1], "127.0.0.1", shared=True)
+    ports = recovery.releases.ports
+    ports.hold("cp", "ann", [port])
+
+    await recovery.recover(patience=5)
+
+    assert recovery.releases.records.find(counter.incarnation).stage is Stage.RESTORED
+    assert ports.checkpoints() == []
 
 
 class NodeWithoutItsEngine:

@@ -91,6 +91,7 @@ async def tab(service):
     assert problems == []
 
 
+NODE = "gke-cluster-gpu-pool-a100-80gb-1f2e3d4f-x7kq"
 #: States in the table of all sessions that are cut off.
 CUT_OFF = """[...document.querySelectorAll("#sessions td .state")].filter((one) =>
   one.getBoundingClientRect().right > one.parentElement.getBoundingClientRect().right
@@ -260,7 +261,7 @@ async def test_table_is_grouped_by_card_and_its_sums_follow_without_a_reload(
     await page.get_by_label("Group by").select_option("card")
     heads = page.locator("tr.group")
     await expect(heads.nth(0)).to_contain_text("75 GB of 141 GB held by 2 sessions")
-    await expect(heads.nth(1)).to_contain_text("Hold no GPU")
+    await expect(heads.nth(1)).to_contain_text("Without a GPU")
     await expect(page.locator("tr[data-session]")).to_have_count(3)
     assert page.url.endswith("/all?sort=wasted&by=card")
     more = page.get_by_label("More for chen")
@@ -301,9 +302,15 @@ def node_with_cards(service) -> None:
             last_active=now - 5400,
             gpu_percent=percent,
         )
-        put(user, usage=usage, gpus=[GpuSample(uuid="a1" * 16, memory=memory)])
+        gpus = [GpuSample(uuid="a1" * 16, name="NVIDIA H200", memory=memory)]
+        put(user, since=now - 9000, usage=usage, gpus=gpus)
     out = Nap(begun=now, gpus=[GpuSample(uuid="b2" * 16, memory=12 * gb)])
-    put("henri", phase=Phase.NAPPING, facts={"nap": out, "node": "gpu-1"})
+    put(
+        "henri",
+        phase=Phase.NAPPING,
+        since=now - 600,
+        facts={"nap": out, "node": "gpu-1"},
+    )
     cards = [
         CardStatus(
             uuid=uuid, name="NVIDIA H200", total=141 * gb, free=free, busy_percent=busy
@@ -338,12 +345,18 @@ async def test_fifty_sessions_are_two_screens_and_say_their_states_in_full(
     await shot(page, "service-all-states")
     for n in range(50):
         old = service.control.views[SessionKey("dora", "thesis")]
-        more = {"verdict": old.verdict, "gpus": old.gpus, "facts": {"node": "gpu-1"}}
+        more = {"verdict": old.verdict, "gpus": old.gpus, "facts": {"node": NODE}}
         service.control.put(f"user-of-a-course-{n:02d}", "assignment", **more)
     await page.reload()
     await expect(page.locator("tr[data-session]")).to_have_count(50)
     box = await page.locator("#sessions table").bounding_box()
     assert box["height"] < 2 * 800
+    assert box["y"] < 800 / 2  # below numbers, filter and folded plot
+    cell = page.locator("td.node", has_text=NODE).first
+    end = cell.locator("span").last  # by which nodes differ
+    assert await end.inner_text() == "f-x7kq"
+    cell, end = await cell.bounding_box(), await end.bounding_box()
+    assert end["x"] + end["width"] <= cell["x"] + cell["width"]
     await shot(page, "service-all-fifty")
     # rows that move leave the focus to its session
     await page.goto(service.url + "all?sort=state")

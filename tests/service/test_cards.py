@@ -177,53 +177,38 @@ def test_moments_near_now_are_said_as_now():
 
 
 @pytest.mark.parametrize(
-    ("usage", "asks"),
+    ("usage", "changes", "asks"),
     [
+        ({"busy_kernel": "a"}, {}, "Kernel a is busy."),
+        ({"gpu_percent": 90.0}, {}, "Its GPU is busy."),
+        ({}, {"gpus": [GpuSample(uuid="g", sm_percent=90.0)]}, "Its GPU is busy."),
         (
-            Usage(
-                at=NOW,
-                watched=900,
-                sample_age=1,
-                last_active=NOW - 660,
-                busy_kernel="a",
-            ),
-            "Kernel a is busy.",
+            {},
+            {
+                "verdict": Decision(
+                    reclaim=False, code="data_moves", message="It is writing."
+                )
+            },
+            "It is writing.",
         ),
-        (
-            Usage(
-                at=NOW,
-                watched=900,
-                sample_age=1,
-                last_active=NOW - 660,
-                gpu_percent=90.0,
-            ),
-            "Its GPU is busy.",
-        ),
-        (
-            Usage(
-                at=NOW,
-                watched=900,
-                sample_age=1,
-                last_active=NOW - 660,
-                gpu_percent=1.0,
-            ),
-            "",
-        ),
+        ({"gpu_percent": 1.0}, {}, ""),
     ],
 )
 def test_session_at_work_is_not_called_unused_and_is_suspended_only_when_confirmed(
-    usage, asks
+    usage, changes, asks
 ):
-    one = made(Phase.RUNNING, usage=usage)
+    seen = Usage(at=NOW, watched=900, sample_age=1, last_active=NOW - 660, **usage)
+    one = made(Phase.RUNNING, usage=seen, **changes)
     (suspend,) = one.main
     assert suspend.asks.startswith(asks)
     assert bool(suspend.asks) == bool(asks)
     assert (one.idle is None) == bool(asks)
 
 
-def test_suspended_session_shows_no_use_of_a_gpu():
+@pytest.mark.parametrize("phase", [Phase.SUSPENDED, Phase.RUNNING])
+def test_session_that_holds_no_gpu_shows_no_use_of_one(phase):
     line = Line(key=ADA, end=NOW, gpu_percent=[50.0, 0.0], memory=[])
-    view = SessionView(key=ADA, phase=Phase.SUSPENDED, since=NOW)
+    view = SessionView(key=ADA, phase=phase, since=NOW)
     assert card(view, now=NOW, user_prefix="/", line=line).line is None
 
 

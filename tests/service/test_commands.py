@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Phase,
     SessionKey,
     Step,
+    Suspension,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.report import Share
@@ -52,13 +53,16 @@ async def test_sessions_are_listed_with_state_and_reason(command, control):
     verdict = Decision(reclaim=False, code="kernel_busy", message="Kernel a is busy.")
     usage = unused(7200, gpu_percent=3.2, gpu_memory=4_000_000_000)
     control.put("ada", verdict=verdict, usage=usage)
-    control.put("bob", "train", phase=Phase.SUSPENDED)
+    told = Suspension(why="Suspended by root.")
+    of_before = {"verdict": verdict, "facts": {"suspension": told}}
+    control.put("bob", "train", phase=Phase.SUSPENDED, **of_before)
     code, out, err = await command("sessions")
     assert (code, err) == (0, "")
-    ada, bob = (line for line in out.splitlines() if "/" in line)
+    ada, bob = (line.rstrip() for line in out.splitlines() if "/" in line)
     assert re.search(r"^ada/ +running .* 2 h +3 % +4.0 GB +Kernel a is busy\.$", ada)
     assert "bob/train" in bob
     assert "suspended" in bob
+    assert bob.endswith("Suspended by root.")
     assert out.splitlines()[-1] == "2 sessions, 1 running, 1 suspended"
 
 
@@ -97,6 +101,11 @@ async def test_why_gives_every_reason_with_its_code(command, control):
     assert code == 0
     assert "Kernel a is busy." in out
     assert "kernel_busy" in out
+    control.why = lambda key: []
+    control.put("ada", "lab", phase=Phase.STOPPED)
+    code, out, _ = await command("why", "ada/lab")
+    assert code == 0
+    assert "It does not run now, so there is nothing to decide." in out
 
 
 async def test_names_of_people_do_not_reach_the_terminal_as_commands(command, control):

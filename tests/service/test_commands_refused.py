@@ -16,7 +16,7 @@ async def test_session_that_is_not_there_is_a_sentence_with_a_code(command):
     assert (code, out) == (1, "")
     assert err == (
         "Error: There is no session nobody/. (unknown_session)\n"
-        "  'jupyterhub-gpu-reclaim sessions' lists those that there are.\n"
+        "  'jupyterhub-gpu-reclaim sessions' lists all that exist.\n"
     )
 
 

@@ -130,7 +130,7 @@ def test_rows_stand_below_their_card_the_one_with_the_most_waste_first():
     assert [(one.name, [str(v.key) for v in one.views]) for one in groups] == [
         ("H200 bb on n1", ["large/", "busy/"]),
         ("H200 aa on n1", ["two/", "small/"]),
-        ("Hold no GPU", ["none/"]),
+        ("Without a GPU", ["none/"]),
     ]
     first, second, _ = groups
     assert first.about == "75 GB of 141 GB held by 3 sessions, 74 % busy"

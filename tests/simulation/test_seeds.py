@@ -43,6 +43,7 @@ FOUND = (
     # An agent beside its watchdog; one that is suspended as it is written to; a clock
     # that is put back, and is ahead still.
     *(923000442, 927000892, 921000711, 922000903, 923000788, 932000355, 933000647),
+    *(2931000553, 2931001155, 2934002621),
 )
 
 

@@ -372,7 +372,9 @@ def test_no_program_of_the_session_inherits_the_text_of_the_init():
 
 def test_whom_its_programs_run_as_is_read_from_its_command_line():
     user = command_line.SystemUser(1001, 100, (100, 27), no_new_privileges=True)
-    arguments = command_line.InitArguments("test", "ann", "", "si", True, user)
+    arguments = command_line.InitArguments(
+        *("test", "ann", "", "si"), True, "its-id", "7.x", user
+    )
     words = [*command_line.inline("python3"), *command_line.written(arguments)]
     assert command_line.parse([word.encode() for word in words]) == arguments
 
@@ -385,9 +387,7 @@ def test_whom_its_programs_run_as_is_read_from_its_command_line():
 def test_inline_command_line_is_recognised(program):
     words = [*program, "hold", *NAMES, "--relay"]
     assert command_line.parse([word.encode() for word in words]) == (
-        *("test", "ann", "", "si"),
-        True,
-        None,
+        command_line.InitArguments("test", "ann", "", "si", holding=True)
     )
 
 

@@ -53,11 +53,15 @@ def started(folder: Path, service: object, *, users: Sequence[str]) -> HubProces
         key: SessionKey,
         incarnation: str,
         *,
+        session: str,
+        account: str,
         login: tuple[str, int],
         cold: bool,
     ) -> Place:
         tree = ProgramTree("a", *login, gpu_bytes=0, on_gpu=False) if cold else None
-        return machine.add(key, incarnation, tree=tree)
+        return machine.add(
+            key, incarnation, tree=tree, session=session, account=account
+        )
 
     hub = HubProcess(
         program=loop.Program("the Hub"),

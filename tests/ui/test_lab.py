@@ -18,7 +18,9 @@ STATIC = (
     / "labextension"
     / "static"
 )
+CELL = STATIC.parents[2] / "service" / "web" / "static" / "admin" / "cell.js"
 WORDS = STATIC / "view" / "words.js"
+PANEL = STATIC / "view" / "panel.js"
 UPDATES = STATIC / "updates.js"
 SERVICE = STATIC / "service.js"
 MODULES = sorted(STATIC.rglob("*.js"))
@@ -65,10 +67,11 @@ def view(**changes: object) -> dict[str, object]:
 def test_line_in_the_corner_says_what_is_known_and_no_more(words):
     idle = {"last_active": NOW - 300}
     second = {**CARD, "memory": None, "sm_percent": None}
+    rests = {**CARD, "sm_percent": 3.0}
     cases = {
         "Session in use": view(),
-        "GPU 12 GB, 42 %": view(gpus=[CARD]),
-        "GPU 12 GB, 42 % · idle 5 min": view(gpus=[CARD, second], usage=idle),
+        "GPU 12 GB, 42 %": view(gpus=[CARD, second], usage=idle),
+        "GPU 12 GB, 3 % · idle 5 min": view(gpus=[rests], usage=idle),
         "GPU 0 B": view(gpus=[second]),
         "Idle 5 min · suspends in 10 min": view(usage=idle, verdict={"at": NOW + 600}),
         "Idle 5 min": view(usage=idle, verdict={"at": None}),
@@ -77,6 +80,56 @@ def test_line_in_the_corner_says_what_is_known_and_no_more(words):
     }
     told = words(*[("inOneLine", one, NOW) for one in cases.values()])
     assert told == list(cases)
+
+
+def test_session_at_work_says_what_works(words):
+    busy = {"last_active": NOW - 300, "busy_kernel": "a"}
+    assert words(
+        ("workOf", view(gpus=[CARD], usage=busy)),
+        ("workOf", view(gpus=[CARD])),
+        ("workOf", view(usage={"gpu_percent": 90})),
+        ("workOf", view(gpus=[{**CARD, "sm_percent": 3.0}])),
+        ("idleFor", view(usage=busy), NOW),
+        ("inFull", view(usage=busy), NOW),
+    ) == [
+        *("Kernel a is busy.", "Its GPU is busy.", "Its GPU is busy.", ""),
+        None,
+        [["Last used", "5 min ago"]],
+    ]
+
+
+def test_suspend_of_a_session_at_work_is_pressed_twice():
+    code = f"""
+        import {{ Panel }} from {json.dumps(PANEL.as_uri())};
+        const panel = Object.create(Panel.prototype);
+        const said = [];
+        Object.assign(panel, {{
+          said: {{}},
+          changed() {{}},
+          service: {{ suspend: async () => {{ said.push("suspend"); return null; }} }},
+        }});
+        const press = async (view) => {{
+          panel.view = view;
+          await panel.suspend();
+          said.push(panel.said.textContent.split(".")[0]);
+        }};
+        await press({{ usage: {{ busy_kernel: "a" }} }});
+        await press({{ usage: {{ busy_kernel: "a" }} }});
+        await press({{ usage: {{}} }});
+        console.log(JSON.stringify(said));
+    """
+    away = "The service does not answer"
+    ordered = ["suspend", away]
+    assert json.loads(node(code)) == ["Kernel a is busy", *ordered, *ordered]
+
+
+def test_admin_panel_knows_a_gpu_that_works_from_the_window_or_the_last_look():
+    views = [{"gpus": [CARD]}, {"usage": {"gpu_percent": 90}}, {"gpus": []}]
+    code = f"""
+        import {{ worksOnGpu }} from {json.dumps(CELL.as_uri())};
+        console.log(JSON.stringify({json.dumps(views)}.map(worksOnGpu)));
+    """
+    assert json.loads(node(code)) == [True, True, False]
 
 
 def test_nap_is_told_with_what_it_has_moved_out_and_what_brings_it_back(words):

@@ -17,10 +17,11 @@ import errno
 import os
 import re
 import socket
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import holder_of
+from jupyterhub_gpu_reclaim.checkpoint.sockets.ports import MOST_TOLD, holder_of
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import netns, procfs
@@ -86,17 +87,18 @@ def lasting_names_of(files_img: bytes) -> list[Name]:
 def check_free(
     init_pid: int, names: Collection[Name], *, uid: int | None = None
 ) -> list[Finding]:
-    """What is in the way of a restore under that init: one finding a name, sorted.
+    """What is in the way of a restore under that init: some names, sorted.
 
     Args:
         init_pid: the holding init.
         names: to be bound.
         uid: whose programs are named to the session's user; None names all.
     """
-    taken = [one for one in sorted(names) if _is_taken(init_pid, one)]
-    there = unix_sockets(init_pid) if taken else []
+    taken = (one for one in sorted(names) if _is_taken(init_pid, one))
+    some = list(islice(taken, MOST_TOLD))
+    there = unix_sockets(init_pid) if some else []
     found = []
-    for one in taken:
+    for one in some:
         shown = os.fsdecode(b"@" + one.name[1:])
         inodes = [s.inode for s in there if s.name == shown and s.kind == one.kind]
         words = "@" + one.name[1:].rstrip(b"\0").decode("utf-8", "backslashreplace")

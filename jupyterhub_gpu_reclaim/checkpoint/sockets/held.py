@@ -99,6 +99,8 @@ class HeldPorts:
         self._received: dict[Port, socket.socket] = {}
         self._missing: set[Port] = set()
         self._names = HeldNames()
+        #: Checkpoints of sessions that are about to bind their own.
+        self._returning: set[str] = set()
 
     def findings(self, user: str, count: int) -> list[Finding]:
         """Why so many more cannot be held for that user; empty is good."""
@@ -164,6 +166,7 @@ class HeldPorts:
             here = self._sockets.get(checkpoint, {})
             for port in [port for port in here if port.protocol == "udp"]:
                 here.pop(port).close()
+            fdstore.forget(_short(checkpoint, "udp"))
 
     def names(self, checkpoint: str) -> frozenset[Name]:
         """The abstract names that are held for it now."""
@@ -171,8 +174,9 @@ class HeldPorts:
             return self._names.of(checkpoint)
 
     def let_names_go(self, checkpoint: str) -> None:
-        """CRIU is about to bind them."""
+        """CRIU is about to bind them; until the session is back, or did not come."""
         with self._lock:
+            self._returning.add(checkpoint)
             self._names.close(checkpoint)
 
     def take_again(self, checkpoint: str) -> list[Name]:
@@ -182,6 +186,7 @@ class HeldPorts:
             The names that somebody else has meanwhile.
         """
         with self._lock:
+            self._returning.discard(checkpoint)
             needs = self._read().held.get(checkpoint)
             return [] if needs is None else self._bind(checkpoint, needs)
 
@@ -197,9 +202,7 @@ class HeldPorts:
         with self._lock:
             reserved = former.give_back(self._path)
             self._receive()
-            held = self._read().held
-            for checkpoint, needs in held.items():
-                self._bind(checkpoint, needs)
+            self._bind_all()
             for rest in self._received.values():
                 rest.close()
             self._received.clear()
@@ -212,9 +215,7 @@ class HeldPorts:
             Refused: the file cannot be read (``internal``).
         """
         with self._lock:
-            held = self._read().held
-            for checkpoint, needs in held.items():
-                self._bind(checkpoint, needs)
+            self._bind_all()
             return sorted(self._missing)
 
     def checkpoints(self) -> list[str]:
@@ -244,13 +245,20 @@ class HeldPorts:
             _log.warning("- of %s only %d socket names are held", checkpoint, room)
         return Needs(user=user, ports=ports, names=names[:room])
 
+    def _bind_all(self) -> None:
+        held = self._read().held
+        self._missing &= {port for needs in held.values() for port in needs.ports}
+        for checkpoint, needs in held.items():
+            if checkpoint not in self._returning:
+                self._bind(checkpoint, needs)
+
     def _bind(self, checkpoint: str, needs: Needs) -> list[Name]:
         self._bind_ports(checkpoint, needs.ports)
         return self._names.bind(checkpoint, needs.names)
 
     def _bind_ports(self, checkpoint: str, ports: Iterable[Port]) -> None:
         here = self._sockets.setdefault(checkpoint, {})
-        added = []
+        added: dict[str, list[int]] = {"tcp": [], "udp": []}
         for port in ports:
             if port in here:
                 continue
@@ -261,8 +269,9 @@ class HeldPorts:
                 self._miss(port, error)
             else:
                 self._missing.discard(port)
-                added.append(here[port].fileno())
-        fdstore.keep(_short(checkpoint), added)
+                added[port.protocol].append(here[port].fileno())
+        for protocol, descriptors in added.items():
+            fdstore.keep(_short(checkpoint, protocol), descriptors)
 
     def _miss(self, port: Port, error: OSError) -> None:
         if port not in self._missing:
@@ -278,13 +287,22 @@ class HeldPorts:
         for one in self._sockets.pop(checkpoint, {}).values():
             one.close()
         self._names.close(checkpoint)
-        fdstore.forget(_short(checkpoint))
+        self._returning.discard(checkpoint)
+        for protocol in ("tcp", "udp"):
+            fdstore.forget(_short(checkpoint, protocol))
 
     def _receive(self) -> None:
         for name, descriptor in fdstore.received():
-            one = socket.socket(fileno=descriptor)
-            self._received[_port_of(one)] = one
             fdstore.forget(name)  # what is bound again is kept again
+            try:
+                one = socket.socket(fileno=descriptor)
+            except OSError:  # no socket
+                os.close(descriptor)
+                continue
+            if one.family in _FAMILIES:
+                self._received[_port_of(one)] = one
+            else:
+                one.close()
 
     def _read(self) -> _Record:
         try:
@@ -361,6 +379,7 @@ def _bound(port: Port) -> socket.socket:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, lenient)
         if not is_v4:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(port.only_v6))
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # nobody reads it
         one.bind((port.address, port.port))
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port.shared))
     except BaseException:
@@ -382,8 +401,9 @@ def _port_of(one: socket.socket) -> Port:
     )
 
 
-def _short(checkpoint: str) -> str:
-    return hashlib.blake2s(checkpoint.encode(), digest_size=6).hexdigest()
+def _short(checkpoint: str, protocol: str) -> str:
+    name = f"{protocol} {checkpoint}".encode()
+    return hashlib.blake2s(name, digest_size=6).hexdigest()
 
 
 def _refused(path: Path, error: Exception) -> Refused:

@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import socket
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _PROTOCOLS: Final = {6: "tcp", 17: "udp"}
 _LOOK_AGAIN: Final = 0.1  # seconds
+#: Of what is in the way so many are told: a user may have thousands taken, and for each
+#: all programs of the machine are looked at.
+MOST_TOLD: Final = 8
 _SOMEBODY: Final = "another program of that machine"
 
 _log = logging.getLogger(__name__)
@@ -66,9 +70,9 @@ def check_free(
 ) -> list[Finding]:
     """What is in the way of a restore under ``init_pid``.
 
-    One finding per port, sorted; an empty list is good. A port that must be bound is
-    tried, as CRIU will bind it; a connection is in the way of the very same one only
-    (same addresses and ports), of whatever state.
+    One finding per port, of some, sorted; an empty list is good. A port that must be
+    bound is tried, as CRIU will bind it; a connection is in the way of the very same
+    one only (same addresses and ports), of whatever state.
 
     Args:
         init_pid: the holding init.
@@ -82,17 +86,18 @@ def check_free(
 def _taken(
     init_pid: int, ports: Iterable[Port], connections: Collection[TcpConnection]
 ) -> dict[int, list[InetSocket]]:
-    """The ports that are taken, with the sockets that may have them."""
+    """Some ports that are taken, with the sockets that may have them."""
     with Diag(init_pid) as diag:
         there = diag.sockets()
-    taken = {port.port: _on(port, there) for port in ports if _is_taken(init_pid, port)}
-    taken |= {
-        one.local.port: [one]
+    taken = (port for port in ports if _is_taken(init_pid, port))
+    met = (
+        one
         for one in there
         if one.protocol == socket.IPPROTO_TCP
         and TcpConnection(one.local, one.remote) in connections
-    }
-    return taken
+    )
+    found = {port.port: _on(port, there) for port in islice(taken, MOST_TOLD)}
+    return found | {one.local.port: [one] for one in islice(met, MOST_TOLD)}
 
 
 def _told(

@@ -32,13 +32,18 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRun
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
 from jupyterhub_gpu_reclaim.checkpoint.files import handover
-from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Link, remove_links
+from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import (
+    FILES,
+    Link,
+    remove_links,
+)
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v_images, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
 from jupyterhub_gpu_reclaim.checkpoint.sockets import (
     inet,
     peer_credentials,
+    peer_order,
     resets,
     state,
     unsent,
@@ -263,6 +268,7 @@ class _BeyondCriu:
         )
         self._saved = given.saved
         self._descriptors = given.saved.descriptors
+        given.files[FILES] = peer_order.peers_first(given.files[FILES])
         self._unsent = unsent.take_out(given.files, self.source, self._descriptors)
         self._sockets = state.take_out(given.files, self.source, self._descriptors)
         return given

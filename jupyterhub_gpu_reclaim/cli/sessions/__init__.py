@@ -101,7 +101,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _confirming(revoke)
     revoke.epilog = (
         "A tab of JupyterLab sees, keeps, suspends and resumes its session with a key"
-        " that stands in the session's environment, where guests can read it. It ends"
+        " from the session's environment, where guests can read it. It ends"
         f" with the session; this ends it before. {revoke.epilog}"
     )
 

@@ -99,9 +99,11 @@ def _cards(view: SessionView) -> str:
 
 
 def _why(view: SessionView) -> str:
-    """The most important: its place, the last failure, or the policy's reason."""
+    """The most important: its place, the last failure, or the reason of its state."""
     if view.facts.place:
         return f"Waiting for a free GPU: number {view.facts.place} in the queue."
     if view.failure is not None:
         return view.failure.message
+    if not view.phase.live:  # the last verdict is of the time before
+        return suspension.why if (suspension := view.facts.suspension) else ""
     return view.verdict.message if view.verdict is not None else ""

@@ -63,7 +63,7 @@ SERVICE_SCOPES: tuple[Scope, ...] = (
         "read:users:groups",
         "To tell which of the administrator's rules (`Rules.rules`) hold for a user,"
         " and to sum the report of a month up by group.",
-        "Where a rule names a group, no session could be suspended by itself.",
+        "Where a rule names a group, no session could be suspended automatically.",
     ),
     Scope(
         "read:users",

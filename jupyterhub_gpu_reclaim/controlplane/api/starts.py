@@ -250,6 +250,8 @@ class StartPlanner:
         row = self._sessions.apply(
             key,
             SessionEvent.RESTORE,
+            session=row.session or placement.session,
+            account=placement.owner or row.account,
             incarnation=placement.incarnation,
             placed=False,
             intent=Intent.NONE,
@@ -261,6 +263,7 @@ class StartPlanner:
             generation=row.generation,
             identity=identity,
             suspension=self._sessions.suspension(row),
+            session=row.session,
         )
 
     def _take_the_hubs(
@@ -354,7 +357,7 @@ class StartPlanner:
             return await self._restore_same(row)
         tree = _of(await self._agent.trees(row.key), row.incarnation)
         if tree is not None and tree.runs and not await self._ends(tree):
-            return StartPlan(action="adopt", incarnation=row.incarnation)
+            return _adopted(tree)
         await self._resumer.kill(row.key, row.incarnation)
         if self._sessions.row(row.key) == row:
             self._resumer.failed(row, failure_of(Reason.CANCELLED))
@@ -368,6 +371,7 @@ class StartPlanner:
             generation=row.generation,
             identity=await self._agent.identity(row.checkpoint),
             suspension=self._sessions.suspension(row),
+            session=row.session,
         )
 
     async def _with_trees(
@@ -384,8 +388,9 @@ class StartPlanner:
                 raise
             if self._sessions.row(key) != row:
                 return None  # what was saved was found meanwhile
-            if placement.remembered and trees is None:
-                raise  # the Hub knows of something, and what runs nobody has said
+            there = placement.remembered or error.reason is Reason.NODE_SILENT
+            if there and trees is None:
+                raise  # Hub or cluster know of something; what runs nobody has said
             if self._may_be_cold(row, placement, error.reason):
                 return StartPlan(action="cold")
             raise
@@ -420,7 +425,7 @@ class StartPlanner:
             adoption.running(self._sessions, row, tree, self._settings)
         elif row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:
             self._sessions.update(row.key, failure=None)
-        return StartPlan(action="adopt", incarnation=tree.incarnation)
+        return _adopted(tree)
 
     async def _ends(self, tree: Tree) -> bool:
         """Whether the end of a tree that runs was ordered; then it has ended now.
@@ -550,6 +555,8 @@ class StartPlanner:
             row.key,
             SessionEvent.STARTED if stopped else SessionEvent.FOUND_RUNNING,
             checkpoints=kept,
+            session=placement.session,
+            account=placement.owner,
             incarnation=placement.incarnation,
             checkpoint="",
             dismissed=row.checkpoint or row.dismissed,
@@ -616,6 +623,10 @@ class StartPlanner:
 def _asks(row: SessionRow) -> bool:
     """Whether the row has a question that a person must answer first."""
     return row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value
+
+
+def _adopted(tree: Tree) -> StartPlan:
+    return StartPlan(action="adopt", incarnation=tree.incarnation, session=tree.session)
 
 
 def _of(trees: list[Tree], incarnation: str) -> Tree | None:

@@ -130,12 +130,15 @@ class UserApi:
     def why(self, key: SessionKey) -> list[Decision]:
         """Every reason for or against a suspend, the deciding one first.
 
+        None of a session that does not run: those of before are not its reasons now.
+
         Raises:
             NotFound: no such session.
         """
         row = self._known(key)
-        if row.phase in LIVE:
-            self._judge.reclaims(row)
+        if row.phase not in LIVE:
+            return []
+        self._judge.reclaims(row)
         return self._sessions.runtime(key).decisions
 
     def changes(self) -> AsyncIterator[SessionView]:

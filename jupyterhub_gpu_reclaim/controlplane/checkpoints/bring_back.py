@@ -52,6 +52,8 @@ def take(
         SessionEvent.BROUGHT_BACK,
         by=by or SERVICE,
         checkpoints=[*rows, *wanted],
+        session=info.session if info else row.session,
+        account=info.account if info else row.account,
         incarnation=info.incarnation if info else row.incarnation,
         checkpoint=checkpoint,
         bring_back="",

@@ -82,6 +82,8 @@ sessions = Table(
     Column("bring_back", Text, nullable=False, server_default=""),
     Column("dismissed", Text, nullable=False, server_default=""),
     Column("own_idle_time", Float),
+    Column("session", Text, nullable=False, server_default=""),
+    Column("account", Text, nullable=False, server_default=""),
 )
 
 checkpoints = Table(
@@ -300,6 +302,12 @@ def _store(connection: Connection) -> None:
     store.create(connection, checkfirst=True)
 
 
+def _session_ids(connection: Connection) -> None:
+    """Version 12: ids of sessions, and the accounts that they belong to."""
+    _add_column(connection, sessions.c.session)
+    _add_column(connection, sessions.c.account)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -312,6 +320,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _own_idle_time,
     _nap_memory,
     _store,
+    _session_ids,
 )
 
 

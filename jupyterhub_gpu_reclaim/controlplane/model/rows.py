@@ -33,6 +33,8 @@ class SessionRow(Value, frozen=True, kw_only=True):
     key: SessionKey
     phase: Phase = Phase.STOPPED
     since: float = 0.0
+    session: str = ""  #: its id, from its fresh start on; empty: not known
+    account: str = ""  #: at the Hub, that it belongs to; empty: not known
     incarnation: str = ""
     generation: int = 0
     #: committed, and what a start of this session restores; while RUNNING it is the

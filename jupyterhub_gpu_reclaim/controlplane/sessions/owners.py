@@ -9,8 +9,9 @@ as long as others that are set aside. If an administrator resumes the session, i
 belongs to the new account. What runs is neither adopted nor ended: an administrator
 lets the new account in, or suspends it.
 
-A journal that was lost knows no account. Then what was saved before the account was
-made belongs to a former one.
+A journal that was lost knows no account. Then the manifests say whose they are; of one
+that an older agent has written, what was saved before the account was made belongs to a
+former one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import Placement
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Placement
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -149,13 +150,12 @@ class Owners:
         self._sessions.journal.write(*_replace(key, claim))
 
     def _before(self, key: SessionKey, owner: str) -> list[CheckpointRow]:
-        """Checkpoints of that server that are older than the account."""
-        made = _made(owner)
+        """Checkpoints of that server that are not that account's."""
         return [
             row
             for row in self._sessions.journal.checkpoints(key)
             if row.info is not None
-            and row.info.created < made
+            and _is_anothers(row.info, owner)
             and row.keeping is not Keeping.TO_DELETE
         ]
 
@@ -230,6 +230,14 @@ def _found(row: CheckpointRow, now: float) -> CheckpointRow:
     return msgspec.structs.replace(
         row, keeping=Keeping.ASIDE, changed=now, expires=None
     )
+
+
+def _is_anothers(info: CheckpointInfo, owner: str) -> bool:
+    """Whether it belongs to another account.
+
+    Older agents wrote no account: then what is older than the account is another's.
+    """
+    return info.account != owner if info.account else info.created < _made(owner)
 
 
 def _made(owner: str) -> float:

@@ -23,9 +23,11 @@ from jupyterhub_gpu_reclaim.hub.spawner.placement import TOKENS
 from jupyterhub_gpu_reclaim.session_init import command_line
 from jupyterhub_gpu_reclaim.session_init.command_line import InitArguments
 from jupyterhub_gpu_reclaim.session_init.container_labels import (
+    ACCOUNT,
     INCARNATION,
     REALM,
     SERVER,
+    SESSION,
     USER,
 )
 
@@ -41,6 +43,7 @@ class ContainerPurpose:
         holding: it waits for a restore.
         key: user and server.
         incarnation: of this start.
+        session, account: id of the session, and the account that it belongs to.
         realm: tells the sessions of two Hubs on one machine apart.
         image: id of the image that the session was saved in (``holding``).
         token: of the suspended session (``holding``).
@@ -50,6 +53,8 @@ class ContainerPurpose:
     holding: bool
     key: SessionKey
     incarnation: str
+    session: str = ""
+    account: str = ""
     realm: str = ""
     image: str = ""
     token: str = field(default="", repr=False)
@@ -103,6 +108,8 @@ def _labels(given: Any, purpose: ContainerPurpose) -> dict[str, str]:
         USER: purpose.key.user,
         SERVER: purpose.key.server,
         REALM: purpose.realm,
+        SESSION: purpose.session,
+        ACCOUNT: purpose.account,
     }
 
 
@@ -128,6 +135,8 @@ def _init(purpose: ContainerPurpose) -> list[str]:
         purpose.key.server,
         purpose.realm,
         holding=purpose.holding,
+        session=purpose.session,
+        account=purpose.account,
     )
     return [
         *command_line.inline(purpose.python),

@@ -81,6 +81,8 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
             holding=launch.mode == "hold",
             key=SessionKey(self.user.name, self.name),
             incarnation=launch.incarnation,
+            session=launch.session,
+            account=launch.account,
             realm=self.realm,
             image=saved.image if saved else "",
             token=saved.api_token if saved else "",

@@ -34,6 +34,8 @@ INCARNATION = f"{PREFIX}/incarnation"
 GENERATION = f"{PREFIX}/generation"
 USER = f"{PREFIX}/user"
 SERVER = f"{PREFIX}/server"
+SESSION = f"{PREFIX}/session"
+ACCOUNT = f"{PREFIX}/account"
 #: Runtime classes of gVisor and Kata, as GKE, AKS, OpenShift and their own manuals name
 #: them. The name is all that a pod tells.
 _SANDBOX = re.compile(r"gvisor|runsc|kata(-.+)?")
@@ -47,6 +49,7 @@ class PodPurpose:
         mode: ``start`` or ``hold``.
         key: user and server.
         incarnation: of this start.
+        session, account: id of the session, and the account that it belongs to.
         realm: tells the sessions of two Hubs on one node apart.
         generation: of the checkpoint to restore; 0 for a start.
         image: of the suspended session, by digest if known (``hold``).
@@ -59,6 +62,8 @@ class PodPurpose:
     mode: str
     key: SessionKey
     incarnation: str
+    session: str = ""
+    account: str = ""
     realm: str = ""
     generation: int = 0
     image: str = ""
@@ -147,6 +152,8 @@ def _mark(metadata: Any, purpose: PodPurpose) -> None:
         **(metadata.annotations or {}),
         USER: purpose.key.user,
         SERVER: purpose.key.server,
+        SESSION: purpose.session,
+        ACCOUNT: purpose.account,
     }
 
 
@@ -323,6 +330,8 @@ def _prefix(purpose: PodPurpose) -> list[str]:
         purpose.key.user,
         purpose.key.server,
         purpose.realm,
+        session=purpose.session,
+        account=purpose.account,
         holding=purpose.mode == "hold",
     )
     words = [*command_line.inline(purpose.python), *command_line.written(arguments)]

@@ -150,6 +150,8 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             mode=launch.mode,
             key=SessionKey(self.user.name, self.name),
             incarnation=launch.incarnation,
+            session=launch.session,
+            account=launch.account,
             realm=self.realm,
             generation=launch.generation if saved else 0,
             image=pods.saved_image(saved.image, launch.image) if saved else "",

@@ -160,6 +160,8 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
             self.name,
             self.realm,
             holding=self.reclaim_launch.mode == "hold",
+            session=self.reclaim_launch.session,
+            account=self.reclaim_launch.account,
             system_user=None if self.run_as_hub_user else self._rights_today(),
         )
         words = [*launch.PYTHON, session_init.__file__, *written(arguments)]

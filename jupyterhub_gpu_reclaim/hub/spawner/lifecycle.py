@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import uuid
 from contextlib import suppress
 from enum import StrEnum
@@ -142,7 +143,7 @@ class SessionLifecycle:
         elif self._known.has(key):
             pointer = msgspec.structs.replace(pointer, phase=PointerPhase.UNKNOWN)
         self._become(pointer=pointer)
-        self._launch(incarnation=pointer.incarnation)
+        self._launch(incarnation=pointer.incarnation, session=pointer.session)
         self._spawner.reclaim_take(pointer.location)
         # Else a resume that fails wipes OAuth client and browser logins (T4).
         self._spawner.will_resume = pointer.precious
@@ -195,6 +196,7 @@ class SessionLifecycle:
             key=self._spawner.reclaim_key,
             incarnation=self._spawner.reclaim_launch.incarnation or "none",
             checkpoint=self.pointer.checkpoint,
+            session=self._spawner.reclaim_launch.session,
             remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
             tab_key=self.tab_key,
@@ -280,8 +282,12 @@ class SessionLifecycle:
 
     async def _plan_start(self, reporter: ProgressReporter) -> StartPlan:
         """The service's plan; without an answer only what cannot lose anything."""
-        former = self._spawner.reclaim_launch.incarnation
-        self._launch(incarnation=uuid.uuid4().hex)
+        former = self._spawner.reclaim_launch
+        self._launch(
+            incarnation=uuid.uuid4().hex,
+            session=secrets.token_hex(16),
+            account=self.logins.account(),
+        )
         self.tab_key = float(math.ceil(self._clock.now()))
         loop = asyncio.get_running_loop()
         # Only an agent's silence takes that long, and it is waited for some time.
@@ -295,7 +301,7 @@ class SessionLifecycle:
             if self.pointer.phase is PointerPhase.NONE:
                 self._warn("no plan, cold: %s", error)
                 return StartPlan(action="cold")
-            self._launch(incarnation=former)
+            self._launch(incarnation=former.incarnation, session=former.session)
             if not self.pointer.suspended:
                 raise Unreachable(Reason.SAVED_UNKNOWN, detail=error.detail) from None
             raise
@@ -309,8 +315,12 @@ class SessionLifecycle:
         self._launch(mode="start")
         self._become(undo=Undo.COLD)
         reporter.hand_over()
-        incarnation = self._spawner.reclaim_launch.incarnation
-        self._point(phase=PointerPhase.RUNNING, incarnation=incarnation)
+        launch = self._spawner.reclaim_launch
+        self._point(
+            phase=PointerPhase.RUNNING,
+            session=launch.session,
+            incarnation=launch.incarnation,
+        )
         where = await start()
         self._point(image=self._spawner.reclaim_image(), choice=self._choice())
         self._now_runs(minted, where)
@@ -338,10 +348,13 @@ class SessionLifecycle:
                 detail="no identity",
             )
         number = self._known_login(plan, identity.api_token, minted)
+        if plan.session:  # else it was saved without one, and has one from now on
+            self._launch(session=plan.session)
         self._repair = await ClientRepair.remember(self._spawner)
         self._spawner.port = identity.port
         self._point(
             phase=PointerPhase.RESUMING,
+            session=self._spawner.reclaim_launch.session,
             incarnation=self._spawner.reclaim_launch.incarnation,
             checkpoint=plan.checkpoint,
             token_id=number,
@@ -423,7 +436,7 @@ class SessionLifecycle:
                 )
             location = found
         spawner.reclaim_take(location)
-        self._launch(incarnation=plan.incarnation)
+        self._launch(incarnation=plan.incarnation, session=plan.session)
         if plan.identity is not None:
             token, port = plan.identity.api_token, plan.identity.port
         else:
@@ -448,6 +461,7 @@ class SessionLifecycle:
         self._spawner.api_token = token
         self._point(
             phase=PointerPhase.RUNNING,
+            session=self._spawner.reclaim_launch.session,
             incarnation=self._spawner.reclaim_launch.incarnation,
             token_id=self.logins.token_id(token),
             port=where[1] if isinstance(where, tuple) else 0,

@@ -39,6 +39,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     #: ``hold``: only the session's init, under which a checkpoint is restored.
     mode: Literal["start", "hold"] = "start"
     incarnation: str = ""
+    session: str = ""  #: id of the session, through all its returns
+    account: str = ""  #: the account of the Hub's user that it belongs to
     identity: Identity | None = None  #: of the suspended session (``hold``)
     generation: int = 0  #: of its checkpoint (``hold``)
     image: str = ""  #: as it was named at the session's fresh start (``hold``)

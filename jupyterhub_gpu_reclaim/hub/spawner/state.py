@@ -57,6 +57,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = VERSION
     phase: PointerPhase = PointerPhase.NONE
+    session: str = ""  #: made at its fresh start, and kept through all its returns
     incarnation: str = ""
     checkpoint: str = ""
     #: Row of the session's API token in the Hub's database, not the token.

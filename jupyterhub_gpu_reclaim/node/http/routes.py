@@ -263,7 +263,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class CaptureOrder(Value, frozen=True, kw_only=True):
-    """Body of ``capture``; the last three are for sessions in pods."""
+    """Body of ``capture``; the last five are for sessions in pods."""
 
     checkpoint: Identifier
     generation: int = 1
@@ -271,6 +271,8 @@ class CaptureOrder(Value, frozen=True, kw_only=True):
     key: SessionKey | None = None
     image: str = ""
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    session: str = ""
+    account: str = ""
 
 
 class RestoreOrder(Value, frozen=True, kw_only=True):
@@ -438,6 +440,8 @@ class PostOrder(SessionHandler):
                     key=capture.key,
                     image=capture.image,
                     node_labels=capture.node_labels,
+                    session=capture.session,
+                    account=capture.account,
                 )
                 events = await self.node.capture(
                     incarnation,

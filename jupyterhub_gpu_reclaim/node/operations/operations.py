@@ -12,8 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.common import codec
@@ -54,6 +57,9 @@ class TimeLimits:
 #: Kinds of operations that undo what they have begun when they are cancelled, or leave
 #: it to be tried again.
 CANCELLABLE = frozenset({"capture", "nap", "wake"})
+#: With so many threads that go on though their time was up, nothing that looks at its
+#: programs and files is begun for a session.
+MOST_LATE: Final = 4
 
 
 class Operation:
@@ -153,6 +159,21 @@ class Operations:
         self._kept = kept
         self._watching: Callable[[str], None] = lambda _: None
         self._begun = asyncio.Event()
+        self._late: Counter[str] = Counter()
+
+    def work_for(self, key: SessionKey) -> None:
+        """Say for which session this task, and what it begins, is at work.
+
+        A user's program, or a file system of his own, may keep a thread waiting for
+        ever. The agent has some hundreds, for all sessions.
+
+        Raises:
+            Refused: too many threads still wait for it (``operation_in_flight``).
+        """
+        if self._late[str(key)] >= MOST_LATE:
+            what = "earlier ones wait for its programs or files"
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=what)
+        _late.set((self._late, str(key)))
 
     def watch(self, changed: Callable[[str], None]) -> None:
         """Call it with an incarnation whenever an operation on it begins or ends."""
@@ -335,6 +356,11 @@ def reported(
     return kind(reason, why=why, detail=str(error))
 
 
+#: For which session a task, and what it begins, is at work, and where its threads are
+#: counted that go on though nobody waits for them any more.
+_late: ContextVar[tuple[Counter[str], str]] = ContextVar("late")
+
+
 async def in_thread(work: Callable[[], T], *, step: str, limit: float) -> T:
     """Run what blocks in a thread, and wait for it for so long.
 
@@ -347,13 +373,18 @@ async def in_thread(work: Callable[[], T], *, step: str, limit: float) -> T:
     task = asyncio.create_task(asyncio.to_thread(work))
     done, _ = await asyncio.wait({task}, timeout=limit)
     if not done:
-        task.add_done_callback(_log_late)
+        counts, session = _late.get((Counter(), ""))
+        counts[session] += 1
+        task.add_done_callback(partial(_end_late, counts, session))
         raise RolledBack(Reason.TIMED_OUT, step=step, seconds=limit)
     return task.result()
 
 
-def _log_late(task: asyncio.Task[object]) -> None:
+def _end_late(counts: Counter[str], session: str, task: asyncio.Task[object]) -> None:
     """Log how work ended that is no longer awaited."""
+    counts[session] -= 1
+    if not counts[session]:
+        del counts[session]
     error = None if task.cancelled() else task.exception()
     _log.warning("- a step ended after its time limit: %s", error or "success")
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +164,23 @@ class Record(Value, frozen=True, kw_only=True):
     nap: NapRecord | None = None
     image: str = ""  #: of its container, where it was told
     ran: bool = False  #: of a restore: its tree has gone on, be it for a moment
+    session: str = ""  #: id of the session; empty: not known
+    account: str = ""  #: that it belongs to; empty: not known
+
+    @classmethod
+    def of(cls, session: Session, **more: Any) -> Record:
+        """One of that session's init."""
+        return cls(
+            incarnation=session.incarnation,
+            key=session.key,
+            init_pid=session.init_pid,
+            init_start=session.init_start,
+            pod=session.hint.pod,
+            image=session.hint.image,
+            session=session.id,
+            account=session.account,
+            **more,
+        )
 
     @property
     def origin(self) -> str:

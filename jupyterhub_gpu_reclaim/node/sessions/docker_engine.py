@@ -22,9 +22,11 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
 from jupyterhub_gpu_reclaim.session_init.container_labels import (
+    ACCOUNT,
     INCARNATION,
     REALM,
     SERVER,
+    SESSION,
     USER,
 )
 
@@ -72,6 +74,8 @@ class DockerEngine:
                 pod=container.id,
                 key=SessionKey(labels.get(USER, ""), labels.get(SERVER, "")),
                 image=container.image_id,
+                session=labels.get(SESSION, ""),
+                account=labels.get(ACCOUNT, ""),
             )
             found.setdefault(labels[INCARNATION], hint)
         return found

@@ -13,7 +13,6 @@ not an absence.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from jupyterhub_gpu_reclaim.node.sessions.placements import (
     PATIENCE,
     PodHint,
     PodPlacements,
+    as_told,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class DockerPlacements(PodPlacements):
         """Every session that Docker has a container of."""
         found = super().list()
         with self._lock:
-            return [replace(one, hint=self._hints[one.incarnation]) for one in found]
+            return [as_told(one, self._hints[one.incarnation]) for one in found]
 
     def set_hint(self, incarnation: str, hint: PodHint) -> None:
         """Take a container from a record of ours; the service names none."""

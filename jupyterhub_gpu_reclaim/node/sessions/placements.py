@@ -56,6 +56,8 @@ class PodHint(Value, frozen=True, kw_only=True):
     image: str = ""  #: of its container, as the kubelet names it
     #: Of its node, for a later restore.
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    session: str = ""  #: id of the session
+    account: str = ""  #: that it belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Session:
         holding: the init was started to wait for a tree (``hold``).
         container: id of the container that it lives in; empty outside of Kubernetes.
         hint: the service's facts about it. Its ``pod`` is where it was found.
+        id: of the session, through all its returns; empty: not known.
+        account: at the Hub that it belongs to; empty: not known.
     """
 
     incarnation: str
@@ -78,6 +82,8 @@ class Session:
     holding: bool
     container: str = ""
     hint: PodHint = field(default_factory=PodHint)
+    id: str = ""
+    account: str = ""
 
 
 class Placements(Protocol):
@@ -176,7 +182,20 @@ def _session_of(
     if not _IDENTIFIER.fullmatch(found.incarnation):
         return None
     key = SessionKey(found.user, found.server)
-    return Session(found.incarnation, key, pid, start, holding=found.holding)
+    return Session(
+        found.incarnation,
+        key,
+        pid,
+        start,
+        holding=found.holding,
+        id=found.session,
+        account=found.account,
+    )
+
+
+def as_told(session: Session, hint: PodHint) -> Session:
+    """That session with what was told of it: what it claims itself is no word on it."""
+    return replace(session, hint=hint, id=hint.session, account=hint.account)
 
 
 class PodPlacements:
@@ -223,7 +242,7 @@ class PodPlacements:
             if before is not None and before.pod == hint.pod:
                 said = {
                     field: value
-                    for field in ("key", "image", "node_labels")
+                    for field in msgspec.structs.asdict(hint)
                     if (value := getattr(hint, field))
                 }
                 hint = msgspec.structs.replace(before, **said)
@@ -263,7 +282,7 @@ class PodPlacements:
                     continue
                 if hint.key not in {None, session.key}:
                     raise _unknown(incarnation, f"it claims to be {session.key}")
-                return replace(session, hint=hint)
+                return as_told(session, hint)
             if time.monotonic() > deadline or not self._is_young(pod):
                 raise _unknown(incarnation, f"not in pod {pod}")
             time.sleep(_PAUSE)  # nothing tells when a process has set its name
@@ -294,9 +313,8 @@ class PodPlacements:
                 continue
             session = _session_of(words, pid, start, self._realm)
             if session is not None and self._look(pid, pod) == found:
-                yield replace(
-                    session, container=container.id, hint=PodHint(pod=container.pod)
-                )
+                claim = as_told(session, PodHint(pod=container.pod))
+                yield replace(claim, container=container.id)
 
     def _look(self, pid: int, pod: str) -> tuple[int, cgroups.ContainerCgroup] | None:
         """When a process of (that) pod was started, and its container.

@@ -134,6 +134,8 @@ def tree_of(
         container=session.container,
         ending=running and operation is not None and operation.kind == KILL,
         nap=_nap(record.nap) if record is not None and record.naps else None,
+        session=session.id,
+        account=session.account,
     )
 
 
@@ -155,6 +157,8 @@ def gone(record: Record | Session, checkpoint: str = "") -> Tree:
         init_pid=0,
         checkpoint=checkpoint,
         pod=record.pod if isinstance(record, Record) else record.hint.pod,
+        session=record.session if isinstance(record, Record) else record.id,
+        account=record.account,
     )
 
 

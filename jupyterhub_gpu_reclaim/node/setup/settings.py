@@ -48,7 +48,7 @@ class StoreSettings(Configurable):
         A folder (mode 0700) of this machine or a mounted volume: `/path`. An object
         store: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
         It needs room for about half of the memory of every suspended session. What is
-        in it is encrypted; who may write to it can delete suspended sessions.
+        in it is encrypted; anyone who may write to it can delete suspended sessions.
         """,
     ).tag(config=True)
 
@@ -70,7 +70,7 @@ class StoreSettings(Configurable):
         help="""JSON file, mode 0600, with the secret options of an object store.
 
         For example `{"access_key_id": "…", "secret_access_key": "…"}`. It is read when
-        the store is opened and by each worker, and stands in no log. Empty: none.
+        the store is opened and by each worker, and is never logged. Empty: none.
         """,
     ).tag(config=True)
 
@@ -121,9 +121,9 @@ class StoreSettings(Configurable):
         min=0.0,
         help="""Days in which the agent reads the whole store once. 0: never.
 
-        Each hour it reads a part, at the lowest priority. Damage stands in the log and
-        in `verify_metrics_file`. It costs reads, which object stores may charge for;
-        where several agents have the same store, set it on one of them. 30 reads
+        Each hour it reads a part, at the lowest priority. Damage is reported in the log
+        and in `verify_metrics_file`. It costs reads, which object stores may charge
+        for; where several agents have the same store, set it on one of them. 30 reads
         everything once a month. `jupyterhub-gpu-reclaim store verify` reads it at once.
         """,
     ).tag(config=True)
@@ -159,7 +159,8 @@ class StoreSettings(Configurable):
 
         A key is 32 bytes as base64 or hexadecimal. The file is made with a random key,
         mode 0600, when it is not there. **If you lose it, you lose every suspended
-        session; who has it and the store can read them all.** Keep a copy elsewhere.
+        session; anyone who has it and the store can read them all.** Keep a copy
+        elsewhere.
         Empty: `master.key` beside `state_dir`, unless another place of keys is set.
         """,
     ).tag(config=True)
@@ -306,7 +307,7 @@ class AgentSettings(StoreSettings, Application):
         str(_HOME / "agent"),
         help="""Folder for the agent's own records, mode 0700; must survive a reboot.
 
-        It is small. At most 60 characters, because sockets stand in it.
+        It is small. At most 60 characters, because it holds sockets.
         """,
     ).tag(config=True)
 

@@ -19,9 +19,9 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common import codec
@@ -68,12 +68,11 @@ from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-    from jupyterhub_gpu_reclaim.node.requirements import Gpus
+    from jupyterhub_gpu_reclaim.node.requirements import Gpus, HostRequirements
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
@@ -119,6 +118,8 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
 
     Programs that nap hold no GPU, and are not looked at for one.
     """
+    if too_many := preflight.too_many_files(snapshot):
+        return Look(too_many, Survey(), None, 0)
     awake = trees.awake(trees.record_of(tools.records, session), snapshot)
     survey = tools.accelerator.survey(awake)
     gpus = tools.accelerator.describe(survey)
@@ -168,18 +169,13 @@ class Capture:
         self._most = 0
         self._unread = Unread(list)  #: what its users of a GPU have left, before all
         former = trees.record_of(tools.records, session)
-        self._record = Record(
+        self._record = Record.of(
+            session,
             operation="capture",
-            incarnation=session.incarnation,
-            key=session.key,
             stage=Stage.CAPTURING,
             checkpoint=operation.checkpoint,
             generation=generation,
-            init_pid=session.init_pid,
-            init_start=session.init_start,
             begun=tools.clock.now(),
-            pod=session.hint.pod,
-            image=session.hint.image,
             parent=former.origin if former else "",
             nap=former.nap if former else None,
         )
@@ -333,9 +329,7 @@ class Capture:
             ),
         )
         if world.shares_network:
-            self._refuse_ports(
-                inet.close_external(bytes(kept.files["files.img"]), (), world.cut)
-            )
+            self._refuse_ports(bytes(kept.files["files.img"]), world)
         writer.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
         writer.add(checkpoint_files.WORLD, codec.encode(world))
         with self._rehearsal(Dumped(kept.files, result, world.files, cut)) as rehearsal:
@@ -354,9 +348,9 @@ class Capture:
             info, steps=self._operation.steps, frozen_seconds=self._since(frozen)
         )
 
-    def _refuse_ports(self, files_img: bytes) -> None:
+    def _refuse_ports(self, files_img: bytes, world: HostRequirements) -> None:
         """Refuse more ports than may be kept, of which no list may have told before."""
-        count = len(inet.ports_of(files_img))
+        count = len(filesystem.ports_here(files_img, world))
         found = self._tools.ports.findings(self._session.key.user, count)
         checkpoint_files.refuse_fatal(found, RolledBack)
 
@@ -403,6 +397,8 @@ class Capture:
             generation=self._generation,
             expected_bytes=trees.resident_bytes(snapshot) + moved,
             parent=self._record.parent,
+            session=self._session.id,
+            account=self._session.account,
         )
 
     async def _empty(self, survey: Survey) -> dict[str, int]:

@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import names_in
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+from jupyterhub_gpu_reclaim.linux.sock_diag import own_addresses
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.requirements import (
     HostRequirements,
@@ -218,8 +219,13 @@ def ports_needed(
     checkpoint: CheckpointReader, world: HostRequirements
 ) -> Iterable[inet.Port]:
     """The ports that the saved session will bind again."""
-    image = checkpoint.read(checkpoint_files.FILES_IMAGE)
-    return inet.ports_of(inet.close_external(image, (), world.cut))
+    return ports_here(checkpoint.read(checkpoint_files.FILES_IMAGE), world)
+
+
+def ports_here(files_img: bytes, world: HostRequirements) -> frozenset[inet.Port]:
+    """The ports that a session with that image will bind again on this machine."""
+    here = own_addresses(os.getpid())
+    return inet.ports_of(inet.close_external(files_img, here, world.cut))
 
 
 def names_needed(checkpoint: CheckpointReader) -> list[Name]:

@@ -250,17 +250,12 @@ class Nap:
             Refused: something else is to be undone first (``wrong_phase``).
         """
         session, clock = self._session, self._tools.clock
-        record = trees.record_of(self._tools.records, session) or Record(
+        record = trees.record_of(self._tools.records, session) or Record.of(
+            session,
             operation=trees.NAP,
-            incarnation=session.incarnation,
-            key=session.key,
             stage=Stage.SETTLED,
             checkpoint="",
-            init_pid=session.init_pid,
-            init_start=session.init_start,
             begun=clock.now(),
-            pod=session.hint.pod,
-            image=session.hint.image,
         )
         former = record.nap
         unfinished = former is not None and former.stage is not NapStage.ASLEEP

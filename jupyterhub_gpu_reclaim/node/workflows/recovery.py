@@ -36,14 +36,14 @@ from jupyterhub_gpu_reclaim.linux.processes import Process
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
+from jupyterhub_gpu_reclaim.node.sessions.placements import LocalPlacements, PodHint
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
-    from jupyterhub_gpu_reclaim.common.models import Event
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Event
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, Session
     from jupyterhub_gpu_reclaim.node.workflows.release import Releases
@@ -106,9 +106,9 @@ class Recovery:
         for session, operation in begun:
             if not operation.done:
                 _log.warning("%s is not recovered yet and stays busy", session.key)
+        sweeping = _keep(self._sweep_once_known())
         if not self.has_store():
             return
-        sweeping = _keep(self._insist(self._sweep, "-"))
         if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
             _log.warning(
                 "- unfinished checkpoints not removed yet: the store does not answer"
@@ -163,7 +163,13 @@ class Recovery:
         """Register the former agent's pods; the service names them again only later."""
         for record in self.releases.records.list():
             if record.pod:
-                hint = PodHint(pod=record.pod, key=record.key, image=record.image)
+                hint = PodHint(
+                    pod=record.pod,
+                    key=record.key,
+                    image=record.image,
+                    session=record.session,
+                    account=record.account,
+                )
                 self.placements.set_hint(record.incarnation, hint)
 
     async def _insist(
@@ -192,6 +198,12 @@ class Recovery:
             if session is None or not trees.matches(record, session):
                 self.releases.records.delete(record.incarnation)
 
+    async def _sweep_once_known(self) -> None:
+        """Sweep the store, which the service names where our folder was lost."""
+        while not self.has_store():
+            await self.releases.clock.sleep(_FIRST_PAUSE)
+        await self._insist(self._sweep, "-")
+
     def _sweep(self) -> None:
         """Remove unfinished checkpoints; keep the ports of suspended sessions."""
         swept = self.releases.store.sweep()
@@ -200,11 +212,29 @@ class Recovery:
         ports = self.releases.ports
         former = ports.settle()
         held = ports.checkpoints()  # before the list: a release may add one meanwhile
-        there = {info.id for info in self.releases.store.list()}
+        saved = self.releases.store.list()
+        there = {info.id for info in saved}
         for checkpoint in set(held) - there:
             ports.let_go(checkpoint)
         for checkpoint in there.intersection(former):
             self.releases.hold_ports(checkpoint, was_held=True)
+        if isinstance(self.placements, LocalPlacements):
+            self._hold_forgotten(saved)
+
+    def _hold_forgotten(self, saved: list[CheckpointInfo]) -> None:
+        """Hold the ports of suspended sessions that a folder put back knows nothing of.
+
+        Those of which something runs here have theirs.
+        """
+        known = set(self.releases.ports.checkpoints())
+        here = {session.key for session in self.placements.list()}
+        saved = sorted(saved, key=lambda info: info.generation)
+        newest = {info.key: info.id for info in saved if info.key not in here}
+        for checkpoint in set(newest.values()) - known:
+            try:
+                self.releases.hold_ports(checkpoint)
+            except ReclaimError as error:
+                _log.warning("- the ports of %s are not held: %s", checkpoint, error)
 
     def _settle(self, session: Session) -> None:
         record = self.releases.records.find(session.incarnation)
@@ -236,7 +266,9 @@ class Recovery:
                 self._fail(record)
             case Stage.CONTINUING:
                 self._settle_continuing(session, record)
-            case Stage.RESTORED | Stage.FAILED | Stage.SETTLED:
+            case Stage.RESTORED:
+                self.releases.ports.let_go(record.checkpoint)
+            case Stage.FAILED | Stage.SETTLED:
                 pass  # what naps is held, or woken, by ``nap.wakers``
 
     def _settle_capture(self, session: Session, record: Record) -> None:
@@ -307,6 +339,7 @@ class Recovery:
         stopped = trees.left_stopped(record, tree)
         engine.proceed(engine.RestoreResult(tree, 0.0, ""), stopped)
         self.releases.records.save(record.at(Stage.RESTORED, record.steps))
+        self.releases.ports.let_go(record.checkpoint)
         _log.info("%s continues from %s", session.key, record.checkpoint)
 
     def _settle_unknown(self, session: Session) -> None:
@@ -321,18 +354,13 @@ class Recovery:
             for i in self.releases.store.list()
             if i.incarnation == session.incarnation
         ]
-        record = Record(
+        record = Record.of(
+            session,
             operation="capture",
-            incarnation=session.incarnation,
-            key=session.key,
             stage=Stage.CAPTURED,
             checkpoint=mine[-1].id if mine else "",
             generation=mine[-1].generation if mine else 0,
-            init_pid=session.init_pid,
-            init_start=session.init_start,
             begun=self.releases.clock.now(),
-            pod=session.hint.pod,
-            image=session.hint.image,
         )
         if mine:
             self.releases.records.save(record)

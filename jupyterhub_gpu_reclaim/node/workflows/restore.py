@@ -128,17 +128,12 @@ class Restore:
         self._taken: list[abstract_names.Name] = []  # meanwhile, by others
         self._uid = 0
         former = trees.record_of(tools.records, session)
-        self._record = Record(
+        self._record = Record.of(
+            session,
             operation="restore",
-            incarnation=session.incarnation,
-            key=session.key,
             stage=Stage.RESTORING,
             checkpoint=operation.checkpoint,
-            init_pid=session.init_pid,
-            init_start=session.init_start,
             begun=tools.clock.now(),
-            pod=session.hint.pod,
-            image=session.hint.image,
             ran=former is not None and former.has_run_from(operation.checkpoint),
         )
 

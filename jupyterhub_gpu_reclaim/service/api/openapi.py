@@ -41,7 +41,7 @@ _SECURITY_SCHEMES = {
         "type": "apiKey",
         "in": "header",
         "name": "X-XSRFToken",
-        "description": "The proof that stands in a page of the service, which a browser"
+        "description": "The proof in a page of the service, which a browser"
         " opens with the Hub's login; a cookie opens no call.",
     },
     "spawnerToken": {

@@ -310,8 +310,8 @@ class RenewLogin(PersonRoute):
     path: ClassVar = "api/sessions/{user}/{server}/renew-login"
 
     @operation(
-        "Let the next start make the session's old login valid again, which the Hub"
-        " does not know any more; for administrators",
+        "Let the next start restore the session's old login, which the Hub no longer"
+        " knows; for administrators",
         answer=SessionView,
         errors=(404,),
     )

@@ -199,7 +199,8 @@ class AgentClient:
 
     # --- doing
     # ``pod`` is the uid of the session's pod, where sessions are pods; ``facts`` are
-    # what the API server knows of it: ``key``, ``image``, ``node_labels``.
+    # what the API server knows of it: ``key``, ``image``, ``node_labels``,
+    # ``session``, ``account``.
     def capture(
         self,
         incarnation: str,

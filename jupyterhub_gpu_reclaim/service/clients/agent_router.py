@@ -159,6 +159,8 @@ class AgentRouter:
                 Tree(
                     incarnation=pod.incarnation,
                     key=pod.key,
+                    session=pod.session,
+                    account=pod.account,
                     state=TreeState.UNKNOWN,
                     init_pid=0,
                     pod=pod.uid,
@@ -169,7 +171,12 @@ class AgentRouter:
         self._agents.heard(node)
         return [
             msgspec.structs.replace(
-                tree, key=pod.key, ending=tree.ending or pod.ending, node=node
+                tree,
+                key=pod.key,
+                session=pod.session,
+                account=pod.account,
+                ending=tree.ending or pod.ending,
+                node=node,
             )
             for tree in told
             if (pod := ours.get((tree.incarnation, tree.pod))) is not None
@@ -243,6 +250,8 @@ class AgentRouter:
             key=pod.key,
             image=pod.image,
             node_labels=await self._labels_of(pod),
+            session=pod.session,
+            account=pod.account,
         )
         with named(pod.node):
             async for event in events:

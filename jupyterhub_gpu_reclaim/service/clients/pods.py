@@ -20,6 +20,8 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 INCARNATION = "gpu-reclaim/incarnation"
 USER = "gpu-reclaim/user"
 SERVER = "gpu-reclaim/server"
+SESSION = "gpu-reclaim/session"
+ACCOUNT = "gpu-reclaim/account"
 CONTAINER = "notebook"
 #: The scheduler's word for devices that are claimed (DRA), and that no node has free.
 _UNCLAIMED = "cannot allocate all claims"
@@ -129,6 +131,16 @@ class Pod(_Object, frozen=True, rename="camel"):
         """Whose session is in it, as its spawner has noted."""
         notes = self.metadata.annotations or {}
         return SessionKey(notes.get(USER, ""), notes.get(SERVER, ""))
+
+    @property
+    def session(self) -> str:
+        """Id of that session; empty: an older spawner has not noted it."""
+        return (self.metadata.annotations or {}).get(SESSION, "")
+
+    @property
+    def account(self) -> str:
+        """The account at the Hub that it belongs to; empty: likewise."""
+        return (self.metadata.annotations or {}).get(ACCOUNT, "")
 
     @property
     def ready(self) -> bool:

@@ -119,7 +119,7 @@ class Notices(Configurable):
         "",
         help="""Receiver of an e-mail, with ``{user}`` for the session's user.
 
-        Who has a name that makes no address gets none. Empty: not possible where
+        A user whose name makes no address gets none. Empty: not possible where
         ``mail_server`` is set. Example: "{user}@example.org", or "{user}" where users'
         names are their addresses.
         """,

@@ -184,8 +184,8 @@ class Options(Configurable):
         min=0,
         max=366 * _DAY,
         help="Longest time in seconds for which somebody may ask that a session be"
-        " left alone, for example 86400 for a day. Who has the manage scope may ask for"
-        " a year. 0: nobody else may ask.",
+        " left alone, for example 86400 for a day. Holders of the manage scope may ask"
+        " for a year. 0: nobody else may ask.",
     ).tag(config=True)
 
     own_idle_shortest = Float(
@@ -210,8 +210,8 @@ class Options(Configurable):
         min=0,
         help="Seconds for which one user may have sessions left alone in any 24 hours,"
         " all their sessions together; what lies ahead counts, and what is taken back"
-        " can be used again. Fairer to others where it is short. Who has the manage"
-        " scope is not bound. 0: no such limit. Example: 14400 for four hours a day.",
+        " can be used again. Fairer to others where it is short. Holders of the manage"
+        " scope are not bound. 0: no such limit. Example: 14400 for four hours a day.",
     ).tag(config=True)
 
     orphan_grace = Float(
@@ -273,8 +273,8 @@ class Options(Configurable):
     metrics_open = Bool(
         False,
         help="Whether `/metrics` needs no login. False: a Hub token with the scope"
-        " `read:metrics` or `custom:gpu-reclaim:manage`. The names of users never"
-        " stand in the metrics.",
+        " `read:metrics` or `custom:gpu-reclaim:manage`. The metrics never"
+        " contain users' names.",
     ).tag(config=True)
 
     trust_plain_http = Bool(

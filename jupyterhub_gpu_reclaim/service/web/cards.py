@@ -48,6 +48,9 @@ _BEGAN = {"busy": "Began", "warn": "Warned"}
 #: Idle times that are offered to choose from, in seconds, as far as the bounds allow.
 IDLE_TIMES = (600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0)
 
+#: Reasons against a suspend that say that it computes, other than for its GPU.
+_WORK = {one.value for one in (Reason.KERNEL_BUSY, Reason.CPU_BUSY, Reason.DATA_MOVES)}
+
 
 def state_of(phase: Phase) -> str:
     """A phase in words."""
@@ -195,7 +198,7 @@ def card(
         node=view.facts.node,
         gpu=_gpu(view),
         nap=_nap(view),
-        line=spark(line) if line is not None and live else None,
+        line=spark(line) if line is not None and view.gpus else None,
         idle=_idle(view, now) if live else None,
         wasted=byte_hours(wasted(view)),
         kept=_kept(view, now) if live else None,
@@ -292,7 +295,7 @@ def _due(view: SessionView, now: float) -> Moment | None:
 
 
 def _gpu(view: SessionView) -> str:
-    """What it holds: "12 GB on NVIDIA A100"; or what its suspend has freed."""
+    """What it holds: "12 GB on A100"; or what its suspend has freed."""
     if view.phase is Phase.SUSPENDED:
         freed = view.facts.gpus_held
         return f"{words.count(freed, 'GPU')} freed" if freed else ""
@@ -300,7 +303,7 @@ def _gpu(view: SessionView) -> str:
     out = f"{words.size(nap.bytes)} of GPU memory moved out" if nap else ""
     if not view.gpus:
         return out
-    names = sorted({gpu.name or "GPU" for gpu in view.gpus})
+    names = sorted({gpu.name.removeprefix("NVIDIA ") or "GPU" for gpu in view.gpus})
     held = [gpu.memory for gpu in view.gpus if gpu.memory is not None]
     text = ", ".join(names)
     if len(view.gpus) > 1:
@@ -329,17 +332,23 @@ def _nap(view: SessionView) -> str:
 
 def _idle(view: SessionView, now: float) -> Moment | None:
     at = view.usage.last_active if view.usage is not None else None
-    if at is None or at_work(view):
+    if at is None or work(view):
         return None
     return Moment(words.duration(now - at), _iso(at))
 
 
-def at_work(view: SessionView) -> bool:
-    """Whether it computes, though perhaps nobody has touched it for long."""
-    usage = view.usage
-    return usage is not None and (
-        bool(usage.busy_kernel) or (usage.gpu_percent or 0.0) >= WORKING_PERCENT
-    )
+def work(view: SessionView) -> str:
+    """What it computes, in a sentence, though nobody may have touched it for long."""
+    usage, verdict = view.usage, view.verdict
+    if usage is not None and usage.busy_kernel:
+        return f"Kernel {usage.busy_kernel} is busy."
+    percents = [usage.gpu_percent] if usage is not None else []
+    percents += [gpu.sm_percent for gpu in view.gpus]
+    if any(percent >= WORKING_PERCENT for percent in percents if percent is not None):
+        return "Its GPU is busy."
+    if verdict is not None and verdict.code in _WORK:
+        return verdict.message
+    return ""
 
 
 def wasted(view: SessionView, gpus: Sequence[GpuSample] | None = None) -> float:
@@ -452,15 +461,12 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
 
 
 def _suspend_asks(view: SessionView) -> str:
-    if not at_work(view):
-        return ""
-    usage = view.usage
-    busy = usage.busy_kernel if usage is not None else None
-    what = f"Kernel {busy} is busy." if busy else "Its GPU is busy."
-    return (
-        f"{what} Its programs stop until the session is resumed, and their connections"
-        " to other machines are cut."
+    what = work(view)
+    cut = (
+        "Its programs stop until the session is resumed, and their connections to other"
+        " machines are cut."
     )
+    return what and f"{what} {cut}"
 
 
 def _more(view: SessionView, longest_keep: float, *, manages: bool) -> list[Button]:

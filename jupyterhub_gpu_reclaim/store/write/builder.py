@@ -92,6 +92,8 @@ class CheckpointBuilder:
         generation: int,
         expected_bytes: int,
         parent: str,
+        session: str,
+        account: str,
     ) -> CheckpointWriter:
         """See :meth:`Repository.begin`."""
         if not layout.is_id(checkpoint):
@@ -118,7 +120,12 @@ class CheckpointBuilder:
                 read_back=options.read_back,
             )
             draft = Draft(
-                recipe=recipe, incarnation=incarnation, begun=begun, parent=parent
+                recipe=recipe,
+                incarnation=incarnation,
+                begun=begun,
+                parent=parent,
+                session=session,
+                account=account,
             )
             return self._writer(draft, base)
         except BaseException:

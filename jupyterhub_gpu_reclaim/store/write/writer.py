@@ -51,6 +51,8 @@ class Draft(Value, frozen=True, kw_only=True):
     incarnation: str
     begun: float  #: when the intent was published
     parent: str = ""  #: checkpoint that the incarnation was restored from
+    session: str = ""  #: id of the session
+    account: str = ""  #: that it belongs to
 
 
 class CheckpointWriter:
@@ -260,6 +262,8 @@ class CheckpointWriter:
             stored_bytes=own + index.length,
             deduplicated_bytes=self._pack_writers.counted(KNOWN),
             parent=self._draft.parent,
+            session=self._draft.session,
+            account=self._draft.account,
             **record,
         )
         body = Body(

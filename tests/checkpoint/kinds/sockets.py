@@ -441,6 +441,31 @@ STATES = [
         ),
     ),
     Kind(
+        "UNIX connection, not accepted yet, of a client that was there before",
+        "kept",
+        program=_later(
+            "name = b'\\0' + os.getcwd().encode() + b' listens later'\n"
+            "client = socket.socket(socket.AF_UNIX); other = os.pipe()\n"
+            "listener = socket.socket(socket.AF_UNIX)\n"
+            "listener.bind(name); listener.listen(); listener.settimeout(9)\n"
+            "client.connect(name)",
+            "(2, b'ok')",
+            "(client.send(b'ok'), listener.accept()[0].recv(9))",
+        ),
+    ),
+    Kind(
+        "UNIX datagram socket that leads to one that was made later",
+        "kept",
+        program=_later(
+            "name = b'\\0' + os.getcwd().encode() + b' is later'\n"
+            "client = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+            "later = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+            "later.bind(name); later.settimeout(9); client.connect(name)",
+            "(2, b'ok')",
+            "(client.send(b'ok'), later.recv(9))",
+        ),
+    ),
+    Kind(
         "UNIX stream with much unread",
         "kept",
         program=_later(

@@ -80,7 +80,7 @@ class CardGroups:
 
     def _group(self, card: CardId | None, rows: list[SessionView]) -> CardGroup:
         if card is None:
-            return CardGroup("none", "Hold no GPU", "", "", "", rows)
+            return CardGroup("none", "Without a GPU", "", "", "", rows)
         name = next(gpu.name for gpu in rows[0].gpus if _id(gpu) == card) or "GPU"
         title = f"{name} {card.uuid[:8]}"
         if card.instance is not None:

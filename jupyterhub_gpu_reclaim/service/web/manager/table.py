@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.service.web.cards import at_work, state_of, wasted
+from jupyterhub_gpu_reclaim.service.web.cards import state_of, wasted, work
 from jupyterhub_gpu_reclaim.service.web.manager.card_groups import CardGroups
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _percent(view: SessionView) -> float:
 
 def _idle_since(view: SessionView) -> float:
     at = view.usage.last_active if view.usage and view.phase.live else None
-    return _NEVER if at is None or at_work(view) else at
+    return _NEVER if at is None or work(view) else at
 
 
 def _wasted(view: SessionView) -> float:

@@ -5,7 +5,7 @@
  */
 import { about, button, element, terms } from "./elements.js";
 import {
-  clockTime, idleTimes, inFull, inLocalTime, keepChoices, keepLabel,
+  clockTime, idleTimes, inFull, inLocalTime, keepChoices, keepLabel, workOf,
 } from "./words.js";
 
 export class Panel {
@@ -53,7 +53,7 @@ export class Panel {
   }
 
   async open() {
-    this.said.textContent = "";
+    this.said.textContent = this.warnedOf = "";
     this.reasons.replaceChildren();
     this.choices.replaceChildren();
     this.tell(this.view, true);
@@ -141,11 +141,19 @@ export class Panel {
     );
   }
 
+  /** Suspends it; where it computes, only when that is pressed twice. */
   async suspend() {
+    const work = this.warnedOf ? "" : workOf(this.view ?? {});
+    this.warnedOf = work;
+    if (work) {
+      this.said.textContent = `${work} Its programs stop until it is resumed. Press again to suspend it.`;
+      return;
+    }
     this.say(await this.service.suspend(), () => "Suspending your session.");
   }
 
   say(answer, words) {
+    this.warnedOf = "";
     if (answer === null) {
       this.said.textContent = "The service does not answer. Try again later.";
     } else if (answer.ok) {

@@ -82,11 +82,19 @@ export function dueAt(view) {
   return view.suspends_at ?? view.verdict?.at ?? null;
 }
 
+/** What it computes, though perhaps nobody has touched it for long; "" for nothing. */
+export function workOf({ usage, gpus }) {
+  if (usage?.busy_kernel) {
+    return `Kernel ${usage.busy_kernel} is busy.`;
+  }
+  const percents = [usage?.gpu_percent, ...(gpus ?? []).map((one) => one.sm_percent)];
+  return percents.some((one) => one >= WORKING_PERCENT) ? "Its GPU is busy." : "";
+}
+
 /** Seconds since it was last used, null where it is in use or nobody knows. */
 export function idleFor(view, now) {
-  const { last_active: last, busy_kernel: busy, gpu_percent: percent } = view.usage ?? {};
-  const works = busy || percent >= WORKING_PERCENT;
-  return works || last == null || now - last < 60 ? null : now - last;
+  const last = view.usage?.last_active;
+  return workOf(view) || last == null || now - last < 60 ? null : now - last;
 }
 
 /** Memory and use of all its cards: {memory, percent}, null where it has none. */
@@ -160,7 +168,6 @@ export function inOneLine(view, now) {
 /** The same at length, as [name, value] lines. */
 export function inFull(view, now) {
   const gpu = gpuOf(view);
-  const idle = idleFor(view, now);
   const due = dueAt(view);
   const lines = [];
   const moved = movedOut(view);
@@ -175,8 +182,9 @@ export function inFull(view, now) {
       lines.push(["GPU in use", `${gpu.percent} %`]);
     }
   }
-  if (view.usage?.last_active != null) {
-    lines.push(["Last used", idle === null ? "just now" : `${duration(idle)} ago`]);
+  const last = view.usage?.last_active;
+  if (last != null) {
+    lines.push(["Last used", now - last < 60 ? "just now" : `${duration(now - last)} ago`]);
   }
   if (view.kept_until > now) {
     lines.push(["Kept until", clockTime(view.kept_until)]);

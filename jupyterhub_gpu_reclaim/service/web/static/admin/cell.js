@@ -38,13 +38,17 @@ function actionsOf(view) {
   return view.failure ? [resume, why] : [resume];
 }
 
+/** Whether its GPU works, though perhaps nobody has touched it for long. */
+export const worksOnGpu = (view) =>
+  Math.max(view.usage?.gpu_percent ?? 0, busiest(view) ?? 0) >= WORKING_PERCENT;
+
 /** What is worth a word beside the state. */
 function detailOf(view, now) {
   const { usage, phase } = view;
   if (phase === "warned" && view.suspends_at) return `at ${clock(view.suspends_at)}`;
   if (RUNS.includes(phase)) {
     if (usage?.busy_kernel) return "kernel busy";
-    if (usage?.gpu_percent >= WORKING_PERCENT) return "GPU busy";
+    if (worksOnGpu(view)) return "GPU busy";
     if (usage?.last_active == null) return "use not known";
     const idle = now - usage.last_active;
     return idle < 60 ? "in use" : `idle ${duration(idle)}`;
@@ -139,9 +143,8 @@ export class Cell {
     const [state, tone] = STATES[view.phase] ?? [view.phase, "calm"];
     const detail = detailOf(view, now);
     this.#put("state", [tone, state, detail], (place) => this.#state(place, state, tone, detail));
-    const runs = RUNS.includes(view.phase);
-    const percents = (runs && line?.gpu_percent) || [];
-    const [cards, use] = [cardsOf(view), runs ? busiest(view) : null];
+    const [cards, use] = [cardsOf(view), busiest(view)];
+    const percents = (cards.length && line?.gpu_percent) || [];
     this.#put("gpu", [cards, use, percents], (place) => this.#gpu(place, cards, use, percents));
     const actions = actionsOf(view);
     this.#put("choices", actions, (place) => this.#buttons(place, actions));

@@ -3,7 +3,7 @@
 // than we know, it says so in one line and leaves the Hub's page as it is.
 
 import { Api, Refusal } from "./api.js";
-import { RUNS } from "./cell.js";
+import { RUNS, worksOnGpu } from "./cell.js";
 import { ask, isOpen, messageLink, reasons, tell } from "./dialogs.js";
 import { Login, NotAllowed } from "./login.js";
 import { Table } from "./table.js";
@@ -232,7 +232,8 @@ class Panel {
     const { usage } = view;
     const idle = usage?.last_active == null ? 0 : Date.now() / 1000 - usage.last_active;
     const used = [];
-    if (usage?.busy_kernel) used.push(`Kernel ${usage.busy_kernel} is at work.`);
+    if (usage?.busy_kernel) used.push(`Kernel ${usage.busy_kernel} is busy.`);
+    else if (worksOnGpu(view)) used.push("Its GPU is busy.");
     else if (idle < IN_USE) {
       used.push(
         usage?.last_active == null
