@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common.term import HIGHEST, TERM
+from jupyterhub_gpu_reclaim.node.operations.known_term import FILE
 from tests.node import conftest as agent_tests
 from tests.support.agent import Place, goes_on, wait_for
 
@@ -144,3 +146,12 @@ def test_names_with_a_way_out_reach_no_file(agent, counter, name):
     assert sorted(agent.folder.iterdir()) == before
     assert agent.get("/v1/checkpoints").json() == []
     assert goes_on(counter)
+
+
+def test_term_counts_only_from_a_caller_with_the_token(agent):
+    with agent.client() as client:
+        client.headers["Authorization"] = "Bearer wrong-wrong-wrong-wrong"
+        for path in ("/v1/sessions", "/v1/hello", "/healthz", "/readyz", "/nothing"):
+            client.get(path, headers={TERM: f"{HIGHEST} x"})
+    assert agent.get("/v1/status").json()["term"] == 0
+    assert not (agent.folder / "state" / FILE).exists()

@@ -89,15 +89,6 @@ def test_order_without_a_term_is_obeyed_where_no_service_has_said_one(agent, cou
     assert goes_on(counter)
 
 
-def test_term_counts_only_from_a_caller_with_the_token(agent):
-    with agent.client() as client:
-        client.headers["Authorization"] = "Bearer wrong-wrong-wrong-wrong"
-        for path in ("/v1/sessions", "/v1/hello", "/healthz", "/readyz", "/nothing"):
-            client.get(path, headers={TERM: f"{HIGHEST} x"})
-    assert agent.get("/v1/status").json()["term"] == 0
-    assert not (agent.folder / "state" / FILE).exists()
-
-
 @pytest.mark.parametrize(
     "term", ["0 a", "-1 a", "1", "x a", f"{HIGHEST + 1} a", "1 a b", "1 é"]
 )
