@@ -112,7 +112,14 @@ class Owners:
         its = table.c.owner == placement.owner
         query = table.select().where(its & (table.c.server == placement.key.server))
         rows = self._sessions.journal.read(query)
-        return [SessionKey(row["user"], row["server"]) for row in rows]
+        noted = {SessionKey(row["user"], row["server"]) for row in rows}
+        told = {
+            row.key
+            for row in self._sessions.journal.sessions()
+            if row.account == placement.owner
+            and row.key.server == placement.key.server
+        }
+        return sorted(noted | told)
 
     def note(self, placement: Placement) -> None:
         """The server belongs to that account from now on, if to none before.
