@@ -122,6 +122,7 @@ class People:
             return
         self._world.ledger.give_up_all(key)
         self._deleting.add(key)
+        accounts = self._world.database.accounts
         try:
             if not await hub.delete(key):
                 return
@@ -129,7 +130,7 @@ class People:
             try:
                 await asyncio.sleep(event.share * 60.0)
             finally:
-                if key.user in self._world.database.accounts:
+                if self._world.database.accounts is not accounts:
                     # It was put back meanwhile: the account was never deleted.
                     self._world.ledger.account_is_back(key)
                 else:
