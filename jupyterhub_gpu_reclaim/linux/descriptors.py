@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import os
 import select
 import socket
 import sys
@@ -72,8 +73,24 @@ def copied(pidfd: int, descriptor: int) -> int:
     return checked(copy, "pidfd_getfd")
 
 
+def as_socket(descriptor: int) -> socket.socket:
+    """That socket as an object, which closes the descriptor; so does a failure.
+
+    Raises:
+        OSError: it is none.
+    """
+    try:
+        try:
+            return socket.socket(fileno=descriptor)
+        except OSError:  # Python asks for its name, and some families have none
+            return socket.socket(socket.AF_UNSPEC, fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
 @contextlib.contextmanager
 def borrow(pidfd: int, descriptor: int) -> Iterator[socket.socket]:
     """A copy of the process's socket, closed at the end; raises as ``copied``."""
-    with socket.socket(fileno=copied(pidfd, descriptor)) as end:
+    with as_socket(copied(pidfd, descriptor)) as end:
         yield end

@@ -42,7 +42,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Finding, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import fdstore, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.descriptors import as_socket, borrow
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
@@ -294,15 +294,12 @@ class HeldPorts:
     def _receive(self) -> None:
         for name, descriptor in fdstore.received():
             fdstore.forget(name)  # what is bound again is kept again
-            try:
-                one = socket.socket(fileno=descriptor)
-            except OSError:  # no socket
-                os.close(descriptor)
-                continue
-            if one.family in _FAMILIES:
-                self._received[_port_of(one)] = one
-            else:
-                one.close()
+            with contextlib.suppress(OSError):
+                one = as_socket(descriptor)
+                if one.family in _FAMILIES:
+                    self._received[_port_of(one)] = one
+                else:
+                    one.close()
 
     def _read(self) -> _Record:
         try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
-from jupyterhub_gpu_reclaim.linux.descriptors import copied
+from jupyterhub_gpu_reclaim.linux.descriptors import as_socket, copied
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -74,7 +74,7 @@ class HeldNames:
 def _copy(pid: int, descriptor: int) -> socket.socket:
     process = os.pidfd_open(pid)
     try:
-        return socket.socket(fileno=copied(process, descriptor))
+        return as_socket(copied(process, descriptor))
     finally:
         os.close(process)
 

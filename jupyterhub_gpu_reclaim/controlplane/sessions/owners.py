@@ -116,8 +116,7 @@ class Owners:
         told = {
             row.key
             for row in self._sessions.journal.sessions()
-            if row.account == placement.owner
-            and row.key.server == placement.key.server
+            if row.account == placement.owner and row.key.server == placement.key.server
         }
         return sorted(noted | told)
 

@@ -25,7 +25,11 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import copied, unread_bytes
+from jupyterhub_gpu_reclaim.linux.descriptors import (
+    as_socket,
+    copied,
+    unread_bytes,
+)
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connection
 
@@ -209,7 +213,7 @@ class Unread:
 
 def peek(copy: int) -> bytes:
     """The unread bytes of a connection, which stay there; at most ``PEEK_BYTES``."""
-    with socket.socket(fileno=os.dup(copy)) as end, contextlib.suppress(OSError):
+    with as_socket(os.dup(copy)) as end, contextlib.suppress(OSError):
         return end.recv(PEEK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return b""
 
@@ -276,7 +280,7 @@ def _mount_of(pid: int, fd: int) -> int:
 def _socket_kind(
     copy: int, pid: int, connection: ConnectionFile | None
 ) -> InputKind | None:
-    with socket.socket(fileno=os.dup(copy)) as end:
+    with as_socket(os.dup(copy)) as end:
         inet = end.family in {socket.AF_INET, socket.AF_INET6}
         if not inet and end.family != socket.AF_UNIX:
             return None
@@ -315,7 +319,7 @@ def _count(copy: int) -> int:
 
 
 def _requests(listener: int) -> int:
-    with socket.socket(fileno=os.dup(listener)) as end, contextlib.suppress(OSError):
+    with as_socket(os.dup(listener)) as end, contextlib.suppress(OSError):
         raw = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         return max(1, int(_UNACKED.unpack(raw)[0]))
     return 1
