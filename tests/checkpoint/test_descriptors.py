@@ -31,6 +31,6 @@ def test_socket_of_a_family_without_names_is_looked_at_and_closed_again():
 
 def test_what_is_no_socket_is_an_error_and_closed():
     before = descriptors()
-    with pytest.raises(OSError, match="not a socket|non-socket|socket"):
+    with pytest.raises(OSError, match="socket"):
         as_socket(os.open("/dev/null", os.O_RDONLY))
     assert descriptors() == before
