@@ -46,8 +46,8 @@ class Ledger:
         self._wishes: dict[SessionKey, object] = {}
         self._lives: dict[SessionKey, int] = defaultdict(int)
         self._words = 0
-        #: words of accounts that were deleted
-        self._former: dict[SessionKey, list[str]] = defaultdict(list)
+        #: words of accounts that were deleted, and the account
+        self._former: dict[SessionKey, list[tuple[str, str]]] = defaultdict(list)
 
     # --- words
     def new_life(self, key: SessionKey) -> str:
@@ -81,13 +81,12 @@ class Ledger:
             if saved.info.key == key:
                 self.give_up(key, self.contents[saved.info.id])
 
-    def account_deleted(self, key: SessionKey) -> None:
-        """All that was given up until now belonged to an account that is no more."""
-        self._former[key] = list(self._given_up[key])
+    def account_deleted(self, key: SessionKey, account: str) -> None:
+        """All that was given up until now belonged to that account, which is no more.
 
-    def account_is_back(self, key: SessionKey) -> None:
-        """It was not deleted, as far as its Hub knows, whose database was put back."""
-        self._former[key] = []
+        Unless the Hub's database is put back, which then knows no other one.
+        """
+        self._former[key] = [(word, account) for word in self._given_up[key]]
 
     def choose(self, key: SessionKey, checkpoint: str) -> Callable[[], None]:
         """A person wants that checkpoint, and no newer one, to come back.
@@ -252,7 +251,8 @@ class Ledger:
         assert place.tree is not None
         key, word = place.key, place.tree.contents
         self.history.say(f"{key} came back from {checkpoint} and holds {word}")
-        if any(is_after(each, word) for each in self._former[key]):
+        whose = {old for each, old in self._former[key] if is_after(each, word)}
+        if whose - {place.account}:
             self._wrong(
                 "what is deleted stays so",
                 f"{key} is {word}, of an account that is gone",

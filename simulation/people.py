@@ -123,17 +123,15 @@ class People:
         self._world.ledger.give_up_all(key)
         self._deleting.add(key)
         accounts = self._world.database.accounts
+        account = accounts.get(key.user, "")
         try:
             if not await hub.delete(key):
                 return
-            self._world.ledger.account_deleted(key)
+            self._world.ledger.account_deleted(key, account)
             try:
                 await asyncio.sleep(event.share * 60.0)
             finally:
-                if self._world.database.accounts is not accounts:
-                    # It was put back meanwhile: the account was never deleted.
-                    self._world.ledger.account_is_back(key)
-                else:
+                if self._world.database.accounts is accounts:  # else it is put back
                     self._world.add_account(key.user)
         finally:
             self._deleting.discard(key)

@@ -224,7 +224,7 @@ async def _may_be_anything(self: StartPlanner, row: Any, placement: Any) -> Any:
     observed = self.facts(row.key, trees, saved)
     for tree in observed.left():
         if tree.state is TreeState.RUNNING:
-            return await self._adopt(row, tree)
+            return await self._adopt(row, tree, placement)
         if tree.state is TreeState.CAPTURED:
             await self._captured(row, tree, observed)
             return None

@@ -43,7 +43,11 @@ FOUND = (
     # An agent beside its watchdog; one that is suspended as it is written to; a clock
     # that is put back, and is ahead still.
     *(923000442, 927000892, 921000711, 922000903, 923000788, 932000355, 933000647),
-    *(2931000553, 2931001155, 2934002621),
+    # What a session's id and account tell: a session that a Hub and a journal of before
+    # take for another life; a tree, or what was saved, of another account.
+    *(2931000553, 2931001155, 2934002621, 506018170025, 4110316845025, 3311000227),
+    *(3315000115, 3312000362, 3307000041, 3308000387, 3306000409, 3312000319),
+    *(3315000037, 3315000121),
 )
 
 

@@ -195,7 +195,7 @@ class StartPlanner:
             return None
         for tree in observed.left():
             if tree.runs:
-                return await self._adopt(row, tree)
+                return await self._adopt(row, tree, placement)
         if await self._took_over(row, placement, observed):
             return None
         doubt = self._doubt(row, placement)
@@ -405,7 +405,7 @@ class StartPlanner:
         """What runs is adopted, what is frozen taken up; else what is saved counts."""
         for tree in observed.left():
             if tree.runs:
-                return await self._adopt(row, tree)
+                return await self._adopt(row, tree, placement)
             if tree.state is TreeState.CAPTURED:
                 await self._captured(row, tree, observed)
                 return None
@@ -418,9 +418,13 @@ class StartPlanner:
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="restore")
         return await self._nothing_runs(row, placement, observed)
 
-    async def _adopt(self, row: SessionRow, tree: Tree) -> StartPlan | None:
+    async def _adopt(
+        self, row: SessionRow, tree: Tree, placement: Placement
+    ) -> StartPlan | None:
         if await self._ends(tree):
             return None
+        if self._sessions.owners is not None:
+            self._sessions.owners.refuse_anothers(tree, placement)
         if row.phase not in LIVE or tree.incarnation != row.incarnation:
             adoption.running(self._sessions, row, tree, self._settings)
         elif row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:

@@ -14,7 +14,6 @@ from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     Refused,
-    StoreError,
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import (
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
-    from jupyterhub_gpu_reclaim.common.models import Tree
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
@@ -185,6 +184,8 @@ class StopPlanner:
         row = self._sessions.row(row.key)
         found = lineage.found(row, observed)
         if not found:
+            if await self._is_saved_elsewhere(placement):
+                return StopPlan(action="keep")
             # The Hub asks about an earlier life: what it was told of this one is lost.
             there = row.phase in {*SAVED, *LIVE, Phase.RESUMING}
             return StopPlan(action="keep" if there and row.checkpoint else "stop")
@@ -194,6 +195,13 @@ class StopPlanner:
         # The Hub remembers that incarnation, which is as good as its checkpoint.
         adoption.saved(self._sessions, row, observed, self._settings, newest.id)
         return StopPlan(action="release", checkpoint=newest.id)
+
+    async def _is_saved_elsewhere(self, placement: Placement) -> bool:
+        """Whether that very session was saved under its user's former name."""
+        return placement.session != "" and any(
+            info.session == placement.session and info.key != placement.key
+            for info in await self._agent.checkpoints()
+        )
 
     async def _take_captured(self, row: SessionRow, checkpoint: str) -> StopPlan:
         """A captured tree that the journal does not know is released, not stopped."""
@@ -258,21 +266,13 @@ class StopPlanner:
                 whether the programs live, and keeps what may come back if not.
             StoreError: they have ended, and it is not known what may come back.
         """
-        trees: Sequence[Tree] | None = None
-        try:
-            trees = await self._agent.trees(row.key)
-            if any(
-                tree.incarnation == row.incarnation and tree.state is not TreeState.GONE
-                for tree in trees
-            ):
-                return False
-            saved = await self._agent.checkpoints(row.key)
-        except (Unreachable, StoreError):
-            if row.checkpoint or not self._sessions.store_seen:
-                raise
-            if trees is None and await self._is_saved_unknown(row.key):
-                raise
-            return False  # as far as anybody knows, nothing of it was ever saved
+        trees = await self._agent.trees(row.key)
+        if any(
+            tree.incarnation == row.incarnation and tree.state is not TreeState.GONE
+            for tree in trees
+        ):
+            return False
+        saved = await self._agent.checkpoints(row.key)
         now = self._sessions.row(row.key)
         # Not the whole row: an order that came meanwhile does not undo what is lost.
         session = (row.incarnation, row.checkpoint)
@@ -282,20 +282,12 @@ class StopPlanner:
         if observed.whole():
             self._look(row.key)
             return True
-        missed = [s for s in observed.unknown() if s.incarnation == row.incarnation]
+        missed = [info for info in observed.unknown() if _is_its(info, row)]
         if missed:
             adoption.saved(self._sessions, now, observed, self._settings, missed[-1].id)
         elif info := observed.checkpoint(row.checkpoint):
             adoption.lost(self._sessions, now, info)
         return False
-
-    async def _is_saved_unknown(self, key: SessionKey) -> bool:
-        """Whether the store has what the journal does not know: it is an older one."""
-        try:
-            saved = await self._agent.checkpoints(key)
-        except (Unreachable, StoreError):
-            return False
-        return bool(self._starts.facts(key, (), saved).unknown())
 
     async def release(self, placement: Placement) -> None:
         """See ``Controller.release``."""
@@ -392,3 +384,10 @@ class StopPlanner:
         line = self._sessions.audit_line(key, program, "user deleted")
         self._sessions.update(key, line)
         self._look(key)
+
+
+def _is_its(info: CheckpointInfo, row: SessionRow) -> bool:
+    """Whether that checkpoint is of the row's session; older agents wrote no id."""
+    if info.session and row.session:
+        return info.session == row.session
+    return info.incarnation == row.incarnation

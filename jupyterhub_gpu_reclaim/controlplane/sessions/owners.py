@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Placement
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Placement, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -88,6 +88,17 @@ class Owners:
             self._sessions.journal.write(*_replace(key, claim))
             self.spare(key)
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+
+    @staticmethod
+    def refuse_anothers(tree: Tree, placement: Placement) -> None:
+        """Check that what runs is that account's; older spawners have noted none.
+
+        Raises:
+            Refused: ``not_adopted``.
+        """
+        if placement.owner and tree.account not in {"", placement.owner}:
+            user = placement.key.user
+            raise Refused(Reason.NOT_ADOPTED, user=user, why=_ANOTHER)
 
     def spare(self, key: SessionKey) -> None:
         """Check that no former account's session runs, which may not be ended.
