@@ -30,8 +30,8 @@ def test_rewrite_files_untouched_entries_keep_their_bytes():
 
 
 def test_rewrite_files_unknown_fields_survive_a_change():
-    # opts (14), a message that we do not declare, within isk; fown (13) likewise.
-    isk = b"\x10\x09" + b"\x72\x03abc" + b"\x6a\x02xy"
+    # ip_opts (16), a message that we do not declare, within isk; fown (13) likewise.
+    isk = b"\x10\x09" + b"\x82\x01\x03abc" + b"\x6a\x02xy"
     payload = b"\x08\x04\x10\x01" + b"\x22" + bytes([len(isk)]) + isk + b"\xaa\x01\x01z"
 
     def change(entry):
@@ -40,7 +40,7 @@ def test_rewrite_files_unknown_fields_survive_a_change():
 
     image = images.join(images.FILES_MAGIC, [payload])
     (after,) = images.split(images.rewrite_files(image, change), images.FILES_MAGIC)
-    assert b"\x72\x03abc" in after
+    assert b"\x82\x01\x03abc" in after
     assert b"\x6a\x02xy" in after
     assert b"\xaa\x01\x01z" in after
     assert images.parse("file_entry", after).isk.state == 7

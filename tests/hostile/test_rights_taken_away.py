@@ -221,7 +221,7 @@ def test_root_of_before_comes_back_only_with_the_rights_that_made_it(
     monkeypatch, user, others, told
 ):
     made = tree(server=core(groups=[GID, STAFF, DATA]), other=core(**others))
-    words = written(InitArguments("i", "ada", "", "", True, user))
+    words = written(InitArguments("i", "ada", "", "", True, system_user=user))
     words = [b"session_init", *(word.encode() for word in words)]
     monkeypatch.setattr(lost_rights.procfs, "words", lambda *_: words)
     saved = {f"criu/{name}": image for name, image in made.items()}

@@ -18,7 +18,8 @@ FROZEN = (
     b'"state":"done","seconds":1.5,"bytes":10,"total_bytes":10}],"failure":null}'
 )
 #: What has been added since: a session without a GPU or a pod has none of it.
-PARENT = b',"parent":"","nap":null,"image":"","ran":false}'
+LATER = b'"image":"","ran":false,"session":"","account":""}'
+PARENT = b',"parent":"","nap":null,' + LATER
 ADDED = (
     b',"gpus":null,"memory_limit":{"file":"","bytes":0,"above":null},"pod":""' + PARENT
 )
@@ -96,7 +97,7 @@ def test_record_with_a_nap_is_understood_and_written_with_what_was_added(
     assert found.naps
     assert found.nap.gpus.needed([302]) == {"ab": 5}
     written = there[:-2].replace(b'"start":4711', b'"start":4711,"group":0')
-    written += b',"moving":[],"partly":false},"image":"","ran":false}'
+    written += b',"moving":[],"partly":false},' + LATER
     assert msgspec.json.encode(found) == written
     assert not found.at(Stage.CAPTURING, []).naps
     assert not found.woken().naps

@@ -142,9 +142,7 @@ async def test_sample_of_one_proxied_program_says_so_and_counts_its_own_work(sta
         server.stop()
     assert not taken.jupyter
     assert (taken.kernels, taken.terminals) == ([], [])
-    ended = sum(os.times()[2:4])  # of children: of the tests before this one
-    assert taken.cpu_server > 0
-    assert taken.cpu_work == pytest.approx(taken.cpu_server + ended, abs=0.05)
+    assert taken.cpu_work >= taken.cpu_server > 0  # ended children count, too
     assert taken.paged == taken.moved is not None
 
 
