@@ -8,9 +8,12 @@ pids, so two sessions come to want one name.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 
 import pytest
+
+from tests.support.agent import wait_for
 
 pytestmark = pytest.mark.shares_an_agent
 
@@ -33,8 +36,18 @@ PROPER = (
 @contextlib.contextmanager
 def bound(kind, name):
     with socket.socket(socket.AF_UNIX, kind) as one:
-        one.bind(name)
+        wait_for(lambda: _binds(one, name))  # a look of the agent's may have a copy
         yield one
+
+
+def _binds(one, name):
+    try:
+        one.bind(name)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
 
 
 def suspended(agent, server, checkpoint):
