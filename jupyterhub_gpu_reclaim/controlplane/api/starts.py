@@ -423,8 +423,9 @@ class StartPlanner:
     ) -> StartPlan | None:
         if await self._ends(tree):
             return None
-        if self._sessions.owners is not None:
-            self._sessions.owners.refuse_anothers(tree, placement)
+        owners = self._sessions.owners
+        if owners is not None and not renewal_ordered(self._sessions, row.key):
+            owners.refuse_anothers(tree, placement)
         if row.phase not in LIVE or tree.incarnation != row.incarnation:
             adoption.running(self._sessions, row, tree, self._settings)
         elif row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:

@@ -93,6 +93,8 @@ class Owners:
     def refuse_anothers(tree: Tree, placement: Placement) -> None:
         """Check that what runs is that account's; older spawners have noted none.
 
+        An administrator's order to renew its login says that it is.
+
         Raises:
             Refused: ``not_adopted``.
         """
