@@ -394,6 +394,7 @@ async def test_visit_adopts_no_return_that_the_service_itself_has_given_up(world
     world.hub.states[KEY] = "stopped"
     await world.until(lambda: agent.asked)
     world.hub.states[KEY] = "spawning"
+    await asyncio.sleep(0.5)  # a look that still saw it stopped has ended
     world.node.hold_at = ""
     await world.until(lambda: world.node.living(KEY))
     assert world.phase(controller) == "resuming"

@@ -125,6 +125,7 @@ async def test_kill_that_a_former_service_has_sent_does_not_end_what_its_success
     await world.until(second.ready)
     # … while the Hub says that it runs: it is the session after all.
     await world.until(lambda: world.phase() == "running")
+    await world.until(lambda: agent.get("/v1/status").json()["term"] == 2)
     wire.let_go.set()
     answer = await wire.answer
 
