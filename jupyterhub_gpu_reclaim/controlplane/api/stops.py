@@ -119,6 +119,8 @@ class StopPlanner:
             if await self._look_for_loss(row):
                 return StopPlan(action="keep")
             row = self._sessions.row(key)
+            if not self._is(row, placement):  # another was adopted while we looked
+                return await self._unknown(row, placement)
         if row.phase in SAVED or row.phase is Phase.RESUMING:
             return self._release(key)
         return StopPlan(action="stop")
