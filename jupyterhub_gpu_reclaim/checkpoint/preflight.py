@@ -82,7 +82,7 @@ from jupyterhub_gpu_reclaim.linux import (
     ptrace,
     scheduling,
 )
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow_from
 from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, unix_sockets
@@ -125,17 +125,9 @@ def unsupported_kind(pid: int, fd: int) -> str:
 
     Also empty when the process or the descriptor has gone.
     """
-    try:
-        process = os.pidfd_open(pid)
-    except OSError:
-        return ""
-    try:
-        with borrow(process, fd) as one:
-            return _socket_kind(one)
-    except OSError:
-        return ""
-    finally:
-        os.close(process)
+    with contextlib.suppress(OSError), borrow_from(pid, fd) as one:
+        return _socket_kind(one)
+    return ""
 
 
 def _socket_kind(one: socket.socket) -> str:

@@ -89,6 +89,11 @@ class GpuSample(Value, frozen=True, kw_only=True):
     sm_percent: float | None = None  #: of the time since the last sample
     memory_percent: float | None = None  #: likewise, of its memory's bandwidth
 
+    @property
+    def model(self) -> str:
+        """The card's name without its maker; "GPU" where it has none."""
+        return self.name.removeprefix("NVIDIA ") or "GPU"
+
 
 class KernelSample(Value, frozen=True, kw_only=True):
     """One Jupyter kernel, as reported by the session's own server."""

@@ -59,6 +59,7 @@ def unread_bytes(descriptor: int) -> int:
     return int.from_bytes(answer, sys.byteorder, signed=True)
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _SYS_PIDFD_GETFD: Final = 438  #: the same on all architectures
 
 
@@ -68,9 +69,21 @@ def copied(pidfd: int, descriptor: int) -> int:
     Raises:
         OSError: the process has ended, has no such descriptor, or may not be traced.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    copy = libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0)
+    copy = _libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0)
     return checked(copy, "pidfd_getfd")
+
+
+def copied_from(pid: int, descriptor: int) -> int:
+    """The same by a pid, which may be another process's by now: who asks judges that.
+
+    Raises:
+        OSError: as :func:`copied`.
+    """
+    process = os.pidfd_open(pid)
+    try:
+        return copied(process, descriptor)
+    finally:
+        os.close(process)
 
 
 def as_socket(descriptor: int) -> socket.socket:
@@ -93,4 +106,11 @@ def as_socket(descriptor: int) -> socket.socket:
 def borrow(pidfd: int, descriptor: int) -> Iterator[socket.socket]:
     """A copy of the process's socket, closed at the end; raises as ``copied``."""
     with as_socket(copied(pidfd, descriptor)) as end:
+        yield end
+
+
+@contextlib.contextmanager
+def borrow_from(pid: int, descriptor: int) -> Iterator[socket.socket]:
+    """The same by a pid; raises as ``copied_from``."""
+    with as_socket(copied_from(pid, descriptor)) as end:
         yield end

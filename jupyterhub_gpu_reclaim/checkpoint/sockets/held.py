@@ -42,11 +42,11 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Finding, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import fdstore, procfs
-from jupyterhub_gpu_reclaim.linux.descriptors import as_socket, borrow
+from jupyterhub_gpu_reclaim.linux.descriptors import as_socket, borrow_from
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
 
 #: What the suspended sessions of one user may keep on one machine.
 PER_USER: Final = 512
@@ -104,7 +104,11 @@ class HeldPorts:
 
     def findings(self, user: str, count: int) -> list[Finding]:
         """Why so many more cannot be held for that user; empty is good."""
-        held = self._read().held.values()
+        return self._beyond_budget(self._read().held.values(), user, count)
+
+    def _beyond_budget(
+        self, held: Collection[Needs], user: str, count: int
+    ) -> list[Finding]:
         mine = sum(len(one.ports) for one in held if one.user == user)
         others = sum(len(one.ports) for one in held)
         if mine + count > self._per_user:
@@ -136,13 +140,15 @@ class HeldPorts:
         """
         wanted = sorted(set(ports))
         with self._lock:
-            record = self._read()
-            needs = record.held.get(checkpoint)
+            held = self._read().held
+            needs = held.get(checkpoint)
             if needs is None:
-                needs = self._within_budget(checkpoint, user, wanted, list(names))
+                needs = self._within_budget(
+                    held.values(), checkpoint, user, wanted, list(names)
+                )
                 if not needs.ports and not needs.names:
                     return
-                self._write({**record.held, checkpoint: needs})
+                self._write({**held, checkpoint: needs})
             if pids:
                 _share_with_root(pids, {port.port for port in needs.ports})
                 self._names.copy(checkpoint, needs.names, pids)
@@ -233,12 +239,16 @@ class HeldPorts:
         return min((high - low + 1) // _SHARE, _MOST)
 
     def _within_budget(
-        self, checkpoint: str, user: str, ports: list[Port], names: list[Name]
+        self,
+        held: Collection[Needs],
+        checkpoint: str,
+        user: str,
+        ports: list[Port],
+        names: list[Name],
     ) -> Needs:
-        for one in self.findings(user, len(ports)) if ports else ():
+        for one in self._beyond_budget(held, user, len(ports)) if ports else ():
             _log.warning("- no port is held for %s: %s", checkpoint, one)
             ports = []
-        held = self._read().held.values()
         mine = sum(len(one.names) for one in held if one.user == user)
         room = max(0, self._per_user - mine)
         if len(names) > room:
@@ -343,20 +353,10 @@ def _share_with_root(pids: Collection[int], numbers: Collection[int]) -> None:
     """Let root bind beside the sockets of those processes, and let nobody else."""
     inet.reset_unheld(os.getpid(), pids)  # these would be in the way
     for pid, descriptor in inet.tree_inodes(pids).values():
-        with contextlib.suppress(OSError), _borrowed(pid, descriptor) as one:
+        with contextlib.suppress(OSError), borrow_from(pid, descriptor) as one:
             if one.family in _FAMILIES and one.getsockname()[1] in numbers:
                 os.fchown(one.fileno(), 0, -1)
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-
-
-@contextlib.contextmanager
-def _borrowed(pid: int, descriptor: int) -> Iterator[socket.socket]:
-    process = os.pidfd_open(pid)
-    try:
-        with borrow(process, descriptor) as one:
-            yield one
-    finally:
-        os.close(process)
 
 
 def _bound(port: Port) -> socket.socket:

@@ -8,13 +8,12 @@ is closed just before CRIU binds the name. Who is quicker then is told as the ob
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
-from jupyterhub_gpu_reclaim.linux.descriptors import as_socket, copied
+from jupyterhub_gpu_reclaim.linux.descriptors import as_socket, copied_from
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -37,7 +36,7 @@ class HeldNames:
         here = self._sockets.setdefault(checkpoint, {})
         for pid, descriptor in inet.tree_inodes(pids).values():
             with contextlib.suppress(OSError):
-                one = _copy(pid, descriptor)
+                one = as_socket(copied_from(pid, descriptor))
                 name = _owned(one)
                 if name is None or name in here or name not in names:
                     one.close()
@@ -69,14 +68,6 @@ class HeldNames:
         """Hold nothing for it any more."""
         for one in self._sockets.pop(checkpoint, {}).values():
             one.close()
-
-
-def _copy(pid: int, descriptor: int) -> socket.socket:
-    process = os.pidfd_open(pid)
-    try:
-        return as_socket(copied(process, descriptor))
-    finally:
-        os.close(process)
 
 
 def _owned(one: socket.socket) -> Name | None:

@@ -11,13 +11,12 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import os
 import select
 import socket
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import datagrams, options
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow, unread_bytes
+from jupyterhub_gpu_reclaim.linux.descriptors import borrow_from, unread_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -88,20 +87,10 @@ def waiting_at(
 
 
 def _has_sent(pid: int, fd: int) -> bool:
-    with contextlib.suppress(OSError), _borrowed(pid, fd) as end:
+    with contextlib.suppress(OSError), borrow_from(pid, fd) as end:
         answer = fcntl.ioctl(end.fileno(), _SIOCOUTQ, bytes(4))
         return any(answer)
     return False
-
-
-@contextlib.contextmanager
-def _borrowed(pid: int, fd: int) -> Iterator[socket.socket]:
-    process = os.pidfd_open(pid)
-    try:
-        with borrow(process, fd) as end:
-            yield end
-    finally:
-        os.close(process)
 
 
 def of_process(pid: int, numbers: Iterable[int]) -> tuple[set[str], set[str]]:
@@ -109,7 +98,7 @@ def of_process(pid: int, numbers: Iterable[int]) -> tuple[set[str], set[str]]:
     never: set[str] = set()
     later: set[str] = set()
     for fd in numbers:
-        with contextlib.suppress(OSError), _borrowed(pid, fd) as end:
+        with contextlib.suppress(OSError), borrow_from(pid, fd) as end:
             never.update(unsavable(end))
             later.update(waiting(end))
     return never, later

@@ -91,7 +91,7 @@ def _cells(view: SessionView, now: float) -> tuple[object, ...]:
 
 def _cards(view: SessionView) -> str:
     """The models of its cards: ``H200``, ``2x H200``."""
-    models = Counter(gpu.name.removeprefix("NVIDIA ") or "GPU" for gpu in view.gpus)
+    models = Counter(gpu.model for gpu in view.gpus)
     shown = [
         f"{count}x {name}" if count > 1 else name for name, count in models.items()
     ]

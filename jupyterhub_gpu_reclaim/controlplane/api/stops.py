@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     StopPlan,
     TreeState,
+    of_session,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
@@ -181,12 +182,13 @@ class StopPlanner:
         Nobody has stopped it: where anything may come back, the Hub must not forget the
         session. What it came from may be all that is left of it; the reconciler asks.
         """
-        saved = await self._agent.checkpoints(row.key)
+        all_saved = await self._agent.checkpoints()
+        saved = of_session(row.key, all_saved)
         observed = self._starts.facts(row.key, trees, saved)
         row = self._sessions.row(row.key)
         found = lineage.found(row, observed)
         if not found:
-            if await self._is_saved_elsewhere(placement):
+            if _is_elsewhere(placement, all_saved):
                 return StopPlan(action="keep")
             # The Hub asks about an earlier life: what it was told of this one is lost.
             there = row.phase in {*SAVED, *LIVE, Phase.RESUMING}
@@ -197,13 +199,6 @@ class StopPlanner:
         # The Hub remembers that incarnation, which is as good as its checkpoint.
         adoption.saved(self._sessions, row, observed, self._settings, newest.id)
         return StopPlan(action="release", checkpoint=newest.id)
-
-    async def _is_saved_elsewhere(self, placement: Placement) -> bool:
-        """Whether that very session was saved under its user's former name."""
-        return placement.session != "" and any(
-            info.session == placement.session and info.key != placement.key
-            for info in await self._agent.checkpoints()
-        )
 
     async def _take_captured(self, row: SessionRow, checkpoint: str) -> StopPlan:
         """A captured tree that the journal does not know is released, not stopped."""
@@ -386,6 +381,14 @@ class StopPlanner:
         line = self._sessions.audit_line(key, program, "user deleted")
         self._sessions.update(key, line)
         self._look(key)
+
+
+def _is_elsewhere(placement: Placement, saved: Sequence[CheckpointInfo]) -> bool:
+    """Whether that very session was saved under its user's former name."""
+    return placement.session != "" and any(
+        info.session == placement.session and info.key != placement.key
+        for info in saved
+    )
 
 
 def _is_its(info: CheckpointInfo, row: SessionRow) -> bool:

@@ -80,7 +80,7 @@ class Owners:
             row, own = self._sessions.row(key), placement.checkpoint
             # The Hub remembers it of that account: the journal is older than that.
             found = row.phase is Phase.SUSPENDED and own == row.checkpoint != ""
-            found = found and not self._is_anothers(own, owner)
+            found = found and not self._names_another(own, owner)
             if found or row.phase is Phase.STOPPED:
                 self.hand_over(key, owner, fresh=True, own=own)
                 return
@@ -125,13 +125,7 @@ class Owners:
         its = table.c.owner == placement.owner
         query = table.select().where(its & (table.c.server == placement.key.server))
         rows = self._sessions.journal.read(query)
-        noted = {SessionKey(row["user"], row["server"]) for row in rows}
-        told = {
-            row.key
-            for row in self._sessions.journal.sessions()
-            if row.account == placement.owner and row.key.server == placement.key.server
-        }
-        return sorted(noted | told)
+        return [SessionKey(row["user"], row["server"]) for row in rows]
 
     def note(self, placement: Placement) -> None:
         """The server belongs to that account from now on, if to none before.
@@ -179,8 +173,8 @@ class Owners:
             and row.keeping is not Keeping.TO_DELETE
         ]
 
-    def _is_anothers(self, checkpoint: str, owner: str) -> bool:
-        """Whether its manifest says so; older agents wrote no account."""
+    def _names_another(self, checkpoint: str, owner: str) -> bool:
+        """Whether its manifest names another account; older agents wrote none."""
         row = self._sessions.journal.checkpoint(checkpoint)
         info = None if row is None else row.info
         return info is not None and info.account not in {"", owner}

@@ -122,7 +122,12 @@ class Renames:
         owners = self._sessions.owners
         if owners is None or mine.since:  # something was begun under this name
             return set()
-        return there.keys() & set(owners.servers(placement))
+        noted = set(owners.servers(placement))
+        return {
+            key
+            for key, row in there.items()
+            if key in noted or _is_the_accounts(row, placement)
+        }
 
     def _refused(self, there: SessionKey, placement: Placement) -> Refused:
         key = placement.key
@@ -132,6 +137,12 @@ class Renames:
         self._sessions.runtime(key).of_another_name = named
         self._sessions.update(key, failure=codec.failure_of(error))
         return error
+
+
+def _is_the_accounts(row: SessionRow, placement: Placement) -> bool:
+    """Whether that row says that it is this server of the same account."""
+    same_server = row.key.server == placement.key.server
+    return same_server and row.account == placement.owner != ""
 
 
 def _what_is(row: SessionRow) -> tuple[str, str]:

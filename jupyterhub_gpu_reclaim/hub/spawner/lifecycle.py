@@ -283,11 +283,7 @@ class SessionLifecycle:
     async def _plan_start(self, reporter: ProgressReporter) -> StartPlan:
         """The service's plan; without an answer only what cannot lose anything."""
         former = self._spawner.reclaim_launch
-        self._launch(
-            incarnation=uuid.uuid4().hex,
-            session=secrets.token_hex(16),
-            account=self.logins.account(),
-        )
+        self._launch(incarnation=uuid.uuid4().hex, session=secrets.token_hex(16))
         self.tab_key = float(math.ceil(self._clock.now()))
         loop = asyncio.get_running_loop()
         # Only an agent's silence takes that long, and it is waited for some time.
@@ -296,12 +292,13 @@ class SessionLifecycle:
             placement = msgspec.structs.replace(
                 self._placement(), former=self.pointer.incarnation
             )
+            self._launch(account=placement.owner)
             return await self._service().plan_start(placement)
         except Unreachable as error:
             if self.pointer.phase is PointerPhase.NONE:
                 self._warn("no plan, cold: %s", error)
                 return StartPlan(action="cold")
-            self._launch(incarnation=former.incarnation, session=former.session)
+            self._spawner.reclaim_launch = former
             if not self.pointer.suspended:
                 raise Unreachable(Reason.SAVED_UNKNOWN, detail=error.detail) from None
             raise

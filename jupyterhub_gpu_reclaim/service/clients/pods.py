@@ -129,18 +129,20 @@ class Pod(_Object, frozen=True, rename="camel"):
     @property
     def key(self) -> SessionKey:
         """Whose session is in it, as its spawner has noted."""
-        notes = self.metadata.annotations or {}
-        return SessionKey(notes.get(USER, ""), notes.get(SERVER, ""))
+        return SessionKey(self._noted(USER), self._noted(SERVER))
 
     @property
     def session(self) -> str:
         """Id of that session; empty: an older spawner has not noted it."""
-        return (self.metadata.annotations or {}).get(SESSION, "")
+        return self._noted(SESSION)
 
     @property
     def account(self) -> str:
         """The account at the Hub that it belongs to; empty: likewise."""
-        return (self.metadata.annotations or {}).get(ACCOUNT, "")
+        return self._noted(ACCOUNT)
+
+    def _noted(self, name: str) -> str:
+        return (self.metadata.annotations or {}).get(name, "")
 
     @property
     def ready(self) -> bool:

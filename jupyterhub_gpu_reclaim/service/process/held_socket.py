@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.linux import descriptors
+from jupyterhub_gpu_reclaim.linux.descriptors import copied_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,7 @@ def taken(environment: Mapping[str, str], port: int) -> socket.socket | None:
     if not (pid.isdecimal() and number.isdecimal()):
         return None
     with suppress(OSError):
-        made = socket.socket(fileno=_copied(int(pid), int(number)))
+        made = socket.socket(fileno=copied_from(int(pid), int(number)))
         if made.getsockname()[1] == port:
             return made
         made.close()
@@ -102,20 +102,7 @@ def _can_be_copied() -> bool:
         return False
     try:  # an old kernel has no such call, and a container may forbid it
         with Path("/proc/self/status").open("rb") as file:
-            os.close(_copied(os.getpid(), file.fileno()))
+            os.close(copied_from(os.getpid(), file.fileno()))
     except OSError:
         return False
     return True
-
-
-def _copied(pid: int, number: int) -> int:
-    """A copy of another process's descriptor (pidfd_getfd(2), Linux 5.6).
-
-    Raises:
-        OSError: no such process or descriptor, or not allowed.
-    """
-    process = os.pidfd_open(pid)
-    try:
-        return descriptors.copied(process, number)
-    finally:
-        os.close(process)

@@ -303,7 +303,7 @@ def _gpu(view: SessionView) -> str:
     out = f"{words.size(nap.bytes)} of GPU memory moved out" if nap else ""
     if not view.gpus:
         return out
-    names = sorted({gpu.name.removeprefix("NVIDIA ") or "GPU" for gpu in view.gpus})
+    names = sorted({gpu.model for gpu in view.gpus})
     held = [gpu.memory for gpu in view.gpus if gpu.memory is not None]
     text = ", ".join(names)
     if len(view.gpus) > 1:
