@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.open_files import (
 )
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped, rehearse
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult, dump
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
     RestoreResult,
@@ -372,6 +373,11 @@ class Engine:
             pipes=result.pipes,
             **options,
         )
+
+    def await_free(self, place: Place, image: Image) -> None:
+        """As the agent does after a return that failed: its sockets may close yet."""
+        pairs = inet.connections_of(bytes(image["files.img"]))
+        assert ports.await_free(place.init_pid, (), pairs, seconds=5) == []
 
     def rehearse(self, place: Place, dumped: Dumped) -> float:
         return rehearse(self.criu, place.session, dumped, folder=self.work(), limit=60)

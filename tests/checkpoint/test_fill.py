@@ -12,7 +12,6 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.memory import plan
-from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -247,9 +246,7 @@ def fails(world, engine, places, kind, **options) -> ReclaimError:
     with pytest.raises(ReclaimError) as caught:
         engine.restore(place, source, result, **options)
     assert place.living == ()
-    # As the agent does: the kernel may still be closing what has just been ended.
-    pairs = inet.connections_of(bytes(image["files.img"]))
-    assert ports.await_free(place.init_pid, (), pairs, seconds=5) == []
+    engine.await_free(place, image)
     proceed(engine.restore(place, image, result), result.stopped)
     assert_whole(world.at(place))
     return caught.value

@@ -78,6 +78,7 @@ def test_return_that_fails_leaves_no_object_and_the_next_one_works(
     # The objects were there, made in the control groups of the session, and went.
     assert len(prepared) == 2
     assert there(place) == {"sem": [], "msg": [], "shm": []}
+    engine.await_free(place, image)
     restored = engine.restore(place, image, result)
     assert [len(numbers) for numbers in there(place).values()] == [1, 1, 1]
     proceed(restored, result.stopped)
@@ -108,6 +109,7 @@ def test_what_an_attempt_has_left_is_made_anew(saved, places, engine):
     engine.restore(place, image, result)
     processes.kill_tree(place.init_pid, place.init_start, timeout=20)
     assert there(place)["msg"]
+    engine.await_free(place, image)
     proceed(engine.restore(place, image, result), result.stopped)
     assert world.at(place)("ctypes.string_at(address, 4)") == b"here"
 
