@@ -17,12 +17,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     Tree,
     TreeState,
 )
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import (
-    Action,
-    ActionKind,
-    Observed,
-    settle,
-)
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import (
-    WAIT,
-    Action,
-    ActionKind,
-    settle,
-)
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.model.actions import WAIT, Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import TABLE, SessionEvent
 from simulation.model.explorer import explore
 from simulation.model.paper import PAPER, is_step

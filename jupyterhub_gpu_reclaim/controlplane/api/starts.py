@@ -42,7 +42,7 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, 
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending, vanished
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     HIDDEN,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import HubState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -80,17 +80,22 @@ takes the same orders, and it is its agent that wakes it when somebody uses it.
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, Tree, TreeState
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import no_room
+from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+    NOTHING,
+    WAIT,
+    Action,
+    ActionKind,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 
@@ -386,96 +391,3 @@ _BY_PHASE: dict[Phase, Callable[[SessionRow, Observed, float, Settings], Action]
     Phase.RESUMING: _resuming,
     Phase.STOPPED: _stopped,
 }
-
-
-class ActionKind(StrEnum):
-    """What the worker does next for a session."""
-
-    NOTHING = "nothing"
-    WAIT = "wait"  #: something is under way; look again soon
-    READY = "ready"
-    NAPS = "take the nap"
-    WAKES = "take the wake"
-    ATTACH = "attach to the capture"
-    COMMITTED = "take the commit"
-    ROLLED_BACK = "take the roll back"
-    CANCEL = "cancel"
-    STOP_AT_HUB = "ask the Hub for a stop"
-    RELEASE = "release"
-    RELEASED = "take the release"
-    THAW = "thaw"
-    RESTORE = "restore"
-    RESTORED = "take the restore"
-    GIVE_UP = "give the restore up"
-    KILL = "kill"
-    ADOPT = "adopt"
-    VANISHED = "take the end"
-    LOST = "take the loss"
-    FOUND_CAPTURED = "take what is captured"
-    FOUND_SAVED = "take what is saved"
-    SET_ASIDE = "set aside"
-    REPORT = "report"
-
-
-class Action(NamedTuple):
-    """One action, on one tree or checkpoint."""
-
-    kind: ActionKind
-    tree: Tree | None = None
-    saved: CheckpointInfo | None = None
-    #: only if the same action has been due for ``orphan_grace``
-    patient: bool = False
-
-
-class Observed(NamedTuple):
-    """One session as agent and Hub see it now; ``None``: no answer."""
-
-    trees: tuple[Tree, ...] | None
-    saved: tuple[CheckpointInfo, ...] | None  #: committed, oldest generation first
-    hub: HubState | None
-    #: ids of checkpoints that the journal knows
-    known: frozenset[str] = frozenset()
-
-    @property
-    def silent(self) -> bool:
-        """Whether a part did not answer: about its processes, or its checkpoints."""
-        if self.trees is None or self.saved is None:
-            return True
-        return any(tree.state is TreeState.UNKNOWN for tree in self.trees)
-
-    def tree(self, incarnation: str) -> Tree | None:
-        """That incarnation, if anything is left of it."""
-        return next((t for t in self.left() if t.incarnation == incarnation), None)
-
-    def left(self) -> tuple[Tree, ...]:
-        """All trees that are not gone."""
-        return tuple(t for t in self.trees or () if t.state is not TreeState.GONE)
-
-    def whole(self) -> tuple[Tree, ...]:
-        """All trees that have memory of their own: no places that are held for one."""
-        return tuple(t for t in self.left() if t.state is not TreeState.HOLDING)
-
-    def running(self) -> Tree | None:
-        """A tree that runs, whichever it is, and whether or not it naps."""
-        return next((tree for tree in self.left() if tree.runs), None)
-
-    def frozen(self) -> Tree | None:
-        """A tree that is, or is being, captured."""
-        frozen = {TreeState.CAPTURING, TreeState.CAPTURED}
-        return next((t for t in self.left() if t.state in frozen), None)
-
-    def unknown(self) -> list[CheckpointInfo]:
-        """Committed checkpoints that the journal does not know."""
-        return [info for info in self.saved or () if info.id not in self.known]
-
-    def missed(self, checkpoint: str) -> bool:
-        """Whether that checkpoint is committed and the journal does not know it."""
-        return any(info.id == checkpoint for info in self.unknown())
-
-    def checkpoint(self, checkpoint: str) -> CheckpointInfo | None:
-        """That checkpoint, if it is committed."""
-        return next((s for s in self.saved or () if s.id == checkpoint), None)
-
-
-NOTHING = Action(ActionKind.NOTHING)
-WAIT = Action(ActionKind.WAIT)

@@ -1,0 +1,80 @@
+"""What is to be done next for a session, or what is answered to who asks about it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Tree
+
+
+class ActionKind(StrEnum):
+    """What is done next for a session, by a worker or by who was asked about it."""
+
+    NOTHING = "nothing"
+    WAIT = "wait"  #: something is under way; look again soon
+    READY = "ready"
+    NAPS = "take the nap"
+    WAKES = "take the wake"
+    ATTACH = "attach to the capture"
+    COMMITTED = "take the commit"
+    ROLLED_BACK = "take the roll back"
+    CANCEL = "cancel"
+    STOP_AT_HUB = "ask the Hub for a stop"
+    RELEASE = "release"
+    RELEASED = "take the release"
+    THAW = "thaw"
+    RESTORE = "restore"
+    RESTORED = "take the restore"
+    GIVE_UP = "give the restore up"
+    KILL = "kill"
+    ADOPT = "adopt"
+    VANISHED = "take the end"
+    LOST = "take the loss"
+    FOUND_CAPTURED = "take what is captured"
+    FOUND_SAVED = "take what is saved"
+    SET_ASIDE = "set aside"
+    REPORT = "report"
+    BRING_BACK = "bring another one back"
+    MISSING = "take what is missing"
+    # Answers to who asks:
+    COLD = "start cold"
+    RETURN = "bring it back"
+    JOIN = "take up what runs"
+    ASK = "ask its user"
+    REFUSE = "refuse"
+    END = "end it"
+    SAVED = "it is saved"
+    KEEP = "keep it"
+    UNANSWERED = "a part must answer first"
+
+
+class Action(NamedTuple):
+    """One action, on one tree or checkpoint."""
+
+    kind: ActionKind
+    tree: Tree | None = None
+    saved: CheckpointInfo | None = None
+    #: only if the same action has been due for ``orphan_grace``
+    patient: bool = False
+    failure: Failure | None = None  #: what is told with it
+
+
+NOTHING = Action(ActionKind.NOTHING)
+WAIT = Action(ActionKind.WAIT)
+
+#: Those that end a question.
+ANSWERS = frozenset(
+    {
+        ActionKind.COLD,
+        ActionKind.RETURN,
+        ActionKind.JOIN,
+        ActionKind.ASK,
+        ActionKind.REFUSE,
+        ActionKind.MISSING,
+        ActionKind.END,
+        ActionKind.SAVED,
+        ActionKind.KEEP,
+    }
+)
