@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 def steps(state: State, decide: Decide = settle) -> list[Step]:
     """Every step from here; those that wait for quiet only where it is quiet."""
-    own = [*service(state, decide), *agent(state), *hub(state)]
+    own = [*service(state, decide), *agent(state), *hub(state, decide)]
     if state.late is not None:
         own.append(
             ("a late order comes", deliver(state._replace(late=None), state.late))
         )
     own = [(how, after) for how, after in own if after != state]
     if not own:
-        own = [*service(state, decide, patient=True), *hub(state, patient=True)]
-    return [*own, *person(state), *faults(state)]
+        own = [*service(state, decide, patient=True), *hub(state, decide, patient=True)]
+    return [*own, *person(state, decide), *faults(state)]
 
 
 class Explored(NamedTuple):

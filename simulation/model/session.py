@@ -1,11 +1,11 @@
 """One session with Hub, agent and store as a small model.
 
-What the service decides is the product's own: ``settle`` of the reconciler, the table
-of phases, ``lineage``. What it acts on is written here in a few rules: trees that are
-captured, released and restored, a store, a Hub that stops and starts, a person, and
-faults: each part is killed at any moment, orders come late or never, captures and
-restores fail, and the journal is put back to an earlier one. Time is left out: what is
-done only after a while happens when nothing else can.
+What the service decides is the product's own: ``settle`` of the reconciler, for starts
+and stops as well, the table of phases, ``lineage``. What it acts on is written here in
+a few rules: trees that are captured, released and restored, a store, a Hub that stops
+and starts, a person, and faults: each part is killed at any moment, orders come late or
+never, captures and restores fail, and the journal is put back to an earlier one. Time
+is left out: what is done only after a while happens when nothing else can.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from jupyterhub_gpu_reclaim.common.models import Tree as AgentTree
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+    ANSWERS,
+    Action,
+    ActionKind,
+)
+from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked, Want
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import (
     LIVE,
@@ -38,7 +43,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Decide = Callable[[SessionRow, Observed, float, Settings], Action]
+    Decide = Callable[..., Action]
 
 KEY = SessionKey("ann")
 SETTINGS = Settings()
@@ -329,7 +334,8 @@ def _adopted(state: State, inc: int) -> State:
 def _found_saved(state: State) -> State:
     """The newest checkpoint that the journal missed is the session."""
     known = frozenset(one.id for one in state.store) | state.row.known
-    found = [] if state.trees else lineage.found(_row(state.row), _observed(state))
+    observed = _observed(state)
+    found = [] if observed.whole() else lineage.found(_row(state.row), observed)
     if not found:
         return state._replace(row=state.row._replace(known=known))
     newest = found[0]
@@ -433,16 +439,19 @@ def _recovered(state: State) -> State:
 # --- the Hub --------------------------------------------------------------------------
 
 
-def hub(state: State, *, patient: bool = False) -> Iterator[Step]:
+def hub(
+    state: State, decide: Decide = settle, *, patient: bool = False
+) -> Iterator[Step]:
     """What the Hub does by itself: ends of starts and stops, and of its own check.
 
     Args:
         state: now.
+        decide: the reconciler.
         patient: whether it waits no longer.
     """
     mine = state.tree(state.hub_inc)
     if state.hub is HubState.STOPPING and state.service and state.agent:
-        after = _stop_plan(state)
+        after = _stop_plan(state, decide)
         if after is not None:
             yield "the Hub stops the server", after
     elif state.hub is HubState.UNSETTLED:
@@ -491,45 +500,66 @@ def _late(state: State, mine: Tree | None) -> Iterator[Step]:
         yield "the start takes too long", stopped.without(mine.inc, law)
 
 
-def _stop_plan(state: State) -> State | None:
+def _stop_plan(state: State, decide: Decide) -> State | None:
     """The service's answer to a stop, carried out; None: it is not known yet."""
     row, mine = state.row, state.tree(state.hub_inc)
+    if mine is not None and row.inc == mine.inc:
+        frozen = mine.state is TreeState.CAPTURED  # which the journal does not know
+        if row.phase is Phase.SUSPENDING:
+            # It is called off, or waited for.
+            called_off = mine.state is TreeState.CAPTURING and not state.insisted
+            return _thaw(state, mine.inc) if called_off else None
+        if row.phase in LIVE and row.stop_asked and not frozen:
+            return _insist(state)
+    asked = Asked(Want.STOP, str(state.hub_inc), listed=True)
+    action, state = _asked(state, asked, decide)
     done = state._replace(hub=HubState.STOPPED, insisted=False)
-    if mine is None:
-        return done
-    if row.inc != mine.inc:
-        if mine.state is TreeState.CAPTURED and state.saved(mine.saving):
-            return _release(done, mine.inc, mine.saving)
-        return done.without(mine.inc, "law 9: the Hub stops what nobody has saved")
-    if row.phase is Phase.SUSPENDING:
-        if state.insisted:
-            return None
-        # It is called off.
-        called_off = mine.state is TreeState.CAPTURING
-        return _thaw(state, mine.inc) if called_off else None
-    if row.phase in LIVE and row.stop_asked and not state.insisted:
-        # Our stop came so late that the session runs again: it is saved once more.
+    mine = state.tree(state.hub_inc)
+    match action.kind:
+        case ActionKind.KEEP | ActionKind.REFUSE:
+            return done  # its programs are kept
+        case ActionKind.SAVED if mine is not None:
+            after = _release(done, mine.inc, state.row.checkpoint)
+            return after if after.tree(mine.inc) is None else None
+        case ActionKind.SAVED:
+            return done
+        case ActionKind.END:
+            after = done.without(
+                state.hub_inc, "law 1: stopped, and what it held is not saved"
+            )
+            ours = state.row.inc == state.hub_inc and state.row.phase in LIVE
+            return after.to(SessionEvent.STOPPED, checkpoint=0) if ours else after
+    return None
+
+
+def _insist(state: State) -> State | None:
+    """Our stop came so late that the session runs again: it is saved once more."""
+    row = state.row
+    if not state.insisted:
         return state._replace(row=row._replace(wanted=True), insisted=True)
-    frozen = mine.state is TreeState.CAPTURED  # which the journal does not know
-    if row.phase in LIVE and row.wanted and state.insisted and not frozen:
+    if row.wanted:
         return None
-    if row.phase in LIVE and row.stop_asked and not frozen:
-        return done  # it could not be saved; its programs are kept
-    if row.phase in SAVED:
-        after = _release(done, mine.inc, row.checkpoint)
-        return after if after.tree(mine.inc) is None else None
-    after = done.without(mine.inc, "law 1: stopped, and what it held is not saved")
-    return after.to(SessionEvent.STOPPED, placed=False, checkpoint=_kept(row))
+    # It could not be saved; its programs are kept.
+    return state._replace(hub=HubState.STOPPED, insisted=False)
 
 
-def _kept(row: Row) -> int:
-    return row.checkpoint if row.phase is Phase.RESUMING else 0
+def _asked(state: State, asked: Asked, decide: Decide) -> tuple[Action, State]:
+    """The product's answer to a question, after all that it has done before it."""
+    while True:
+        seen = _observed(state._replace(hub=HubState.SPAWNING))
+        action = decide(_row(state.row), seen, 0.0, SETTINGS, asked)
+        if action.kind in {*ANSWERS, ActionKind.UNANSWERED, ActionKind.WAIT}:
+            return action, state
+        after = _act(state, action)
+        if after is None or after == state:
+            raise Broken(f"asked for a {asked.want}, it {action.kind} without end")
+        state = after
 
 
 # --- a person, and faults -------------------------------------------------------------
 
 
-def person(state: State) -> Iterator[Step]:
+def person(state: State, decide: Decide = settle) -> Iterator[Step]:
     """What a person does: work, order a suspend, open the page."""
     row, mine = state.row, state.tree(state.hub_inc)
     seen = state.hub is HubState.RUNNING and mine is not None
@@ -551,48 +581,32 @@ def person(state: State) -> Iterator[Step]:
     if row.phase is Phase.NAPPING and state.service and row.order != "wake":
         yield "a wake is ordered", state._replace(row=row._replace(order="wake"))
     if state.hub is HubState.STOPPED and state.visits:
-        opened = _start_plan(state._replace(visits=state.visits - 1))
+        opened = _start_plan(state._replace(visits=state.visits - 1), decide)
         if opened is not None:
             yield "somebody opens the page", opened
 
 
-def _start_plan(state: State) -> State | None:
+def _start_plan(state: State, decide: Decide) -> State | None:
     """The Hub asks how to start; None: refused for now."""
     if not (state.service and state.agent):
         return None
-    running = next((tree for tree in state.trees if tree.runs), None)
-    match state.row.phase:
-        case Phase.SUSPENDING | Phase.RELEASING:
-            return None  # it is waited for, or ended first
-        case Phase.RESUMING:
-            return _again(state, running)
-    if running is not None:
-        same = state.row.phase in LIVE and running.inc == state.row.inc
-        after = state if same else _adopted(state, running.inc)
-        return after._replace(hub=HubState.SPAWNING, hub_inc=running.inc)
-    if state.trees:
-        return None
-    after = _found_saved(state)
-    if after.row.phase is Phase.SUSPENDED:
-        if after.saved(after.row.checkpoint) is None:
-            return None  # refused, with the reason
-        started = after.to(SessionEvent.RESTORE, inc=state.next, placed=False)
-        return started._replace(
-            hub=HubState.SPAWNING, hub_inc=state.next, next=state.next + 1
-        )
-    if after.row.phase in LIVE:
-        return None  # the reconciler says what has become of it
-    raise Broken("law 4: started cold, though its state was never given up")
-
-
-def _again(state: State, running: Tree | None) -> State | None:
-    if running is not None and running.inc == state.row.inc:
-        return state._replace(hub=HubState.SPAWNING, hub_inc=running.inc)
-    mine = state.tree(state.row.inc)
-    if mine is not None and mine.state is TreeState.CAPTURING:
-        return None  # the agent ends nothing that it is saving
-    after = state.without(state.row.inc, "law 9: killed for a second start")
-    return after.to(SessionEvent.RESTORE_FAILED, placed=False)
+    asked = Asked(Want.START, str(state.next), remembered=True, listed=True)
+    action, state = _asked(state, asked, decide)
+    row = state.row
+    match action.kind:
+        case ActionKind.COLD:
+            raise Broken("law 4: started cold, though its state was never given up")
+        case ActionKind.JOIN if action.tree is not None:
+            inc = int(action.tree.incarnation)
+            same = row.phase in {*LIVE, Phase.RESUMING} and inc == row.inc
+            after = state if same else _adopted(state, inc)
+            return after._replace(hub=HubState.SPAWNING, hub_inc=inc)
+        case ActionKind.RETURN if state.saved(row.checkpoint) is not None:
+            started = state.to(SessionEvent.RESTORE, inc=state.next, placed=False)
+            return started._replace(
+                hub=HubState.SPAWNING, hub_inc=state.next, next=state.next + 1
+            )
+    return state  # refused, with the reason
 
 
 def faults(state: State) -> Iterator[Step]:

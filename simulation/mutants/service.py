@@ -6,11 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Phase, StopPlan, TreeState
+from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
-from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
@@ -18,9 +15,10 @@ from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
-from jupyterhub_gpu_reclaim.controlplane.loop import reconciler, scheduler
+from jupyterhub_gpu_reclaim.controlplane.loop import reconciler, scheduler, start, stop
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.model import phases
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
-_look_for_loss = StopPlanner._look_for_loss
-
 
 def _none_unknown(observed: Observed) -> list[Any]:
     del observed
@@ -50,7 +46,7 @@ def _none_unknown(observed: Observed) -> list[Any]:
 
 OLDER_JOURNAL: tuple[Patch, ...] = (
     (Observed, "unknown", _none_unknown),
-    (StartPlanner, "_accounted_for", yes),
+    (start, "_is_accounted_for", yes),
 )
 
 
@@ -183,58 +179,41 @@ LATE_DELETIONS: tuple[Patch, ...] = (
 )
 
 
-async def _is_over(self: StopPlanner, *_: Any) -> StopPlan:
-    del self
-    return StopPlan(action="stop")
+def _is_over(row: Any, observed: Any, asked: Any) -> Action:
+    """What the journal does not know has ended, and nothing may come back."""
+    del row, observed, asked
+    return stop.END
 
 
-LOST_END: tuple[Patch, ...] = ((StopPlanner, "_take_saved", _is_over),)
+LOST_END: tuple[Patch, ...] = ((stop, "_of_another", _is_over),)
+
+_live = stop._live
 
 
-async def _look_if_they_answer(self: StopPlanner, row: SessionRow) -> bool:
-    with suppress(Unreachable, StoreError):
-        return await _look_for_loss(self, row)
-    return False
+def _live_if_they_answer(row: SessionRow, observed: Observed) -> Action:
+    answer = _live(row, observed)
+    return stop.END if answer.kind is ActionKind.UNANSWERED else answer
 
 
-SILENT_LOSS: tuple[Patch, ...] = (
-    (StopPlanner, "_look_for_loss", _look_if_they_answer),
-)
-
-_plan = StopPlanner.plan
+SILENT_LOSS: tuple[Patch, ...] = ((stop, "_live", _live_if_they_answer),)
 
 
-async def _plan_without_the_return(self: StopPlanner, placement: Any) -> Any:
-    row = self._sessions.row(placement.key)
-    if row.phase is Phase.RESUMING and self._is(row, placement):
-        return StopPlan(action="stop")
-    return await _plan(self, placement)
+def _unnoted(row: SessionRow, observed: Observed, asked: Any) -> Action:
+    del row, observed, asked
+    return stop.END
 
 
-UNNOTED_RETURN: tuple[Patch, ...] = ((StopPlanner, "plan", _plan_without_the_return),)
+UNNOTED_RETURN: tuple[Patch, ...] = ((stop, "_return", _unnoted),)
 
 
-async def _may_be_anything(self: StartPlanner, row: Any, placement: Any) -> Any:
+def _nothing_is_there(row: SessionRow, observed: Observed, asked: Any) -> Action:
     """Nobody answers, so there is nothing."""
-    trees, saved = [], []
-    with suppress(Unreachable, StoreError):
-        trees = await self._agent.trees(row.key)
-    with suppress(Unreachable, StoreError):
-        saved = await self._agent.checkpoints(row.key)
-    observed = self.facts(row.key, trees, saved)
-    for tree in observed.left():
-        if tree.state is TreeState.RUNNING:
-            return await self._adopt(row, tree, placement)
-        if tree.state is TreeState.CAPTURED:
-            await self._captured(row, tree, observed)
-            return None
-    return await self._nothing_runs(row, placement, observed)
+    del row, observed
+    kind = ActionKind.UNANSWERED if asked.silence is None else ActionKind.COLD
+    return Action(kind)
 
 
-SILENCE: tuple[Patch, ...] = (
-    (StartPlanner, "_with_trees", _may_be_anything),
-    (StartPlanner, "_may_be_cold", yes),
-)
+SILENCE: tuple[Patch, ...] = ((start, "_in_silence", _nothing_is_there),)
 
 
 async def _leave(self: Resumer, key: SessionKey, incarnation: str) -> None:

@@ -700,8 +700,8 @@ async def test_journal_lost_what_is_found_while_a_start_waits_is_not_passed_over
     world.node.checkpoints = away
     world.url = f"sqlite:///{tmp_path}/new.sqlite"
     second = await world.controller()
-    agent = second._starts._agent
-    second._starts._agent = SilentOnceFound(
+    agent = second._starts._questions._agent
+    second._starts._questions._agent = SilentOnceFound(
         agent, lambda: world.phase(second) == "suspended"
     )
     plan = asyncio.ensure_future(

@@ -618,7 +618,8 @@ def test_download_by_the_browser_counts_when_it_lasts_longer_than_a_page_loads(s
         counts.append(moved(at))
     steps = [after - before for before, after in pairwise(counts)]
     assert max(steps[:2]) < 1 << 16
-    assert min(steps[2:]) >= 1 << 20
+    # What the client's machine has not confirmed yet counts at the next look.
+    assert min(steps[2:]) >= (1 << 20) - (1 << 16)
     # The kernel's outputs come from the kernel: the server only passes them on.
     server.run(server.kernels()[0]["id"], "print('x' * (3 << 20))")
     assert moved(1060) - counts[-1] < 1 << 20

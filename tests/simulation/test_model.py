@@ -59,24 +59,27 @@ def in_two(before: Phase, after: Phase) -> bool:
     return any(is_step(before, one) and is_step(one, after) for one in Phase)
 
 
-def ends_a_later_life(row, observed, now, settings):
+def ends_a_later_life(row, observed, now, settings, asked=None):
     """As it was: a session that has returned is stopped for an old release."""
-    action = settle(row, observed, now, settings)
+    action = settle(row, observed, now, settings, asked)
     if row.phase is Phase.RELEASING and observed.hub is HubState.RUNNING:
         return Action(ActionKind.STOP_AT_HUB)
+    if asked is not None and action.kind is ActionKind.KEEP:
+        return Action(ActionKind.END)
     return action
 
 
-def waits_for_ever(row, observed, now, settings):
+def waits_for_ever(row, observed, now, settings, asked=None):
     """As it was: a captured tree in a resume that was over is left frozen."""
-    if row.phase is Phase.RESUMING and observed.frozen() is not None:
+    frozen = observed.frozen() is not None
+    if row.phase is Phase.RESUMING and frozen and asked is None:
         return WAIT
-    return settle(row, observed, now, settings)
+    return settle(row, observed, now, settings, asked)
 
 
-def kills_what_is_beside(row, observed, now, settings):
+def kills_what_is_beside(row, observed, now, settings, asked=None):
     """Kills a second tree, whatever it holds."""
-    action = settle(row, observed, now, settings)
+    action = settle(row, observed, now, settings, asked)
     if action.kind is ActionKind.REPORT:
         return action._replace(kind=ActionKind.KILL)
     if action.kind is ActionKind.ADOPT:
@@ -84,9 +87,9 @@ def kills_what_is_beside(row, observed, now, settings):
     return action
 
 
-def misses_naps(row, observed, now, settings):
+def misses_naps(row, observed, now, settings, asked=None):
     """Takes the journal's word for whether a session naps."""
-    action = settle(row, observed, now, settings)
+    action = settle(row, observed, now, settings, asked)
     if action.kind in {ActionKind.NAPS, ActionKind.WAKES}:
         return Action(ActionKind.READY, action.tree)
     return action
@@ -100,7 +103,7 @@ def test_reconciler_that_misses_naps_is_found_with_its_story():
 @pytest.mark.parametrize(
     ("wrong", "law"),
     [
-        (ends_a_later_life, "law 9: the Hub stops what nobody has saved"),
+        (ends_a_later_life, "law 1: stopped, and what it held is not saved"),
         (waits_for_ever, "law 6: it never comes to rest"),
         (kills_what_is_beside, "law 9: a tree with the newest state is killed"),
     ],

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.controlplane.api.questions import Questions
 from jupyterhub_gpu_reclaim.controlplane.api.rebuild import Rebuild
 from jupyterhub_gpu_reclaim.controlplane.api.starts import (
     StartPlanner,
@@ -158,11 +159,18 @@ class Controller:
             renames=renames,
             settings=settings,
         )
+        questions = Questions(
+            sessions=sessions,
+            agent=agent,
+            worker=worker,
+            look=queue.add,
+            settings=settings,
+        )
         self._starts = StartPlanner(
             sessions=sessions,
             agent=agent,
+            questions=questions,
             renames=renames,
-            suspender=suspender,
             resumer=resumer,
             look=queue.add,
             settings=settings,
@@ -172,7 +180,7 @@ class Controller:
             agent=agent,
             resumer=resumer,
             renames=renames,
-            starts=self._starts,
+            questions=questions,
             look=queue.add,
             settings=settings,
         )

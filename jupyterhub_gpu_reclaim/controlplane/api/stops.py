@@ -10,6 +10,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
@@ -22,29 +23,23 @@ from jupyterhub_gpu_reclaim.common.models import (
     Placement,
     SessionKey,
     StopPlan,
-    TreeState,
-    of_session,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import (
-    bring_back,
-    expiry,
-    lineage,
-)
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption, vanished
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
+from jupyterhub_gpu_reclaim.controlplane.flows import vanished
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
-from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
-    from jupyterhub_gpu_reclaim.controlplane.api.starts import StartPlanner
+    from jupyterhub_gpu_reclaim.controlplane.api.questions import Questions
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -69,7 +64,7 @@ class StopPlanner:
         agent: the agents.
         resumer: notes that a restore has ended well.
         renames: knows what is there under a former name.
-        starts: cancels a capture that is under way.
+        questions: asks the reconciler.
         look: adds a session's key to the work queue.
         settings: the limits.
     """
@@ -81,7 +76,7 @@ class StopPlanner:
         agent: Agent,
         resumer: Resumer,
         renames: Renames,
-        starts: StartPlanner,
+        questions: Questions,
         look: Callable[[SessionKey], None],
         settings: Settings,
     ) -> None:
@@ -89,41 +84,49 @@ class StopPlanner:
         self._agent = agent
         self._resumer = resumer
         self._renames = renames
-        self._starts = starts
+        self._questions = questions
         self._look = look
         self._settings = settings
 
     async def plan(self, placement: Placement) -> StopPlan:
         """See ``Controller.plan_stop``."""
-        key = self._renames.row_of(placement).key
+        row = self._renames.row_of(placement)
+        key = row.key
         checked = self._sessions.runtime(key).hub_checked
         now = self._sessions.clock.monotonic()
         if checked is not None and now - checked <= CHECK_SECONDS:
-            await self._let_it_finish(key)
+            # A restarted Hub stops a server only because it found it frozen: nobody
+            # asked for that stop, so the capture is finished.
+            await self._questions.moved(
+                key, lambda row: row.phase is not Phase.SUSPENDING
+            )
         with suppress(Unreachable):
-            await self._starts.call_off(key)
+            await self._questions.call_off(key)
         row = self._sessions.row(key)
-        if not self._is(row, placement):
-            return await self._unknown(row, placement)
-        if row.phase is Phase.RESUMING:
-            row = await self._settle_return(row)
-        unsaved = False
-        if row.stop_asked is not None and row.phase in LIVE:
+        mine = row.incarnation == placement.incarnation
+        if mine and row.stop_asked is not None and row.phase in LIVE:
             await self._save_first(key)
-            row = self._sessions.row(key)
-            unsaved = row.phase in LIVE
-        if unsaved or row.phase is Phase.SUSPENDING:
-            # It could be neither cancelled nor finished, or nobody but us has asked for
-            # the end of what is not saved: nothing may be ended now.
-            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
-        if row.phase in LIVE:
-            if await self._look_for_loss(row):
+            if self._sessions.row(key).phase in LIVE:
+                # Nobody but us has asked for the end of what is not saved.
+                raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
+        names = set() if mine else await self._renames.names_of(placement.incarnation)
+        elsewhere = bool(names - {placement.key})
+        answer = await self._questions.answer(
+            key, Want.STOP, placement, elsewhere=elsewhere
+        )
+        match answer.action.kind:
+            case ActionKind.REFUSE if answer.action.failure is not None:
+                raise codec.error_of(answer.action.failure, Refused)
+            case ActionKind.SAVED:
+                return self._release(key)
+            case ActionKind.KEEP:
+                self._look(key)
                 return StopPlan(action="keep")
-            row = self._sessions.row(key)
-            if not self._is(row, placement):  # another was adopted while we looked
-                return await self._unknown(row, placement)
-        if row.phase in SAVED or row.phase is Phase.RESUMING:
-            return self._release(key)
+        gone = (
+            answer.row.incarnation != placement.incarnation and not answer.action.tree
+        )
+        if gone and await self._is_saved_elsewhere(placement):
+            return StopPlan(action="keep")
         return StopPlan(action="stop")
 
     def _release(self, key: SessionKey) -> StopPlan:
@@ -134,80 +137,12 @@ class StopPlanner:
             action="release", checkpoint=row.checkpoint, suspension=suspension
         )
 
-    async def _let_it_finish(self, key: SessionKey) -> None:
-        """Whether a restarted Hub stops a server only because it found it frozen.
-
-        Nobody asked for that stop, so the capture is finished.
-        """
-        await self._sessions.until(
-            key,
-            lambda row: row.phase is not Phase.SUSPENDING,
-            self._settings.settle_limit,
+    async def _is_saved_elsewhere(self, placement: Placement) -> bool:
+        """Whether that very session was saved under its user's former name."""
+        return placement.session != "" and any(
+            info.session == placement.session and info.key != placement.key
+            for info in await self._agent.checkpoints()
         )
-
-    @staticmethod
-    def _is(row: SessionRow, placement: Placement) -> bool:
-        return row.incarnation == placement.incarnation
-
-    async def _unknown(self, row: SessionRow, placement: Placement) -> StopPlan:
-        """An incarnation that the journal does not know: agent and store know it.
-
-        Raises:
-            Unreachable: they do not answer; the spawner can see what is frozen by
-            itself.
-            StoreError: it has ended, and what may come back is not known.
-        """
-        trees = tuple(await self._agent.trees(placement.key))
-        observed = self._sessions.living(row.key, Observed(trees, (), None))
-        for tree in observed.trees or ():
-            if tree.incarnation != placement.incarnation:
-                continue
-            if tree.state is TreeState.CAPTURED:
-                return await self._take_captured(row, tree.checkpoint)
-        left = {tree.incarnation for tree in observed.left()}
-        if placement.incarnation in left:
-            return StopPlan(action="stop")
-        if observed.whole():
-            # The Hub's database is older: it must not forget what it cannot see.
-            return StopPlan(action="keep")
-        if await self._renames.names_of(placement.incarnation) - {placement.key}:
-            return StopPlan(action="keep")  # nor what has its user's former name
-        return await self._take_saved(row, placement, trees)
-
-    async def _take_saved(
-        self, row: SessionRow, placement: Placement, trees: Sequence[Tree]
-    ) -> StopPlan:
-        """One that has ended may have been captured before: then it is suspended.
-
-        Nobody has stopped it: where anything may come back, the Hub must not forget the
-        session. What it came from may be all that is left of it; the reconciler asks.
-        """
-        all_saved = await self._agent.checkpoints()
-        saved = of_session(row.key, all_saved)
-        observed = self._starts.facts(row.key, trees, saved)
-        row = self._sessions.row(row.key)
-        found = lineage.found(row, observed)
-        if not found:
-            if _is_elsewhere(placement, all_saved):
-                return StopPlan(action="keep")
-            # The Hub asks about an earlier life: what it was told of this one is lost.
-            there = row.phase in {*SAVED, *LIVE, Phase.RESUMING}
-            return StopPlan(action="keep" if there and row.checkpoint else "stop")
-        newest = found[0]
-        if newest.incarnation != placement.incarnation:
-            return StopPlan(action="keep")
-        # The Hub remembers that incarnation, which is as good as its checkpoint.
-        adoption.saved(self._sessions, row, observed, self._settings, newest.id)
-        return StopPlan(action="release", checkpoint=newest.id)
-
-    async def _take_captured(self, row: SessionRow, checkpoint: str) -> StopPlan:
-        """A captured tree that the journal does not know is released, not stopped."""
-        saved = await self._agent.checkpoints(row.key)
-        info = next((s for s in saved if s.id == checkpoint), None)
-        if info is None:
-            return StopPlan(action="stop")
-        adoption.captured(self._sessions, row, info, self._settings)
-        return StopPlan(action="release", checkpoint=info.id)
 
     async def _save_first(self, key: SessionKey) -> None:
         """Capture once more: our stop came so late that the session runs again.
@@ -224,72 +159,10 @@ class StopPlanner:
             self._settings.settle_limit,
         )
 
-    async def _settle_return(self, row: SessionRow) -> SessionRow:
-        """How a return has ended of which the Hub knows more than the journal.
-
-        The session runs; or it is suspended as before, if its programs have ended since
-        and the service was started again meanwhile.
-
-        Raises:
-            Unreachable: as :meth:`_look_for_loss`.
-            Refused: it is even frozen again: the journal is older than that.
-        """
-        if self._came_back(row):
-            return self._resumer.restored(row)
-        trees = await self._agent.trees(row.key)
-        states = [tree.state for tree in trees if tree.incarnation == row.incarnation]
-        now = self._sessions.row(row.key)
-        if now != row or now.phase is not Phase.RESUMING:
-            return now
-        if {TreeState.CAPTURING, TreeState.CAPTURED}.intersection(states):
-            raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
-        if {TreeState.RUNNING, TreeState.NAPPING}.intersection(states):
-            return self._resumer.restored(row)
-        if all(state is TreeState.GONE for state in states):
-            return self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)
-        return row
-
-    async def _look_for_loss(self, row: SessionRow) -> bool:
-        """A session whose programs have ended is what was saved of it, if anything was.
-
-        One that died soon after its return goes back to its checkpoint; one that was
-        captured, which a journal of before that does not know, is suspended.
-
-        Returns:
-            Whether it has come back since, and lives: Hub and journal are older.
-
-        Raises:
-            Unreachable: the agent does not answer; the spawner can see by itself
-                whether the programs live, and keeps what may come back if not.
-            StoreError: they have ended, and it is not known what may come back.
-        """
-        trees = await self._agent.trees(row.key)
-        if any(
-            tree.incarnation == row.incarnation and tree.state is not TreeState.GONE
-            for tree in trees
-        ):
-            return False
-        saved = await self._agent.checkpoints(row.key)
-        now = self._sessions.row(row.key)
-        # Not the whole row: an order that came meanwhile does not undo what is lost.
-        session = (row.incarnation, row.checkpoint)
-        if now.phase not in LIVE or (now.incarnation, now.checkpoint) != session:
-            return False
-        observed = self._starts.facts(row.key, trees, saved)
-        if observed.whole():
-            self._look(row.key)
-            return True
-        missed = [info for info in observed.unknown() if _is_its(info, row)]
-        if missed:
-            adoption.saved(self._sessions, now, observed, self._settings, missed[-1].id)
-        elif info := observed.checkpoint(row.checkpoint):
-            adoption.lost(self._sessions, now, info)
-        return False
-
     async def release(self, placement: Placement) -> None:
         """See ``Controller.release``."""
         row = self._renames.row_of(placement)
-        if not self._is(row, placement) or row.phase not in SAVED:
+        if row.incarnation != placement.incarnation or row.phase not in SAVED:
             raise Refused(Reason.NOT_CAPTURED)
         try:
             await self._agent.release(row.incarnation, row.checkpoint)
@@ -299,19 +172,16 @@ class StopPlanner:
     def stopped(self, placement: Placement) -> None:
         """See ``Controller.stopped``."""
         row = self._renames.row_of(placement)
-        if self._is(row, placement):
-            if row.phase is Phase.RESUMING and self._came_back(row):
+        if row.incarnation == placement.incarnation:
+            operation = self._sessions.operation(row.key)
+            back = operation is not None and operation.succeeded
+            if row.phase is Phase.RESUMING and back:
                 row = self._resumer.restored(row)
             if row.phase in {*LIVE, Phase.SUSPENDING}:
                 self._stop(row, placement)
             elif row.phase is Phase.RESUMING:
                 self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)
         self._look(row.key)
-
-    def _came_back(self, row: SessionRow) -> bool:
-        """Whether the restore under way has ended well."""
-        operation = self._sessions.operation(row.key)
-        return operation is not None and operation.succeeded
 
     def _stop(self, row: SessionRow, placement: Placement) -> None:
         """A real stop; a checkpoint that is still kept from the return is set aside.
@@ -381,18 +251,3 @@ class StopPlanner:
         line = self._sessions.audit_line(key, program, "user deleted")
         self._sessions.update(key, line)
         self._look(key)
-
-
-def _is_elsewhere(placement: Placement, saved: Sequence[CheckpointInfo]) -> bool:
-    """Whether that very session was saved under its user's former name."""
-    return placement.session != "" and any(
-        info.session == placement.session and info.key != placement.key
-        for info in saved
-    )
-
-
-def _is_its(info: CheckpointInfo, row: SessionRow) -> bool:
-    """Whether that checkpoint is of the row's session; older agents wrote no id."""
-    if info.session and row.session:
-        return info.session == row.session
-    return info.incarnation == row.incarnation

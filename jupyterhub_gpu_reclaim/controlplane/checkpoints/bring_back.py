@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, Sess
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -62,6 +63,27 @@ def take(
         intent=Intent.RESUME,
         intent_by=by,
     )
+
+
+def instead(
+    sessions: Sessions,
+    row: SessionRow,
+    settings: Settings,
+    hubs: CheckpointInfo | None,
+) -> None:
+    """Make what is wanted, or what the Hub remembers, what the session is suspended in.
+
+    Args:
+        sessions: where the journal is.
+        row: stopped or suspended.
+        settings: for how long the former checkpoint is kept.
+        hubs: what the Hub remembers, where the session's own is gone; None: it is not.
+    """
+    take(sessions, row, settings, checkpoint=hubs.id if hubs is not None else "")
+    if hubs is not None:
+        # Should it be found after all, a person decides.
+        gone = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE)
+        sessions.journal.keep(gone)
 
 
 def wish(

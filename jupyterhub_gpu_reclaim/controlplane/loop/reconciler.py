@@ -2,7 +2,8 @@
 
 It is called again after each action, until it answers "nothing". It is pure: the same
 three views always give the same action, so neither restarts nor earlier events matter.
-If the agent or the store is silent, nothing is done; no answer of the Hub is "—".
+If the agent or the store is silent, nothing is done; no answer of the Hub is "—". Where
+the Hub is about to start or to stop the session, ``start`` and ``stop`` answer.
 
 ===========  ==========================  ===========  ================================
 journal      tree (agent)                Hub          action
@@ -85,16 +86,20 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, Tree, TreeState
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import no_room
+from jupyterhub_gpu_reclaim.controlplane.loop.start import UNANSWERED, settle_start
+from jupyterhub_gpu_reclaim.controlplane.loop.stop import settle_stop
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     NOTHING,
     WAIT,
     Action,
     ActionKind,
 )
+from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -104,7 +109,11 @@ _ENDED = (HubState.STOPPED, HubState.SPAWNING)
 
 
 def settle(
-    row: SessionRow, observed: Observed, now: float, settings: Settings
+    row: SessionRow,
+    observed: Observed,
+    now: float,
+    settings: Settings,
+    asked: Asked | None = None,
 ) -> Action:
     """The one action that brings the three views of a session closer together.
 
@@ -113,8 +122,15 @@ def settle(
         observed: what agent and Hub say.
         now: seconds since the epoch.
         settings: the limits.
+        asked: what the Hub is about to do (``start``, ``stop``); None: nothing.
     """
+    if asked is not None and asked.want is Want.STOP:
+        return settle_stop(row, observed, asked)
+    if asked is not None and row.phase is not Phase.RELEASING:
+        return settle_start(row, observed, asked)
     if observed.silent:
+        if asked is not None:
+            return UNANSWERED
         if row.phase is Phase.RELEASING and observed.hub is HubState.RUNNING:
             return WAIT
         return NOTHING

@@ -143,14 +143,35 @@ class Worker:
             return min(wait, self._settings.tick_interval)
         if action.kind not in {ActionKind.NOTHING, ActionKind.WAIT, ActionKind.READY}:
             _log.info("%s: %s: %s", key, row.phase.value, action.kind.value)
+        if action.kind in {ActionKind.READY, ActionKind.NOTHING}:
+            return await self._quiet(row, action, observed)
+        return await self.act(row, action, observed)
+
+    async def act(
+        self, row: SessionRow, action: Action, observed: Observed, pointer: str = ""
+    ) -> float | None:
+        """Do one action of the reconciler's, in whosever task.
+
+        Args:
+            row: the session.
+            action: what is to be done.
+            observed: what it was concluded from.
+            pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
+
+        Returns:
+            As :meth:`work`.
+
+        Raises:
+            ReclaimError: likewise.
+        """
         if action.kind in self._handlers:
-            if action.kind in {ActionKind.READY, ActionKind.NOTHING}:
-                return await self._quiet(row, action, observed)
             return await self._handlers[action.kind](row, action)
-        self._note(row, action, observed)
+        self._note(row, action, observed, pointer)
         return 0.0
 
-    def _note(self, row: SessionRow, action: Action, observed: Observed) -> None:
+    def _note(
+        self, row: SessionRow, action: Action, observed: Observed, pointer: str
+    ) -> None:
         """Actions that only record in the journal what has happened outside."""
         sessions, settings = self._sessions, self._settings
         match action.kind:
@@ -170,8 +191,10 @@ class Worker:
                 adoption.lost(sessions, row, action.saved)
             case ActionKind.FOUND_CAPTURED if action.saved is not None:
                 adoption.captured(sessions, row, action.saved, settings)
+            case ActionKind.BRING_BACK:
+                bring_back.instead(sessions, row, settings, action.saved)
             case _:
-                adoption.saved(sessions, row, observed, settings)
+                adoption.saved(sessions, row, observed, settings, pointer)
 
     # --- waiting
     def _patience(self, key: SessionKey, action: Action) -> float:
@@ -282,6 +305,9 @@ class Worker:
         return 0.0
 
     async def _thaw(self, row: SessionRow, action: Action) -> float:
+        if action.tree is not None and action.tree.incarnation != row.incarnation:
+            await self._agent.thaw(action.tree.incarnation)  # nobody knows of it
+            return self._settings.pace
         try:
             await self._suspender.thaw(row)
         except Refused as error:

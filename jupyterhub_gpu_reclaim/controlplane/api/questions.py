@@ -1,0 +1,201 @@
+"""Questions of the Hub's spawner: look, ask the reconciler, act, until it answers.
+
+A worker may be at the same session, so each answer is computed from the journal as it
+is after the last ``await``, and acted on at once.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from jupyterhub_gpu_reclaim.common.errors import (
+    NotFound,
+    ReclaimError,
+    Refused,
+    StoreError,
+    Unreachable,
+)
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+    ANSWERS,
+    Action,
+    ActionKind,
+)
+from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked, Want
+from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+#: How often it is looked again because the session moved, or something was done.
+_ATTEMPTS = 12
+
+
+class Answer(NamedTuple):
+    """The answer to a question, and what it was given for."""
+
+    action: Action
+    row: SessionRow
+    observed: Observed
+    asked: Asked
+
+
+class Questions:
+    """Answers them.
+
+    Args:
+        sessions: the rows.
+        agent: the agents.
+        worker: does what is to be done first.
+        look: adds a session's key to the work queue.
+        settings: the limits.
+    """
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        agent: Agent,
+        worker: Worker,
+        look: Callable[[SessionKey], None],
+        settings: Settings,
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._worker = worker
+        self._look = look
+        self._settings = settings
+
+    async def call_off(self, key: SessionKey) -> None:
+        """Cancel a capture under way; returns when it has ended either way."""
+        row = self._sessions.row(key)
+        if row.phase is not Phase.SUSPENDING:
+            return
+        with suppress(Refused, NotFound):
+            await self._agent.cancel(row.incarnation)
+        self._look(key)
+        await self.moved(key, lambda now: now.phase is not Phase.SUSPENDING)
+
+    async def moved(self, key: SessionKey, so: Callable[[SessionRow], bool]) -> bool:
+        """Wait until the row is so; False when the limit is over."""
+        return await self._sessions.until(key, so, self._settings.settle_limit)
+
+    async def _moved_on(self, row: SessionRow) -> bool:
+        return await self.moved(row.key, lambda now: now != row)
+
+    async def answer(
+        self,
+        key: SessionKey,
+        want: Want,
+        placement: Placement,
+        *,
+        elsewhere: bool = False,
+    ) -> Answer:
+        """The answer, after everything that must be done before it.
+
+        Args:
+            key: the session.
+            want: what is wanted of it.
+            placement: who asks, and what the Hub remembers.
+            elsewhere: as of ``Asked``.
+
+        Raises:
+            ReclaimError: a part that is needed does not answer, or the session moves.
+        """
+        for _ in range(_ATTEMPTS):
+            row = self._sessions.row(key)
+            asked = self._asked(key, want, placement)._replace(elsewhere=elsewhere)
+            answer, silence = await self._ask(row, asked)
+            if self._sessions.row(key) != row:
+                continue
+            if answer.action.kind in ANSWERS:
+                return answer
+            if answer.action.kind is ActionKind.UNANSWERED and silence is not None:
+                raise silence
+            if answer.action.kind is ActionKind.WAIT:
+                if not await self._moved_on(row):
+                    break
+                continue
+            await self.act(answer, placement)
+        raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
+
+    def _asked(self, key: SessionKey, want: Want, placement: Placement) -> Asked:
+        sessions = self._sessions
+        operation = sessions.operation(key)
+        return Asked(
+            want=want,
+            incarnation=placement.incarnation,
+            checkpoint=placement.checkpoint,
+            remembered=placement.remembered,
+            kept=tuple(sessions.journal.checkpoints(key)),
+            listed=sessions.store_seen,
+            came_back=operation is not None and operation.succeeded,
+        )
+
+    async def _ask(
+        self, row: SessionRow, asked: Asked
+    ) -> tuple[Answer, ReclaimError | None]:
+        """What the reconciler says, with as few questions to others as it needs."""
+        observed = Observed(None, None, None)
+        silence: ReclaimError | None = None
+        answer = self._settled(row, observed, asked)
+        for part in ("trees", "saved"):
+            if answer.action.kind is not ActionKind.UNANSWERED:
+                break
+            try:
+                observed = await self._look_at(part, row.key, observed)
+            except (Unreachable, StoreError) as error:
+                # The first is told: it is why the second was of no use.
+                silence = silence or error
+            else:
+                observed = self._sessions.living(row.key, observed)
+            if silence is not None and part == "saved":
+                asked = asked._replace(silence=silence.reason)
+            answer = self._settled(row, observed, asked)
+        return answer, silence
+
+    async def _look_at(
+        self, part: str, key: SessionKey, observed: Observed
+    ) -> Observed:
+        if part == "trees":
+            return observed._replace(trees=tuple(await self._agent.trees(key)))
+        saved = await self._agent.checkpoints(key)
+        infos = tuple(sorted(saved, key=lambda info: info.generation))
+        return observed._replace(saved=infos)
+
+    def _settled(self, row: SessionRow, observed: Observed, asked: Asked) -> Answer:
+        asked = asked._replace(kept=tuple(self._sessions.journal.checkpoints(row.key)))
+        known = frozenset(each.id for each in asked.kept)
+        observed = observed._replace(hub=HubState.SPAWNING, known=known)
+        now = self._sessions.clock.now()
+        action = settle(row, observed, now, self._settings, asked)
+        return Answer(action, row, observed, asked)
+
+    async def act(self, answer: Answer, placement: Placement) -> None:
+        """Do what must be done before there is an answer.
+
+        Raises:
+            ReclaimError: it could not be done now.
+        """
+        row, action = answer.row, answer.action
+        # Of a stop the Hub remembers the incarnation, as good as its checkpoint.
+        pointer = action.saved.id if action.saved is not None else placement.checkpoint
+        try:
+            await self._worker.act(row, action, answer.observed, pointer)
+        except Refused as error:
+            # A worker may have been told before us that it goes on; it notes that.
+            if error.reason is not Reason.NOT_CAPTURED:
+                raise
+            self._look(row.key)
+            if not await self._moved_on(row):
+                raise

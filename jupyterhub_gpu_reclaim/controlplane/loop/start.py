@@ -1,0 +1,253 @@
+"""What a start does next: the reconciler's answer where the Hub is about to start it.
+
+It is called again after each action, until it is an answer. What runs is joined, what
+is frozen is taken up, what is newer than the journal is noted; a session with a
+checkpoint is never started cold. Pure.
+
+===========  =====================================  ==================================
+journal      agent, store, Hub's pointer            action
+===========  =====================================  ==================================
+SUSPENDING   any                                    refuse: in flight
+RELEASING    any                                    as if nobody asked
+RESUMING     of this very start                     return it
+             of another, which runs                 join it
+             of another, otherwise                  give that one up
+SUSPENDED    another one is to be brought back      take that
+any other    a tree runs                            join it
+             being captured                         refuse: in flight
+             captured, not known                    found captured, or thaw
+             restoring, not SUSPENDED               refuse: in flight
+             a newer checkpoint                     found saved
+RUNNING …    gone                                   lost, if what it came from is kept;
+                                                    else vanished
+SUSPENDED,   unknown checkpoints                    set them aside
+STOPPED
+SUSPENDED    a doubt that no person has settled     ask its user
+             otherwise                              return it
+STOPPED      another one is to be brought back      take that
+             the Hub's pointer names one that was   bring that back
+             set aside when it was found
+             it names one that nobody knows         missing
+             otherwise                              cold
+any of the   no answer                              SUSPENDED: return it if Hub and
+last three                                          journal agree; STOPPED: cold if
+                                                    nothing was ever saved; else
+                                                    unanswered
+===========  =====================================  ==================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import moment
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Intent, Keeping
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure
+    from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
+    from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
+
+UNANSWERED = Action(ActionKind.UNANSWERED)
+
+
+def settle_start(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """What is to be done for a start, in every phase but RELEASING.
+
+    Args:
+        row: what the journal says; a fresh row if it says nothing.
+        observed: what agent and store say; ``None`` is no answer (yet).
+        asked: the question.
+    """
+    if row.phase is Phase.SUSPENDING:
+        return in_flight("suspend")
+    if row.phase is Phase.RESUMING:
+        return _overtaken(row, observed, asked)
+    if row.phase is Phase.SUSPENDED and row.bring_back:
+        return Action(ActionKind.BRING_BACK)
+    return _of_trees(row, observed) or _of_saved(row, observed, asked)
+
+
+def _overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """A start while another one was under way: the Hub has forgotten that one."""
+    if row.incarnation == asked.incarnation:
+        return Action(ActionKind.RETURN)  # the same question has the same answer
+    if observed.trees is None:
+        return UNANSWERED
+    tree = observed.tree(row.incarnation)
+    runs = tree is not None and tree.runs
+    return Action(ActionKind.JOIN if runs else ActionKind.GIVE_UP, tree)
+
+
+def _of_trees(row: SessionRow, observed: Observed) -> Action | None:
+    """What runs is joined, and what is frozen is taken up."""
+    running = observed.running()
+    if running is not None:
+        return Action(ActionKind.JOIN, running)
+    for tree in observed.left():
+        if tree.state is TreeState.CAPTURING:
+            return in_flight("capture")
+        if observed.saved is None:
+            continue
+        saved = observed.checkpoint(tree.checkpoint)
+        if row.phase is Phase.SUSPENDED and not observed.missed(tree.checkpoint):
+            continue  # it is released, or ended, by and by
+        if tree.state is TreeState.CAPTURED and saved is not None:
+            return Action(ActionKind.FOUND_CAPTURED, tree, saved)
+        if tree.state is TreeState.CAPTURED:
+            return Action(ActionKind.THAW, tree)
+        if tree.state is TreeState.RESTORING and saved is not None:
+            # The journal is older: it runs soon, or its checkpoint comes back.
+            return in_flight("restore")
+    return None
+
+
+def _of_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """Nothing runs: what is saved counts."""
+    if observed.trees is None or observed.saved is None:
+        return _in_silence(row, observed, asked)
+    if lineage.found(row, observed, asked.checkpoint):
+        return Action(ActionKind.FOUND_SAVED)
+    if row.phase in LIVE:
+        kept = observed.checkpoint(row.checkpoint)
+        return Action(ActionKind.LOST if kept else ActionKind.VANISHED, None, kept)
+    if observed.unknown():
+        return Action(ActionKind.SET_ASIDE)
+    if row.phase is Phase.SUSPENDED:
+        return _returned(row, asked)
+    if row.bring_back:
+        return Action(ActionKind.BRING_BACK)
+    hubs = _the_hubs(row, observed, asked)
+    if hubs is not None and _was_set_aside(row, asked) and _is_taken(row, hubs):
+        return Action(ActionKind.BRING_BACK, None, hubs)
+    known = _is_accounted_for(row, asked)
+    return Action(ActionKind.COLD if known else ActionKind.MISSING)
+
+
+def _returned(row: SessionRow, asked: Asked) -> Action:
+    doubt = _doubt(row, asked)
+    if doubt is not None:
+        return Action(ActionKind.ASK, failure=doubt)
+    return Action(ActionKind.RETURN)
+
+
+def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """Where a part does not answer, or was not asked yet.
+
+    A silent node does not prevent a return if Hub and journal agree on the checkpoint;
+    nor does a store that cannot be listed now, but was listed before. A start may be
+    cold if both know of no checkpoint. The journal's word is good once it was compared
+    with the store, for sessions that were never suspended, and if there is no agent at
+    all, since the first start brings its node. A journal that has no row of a session
+    that the Hub remembers was lost, or is another one.
+    """
+    if asked.silence is None:
+        return UNANSWERED
+    if row.phase is Phase.SUSPENDED:
+        trees = observed.trees is not None or asked.checkpoint in {"", row.checkpoint}
+        agreed = asked.checkpoint == row.checkpoint and asked.listed
+        saved = observed.saved is not None or agreed
+        return _returned(row, asked) if trees and saved else UNANSWERED
+    there = asked.remembered or asked.silence is Reason.NODE_SILENT
+    known = observed.trees or observed.unknown()
+    if known or (there and observed.trees is None):
+        return UNANSWERED  # Hub or cluster know of something; what, nobody has said
+    if row.phase is not Phase.STOPPED or not _is_accounted_for(row, asked):
+        return UNANSWERED
+    if asked.remembered and not row.since:
+        return UNANSWERED
+    never_saved = not row.generation and not asked.remembered
+    good = asked.listed or never_saved or asked.silence is Reason.NO_AGENT
+    return Action(ActionKind.COLD) if good else UNANSWERED
+
+
+def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
+    """Why the user must be asked before this checkpoint comes back, if so.
+
+    A person's word, by button or command, settles it; so does a Hub that remembers the
+    same checkpoint.
+    """
+    if row.intent is Intent.RESUME:
+        return None
+    infos = [each.info for each in asked.kept if each.info is not None]
+    mine = next((info for info in infos if info.id == row.checkpoint), None)
+    if mine is None:
+        return None
+    agreed = lineage.agrees(asked.checkpoint, mine, infos)
+    if row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value:
+        rivals = len(lineage.newest(infos)) > 1
+        return row.failure if rivals or not agreed else None
+    named = agreed or not asked.checkpoint or _is_accounted_for(row, asked)
+    return None if named else _older(mine)
+
+
+def instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """What a return does whose checkpoint is gone: the Hub's, or a person decides.
+
+    If what the Hub remembers is not older, nobody has to choose.
+    """
+    hubs = _the_hubs(row, observed, asked)
+    if hubs is None:
+        lost = Refused(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
+        return Action(ActionKind.ASK, failure=codec.failure_of(lost))
+    if _is_taken(row, hubs):
+        return Action(ActionKind.BRING_BACK, None, hubs)
+    return Action(ActionKind.ASK, failure=_older(hubs))
+
+
+def _is_taken(row: SessionRow, hubs: CheckpointInfo) -> bool:
+    """Whether what the Hub remembers is as new, or a person has agreed to an older."""
+    asked = row.failure is not None and row.failure.code == Reason.SAVED_OLDER.value
+    agreed = asked and row.intent is Intent.RESUME
+    return hubs.generation >= row.generation or agreed
+
+
+def _the_hubs(
+    row: SessionRow, observed: Observed, asked: Asked
+) -> CheckpointInfo | None:
+    """What the Hub remembers, if it is there and the journal's is not."""
+    known = _of_hub(asked)
+    if known is None or known.keeping in HIDDEN or observed.checkpoint(row.checkpoint):
+        return None
+    return observed.checkpoint(known.id)
+
+
+def _was_set_aside(row: SessionRow, asked: Asked) -> bool:
+    """Whether what the Hub remembers was set aside, and by nobody's word.
+
+    A journal that was put back took it for older than a session that has been deleted
+    since, whose numbers were higher.
+    """
+    known = _of_hub(asked)
+    dismissed = asked.checkpoint == row.dismissed
+    return known is not None and known.keeping is Keeping.ASIDE and not dismissed
+
+
+def _of_hub(asked: Asked) -> CheckpointRow | None:
+    return next((each for each in asked.kept if each.id == asked.checkpoint), None)
+
+
+def _is_accounted_for(row: SessionRow, asked: Asked) -> bool:
+    """Whether the journal knows what became of the checkpoint that the Hub knows.
+
+    If it does not, the journal is older than the Hub's database.
+    """
+    return asked.checkpoint in {"", row.dismissed, *(each.id for each in asked.kept)}
+
+
+def _older(info: CheckpointInfo) -> Failure:
+    return codec.failure_of(Refused(Reason.SAVED_OLDER, when=moment(info.created)))
+
+
+def in_flight(operation: str) -> Action:
+    """Nothing can be said before that has ended."""
+    busy = Refused(Reason.OPERATION_IN_FLIGHT, operation=operation)
+    return Action(ActionKind.REFUSE, failure=codec.failure_of(busy))

@@ -1,0 +1,144 @@
+"""What a stop does next: the reconciler's answer where the Hub is about to end it.
+
+It is called again after each action, until it is an answer. What is saved is released,
+a stop by a person is a real one, and nothing is ended or forgotten of which it is not
+known that nothing may come back. Pure.
+
+===========  =====================================  ==================================
+journal      agent, store                           action
+===========  =====================================  ==================================
+of another incarnation than the one to be ended:
+any          something of it is left, not captured  end it
+             another tree is there, or it is under  keep it: the Hub is older, or was
+             another name                           renamed
+             captured, and committed                found captured (→ RELEASING); keep
+                                                    it while anything is under way
+             captured, not committed                end it
+             its own newer checkpoint               found saved (→ SUSPENDED)
+             another newer checkpoint               keep it: the reconciler asks
+             none                                   keep it if the journal has anything
+                                                    that may come back, else end it
+of the one to be ended:
+SUSPENDING   any                                    refuse: in flight
+RESUMING     it has come back                       restored (→ RUNNING)
+             it is frozen again                     refuse: in flight
+             gone                                   give the restore up (→ SUSPENDED)
+             otherwise                              it is saved
+RUNNING …    not gone                               end it
+             gone, another one is there             keep it: Hub and journal are older
+             gone, saved and not known              found saved (→ SUSPENDED)
+             gone, what it came from is kept        lost (→ SUSPENDED)
+             gone, otherwise                        end it
+RELEASING,   any                                    it is saved
+SUSPENDED
+STOPPED      any                                    end it
+===========  =====================================  ==================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
+from jupyterhub_gpu_reclaim.controlplane.loop.start import UNANSWERED, in_flight
+from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
+    from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+
+_FROZEN = frozenset({TreeState.CAPTURING, TreeState.CAPTURED})
+END = Action(ActionKind.END)
+KEEP = Action(ActionKind.KEEP)
+_SAVED = Action(ActionKind.SAVED)
+
+
+def settle_stop(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """What is to be done for a stop.
+
+    Args:
+        row: what the journal says; a fresh row if it says nothing.
+        observed: what agent and store say; ``None`` is no answer (yet).
+        asked: the question.
+    """
+    if row.incarnation != asked.incarnation:
+        return _of_another(row, observed, asked)
+    if row.phase is Phase.SUSPENDING:
+        return in_flight("suspend")
+    if row.phase is Phase.RESUMING:
+        return _return(row, observed, asked)
+    if row.phase in LIVE:
+        return _live(row, observed)
+    return _SAVED if row.phase in SAVED else END
+
+
+def _of_another(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """An incarnation that the journal does not know: agent and store know it.
+
+    Nobody has stopped one that has ended: where anything may come back, the Hub must
+    not forget the session.
+    """
+    if observed.trees is None:
+        return UNANSWERED
+    tree = observed.tree(asked.incarnation)
+    if tree is not None and tree.state is not TreeState.CAPTURED:
+        return Action(ActionKind.END, tree)
+    others = [one for one in observed.whole() if one != tree]
+    if others or (tree is None and asked.elsewhere):
+        return KEEP
+    if observed.saved is None:
+        return UNANSWERED
+    if tree is not None:
+        saved = observed.checkpoint(tree.checkpoint)
+        if saved is None:
+            return Action(ActionKind.END, tree)
+        free = row.phase in {*LIVE, Phase.STOPPED, Phase.SUSPENDED}
+        return Action(ActionKind.FOUND_CAPTURED, tree, saved) if free else KEEP
+    found = lineage.found(row, observed)
+    if found and found[0].incarnation == asked.incarnation:
+        return Action(ActionKind.FOUND_SAVED, None, found[0])
+    # Else the Hub asks about an earlier life: what it was told of this one is lost.
+    there = row.phase in {*SAVED, *LIVE, Phase.RESUMING} and row.checkpoint
+    return KEEP if found or there else END
+
+
+def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """How a return has ended of which the Hub knows more than the journal."""
+    if asked.came_back:
+        return Action(ActionKind.RESTORED)
+    if observed.trees is None:
+        return UNANSWERED
+    tree = observed.tree(row.incarnation)
+    if tree is None:
+        return Action(ActionKind.GIVE_UP)
+    if tree.state in _FROZEN:
+        return in_flight("suspend")
+    return Action(ActionKind.RESTORED) if tree.runs else _SAVED
+
+
+def _live(row: SessionRow, observed: Observed) -> Action:
+    """A session whose programs have ended is what was saved of it, if anything was."""
+    if observed.trees is None:
+        return UNANSWERED
+    if observed.tree(row.incarnation) is not None:
+        return END
+    if observed.whole():
+        return KEEP
+    if observed.saved is None:
+        return UNANSWERED
+    missed = [info for info in observed.unknown() if _is_its(info, row)]
+    if missed:
+        return Action(ActionKind.FOUND_SAVED, None, missed[-1])
+    kept = observed.checkpoint(row.checkpoint)
+    return Action(ActionKind.LOST, None, kept) if kept is not None else END
+
+
+def _is_its(info: CheckpointInfo, row: SessionRow) -> bool:
+    """Whether that checkpoint is of the row's session; older agents wrote no id."""
+    if info.session and row.session:
+        return info.session == row.session
+    return info.incarnation == row.incarnation
