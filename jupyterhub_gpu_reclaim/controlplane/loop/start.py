@@ -126,7 +126,7 @@ def _of_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if row.bring_back:
         return Action(ActionKind.BRING_BACK)
     hubs = _the_hubs(row, observed, asked)
-    if hubs is not None and _was_set_aside(row, asked) and _is_taken(row, hubs):
+    if hubs is not None and _was_set_aside(row, asked):
         return Action(ActionKind.BRING_BACK, None, hubs)
     known = _is_accounted_for(row, asked)
     return Action(ActionKind.COLD if known else ActionKind.MISSING)
@@ -190,24 +190,28 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
 
 
 def instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """What a return does whose checkpoint is gone: the Hub's, or a person decides.
+    """What a return does whose checkpoint is gone: another, or a person decides.
 
     If what the Hub remembers is not older, nobody has to choose.
     """
-    hubs = _the_hubs(row, observed, asked)
-    if hubs is None:
+    other = _the_hubs(row, observed, asked)
+    if other is not None and other.generation >= row.generation:
+        return Action(ActionKind.BRING_BACK, None, other)
+    other = other or _newest_there(observed, asked)
+    if other is None:
         lost = Refused(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
         return Action(ActionKind.ASK, failure=codec.failure_of(lost))
-    if _is_taken(row, hubs):
-        return Action(ActionKind.BRING_BACK, None, hubs)
-    return Action(ActionKind.ASK, failure=_older(hubs))
+    told = row.failure is not None and row.failure.code == Reason.SAVED_OLDER.value
+    if told and row.intent is Intent.RESUME:
+        return Action(ActionKind.BRING_BACK, None, other)
+    return Action(ActionKind.ASK, failure=_older(other))
 
 
-def _is_taken(row: SessionRow, hubs: CheckpointInfo) -> bool:
-    """Whether what the Hub remembers is as new, or a person has agreed to an older."""
-    asked = row.failure is not None and row.failure.code == Reason.SAVED_OLDER.value
-    agreed = asked and row.intent is Intent.RESUME
-    return hubs.generation >= row.generation or agreed
+def _newest_there(observed: Observed, asked: Asked) -> CheckpointInfo | None:
+    """The newest that its user may bring back, of those that are in the store."""
+    shown = {each.id for each in asked.kept if each.keeping not in HIDDEN}
+    there = [info for info in observed.saved or () if info.id in shown]
+    return there[-1] if there else None
 
 
 def _the_hubs(
@@ -227,8 +231,9 @@ def _was_set_aside(row: SessionRow, asked: Asked) -> bool:
     since, whose numbers were higher.
     """
     known = _of_hub(asked)
-    dismissed = asked.checkpoint == row.dismissed
-    return known is not None and known.keeping is Keeping.ASIDE and not dismissed
+    if known is None or known.keeping is not Keeping.ASIDE:
+        return False
+    return known.generation >= row.generation and known.id != row.dismissed
 
 
 def _of_hub(asked: Asked) -> CheckpointRow | None:
