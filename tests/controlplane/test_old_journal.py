@@ -451,7 +451,7 @@ async def test_store_older_than_the_journal_the_older_state_is_offered_and_kept(
         journal.drop(older)  # its grace was over
     world.node.saved = {older: kept}
     second = await world.controller()
-    assert await world.hub.start(KEY) == "checkpoint_missing"
+    assert await world.hub.start(KEY) == "saved_older"
     await world.until(lambda: len(second.users.session(KEY).kept) == 2)
     (state,) = [s for s in second.users.session(KEY).kept if s.id == older]
     assert (state.keeping, state.expires) == ("aside", None)

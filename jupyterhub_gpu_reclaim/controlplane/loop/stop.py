@@ -27,6 +27,7 @@ RESUMING     it has come back                       restored (→ RUNNING)
 RUNNING …    not gone                               end it
              gone, another one is there             keep it: Hub and journal are older
              gone, saved and not known              found saved (→ SUSPENDED)
+             gone, a later session was saved        keep it: Hub and journal are older
              gone, what it came from is kept        lost (→ SUSPENDED)
              gone, otherwise                        end it
 RELEASING,   any                                    it is saved
@@ -133,6 +134,8 @@ def _live(row: SessionRow, observed: Observed) -> Action:
     missed = [info for info in observed.unknown() if _is_its(info, row)]
     if missed:
         return Action(ActionKind.FOUND_SAVED, None, missed[-1])
+    if lineage.found(row, observed):
+        return KEEP
     kept = observed.checkpoint(row.checkpoint)
     return Action(ActionKind.LOST, None, kept) if kept is not None else END
 
