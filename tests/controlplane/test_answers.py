@@ -1,0 +1,307 @@
+"""What a start and a stop are answered, from journal, agent, store and pointer."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.loop.start import instead
+from jupyterhub_gpu_reclaim.controlplane.model.actions import ANSWERS, ActionKind
+from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked, Want
+from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    CheckpointRow,
+    Intent,
+    Keeping,
+)
+from tests.controlplane.test_reconciler import KEY, LIMITS, NOW, info, row, tree
+
+A = ActionKind
+FOUND = codec.failure_of(Refused(Reason.SAVED_FOUND, when=""))
+OLDER = codec.failure_of(Refused(Reason.SAVED_OLDER, when=""))
+
+
+def kept(name: str, keeping: Keeping = Keeping.CURRENT) -> CheckpointRow:
+    one = info(name)
+    return CheckpointRow(
+        id=name, key=KEY, generation=one.generation, keeping=keeping, info=one
+    )
+
+
+def answer(asked: Asked, row, trees=(), saved=("c1",), known=("c1",), **more):
+    """The action, where the journal has ``known`` and the store has ``saved``."""
+    infos = None if saved is None else tuple(info(each, **more) for each in saved)
+    trees = None if trees is None else tuple(trees)
+    rows = asked.kept or tuple(kept(name) for name in known)
+    observed = Observed(
+        trees, infos, HubState.SPAWNING, frozenset(each.id for each in rows)
+    )
+    return settle(row, observed, NOW, LIMITS, asked._replace(kept=rows))
+
+
+def start(**facts) -> Asked:
+    return Asked(Want.START, "new", listed=True, **facts)
+
+
+def stop(incarnation: str = "i1", **facts) -> Asked:
+    return Asked(Want.STOP, incarnation, listed=True, **facts)
+
+
+HUBS = start(checkpoint="c1", remembered=True)
+STOPPED = row("stopped", checkpoint="")
+
+
+@pytest.mark.parametrize(
+    ("asked", "row", "facts", "kind"),
+    [
+        # What is under way.
+        (start(), row("suspending"), {}, A.REFUSE),
+        (start(), row("releasing"), {"trees": [tree("captured")]}, A.RELEASE),
+        (start(), row("releasing"), {}, A.RELEASED),
+        (start(), row("releasing"), {"trees": [tree("running")]}, A.ROLLED_BACK),
+        (start(), row("releasing"), {"trees": [tree("capturing")]}, A.WAIT),
+        (start(), row("releasing"), {"trees": None}, A.UNANSWERED),
+        (start(), row("resuming", incarnation="new"), {"trees": None}, A.RETURN),
+        (start(), row("resuming"), {"trees": [tree("running")]}, A.JOIN),
+        (start(), row("resuming"), {"trees": [tree("holding")]}, A.GIVE_UP),
+        (start(), row("resuming"), {"trees": []}, A.GIVE_UP),
+        (start(), row("resuming"), {"trees": None}, A.UNANSWERED),
+        # What is there.
+        (start(), row("suspended"), {"trees": [tree("running", "i9")]}, A.JOIN),
+        (start(), STOPPED, {"trees": [tree("napping", "i9")], "saved": None}, A.JOIN),
+        (
+            start(),
+            STOPPED,
+            {"trees": [tree("captured", "i9"), tree("running", "i8")]},
+            A.JOIN,
+        ),
+        (start(), STOPPED, {"trees": [tree("captured")]}, A.FOUND_CAPTURED),
+        (start(), STOPPED, {"trees": [tree("captured")], "saved": ()}, A.THAW),
+        (start(), row("suspended"), {"trees": [tree("capturing", "i9")]}, A.REFUSE),
+        (start(), row("suspended"), {"trees": [tree("captured")]}, A.RETURN),
+        (
+            start(),
+            row("suspended"),
+            {"trees": [tree("captured", "i9", "c2")], "saved": ("c1", "c2")},
+            A.FOUND_CAPTURED,
+        ),
+        (start(), STOPPED, {"trees": [tree("restoring")]}, A.REFUSE),
+        (start(), row("suspended"), {"trees": [tree("holding", "i9")]}, A.RETURN),
+        # What is saved.
+        (start(), row("running"), {"saved": ("c1", "c2")}, A.FOUND_SAVED),
+        (start(), row("running"), {}, A.LOST),
+        (start(), row("running", checkpoint=""), {}, A.VANISHED),
+        (start(), row("suspended"), {"saved": ("c1", "c2")}, A.FOUND_SAVED),
+        (
+            start(),
+            row("suspended", checkpoint="c3", generation=3),
+            {"saved": ("c2", "c3"), "known": ("c3",)},
+            A.SET_ASIDE,
+        ),
+        (start(), STOPPED, {"saved": ("c2",), "known": ()}, A.FOUND_SAVED),
+        (HUBS, row("suspended"), {}, A.RETURN),
+        (start(), row("suspended", bring_back="c9"), {"trees": None}, A.BRING_BACK),
+        (start(), row("stopped", bring_back="c9"), {}, A.BRING_BACK),
+        (start(), STOPPED, {}, A.COLD),
+        (start(checkpoint="c9"), STOPPED, {}, A.MISSING),
+        (start(checkpoint="c9"), row("stopped", dismissed="c9"), {}, A.COLD),
+        # Doubts.
+        (start(checkpoint="c9"), row("suspended"), {}, A.ASK),
+        (
+            start(checkpoint="c9"),
+            row("suspended", intent=Intent.RESUME),
+            {},
+            A.RETURN,
+        ),
+        (start(), row("suspended", failure=FOUND), {}, A.ASK),
+        (HUBS, row("suspended", failure=FOUND), {}, A.RETURN),
+        # Silence.
+        (start(), STOPPED, {"saved": None}, A.UNANSWERED),
+    ],
+)
+def test_start(asked, row, facts, kind):
+    assert answer(asked, row, **facts).kind is kind
+
+
+SILENT = {"trees": None, "saved": None}
+
+
+@pytest.mark.parametrize(
+    ("facts", "row", "silence", "kind"),
+    [
+        ({}, row("stopped", checkpoint="", generation=0), Reason.NO_AGENT, A.COLD),
+        ({}, STOPPED, Reason.AGENT_UNREACHABLE, A.COLD),
+        ({"listed": False}, STOPPED, Reason.AGENT_UNREACHABLE, A.UNANSWERED),
+        ({"listed": False}, STOPPED, Reason.NO_AGENT, A.COLD),
+        ({}, STOPPED, Reason.NODE_SILENT, A.UNANSWERED),
+        ({"remembered": True}, STOPPED, Reason.AGENT_UNREACHABLE, A.UNANSWERED),
+        ({"checkpoint": "c9"}, STOPPED, Reason.AGENT_UNREACHABLE, A.UNANSWERED),
+        ({}, row("running"), Reason.AGENT_UNREACHABLE, A.UNANSWERED),
+        ({"checkpoint": "c1"}, row("suspended"), Reason.NODE_SILENT, A.RETURN),
+        ({}, row("suspended"), Reason.NODE_SILENT, A.UNANSWERED),
+        (
+            {"checkpoint": "c1", "listed": False},
+            row("suspended"),
+            Reason.NODE_SILENT,
+            A.UNANSWERED,
+        ),
+    ],
+)
+def test_start_in_silence(facts, row, silence, kind):
+    asked = Asked(Want.START, "new", silence=silence, **{"listed": True, **facts})
+    assert answer(asked, row, **SILENT).kind is kind
+
+
+def test_start_in_silence_what_is_left_or_saved_is_not_passed_over():
+    silent = start(silence=Reason.AGENT_UNREACHABLE)
+    left = {"trees": [tree("holding", "i9")], "saved": None}
+    assert answer(silent, STOPPED, **left).kind is A.UNANSWERED
+    saved = {"trees": None, "saved": ("c1",), "known": ()}
+    assert answer(silent, STOPPED, **saved).kind is A.UNANSWERED
+
+
+@pytest.mark.parametrize(
+    ("asked", "row", "facts", "kind"),
+    [
+        # The journal's own.
+        (stop(), row("suspending"), {}, A.REFUSE),
+        (stop(), row("releasing"), {"trees": None}, A.SAVED),
+        (stop(), row("suspended"), {"trees": None}, A.SAVED),
+        (stop(), row("stopped"), {"trees": None}, A.END),
+        (stop(came_back=True), row("resuming"), {"trees": None}, A.RESTORED),
+        (stop(), row("resuming"), {"trees": [tree("running")]}, A.RESTORED),
+        (stop(), row("resuming"), {"trees": [tree("captured")]}, A.REFUSE),
+        (stop(), row("resuming"), {"trees": [tree("holding")]}, A.SAVED),
+        (stop(), row("resuming"), {}, A.GIVE_UP),
+        (stop(), row("running"), {"trees": [tree("running")], "saved": None}, A.END),
+        (stop(), row("running"), {"trees": None}, A.UNANSWERED),
+        (stop(), row("running"), {"saved": None}, A.UNANSWERED),
+        (stop(), row("running"), {"trees": [tree("running", "i9")]}, A.KEEP),
+        (stop(), row("running"), {"saved": ("c1", "c2")}, A.FOUND_SAVED),
+        (stop(), row("running"), {}, A.LOST),
+        (stop(), row("running", checkpoint=""), {}, A.END),
+        # Of another incarnation.
+        (stop("old"), row("running"), {"trees": [tree("running", "old")]}, A.END),
+        (stop("old"), row("running"), {"trees": [tree("running")]}, A.KEEP),
+        (
+            stop("old"),
+            row("running"),
+            {"trees": [tree("running"), tree("captured", "old")]},
+            A.KEEP,
+        ),
+        (
+            stop("old"),
+            STOPPED,
+            {"trees": [tree("captured", "old", "c2")], "saved": ("c1", "c2")},
+            A.FOUND_CAPTURED,
+        ),
+        (
+            stop("old"),
+            row("resuming"),
+            {"trees": [tree("captured", "old", "c2")], "saved": ("c1", "c2")},
+            A.KEEP,
+        ),
+        (stop("old", elsewhere=True), STOPPED, {}, A.KEEP),
+        (stop("old"), STOPPED, {"saved": ("c1", "c2")}, A.KEEP),
+        (stop("old"), row("suspended"), {}, A.KEEP),
+        (stop("old"), STOPPED, {}, A.END),
+        (stop("old"), STOPPED, {"trees": None}, A.UNANSWERED),
+        (stop("old"), STOPPED, {"saved": None}, A.UNANSWERED),
+    ],
+)
+def test_stop(asked, row, facts, kind):
+    assert answer(asked, row, **facts).kind is kind
+
+
+def test_stop_of_one_that_was_saved_meanwhile_is_suspended():
+    """The journal is older, and agent and store know that it was released."""
+    saved = msgspec.structs.replace(info("c2"), incarnation="old")
+    observed = Observed((), (info("c1"), saved), HubState.SPAWNING, frozenset({"c1"}))
+    action = settle(STOPPED, observed, NOW, LIMITS, stop("old", kept=(kept("c1"),)))
+    assert (action.kind, action.saved) == (A.FOUND_SAVED, saved)
+
+
+def test_stop_what_a_later_session_has_saved_is_not_forgotten():
+    """Journal and Hub are of before that session: what they know has ended long ago."""
+    later = msgspec.structs.replace(info("c2"), incarnation="i9", session="later")
+    observed = Observed((), (later,), HubState.SPAWNING)
+    mine = row("running", checkpoint="", generation=0, session="mine")
+    assert settle(mine, observed, NOW, LIMITS, stop()).kind is A.KEEP
+
+
+def test_return_of_what_is_gone_is_the_hubs_or_a_question():
+    mine = row("suspended", checkpoint="c3", generation=3)
+
+    def gone(asked, mine=mine, *saved):
+        observed = Observed((), tuple(info(each) for each in saved), None)
+        return instead(mine, observed, asked)
+
+    rows = (kept("c1", Keeping.ASIDE), kept("c3"), kept("c4", Keeping.ASIDE))
+    assert gone(start(kept=rows), mine).failure.code == "checkpoint_missing"
+    assert gone(start(kept=rows), mine, "c1").failure.code == "saved_older"
+    asked = start(kept=rows, checkpoint="c1")
+    assert gone(asked, mine, "c1").failure.code == "saved_older"
+    agreed = msgspec.structs.replace(mine, failure=OLDER, intent=Intent.RESUME)
+    assert gone(asked, agreed, "c1").saved == info("c1")
+    newer = start(kept=rows, checkpoint="c4")
+    assert gone(newer, mine, "c1", "c4").saved == info("c4")
+    hidden = start(kept=(kept("c1", Keeping.FORMER), kept("c3")))
+    assert gone(hidden, mine, "c1").failure.code == "checkpoint_missing"
+
+
+def every_question():
+    """Each phase beside each two trees, with and without what is saved."""
+    # Who asks for one session alone is told that an agent is silent.
+    states = [None, *(set(TreeState) - {TreeState.UNKNOWN})]
+    for phase, one, other in itertools.product(Phase, states, states):
+        trees = [tree(one)] if one else []
+        trees += [tree(other, "i2", "c2")] if other else []
+        for saved in ((), ("c1",), ("c1", "c2"), None):
+            for known in ((), ("c1",)):
+                yield phase, trees, saved, known
+
+
+def test_no_question_is_left_open_where_all_have_answered():
+    """Each has an answer or something to be done first; and silence is told."""
+    seen = set()
+    for phase, trees, saved, known in every_question():
+        for asked in (start(), HUBS, stop(), stop("i2"), stop("old")):
+            action = answer(asked, row(phase), trees, saved, known)
+            seen.add(action.kind)
+            assert action.kind in {*ANSWERS, *ACTS} or saved is None
+            if action.kind is A.UNANSWERED:
+                assert saved is None
+    assert seen >= ANSWERS - {A.ASK, A.MISSING}
+
+
+#: What may be done before there is an answer.
+ACTS = {
+    A.RELEASE,
+    A.RELEASED,
+    A.ROLLED_BACK,
+    A.THAW,
+    A.GIVE_UP,
+    A.FOUND_CAPTURED,
+    A.FOUND_SAVED,
+    A.LOST,
+    A.VANISHED,
+    A.SET_ASIDE,
+    A.RESTORED,
+    A.WAIT,
+    A.BRING_BACK,
+}
+
+
+def test_no_start_is_cold_beside_a_tree_or_a_checkpoint_that_nobody_has_given_up():
+    for phase, trees, saved, known in every_question():
+        action = answer(start(), row(phase), trees, saved, known)
+        if action.kind is A.COLD:
+            assert not [one for one in trees if one.runs]
+            assert set(saved or ()) <= set(known)
