@@ -42,6 +42,7 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, 
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending, vanished
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+from jupyterhub_gpu_reclaim.controlplane.loop.observer import in_order
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
@@ -279,7 +280,7 @@ class StartPlanner:
             return False
         asked = row.failure is not None and row.failure.code == Reason.SAVED_OLDER.value
         agreed = asked and row.intent is Intent.RESUME
-        if hubs.generation < row.generation and not agreed:
+        if hubs.stamp < row.stamp and not agreed:
             return False
         bring_back.take(self._sessions, row, self._settings, checkpoint=hubs.id)
         # Should it be found after all, a person decides.
@@ -324,9 +325,8 @@ class StartPlanner:
         self, key: SessionKey, trees: Sequence[Tree], saved: Sequence[CheckpointInfo]
     ) -> Observed:
         """What agent and store have said of a session that its spawner asks about."""
-        infos = sorted(saved, key=lambda info: info.generation)
         known = frozenset(r.id for r in self._sessions.journal.checkpoints(key))
-        observed = Observed(tuple(trees), tuple(infos), HubState.SPAWNING, known)
+        observed = Observed(tuple(trees), in_order(saved), HubState.SPAWNING, known)
         return self._sessions.living(key, observed)
 
     def _doubt(self, row: SessionRow, placement: Placement) -> Failure | None:
@@ -345,8 +345,7 @@ class StartPlanner:
         pointer = placement.checkpoint
         agreed = lineage.agrees(pointer, mine, infos)
         if _asks(row):
-            rivals = len(lineage.newest(infos)) > 1
-            return row.failure if rivals or not agreed else None
+            return None if agreed else row.failure
         named = {row.dismissed, "", *(each.id for each in rows)}
         older = failure_of(Reason.SAVED_OLDER, when=moment(mine.created))
         return None if agreed or pointer in named else older
@@ -457,7 +456,7 @@ class StartPlanner:
         self, row: SessionRow, placement: Placement, observed: Observed
     ) -> StartPlan | None:
         pointer = placement.checkpoint
-        if lineage.found(row, observed, pointer):
+        if lineage.missed(row, observed, pointer):
             adoption.saved(self._sessions, row, observed, self._settings, pointer)
             return None
         kept = observed.checkpoint(row.checkpoint)

@@ -186,14 +186,13 @@ class StopPlanner:
         saved = of_session(row.key, all_saved)
         observed = self._starts.facts(row.key, trees, saved)
         row = self._sessions.row(row.key)
-        found = lineage.found(row, observed)
-        if not found:
+        newest = lineage.missed(row, observed)
+        if newest is None:
             if _is_elsewhere(placement, all_saved):
                 return StopPlan(action="keep")
             # The Hub asks about an earlier life: what it was told of this one is lost.
             there = row.phase in {*SAVED, *LIVE, Phase.RESUMING}
             return StopPlan(action="keep" if there and row.checkpoint else "stop")
-        newest = found[0]
         if newest.incarnation != placement.incarnation:
             return StopPlan(action="keep")
         # The Hub remembers that incarnation, which is as good as its checkpoint.

@@ -148,7 +148,7 @@ def _due(sessions: Sessions) -> list[CheckpointRow]:
     rows = sessions.journal.checkpoints()
     current = {row.checkpoint for row in sessions.journal.sessions()}
     newest = {
-        row.key: row.generation
+        row.key: row.stamp
         for row in rows
         if row.id in expired and row.keeping is Keeping.SUPERSEDED
     }
@@ -159,7 +159,7 @@ def _due(sessions: Sessions) -> list[CheckpointRow]:
         or (
             row.keeping is Keeping.SUPERSEDED
             and row.id not in current
-            and row.generation < newest.get(row.key, 0)
+            and row.stamp < newest.get(row.key, row.stamp)
         )
     ]
 

@@ -273,8 +273,8 @@ def _suspended(
 
 def _missed(row: SessionRow, observed: Observed) -> Action | None:
     """A checkpoint that is newer than all that the journal knows."""
-    found = [] if observed.left() else lineage.found(row, observed)
-    return Action(ActionKind.FOUND_SAVED, None, found[0]) if found else None
+    missed = None if observed.left() else lineage.missed(row, observed)
+    return Action(ActionKind.FOUND_SAVED, None, missed) if missed else None
 
 
 def _suspended_tree(
@@ -431,7 +431,7 @@ class Observed(NamedTuple):
     """One session as agent and Hub see it now; ``None``: no answer."""
 
     trees: tuple[Tree, ...] | None
-    saved: tuple[CheckpointInfo, ...] | None  #: committed, oldest generation first
+    saved: tuple[CheckpointInfo, ...] | None  #: committed, the oldest first
     hub: HubState | None
     #: ids of checkpoints that the journal knows
     known: frozenset[str] = frozenset()
