@@ -230,7 +230,8 @@ def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
     size, suspended = 0, row.changed
     if row.info is not None:
         size, suspended = row.info.stored_bytes, row.info.created
-    return Kept(row.id, row.key, size, suspended, _use(row, session))
+    use = _use(row, session)
+    return Kept(row.id, row.key, size, suspended, use, row.stamp)
 
 
 def _use(row: CheckpointRow, session: SessionRow | None) -> Use:
