@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.common import codec, decoders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.term import Term
+from jupyterhub_gpu_reclaim.common.term import HIGHEST, Term
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 
 if TYPE_CHECKING:
@@ -342,7 +342,7 @@ class _FencedAgent(_Fenced):
         saved: list[CheckpointInfo] = await self._target.checkpoints(key)
         lease = self._journal.lease
         highest = max((info.term for info in saved), default=0)
-        if lease is not None and lease.term < highest:
+        if lease is not None and lease.term < highest < HIGHEST:
             lease.rise(highest)
         return saved
 
