@@ -648,11 +648,16 @@ def _row(row: Row) -> SessionRow:
         phase=row.phase,
         incarnation=str(row.inc),
         term=row.term,
-        generation=row.number,
+        generation=_generation(row.term, row.number),
         checkpoint=str(row.checkpoint or ""),
         attempt=str(row.attempt or ""),
         placed=row.placed,
     )
+
+
+def _generation(term: int, number: int) -> int:
+    """Those of later services are lower here: nothing may go by them alone."""
+    return number - 1000 * term
 
 
 def _observed(state: State) -> Observed:
@@ -662,7 +667,7 @@ def _observed(state: State) -> Observed:
             key=KEY,
             incarnation=str(one.inc),
             term=one.term,
-            generation=one.id,
+            generation=_generation(one.term, one.id),
             created=0.0,
             logical_bytes=0,
             stored_bytes=0,

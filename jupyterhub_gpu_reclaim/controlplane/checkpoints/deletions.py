@@ -287,8 +287,7 @@ class Deletions:
         row = self._sessions.journal.checkpoint(info.id)
         if row is not None:
             return row.keeping is Keeping.TO_DELETE
-        kept = order.spared | {self._sessions.row(order.key).attempt}
-        if info.id in kept or info.incarnation in self._new(order):
+        if {info.id, info.incarnation} & self._new(order):
             return False
         return info.incarnation in order.incarnations or info.stamp <= order.stamp
 
