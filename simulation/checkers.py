@@ -157,16 +157,15 @@ class Ledger:
             other = each.info
             if other.key == info.key and other.id != info.id:
                 older = self.contents[other.id]
-                if other.generation >= info.generation and is_after(word, older):
+                if other.stamp >= info.stamp and is_after(word, older):
                     self._wrong(
-                        "generation",
-                        f"{info.id} has generation {info.generation}, as {other.id}"
-                        f" before it has {other.generation}",
+                        "stamp",
+                        f"{info.id} has stamp {info.stamp}, as {other.id} before it"
+                        f" has {other.stamp}",
                     )
         self.contents[info.id] = word
         self.history.say(
-            f"{info.key} is committed as {info.id}, generation {info.generation},"
-            f" holding {word}"
+            f"{info.key} is committed as {info.id}, stamp {info.stamp}, holding {word}"
         )
 
     def deleted(self, who: str, info: CheckpointInfo, stood: list[str]) -> None:

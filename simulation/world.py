@@ -76,6 +76,7 @@ WANTED = 6 * GIB  #: that a session with a GPU holds of it
 LOCKED = 30.0
 #: What each version of the journal has added, the newest first, taken away again.
 AGED = (
+    (13, "ALTER TABLE deletions ADD COLUMN asked FLOAT NOT NULL DEFAULT 0"),
     (12, "ALTER TABLE sessions DROP COLUMN account"),
     (11, "DROP TABLE store"),
     (10, "DROP TABLE nap_memory"),

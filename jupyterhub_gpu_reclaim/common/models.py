@@ -241,6 +241,7 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     id: Identifier
     key: SessionKey
     incarnation: str
+    #: Its number among those that one service has given out under that name.
     generation: int
     created: float
     logical_bytes: int  #: what the session held
@@ -257,6 +258,14 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     #: empty: an older agent has not written them.
     session: str = ""
     account: str = ""
+    #: Of the service that ordered it (``common/term.py``); 0: none was heard of, or an
+    #: older agent has not written it.
+    term: int = 0
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """The higher one is the newer state; no clock is asked."""
+        return self.term, self.generation
 
 
 class KeptState(Value, frozen=True, kw_only=True):

@@ -212,7 +212,9 @@ class LocalNode:
         operation = Operation("capture", session.key, checkpoint)
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:
-            work = capture.Capture(self.tools, session, operation, generation)
+            # What it orders is of the highest term: of a lower one it was refused.
+            stamp = self.term.number, generation
+            work = capture.Capture(self.tools, session, operation, stamp)
             return work.run(operation)
 
         return self._begin(session, operation, self._again(session, attempt)).follow()

@@ -36,6 +36,7 @@ class Kept(NamedTuple):
     bytes: int
     suspended: float  #: when, in seconds since the epoch
     use: Use
+    stamp: tuple[int, int] = (0, 0)  #: the higher one is the newer state
 
 
 class Dropped(NamedTuple):
@@ -104,6 +105,7 @@ class _Plan:
         for each in self.left():
             of[each.key].append(each)
         for all_of_one in of.values():
+            all_of_one.sort(key=lambda each: each.stamp)
             for each in all_of_one[:-number]:
                 self._drop(each, f"the newest {number} of a session are kept")
 

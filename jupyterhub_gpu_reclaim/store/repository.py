@@ -118,6 +118,7 @@ class Repository:
         parent: str = "",
         session: str = "",
         account: str = "",
+        term: int = 0,
     ) -> CheckpointWriter:
         """Begin a checkpoint; remains of an earlier attempt at it are removed.
 
@@ -133,6 +134,7 @@ class Repository:
             parent: the checkpoint that the incarnation was restored from, if any.
             session: id of the session; empty: not known.
             account: that it belongs to; empty: not known.
+            term: of the service that orders it; 0: none.
 
         Raises:
             BadRequest: no checkpoint may be called that.
@@ -149,6 +151,7 @@ class Repository:
             parent=parent,
             session=session,
             account=account,
+            term=term,
         )
 
     def exists(self, checkpoint: str) -> bool:

@@ -86,6 +86,7 @@ class MemorySession:
     contents: Any = ""  #: stands for all of its memory
     checkpoint: str = ""
     generation: int = 0
+    term: int = 0  #: of the service that has ordered that capture
     failure: Failure | None = None
     parent: str = ""  #: checkpoint that it was restored from
     pod: str = ""
@@ -143,12 +144,14 @@ class MemoryAgent(Generic[S]):
         places: the sessions by incarnation; what has ended is not in it.
         saved: the committed checkpoints, each with the contents of its session.
         lost: contents of what was killed without a checkpoint.
+        term: the highest that it knows.
     """
 
     def __init__(self) -> None:
         self.places: dict[str, S] = {}
         self.saved: dict[str, tuple[CheckpointInfo, Any]] = {}
         self.lost: list[Any] = []
+        self.term = 0
         self._gpu_memory: dict[str, int] = {}  # that checkpoints hold
         self._killed: dict[str, Tree] = {}
         self._moved = asyncio.Event()
@@ -197,6 +200,7 @@ class MemoryAgent(Generic[S]):
             parent=session.parent,
             session=session.session,
             account=session.account,
+            term=session.term,
             gpus=[session.gpu()] if session.gpu_memory else [],
         )
 
@@ -260,7 +264,8 @@ class MemoryAgent(Generic[S]):
         session = self._find(incarnation)
         if session.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise _wrong(session, "be suspended now")
-        session.state, session.generation = TreeState.CAPTURING, generation
+        session.state = TreeState.CAPTURING
+        session.term, session.generation = self.term, generation
         return self._begin(session, "capture", checkpoint).follow()
 
     def begin_restore(

@@ -165,6 +165,7 @@ class RepositoryInMemory:
         parent: str = "",
         session: str = "",
         account: str = "",
+        term: int = 0,
     ) -> Writer:
         """Begin a checkpoint."""
         del expected_bytes
@@ -185,6 +186,7 @@ class RepositoryInMemory:
             parent=parent,
             session=session,
             account=account,
+            term=term,
         )
         return Writer(self, info)
 

@@ -61,7 +61,7 @@ class Tree(NamedTuple):
     value: int = 0  #: what they hold: how often the person has worked in them
     origin: int = 0  #: checkpoint that they were restored from
     saving: int = 0  #: checkpoint that they are, or were, captured as
-    generation: int = 0  #: of that
+    term: int = 0  #: of the order to do so
     failed: bool = False  #: the restore under this init
     naps: bool = False  #: its GPU programs are stopped; also while it is captured
     stuck: bool = False  #: it has something with which no return succeeds
@@ -84,9 +84,9 @@ class Tree(NamedTuple):
 class Saved(NamedTuple):
     """A committed checkpoint."""
 
-    id: int
+    id: int  #: also its number: those of one service rise
     inc: int
-    generation: int
+    term: int
     parent: int
     value: int
 
@@ -96,7 +96,8 @@ class Row(NamedTuple):
 
     phase: Phase
     inc: int = 0
-    generation: int = 0
+    term: int = 0  #: with the number: the highest stamp
+    number: int = 0
     checkpoint: int = 0
     attempt: int = 0
     wanted: bool = False  #: a person has ordered a suspend
@@ -116,6 +117,7 @@ class State(NamedTuple):
     hub_inc: int = 1
     service: bool = True
     agent: bool = True
+    term: int = 1  #: of the service; one with an earlier journal rises above it
     backup: Row | None = None
     late: tuple[str, int, int, int] | None = None  #: an order on its way
     insisted: bool = False  #: a stop of ours that came late waits for another capture
@@ -189,6 +191,8 @@ def service(
     if not state.service:
         yield "the service starts", state._replace(service=True)
         return
+    if state.late is not None and state.agent and state.late[3] < state.term:
+        state = state._replace(late=None)  # the agent has heard of a higher one
     row = _row(state.row)
     now = SETTINGS.release_limit + 1 if patient else 0.0
     action = decide(row, _observed(state), now, SETTINGS)
@@ -258,15 +262,12 @@ def _taken_note(
         case ActionKind.LOST if saved:
             return state.to(SessionEvent.LOST, checkpoint=saved.id, attempt=0)
         case ActionKind.FOUND_CAPTURED if saved:
-            known = state.row.known | {saved.id}
-            generation = max(saved.generation, state.row.generation)
             return state.to(
                 SessionEvent.FOUND_CAPTURED,
                 inc=saved.inc,
                 checkpoint=saved.id,
-                generation=generation,
                 attempt=0,
-                known=known,
+                **_noted(state.row, saved),
             )
         case ActionKind.FOUND_SAVED | ActionKind.SET_ASIDE:
             return _found_saved(state)
@@ -290,7 +291,7 @@ def _moved(state: State, inc: int) -> State:
 
 def _suspend(state: State) -> State:
     after = state.to(SessionEvent.SUSPEND, attempt=state.next, wanted=False)
-    order = ("capture", state.row.inc, state.next, state.row.generation + 1)
+    order = ("capture", state.row.inc, state.next, state.term)
     return deliver(after._replace(next=state.next + 1), order)
 
 
@@ -298,10 +299,17 @@ def _committed(state: State, saved: Saved) -> State:
     return state.to(
         SessionEvent.COMMITTED,
         checkpoint=saved.id,
-        generation=saved.generation,
         attempt=0,
-        known=state.row.known | {saved.id},
+        **_noted(state.row, saved),
     )
+
+
+def _noted(row: Row, *saved: Saved) -> dict[str, Any]:
+    """What the journal knows once it has taken these into account."""
+    stamps = [(row.term, row.number), *((one.term, one.id) for one in saved)]
+    term, number = max(stamps)
+    known = row.known.union(one.id for one in saved)
+    return {"known": known, "term": term, "number": number}
 
 
 def _thaw(state: State, inc: int) -> State:
@@ -333,21 +341,19 @@ def _adopted(state: State, inc: int) -> State:
 
 def _found_saved(state: State) -> State:
     """The newest checkpoint that the journal missed is the session."""
-    known = frozenset(one.id for one in state.store) | state.row.known
+    noted = _noted(state.row, *state.store)
     observed = _observed(state)
-    found = [] if observed.whole() else lineage.found(_row(state.row), observed)
-    if not found:
-        return state._replace(row=state.row._replace(known=known))
-    newest = found[0]
+    newest = None if observed.whole() else lineage.missed(_row(state.row), observed)
+    if newest is None:
+        return state._replace(row=state.row._replace(**noted))
     return state.to(
         SessionEvent.FOUND_SAVED,
         inc=int(newest.incarnation),
         checkpoint=int(newest.id),
-        generation=max(newest.generation, state.row.generation),
         attempt=0,
         wanted=False,
         placed=False,
-        known=known,
+        **noted,
     )
 
 
@@ -356,7 +362,7 @@ def _found_saved(state: State) -> State:
 
 def deliver(state: State, order: tuple[str, int, int, int]) -> State:
     """An order reaches the agent, if that is there; it may refuse."""
-    what, inc, checkpoint, generation = order
+    what, inc, checkpoint, term = order
     tree = state.tree(inc)
     if not state.agent or tree is None:
         return state
@@ -365,9 +371,7 @@ def deliver(state: State, order: tuple[str, int, int, int]) -> State:
     if not tree.runs or tree.saving == checkpoint:
         return state
     return state.but(
-        tree._replace(
-            state=TreeState.CAPTURING, saving=checkpoint, generation=generation
-        )
+        tree._replace(state=TreeState.CAPTURING, saving=checkpoint, term=term)
     )
 
 
@@ -406,9 +410,7 @@ def agent(state: State) -> Iterator[Step]:
         if tree.state is TreeState.CAPTURING and tree.stuck:
             yield f"{tree.inc} would not come back", state.but(tree.going_on())
         elif tree.state is TreeState.CAPTURING:
-            made = Saved(
-                tree.saving, tree.inc, tree.generation, tree.origin, tree.value
-            )
+            made = Saved(tree.saving, tree.inc, tree.term, tree.origin, tree.value)
             after = state.but(tree._replace(state=TreeState.CAPTURED))
             yield (
                 f"{tree.inc} is saved as {made.id}",
@@ -624,11 +626,12 @@ def faults(state: State) -> Iterator[Step]:
     if state.backup is None:
         yield "the journal is copied", state._replace(backup=state.row)
     elif state.backup != state.row:
-        yield "FAULT: the journal is put back", less._replace(row=state.backup)
+        back = less._replace(row=state.backup, term=state.term + 1)
+        yield "FAULT: the journal is put back", back
     for tree in state.trees:
         if tree.state is TreeState.CAPTURING:
             yield "FAULT: a capture fails", less.but(tree.going_on())
-            order = ("capture", tree.inc, tree.saving, tree.generation)
+            order = ("capture", tree.inc, tree.saving, tree.term)
             never = tree._replace(saving=0).going_on()
             if state.late is None:
                 yield "FAULT: the order is late", less.but(never)._replace(late=order)
@@ -654,11 +657,17 @@ def _row(row: Row) -> SessionRow:
         key=KEY,
         phase=row.phase,
         incarnation=str(row.inc),
-        generation=row.generation,
+        term=row.term,
+        generation=_generation(row.term, row.number),
         checkpoint=str(row.checkpoint or ""),
         attempt=str(row.attempt or ""),
         placed=row.placed,
     )
+
+
+def _generation(term: int, number: int) -> int:
+    """Those of later services are lower here: nothing may go by them alone."""
+    return number - 1000 * term
 
 
 def _observed(state: State) -> Observed:
@@ -667,13 +676,14 @@ def _observed(state: State) -> Observed:
             id=str(one.id),
             key=KEY,
             incarnation=str(one.inc),
-            generation=one.generation,
+            term=one.term,
+            generation=_generation(one.term, one.id),
             created=0.0,
             logical_bytes=0,
             stored_bytes=0,
             parent=str(one.parent or ""),
         )
-        for one in sorted(state.store, key=lambda one: one.generation)
+        for one in sorted(state.store, key=lambda one: (one.term, one.id))
     )
     known = frozenset(map(str, state.row.known))
     if not state.agent:

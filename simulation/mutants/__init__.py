@@ -49,11 +49,11 @@ MUTANTS: dict[str, Mutant] = {
         seed=398,
     ),
     "a-lost-journal-counts-generations-anew": Mutant(
-        "After the journal was lost, a generation was used twice, so that an older"
-        " state could pass for the newest.",
+        "After the journal was lost, a number was used twice, and no term told whose it"
+        " was, so that an older state could pass for the newest.",
         _READING.format("B7"),
         service.GENERATIONS,
-        seed=154,
+        seed=252,
     ),
     "two-services-on-one-journal": Mutant(
         "Two services worked on one journal, and each undid what the other had done.",

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
-from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from jupyterhub_gpu_reclaim.controlplane.loop import reconciler, scheduler, start, stop
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
@@ -26,6 +24,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
+from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot, allow
 from jupyterhub_gpu_reclaim.policy.guards import Guards
@@ -86,20 +85,26 @@ LAST_PARENT: tuple[Patch, ...] = (
 )
 
 
-def _row_alone(row: SessionRow, observed: Observed) -> int:
-    del observed
-    return row.generation
+class _NoTerm:
+    """No agent knows of a service's term."""
+
+    def __get__(self, instance: object, owner: object = None) -> int:
+        return 0
 
 
-def _after_the_row(self: Suspender, row: SessionRow) -> int:
-    del self
-    return row.generation + 1
+def _one_more(row: SessionRow, infos: object) -> dict[str, int]:
+    del infos  # whatever their numbers are
+    return {"generation": row.generation + 1}
 
 
-#: What is kept under that name is counted at the capture as well.
+def _after_the_row(self: Sessions, key: SessionKey) -> int:
+    return self.row(key).generation + 1
+
+
 GENERATIONS: tuple[Patch, ...] = (
-    (adoption, "_above", _row_alone),
-    (Suspender, "_next_generation", _after_the_row),
+    (KnownTerm, "number", _NoTerm()),
+    (lineage, "highest", _one_more),
+    (Sessions, "next_generation", _after_the_row),
 )
 
 

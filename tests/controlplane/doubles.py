@@ -20,6 +20,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -42,6 +43,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
+from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.testing.memory_agent import MemoryAgent, MemorySession
 
 TOKEN = "agent-token"
@@ -119,6 +121,7 @@ class NodeInMemory(MemoryAgent[Place]):
     def __init__(self) -> None:
         super().__init__()
         self.step_seconds = 0.002
+        self.known_term: KnownTerm | None = None
         self.hold_at = ""  # an operation waits at that step until cancelled or let go
         self.capture_failure: Failure | None = None
         self.restore_failure: Failure | None = None
@@ -286,6 +289,8 @@ class NodeInMemory(MemoryAgent[Place]):
 
     async def capture(self, incarnation, checkpoint, generation, *, seen=None):
         self._take_up(seen)
+        if self.known_term is not None:
+            self.term = self.known_term.number
         return self._told(self.begin_capture(incarnation, checkpoint, generation))
 
     async def restore(self, incarnation, checkpoint, *, lazy=False):
@@ -574,7 +579,8 @@ def _serve(application: Application) -> tuple[HTTPServer, str]:
 
 def serve_node(node: NodeInMemory) -> tuple[HTTPServer, str]:
     """The agent's real routes on that node; server and address."""
-    return _serve(make_application(node, TOKEN))
+    node.known_term = KnownTerm(SystemClock())
+    return _serve(make_application(node, TOKEN, node.known_term))
 
 
 def serve_hub(hub: HubInMemory) -> tuple[HTTPServer, str]:

@@ -242,19 +242,6 @@ async def test_journal_rebuild_settles_what_users_would_be_asked(world, tmp_path
     assert contents(world) == "work"
 
 
-async def test_journal_rebuild_of_rivals_leaves_the_choice_to_the_user(world, tmp_path):
-    first = await running(world, "one")
-    saved = await suspend(world, first)
-    await world.kill(first)
-    rival = info("ckpt-rival", world.node.saved[saved][0].generation)
-    world.node.saved[rival.id] = (rival, "other")
-    world.url = f"sqlite:///{tmp_path}/new.sqlite"
-    second = await world.controller()
-    await world.until(lambda: world.phase(second) == "suspended")
-    (one,) = await second.rebuild("admin")
-    assert (one.state, one.done) == ("asks", "")
-
-
 async def test_journal_rebuild_part_silent_changes_nothing(world):
     controller = await running(world, "work")
     world._servers[0].stop()

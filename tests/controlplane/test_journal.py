@@ -144,7 +144,7 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
-@pytest.mark.parametrize("version", list(range(1, 12)))
+@pytest.mark.parametrize("version", list(range(1, 13)))
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
     with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
@@ -161,6 +161,8 @@ def test_journal_of_older_release_is_read(version, tmp_path):
         {},
         {"own_idle_time": 1800.0},
         {},
+        {},
+        {"session": "s1", "account": "7 2026-01-01"},
     ]
     added = {name: x for one in since[:version] for name, x in one.items()}
     assert journal.session(KEY) == msgspec.structs.replace(ROW, **added)
@@ -168,7 +170,7 @@ def test_journal_of_older_release_is_read(version, tmp_path):
     told = (naps.phase, naps.intent) if naps is not None else ()
     assert told == ((Phase.NAPPING, Intent.WAKE) if version >= 7 else ())
     assert journal.amount("gpu_seconds_reclaimed") == 42.5 * (version >= 3)
-    assert journal.checkpoints() == [CHECKPOINT]
+    assert journal.checkpoints(KEY) == [CHECKPOINT]
     assert journal.audit() == [AUDIT]
     points = journal.read(schema.totals.select())
     assert [point["gpus_freed"] for point in points] == [3] * (version >= 2)
@@ -181,6 +183,9 @@ def test_journal_of_older_release_is_read(version, tmp_path):
     assert [one["since"] for one in owners] == [1.0] * (version >= 5)
     orders = journal.read(schema.deletions.select())
     assert [one["spared"] for one in orders] == ['["i8"]'] * (version >= 5)
+    # the highest that is known under that name; a mark says 6, for all of them
+    stamps = [(one["term"], one["generation"]) for one in orders]
+    assert stamps == [(0, 4 * (version >= 12))] * (version >= 5)
     suspensions = journal.read(schema.reclaimed.select())
     assert [one["gpus"] for one in suspensions] == [0.5] * (version >= 8)
     naps = journal.read(schema.nap_memory.select())

@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import deletions, lineage
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
@@ -612,10 +612,9 @@ async def test_journal_of_a_deletion_under_way_the_next_session_is_not_deleted(
 
 
 async def test_journal_from_before_a_deletion_the_next_session_comes_back(
-    world, tmp_path, monkeypatch
+    world, tmp_path
 ):
-    """Of an older release, whose generations began anew: then only the Hub knows."""
-    monkeypatch.setattr(deletions, "highest_generation", lambda _: 0)
+    """Saved by an older release, whose generations began anew: only the Hub knows."""
     first = await running(world, "of the old one")
     await suspend(world, first)
     backup = Backup(world, tmp_path)
@@ -625,7 +624,8 @@ async def test_journal_from_before_a_deletion_the_next_session_comes_back(
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(first) == "running")
     saved = await suspend(world, first)
-    assert world.node.saved[saved][0].generation == 1
+    its, image = world.node.saved[saved]
+    world.node.saved[saved] = msgspec.structs.replace(its, generation=1), image
     second = await restored_journal(world, first, backup)
     await world.until(
         lambda: saved in {state.id for state in second.users.session(KEY).kept}
@@ -833,51 +833,43 @@ async def test_pointer_to_what_nobody_has_asks_and_starts_nothing_cold(world, tm
 # --- the order of checkpoints ---------------------------------------------------------
 
 
-def info(name, generation, parent="", created=1.0):
+def info(name, generation, *, term=0, parent="", created=1.0, session=""):
     return CheckpointInfo(
         id=name,
         key=KEY,
         incarnation=f"i-{name}",
+        term=term,
         generation=generation,
         created=created,
         logical_bytes=1,
         stored_bytes=1,
         parent=parent,
+        session=session,
     )
-
-
-def test_journal_that_knows_the_newest_takes_none_that_it_goes_back_to_for_newer():
-    """The generations were counted anew once; the chain of parents tells."""
-    infos = (info("c1", 7), info("c2", 1, parent="c1"))
-    row = SessionRow(key=KEY, phase=Phase.SUSPENDED, checkpoint="c2", generation=1)
-    assert not lineage.found(row, Observed((), infos, None, frozenset({"c2"})))
 
 
 @pytest.mark.parametrize(
     ("infos", "wanted"),
     [
-        ([], []),
-        ([info("a", 1), info("b", 2)], ["b"]),
-        # a clock that went backwards orders nothing
-        ([info("a", 1, created=9.0), info("b", 2, created=1.0)], ["b"]),
-        # a counter that began anew: what was made of the other one is newer
-        ([info("a", 5), info("b", 1, "a")], ["b"]),
-        ([info("a", 5), info("b", 1, "a"), info("c", 2, "b")], ["c"]),
-        # a fork: nobody but a person can say
-        ([info("a", 1), info("b", 2, "a"), info("c", 2, "a")], ["b", "c"]),
-        # and the longer branch of it is no fork any more
-        ([info("b", 2, "a"), info("c", 2, "a"), info("d", 3, "c")], ["d"]),
-        # a chain that bites its own tail cannot be; it must neither hang nor hide any
-        ([info("a", 1, "b"), info("b", 2, "a")], ["b"]),
+        ([info("a", 1), info("b", 2)], "b"),
+        # a clock that went back by a day orders nothing
+        ([info("a", 1, created=90000.0), info("b", 2)], "b"),
+        # a later service that counts anew
+        ([info("a", 7, term=1), info("b", 1, term=2)], "b"),
+        # an older agent wrote no term
+        ([info("a", 7), info("b", 1, term=1)], "b"),
+        # what it was made of tells nothing: a person has brought the older one back
+        ([info("a", 1), info("b", 2, parent="a"), info("c", 3, parent="a")], "c"),
+        # the same twice never is, and is decided all the same
+        ([info("b", 2), info("a", 2)], "b"),
     ],
 )
-def test_newest_is_ordered_by_descent_then_generation(infos, wanted):
-    assert [each.id for each in lineage.newest(infos)] == wanted
+def test_newest_is_that_of_the_highest_stamp(infos, wanted):
+    assert lineage.newest(infos).id == wanted
 
 
-def test_newest_of_rivals_the_hubs_one_comes_first():
-    rivals = [info("b", 2), info("c", 2)]
-    assert [each.id for each in lineage.newest(rivals, "c")] == ["c", "b"]
+def test_newest_of_none_is_none():
+    assert lineage.newest([]) is None
 
 
 async def test_journal_lost_what_a_captured_session_goes_back_to_does_not_outlive_it(
@@ -899,37 +891,94 @@ async def test_journal_lost_what_a_captured_session_goes_back_to_does_not_outliv
     assert known(before).keeping is Keeping.SUPERSEDED
 
 
-@pytest.mark.parametrize(("since", "found"), [(1.0, ["b"]), (9.0, [])])
-def test_found_takes_what_is_later_than_the_end_of_a_stopped_session(since, found):
-    """Another journal had counted anew, between this one and its return."""
-    row = SessionRow(key=KEY, generation=1, since=since)
-    observed = Observed((), (info("b", 1, created=5.0),), None)
-    assert [each.id for each in lineage.found(row, observed)] == found
+def test_missed_is_nothing_that_is_older_than_the_journal():
+    """Unless the Hub remembers it."""
+    row = SessionRow(key=KEY, phase=Phase.STOPPED, since=1.0, term=2, generation=3)
+    infos = (info("a", 4, term=1, created=9.0), info("b", 3, term=2))
+    observed = Observed((), infos, HubState.STOPPED)
+    assert lineage.missed(row, observed) is None
+    assert lineage.missed(row, observed, "a").id == "a"
 
 
-def test_found_ignores_what_is_older_than_the_journal():
-    row = SessionRow(key=KEY, phase=Phase.STOPPED, since=1.0, generation=3)
-    observed = Observed((), (info("a", 3), info("b", 2)), HubState.STOPPED)
-    assert lineage.found(row, observed) == []
-    assert [i.id for i in lineage.found(row, observed, "b")] == ["b"]
+def test_missed_is_nothing_that_is_older_than_what_the_row_names():
+    """It was told of that one before the store was asked."""
+    row = SessionRow(key=KEY, phase=Phase.RUNNING, since=1.0, checkpoint="b")
+    observed = Observed((), (info("a", 1), info("b", 2)), HubState.STOPPED)
+    assert lineage.missed(row, observed) is None
+    observed = observed._replace(saved=(*observed.saved, info("c", 1, term=1)))
+    assert lineage.missed(row, observed).id == "c"
 
 
-async def test_fork_of_history_asks_even_if_the_hub_remembers_one_of_them(
-    world, tmp_path
+@pytest.mark.parametrize(
+    ("pointer", "agree"),
+    [("", False), ("c", True), ("b", True), ("other", False), ("old", False)],
+)
+def test_hub_agrees_if_it_remembers_anything_of_the_same_session(pointer, agree):
+    mine = info("c", 3, session="s")
+    infos = [mine, info("b", 2, session="s"), info("other", 1, session="t")]
+    assert lineage.agrees(pointer, mine, infos) is agree
+
+
+def test_hub_agrees_by_the_parents_where_no_session_ids_were_written():
+    infos = [info("a", 1), info("b", 2), info("c", 3, parent="b")]
+    assert lineage.agrees("b", infos[-1], infos)
+    assert not lineage.agrees("a", infos[-1], infos)
+
+
+async def test_journal_lost_and_numbers_that_begin_anew_the_later_term_comes_back(
+    world,
 ):
-    first = await running(world, "one")
-    saved = await suspend(world, first)
-    await world.kill(first)
-    rival = info("ckpt-rival", world.node.saved[saved][0].generation)
-    world.node.saved[rival.id] = (rival, "other")
-    world.url = f"sqlite:///{tmp_path}/new.sqlite"
-    second = await world.controller()
-    assert await world.hub.start(KEY) == "saved_found"
-    assert {state.id for state in second.users.session(KEY).kept} == {saved, rival.id}
-    await second.users.bring_back(KEY, rival.id, "ada")
+    """Nobody is asked: the Hub knows the session."""
+    world.node.term = 1
+    first = await running(world, "old")
+    older = await suspend(world, first)
+    its, image = world.node.saved[older]
+    its = msgspec.structs.replace(its, generation=7, session="s", created=9e9)
+    world.node.saved[older] = its, image
+    newer = msgspec.structs.replace(
+        its, id="ckpt-newer", incarnation="n", term=2, generation=1, created=1.0
+    )
+    world.node.saved[newer.id] = newer, "new"
+    assert world.hub.pointers[KEY] == older
+    second = await world.journal_lost(first)
+    assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "other"
-    assert saved in world.node.saved
+    assert contents(world) == "new"
+    assert second._sessions.row(KEY).stamp == (2, 1)
+
+
+async def test_deletion_in_a_journal_that_was_put_back_by_stamp_alone(world, tmp_path):
+    """What the next session has been saved as stays, what the old one has goes.
+
+    All clocks are wrong, and neither is known to the journal.
+    """
+    first = await running(world, "of the old one")
+    world.node.term = 3
+    await suspend(world, first)
+    its, _ = next(iter(world.node.saved.values()))
+    discard = world.node.discard
+
+    async def fails(*_args, **_more):
+        raise StoreError(Reason.STORE_FAILED, why="it is away")
+
+    world.node.discard = fails
+    await first.forget(DELETED)
+    backup = Backup(world, tmp_path)
+    world.hub.pointers.pop(KEY)
+    world.node.discard = discard
+    await world.until(lambda: not world.node.saved)
+    await world.kill(first)
+    old = msgspec.structs.replace(
+        its, id="ckpt-old", incarnation="lost", term=0, generation=1, created=9e9
+    )
+    new = msgspec.structs.replace(
+        its, id="ckpt-new", incarnation="next", term=3, generation=2, created=1.0
+    )
+    world.node.saved |= {old.id: (old, "old"), new.id: (new, "new")}
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: world.phase(second) == "suspended")
+    await world.until(lambda: not second._sessions.deletions.pending_keys())
+    assert set(world.node.saved) == {new.id}
 
 
 async def test_plan_of_a_suspended_session_node_silent_and_hub_agrees_comes_back(world):

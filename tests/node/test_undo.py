@@ -322,7 +322,7 @@ async def test_roll_back_after_a_commit_that_won_keeps_what_may_be_all_that_is_l
         ports=releases.ports,
     )
     operation = Operation("capture", KEY, "cp")
-    taken_back = capture.Capture(tools, session, operation, 1)
+    taken_back = capture.Capture(tools, session, operation, (1, 1))
     taken_back._writer, taken_back._committing = CommitHadWon(), True
     taken_back._record = record
     recovery.releases.store.well = True

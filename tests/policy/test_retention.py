@@ -34,6 +34,11 @@ def test_generations_keep_the_newest_of_each_session():
     assert found == ["a1"]
 
 
+def test_generations_keep_the_newest_whatever_the_clocks_said():
+    a1, a2 = kept("a1", age=1)._replace(stamp=(1, 7)), kept("a2", age=2)
+    assert ids(a1, a2._replace(stamp=(2, 1)), generations=1) == ["a1"]
+
+
 def test_age_drops_what_is_older_and_says_so():
     found = drop(
         [kept("old", age=31), kept("new", age=29)],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -10,6 +12,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from simulation.doubles.hub import ServerRow
 from simulation.loop import VirtualLoop
 from simulation.plan import Plan
+from simulation.runner import run_seed
 from simulation.world import AGED, World
 
 ADA = SessionKey("ada")
@@ -48,3 +51,10 @@ def test_renamed_account_takes_its_server_along_and_gets_its_name_back(world):
         {"ada": account},
         {ADA: row},
     )
+
+
+def test_agents_write_the_term_of_the_service_that_orders_a_capture():
+    """The second service of that run has ordered the third."""
+    told = "\n".join(run_seed(3).lines)
+    stamps = re.findall(r"is committed as \S+, stamp \((\d+), (\d+)\)", told)
+    assert stamps[:3] == [("1", "1"), ("1", "1"), ("2", "2")]

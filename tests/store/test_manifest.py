@@ -1,3 +1,4 @@
+import base64
 import os
 
 import msgspec
@@ -43,6 +44,22 @@ def body(**changes):
 
 
 DATA = manifest.encode(body(), KEYS)
+#: As agents wrote it before there were terms (2026-11-26).
+WITHOUT_TERM = base64.b64decode(
+    "R1JTVE9SRQECAGsxPABhdmReJmd6W3jpQn83CNrPT9ClKt5453lMJjKHnSSxQTcRop4ZL4VxRm/yT8TB"
+    "6caKCMiqZ4akCsbbp7wZOQ7ha0uqSWeININB0MNTXxda40lgeg0b2EuLDizxgpjpkQFG4PM3U9e0s1DJ"
+    "hL5k8vq4YnddJOzPmNLLHHpd7iFUgN4MHsWyLf247Ef7vesBomye53lETzeBVAuMmkdWPmBYj9/GlDu5"
+    "sF1AGXe5znCp8BplUfMRNDGVq1aEYRXqwo2B7Y9eDKftyAgFd5eKEe6aHayPmTy0N1d8ZSiW7m9AB14V"
+    "AGIt5lzCwMacPQBd/OOJjRHG4ZQQ14Ge82HBz2p/ty0CcGBun2AA2AZzgdtTaf4IfeSammMAUODgnaPY"
+    "Ngsmc6WetLQAMOWqiMeIyYtSyHdCIaSAu7NvGwn3sazQBgq0+VOImno11UdcG4vtLHCzaaVDcX+ABs8z"
+    "sVLB0o4L0fC+lFcwlcyOsv5z+dKECSBEdBQTZQULemieBJptFlqKJMft7ap5uJMYul3nFR3g8jNzATVP"
+    "DxfA0sA3IGzlPB+M+yAt5Dvg5AetGzjJCcXcnjbeOhUOD8kfZ0Hwn6BgH9O6u9eVdfvhzjUKGYLjgPSB"
+    "lUI8V9AuGghWKj/CE8GVPHcLLpunBZZ84BrsWSlxbytPL3E0NnnNtrqNhCCsdZBGLta/lpHd6G3AGb8F"
+    "CCmI+XWP2YJN4HdyApvtx3rYp3OpfPCrkDwT4NRf+12jQ02f0iLHaMhNumcYB2AL9hAgHwdjvTxKE4a1"
+    "DfB4X3ljXm5M0N740AfwehIBIkPKiZi3XCMV/BMG3OTHvM5Jc9pnWNeQ6QScSXJUXi2jXQSi/dmnw2cq"
+    "YL8acLrWGtTXf/SYjA52x+u3y6WN6shDzcrC3k3Vq5LhZTUx9ccW9L4sIVKSbMvtxtG/C0GWDN45nTX0"
+    "J9tylB7en7wEPQ=="
+)
 
 
 def refused(data, *reasons, checkpoint="c1", keys=KEYS):
@@ -59,6 +76,15 @@ def test_manifest_round_trip_is_equal():
         "packs/c0/00010000",
         "packs/c1/index",
     ]
+
+
+def test_manifest_of_an_agent_that_wrote_no_term_is_older_than_any_with_one():
+    info = manifest.decode(WITHOUT_TERM, "c1", KEYS).info
+    assert (info.session, info.parent, info.stamp) == ("s", "c0", (0, 2))
+    later = msgspec.structs.replace(info, term=1, generation=1)
+    read = manifest.decode(manifest.encode(body(info=later), KEYS), "c1", KEYS).info
+    assert read == later
+    assert read.stamp > info.stamp
 
 
 @given(st.integers(0, len(DATA) - 1), st.integers(0, 7))

@@ -114,8 +114,8 @@ class Controller:
         policies: Callable[[SessionKey], SessionPolicy] | None = None,
         folder: Path | None = None,
     ) -> None:
-        agent = fenced_agent(agent, journal.check)
-        hub = fenced_hub(hub, journal.check)
+        agent = fenced_agent(agent, journal)
+        hub = fenced_hub(hub, journal)
         sessions = Sessions(journal, clock)
         sessions.policies = policies
         if settings.own_idle_longest:

@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.loop.observer import in_order
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ANSWERS,
@@ -169,9 +170,7 @@ class Questions:
     ) -> Observed:
         if part == "trees":
             return observed._replace(trees=tuple(await self._agent.trees(key)))
-        saved = await self._agent.checkpoints(key)
-        infos = tuple(sorted(saved, key=lambda info: info.generation))
-        return observed._replace(saved=infos)
+        return observed._replace(saved=in_order(await self._agent.checkpoints(key)))
 
     def _settled(self, row: SessionRow, observed: Observed, asked: Asked) -> Answer:
         asked = asked._replace(kept=tuple(self._sessions.journal.checkpoints(row.key)))

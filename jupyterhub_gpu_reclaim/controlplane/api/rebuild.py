@@ -51,9 +51,8 @@ class Rebuild:
     async def run(self, by: str) -> list[Compared]:
         """Bring the journal in line with the store; the answer says what was done.
 
-        A session with a question to its user returns at the next visit instead, except
-        if two of its checkpoints are rivals. One whose newest checkpoint is missing in
-        the store is left to its user. Idempotent.
+        A session with a question to its user returns at the next visit instead. One
+        whose newest checkpoint is missing in the store is left to its user. Idempotent.
 
         Args:
             by: who gave the order.
@@ -95,9 +94,7 @@ class Rebuild:
     def _answer(self, key: SessionKey, by: str) -> str:
         """Answer in the user's place: the newest checkpoint is to come back."""
         row = self._sessions.row(key)
-        rows = self._sessions.journal.checkpoints(key)
-        infos = [each.info for each in rows if each.info is not None]
-        if not _asks(row) or len(lineage.newest(infos)) > 1:
+        if not _asks(row):
             return ""
         line = self._sessions.audit_line(key, by, "journal rebuilt")
         self._sessions.update(key, line, failure=None)
@@ -106,14 +103,13 @@ class Rebuild:
 
 def compared(row: SessionRow, observed: Observed) -> Compared:
     """Compare one session; pure."""
-    saved = observed.saved or ()
-    newest = lineage.newest(saved)
+    newest = lineage.newest(observed.saved or ())
     unknown = [info.id for info in observed.unknown()]
     return Compared(
         key=row.key,
         phase=row.phase,
         checkpoint=row.checkpoint,
-        newest=newest[0].id if newest else "",
+        newest=newest.id if newest else "",
         unknown=unknown,
         state=_state(row, observed),
     )
@@ -121,7 +117,7 @@ def compared(row: SessionRow, observed: Observed) -> Compared:
 
 def _state(row: SessionRow, observed: Observed) -> str:
     stopped = observed.hub is HubState.STOPPED and not observed.left()
-    if stopped and lineage.found(row, observed):
+    if stopped and lineage.missed(row, observed):
         return "newer"
     if row.phase is Phase.SUSPENDED and not observed.checkpoint(row.checkpoint):
         return "missing"

@@ -11,9 +11,8 @@ when it runs, and so may be known earlier than the order. So what waits as a fil
 taken up before anything that was seen or reported is written into the journal
 (``Sessions.take_up_deletions``).
 
-What is begun after a deletion counts its generations from above those of the deleted:
-to a journal of before, which knows of no deletion, it is the newer one. One number is
-kept for all, so that no name of a deleted session is.
+A checkpoint that the journal does not know is old if its stamp is not above the
+order's: the highest that the deleted session can have had.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
-    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -53,25 +51,15 @@ _log = logging.getLogger(__name__)
 _DELETED = "The server was deleted."
 _MARK = "order to delete:"
 _OLD_MARK = "deletion:"  # before 2026-11-23
-_HIGHEST = "highest deleted generation"
 #: Seconds for which an order that was taken up is known again; no call is as late.
 _KNOWN_SECONDS = 7 * 86400.0
-
-
-def highest_generation(journal: Journal) -> int:
-    """The highest that any deleted session had; 0: none had one.
-
-    Raises:
-        StoreError: the journal does not answer.
-    """
-    return int(audit_log.mark(journal, _HIGHEST) or 0)
 
 
 class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One order that is not done yet."""
 
     key: SessionKey
-    asked: float
+    stamp: tuple[int, int]  #: the highest that the deleted session can have had
     incarnations: frozenset[str]  #: known to be of the deleted session
     #: started after the order, and checkpoints that are not the deleted session's
     spared: frozenset[str]
@@ -93,6 +81,7 @@ class Deletions:
         self._agent = agent
         self._folder = folder
         self._orders: dict[SessionKey, DeletionOrder] | None = None
+        self._read_in = 0  #: which term: a higher one raises some of them
 
     # --- orders
     def take_up(self) -> list[SessionKey]:
@@ -198,10 +187,11 @@ class Deletions:
         if former is not None:
             old |= former.incarnations
         order = DeletionOrder(
-            key=key, asked=now, incarnations=frozenset(old), spared=frozenset(spared)
+            key=key,
+            stamp=(self._term(), sessions.highest_generation(key)),
+            incarnations=frozenset(old),
+            spared=frozenset(spared),
         )
-        before = highest_generation(sessions.journal)
-        highest = max([before, row.generation, *(r.generation for r in rows)])
         sessions.journal.forget(
             key,
             sessions.audit_line(key, SERVICE, what, message),
@@ -214,7 +204,6 @@ class Deletions:
             accounting.leaving(row, now, sessions.seats_per_gpu),
             [
                 *_written(order),
-                *audit_log.set_mark(_HIGHEST, highest),
                 *keep_quota.end(key, now),
                 *reclaimed.ended(row, now, sessions.seats_per_gpu),
                 *nap_memory.ended(key, now),
@@ -250,11 +239,16 @@ class Deletions:
         self._all()[key] = order
 
     def _all(self) -> dict[SessionKey, DeletionOrder]:
-        if self._orders is None:
+        if self._orders is None or self._read_in != self._term():
+            self._read_in = self._term()
             found = self._sessions.journal.read(schema.deletions.select())
             orders = [_read(row) for row in found]
             self._orders = {order.key: order for order in orders}
         return self._orders
+
+    def _term(self) -> int:
+        lease = self._sessions.journal.lease
+        return lease.term if lease is not None else 0
 
     # --- old or new
     def living(self, key: SessionKey, observed: Observed) -> Observed:
@@ -286,17 +280,16 @@ class Deletions:
     def _is_saved(self, order: DeletionOrder, info: CheckpointInfo) -> bool:
         """Whether a checkpoint belongs to the deleted session.
 
-        One that nothing else is known of was the deleted session's if it is older than
-        the order. Else the journal may be of a time when the order was pending, and
-        what the next session has been saved as since would be deleted.
+        One that nothing else is known of was the deleted session's if its stamp is not
+        above the order's. Else the journal may be of a time when the order was pending,
+        and what the next session has been saved as since would be deleted.
         """
         row = self._sessions.journal.checkpoint(info.id)
         if row is not None:
             return row.keeping is Keeping.TO_DELETE
-        kept = order.spared | {self._sessions.row(order.key).attempt}
-        if info.id in kept or info.incarnation in self._new(order):
+        if {info.id, info.incarnation} & self._new(order):
             return False
-        return info.incarnation in order.incarnations or info.created < order.asked
+        return info.incarnation in order.incarnations or info.stamp <= order.stamp
 
     # --- carrying out
     async def carry_out(self, key: SessionKey) -> bool:
@@ -365,7 +358,8 @@ def _written(order: DeletionOrder) -> list[Any]:
     values = {
         "user": order.key.user,
         "server": order.key.server,
-        "asked": order.asked,
+        "term": order.stamp[0],
+        "generation": order.stamp[1],
         "incarnations": codec.encode(sorted(order.incarnations)).decode(),
         "spared": codec.encode(sorted(order.spared)).decode(),
     }
@@ -375,7 +369,7 @@ def _written(order: DeletionOrder) -> list[Any]:
 def _read(row: dict[Any, Any]) -> DeletionOrder:
     return DeletionOrder(
         key=SessionKey(row["user"], row["server"]),
-        asked=row["asked"],
+        stamp=(row["term"], row["generation"]),
         incarnations=frozenset(codec.decode(row["incarnations"].encode(), list[str])),
         spared=frozenset(codec.decode(row["spared"].encode(), list[str])),
     )

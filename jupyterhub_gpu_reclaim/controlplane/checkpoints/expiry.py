@@ -148,7 +148,7 @@ def _due(sessions: Sessions) -> list[CheckpointRow]:
     rows = sessions.journal.checkpoints()
     current = {row.checkpoint for row in sessions.journal.sessions()}
     newest = {
-        row.key: row.generation
+        row.key: row.stamp
         for row in rows
         if row.id in expired and row.keeping is Keeping.SUPERSEDED
     }
@@ -159,7 +159,7 @@ def _due(sessions: Sessions) -> list[CheckpointRow]:
         or (
             row.keeping is Keeping.SUPERSEDED
             and row.id not in current
-            and row.generation < newest.get(row.key, 0)
+            and row.stamp < newest.get(row.key, row.stamp)
         )
     ]
 
@@ -230,7 +230,8 @@ def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
     size, suspended = 0, row.changed
     if row.info is not None:
         size, suspended = row.info.stored_bytes, row.info.created
-    return Kept(row.id, row.key, size, suspended, _use(row, session))
+    use = _use(row, session)
+    return Kept(row.id, row.key, size, suspended, use, row.stamp)
 
 
 def _use(row: CheckpointRow, session: SessionRow | None) -> Use:

@@ -1,18 +1,19 @@
 """Orders a session's checkpoints, independently of the journal.
 
 A journal may be too old: restored from a backup, rolled back with its machine, or lost.
-Then the manifests in the store know better. A checkpoint is newer than the one its
-incarnation was restored from (``CheckpointInfo.parent``), and otherwise newer than
-those of a lower generation. Wall clocks order nothing; they only have a person asked
-where nothing would be found else. Two that neither rule orders are rivals, and only a
-person can choose.
+Then the manifests in the store know better. The newest checkpoint is that of the
+highest stamp (``CheckpointInfo.stamp``): the term of the service that ordered it, and
+its number among those that this service has given out.
+
+What a session came from (``CheckpointInfo.parent``) orders nothing. It tells what a
+newer state has superseded from what a person has set aside.
 
 Pure.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,57 +40,50 @@ def goes_back_to(checkpoint: str, observed: Observed) -> set[str]:
     return set() if info is None else ancestors(info, observed.saved or ())
 
 
-def newest(infos: Iterable[CheckpointInfo], pointer: str = "") -> list[CheckpointInfo]:
-    """The newest one, followed by its rivals.
-
-    Args:
-        infos: of one session.
-        pointer: what the Hub remembers; it comes first among rivals.
-    """
-    known = list(infos)
-    older = {each for info in known for each in ancestors(info, known)}
-    tips = [info for info in known if info.id not in older] or known
-    # Only the chain of parents corrects a generation counter that was reset.
-    highest = max((info.generation for info in tips), default=0)
-    rivals = [info for info in tips if info.generation == highest]
-    return sorted(rivals, key=lambda info: (info.id != pointer, info.id))
+def newest(infos: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
+    """That of the highest stamp."""
+    return max(infos, key=lambda info: (info.stamp, info.id), default=None)
 
 
-def found(
+def highest(row: SessionRow, infos: Iterable[CheckpointInfo]) -> dict[str, Any]:
+    """The row's columns of the highest stamp, once these were taken into account."""
+    term, generation = max([row.stamp, *(info.stamp for info in infos)])
+    return {"term": term, "generation": generation}
+
+
+def missed(
     row: SessionRow, observed: Observed, pointer: str = ""
-) -> list[CheckpointInfo]:
-    """The newest checkpoint that the journal missed, followed by its rivals.
-
-    Empty if the journal knows one that is as new as those in the store. What the
-    session's own checkpoint goes back to is none, whatever its generation says. Where
-    the session has none of its own, what is later than the row counts as well: a
-    journal that was lost in between has counted anew. The user is asked, so that a
-    wrong clock does no harm.
+) -> CheckpointInfo | None:
+    """The newest checkpoint that the journal missed; None: it knows one as new.
 
     Args:
         row: the journal's row.
         observed: agent's and store's answers.
         pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
     """
-    saved = observed.saved or ()
-    older = goes_back_to(row.checkpoint, observed)
-    unknown = [info for info in observed.unknown() if info.id not in older]
-    missed = [
+    # The row may name one that it was told of before the store was asked.
+    own = observed.checkpoint(row.checkpoint)
+    known = max(row.stamp, own.stamp) if own is not None else row.stamp
+    return newest(
         info
-        for info in unknown
-        if info.id == pointer
-        or info.generation > row.generation
-        or (not row.checkpoint and info.created > row.since)
-        or (row.checkpoint and row.checkpoint in ancestors(info, saved))
-    ]
-    return newest(missed, pointer)
+        for info in observed.unknown()
+        if info.stamp > known or info.id == pointer != row.checkpoint
+    )
 
 
 def agrees(pointer: str, info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> bool:
-    """Whether the Hub remembers that very checkpoint, or one that it goes back to.
+    """Whether the Hub remembers that checkpoint, or another one of the same session.
 
-    In the latter case the Hub's database is as old as the journal.
+    Then its database is at most as old as the journal. Where an older agent has not
+    written the session's id, or the remembered one is deleted, the parents tell.
+
+    Args:
+        pointer: what the Hub remembers; empty: nothing.
+        info: what comes back.
+        infos: what is known of in journal and store.
     """
-    return bool(pointer) and (
-        pointer == info.id or pointer in ancestors(info, list(infos))
-    )
+    known = {each.id: each for each in infos}
+    remembered = known.get(pointer)
+    if remembered is not None and remembered.session and info.session:
+        return remembered.session == info.session
+    return bool(pointer) and pointer in {info.id, *ancestors(info, known.values())}

@@ -60,7 +60,6 @@ def running(
         account=tree.account,
         incarnation=tree.incarnation,
         checkpoint=parent,
-        generation=max(row.generation, tree.generation),
         attempt="",
         placed=False,
         started_at=now,
@@ -77,6 +76,7 @@ def lost(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionR
         checkpoints=[expiry.current(saved, sessions.clock.now())],
         checkpoint=saved.id,
         attempt="",
+        **lineage.highest(row, [saved]),
     )
 
 
@@ -99,8 +99,8 @@ def captured(
         account=saved.account,
         incarnation=saved.incarnation,
         checkpoint=saved.id,
-        generation=max(saved.generation, row.generation),
         attempt="",
+        **lineage.highest(row, [saved]),
     )
 
 
@@ -125,12 +125,12 @@ def saved(
         settings: for how long things are kept.
         pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
     """
-    found = [] if observed.whole() else lineage.found(row, observed, pointer)
-    if not found:
+    newest = None if observed.whole() else lineage.missed(row, observed, pointer)
+    if newest is None:
         _beside(sessions, row, observed, settings)
         return
-    newest, *rivals = found
-    sure = not rivals and lineage.agrees(pointer, newest, observed.saved or ())
+    known = [r.info for r in sessions.journal.checkpoints(row.key) if r.info]
+    sure = lineage.agrees(pointer, newest, [*known, *(observed.saved or ())])
     seconds = settings.set_aside if sure else None
     rows = _asides(sessions, observed, seconds, besides=newest.id)
     before = lineage.ancestors(newest, observed.saved or ())
@@ -145,13 +145,13 @@ def saved(
         account=newest.account,
         incarnation=newest.incarnation,
         checkpoint=newest.id,
-        generation=_above(row, observed),
         attempt="",
         placed=False,
         intent=Intent.NONE,
         intent_by="",
         bring_back="",
         dismissed=row.checkpoint or row.dismissed,
+        **lineage.highest(row, observed.saved or ()),
     )
 
 
@@ -178,7 +178,7 @@ def _beside(
     until = sessions.clock.now() + settings.grace
     before = lineage.goes_back_to(row.checkpoint, observed)
     rows = _superseded(rows, before, until)
-    changes: dict[str, Any] = {"generation": _above(row, observed)}
+    changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
     running = observed.tree(row.incarnation)
     parent = _came_from(running) if running is not None else ""
     if observed.missed(parent) and row.checkpoint in {"", parent}:
@@ -223,8 +223,3 @@ def _asides(
     now = sessions.clock.now()
     unknown = [info for info in observed.unknown() if info.id != besides]
     return [expiry.aside(info, now, seconds) for info in unknown]
-
-
-def _above(row: SessionRow, observed: Observed) -> int:
-    """The generation that the next capture counts from: no two are ever the same."""
-    return max([row.generation, *(info.generation for info in observed.saved or ())])

@@ -21,11 +21,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import (
-    bring_back,
-    deletions,
-    expiry,
-)
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
 
@@ -145,7 +141,7 @@ class Suspender:
 
     async def _capture(self, row: SessionRow, seen: float | None) -> Event:
         """The last event of the capture."""
-        generation = self._next_generation(row)
+        generation = self._sessions.next_generation(row.key)
         events = self._agent.capture(
             row.incarnation, row.attempt, generation, seen=seen
         )
@@ -155,18 +151,6 @@ class Suspender:
                 return event
             self._sessions.counters.step("suspend", event.step)
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
-
-    def _next_generation(self, row: SessionRow) -> int:
-        """One above all that are kept under that name, whoever's they are.
-
-        A new account's row counts from nothing, beside what is kept of the former one;
-        where nothing is kept, from above what was deleted. Without the journal, or with
-        an older one, only the numbers tell which of those is newer.
-        """
-        journal = self._sessions.journal
-        kept = [each.generation for each in journal.checkpoints(row.key)]
-        last = row.generation or deletions.highest_generation(journal)
-        return max([last, *kept]) + 1
 
     def committed(self, row: SessionRow, info: CheckpointInfo) -> SessionRow:
         """SUSPENDING -> RELEASING: from now on the checkpoint is the session."""
@@ -183,10 +167,10 @@ class Suspender:
             f" written; that took {duration(now - row.since)}.",
             checkpoints=[expiry.current(info, now)],
             checkpoint=info.id,
-            generation=info.generation,
             attempt="",
             failures=0,
             backoff_until=None,
+            **lineage.highest(row, [info]),
             **_held(info),
         )
 

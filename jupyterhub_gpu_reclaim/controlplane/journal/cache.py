@@ -54,7 +54,7 @@ class JournalCache:
         return self._checkpoints.get(checkpoint)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
-        """Of one session or of all, oldest generation first."""
+        """Of one session or of all, the oldest first."""
         if key is None:
             return sorted(self._checkpoints.values(), key=_age)
         return list(self._by_key.get(key, ()))
@@ -93,5 +93,5 @@ class JournalCache:
             del self._by_key[row.key]
 
 
-def _age(row: CheckpointRow) -> tuple[int, str]:
-    return row.generation, row.id
+def _age(row: CheckpointRow) -> tuple[tuple[int, int], str]:
+    return row.stamp, row.id

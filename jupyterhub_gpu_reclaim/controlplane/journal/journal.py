@@ -148,7 +148,7 @@ class Journal:
         return self._cache().checkpoint(checkpoint)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
-        """Of one session or of all, oldest generation first."""
+        """Of one session or of all, the oldest first."""
         return self._cache().checkpoints(key)
 
     def due(self, now: float) -> list[CheckpointRow]:

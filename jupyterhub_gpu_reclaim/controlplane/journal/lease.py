@@ -29,7 +29,7 @@ from jupyterhub_gpu_reclaim.common import codec, decoders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.term import Term
+from jupyterhub_gpu_reclaim.common.term import HIGHEST, Term
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 
 if TYPE_CHECKING:
@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
-
-    Check = Callable[[], None]
 
 
 _log = logging.getLogger(__name__)
@@ -222,7 +221,10 @@ class Lease:
         return Term(number=self._term, holder=self._name)
 
     def rise(self, above: int) -> None:
-        """Raise the term above one that an agent has seen, of whatever journal.
+        """Raise the term above one that agents or store know, of whatever journal.
+
+        What was ordered to be deleted in the former term was ordered before anything of
+        that other one was known, and so is meant, too.
 
         Raises:
             Unreachable: ``journal_held``: another service has the lease.
@@ -233,8 +235,11 @@ class Lease:
         with self._journal.transaction() as connection:
             self.hold(connection)
             connection.execute(schema.lease.update().values(term=above + 1))
+            ordered = schema.deletions.c.term == self._term
+            deletions = schema.deletions.update().where(ordered)
+            connection.execute(deletions.values(term=above + 1))
         self._term = above + 1
-        _log.info("service: an agent has seen term %d; ours is higher now", above)
+        _log.info("service: term %d was known; ours is higher now", above)
 
     def hold(self, connection: Connection) -> None:
         """Lock it in this transaction: no other service can take it before its end.
@@ -307,10 +312,11 @@ def _start(pid: int) -> int:
 class _Fenced:
     """Checks before each order, and passes everything on."""
 
-    def __init__(self, target: Any, orders: frozenset[str], check: Check) -> None:
+    _orders: frozenset[str]
+
+    def __init__(self, target: Any, journal: Journal) -> None:
         self._target = target
-        self._orders = orders
-        self._check = check
+        self._journal = journal
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._target, name)
@@ -318,24 +324,43 @@ class _Fenced:
             return call
 
         def order(*args: Any, **more: Any) -> Any:
-            self._check()
+            self._journal.check()
             return call(*args, **more)
 
         return order
 
 
-def fenced_agent(agent: Agent, check: Check) -> Agent:
+class _FencedAgent(_Fenced):
+    _orders = frozenset({"capture", "restore", "nap", "wake", "thaw", "release"})
+    _orders |= {"kill", "cancel", "discard"}
+
+    async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
+        """The committed ones; from now on the term is not below any of theirs.
+
+        The journal may be lost together with all that agents have kept of terms.
+        """
+        saved: list[CheckpointInfo] = await self._target.checkpoints(key)
+        lease = self._journal.lease
+        highest = max((info.term for info in saved), default=0)
+        if lease is not None and lease.term < highest < HIGHEST:
+            lease.rise(highest)
+        return saved
+
+
+class _FencedHub(_Fenced):
+    _orders = frozenset({"stop", "start"})
+
+
+def fenced_agent(agent: Agent, journal: Journal) -> Agent:
     """The agent, whose orders need the lease.
 
     Questions pass through. Each order is first checked against the database, so that a
     paused service, whose journal another one has taken over meanwhile, gives none:
     not to an agent either that has not heard of the other one, or knows no terms.
     """
-    orders = {"capture", "restore", "nap", "wake", "thaw", "release", "kill"}
-    orders |= {"cancel", "discard"}
-    return cast("Agent", _Fenced(agent, frozenset(orders), check))
+    return cast("Agent", _FencedAgent(agent, journal))
 
 
-def fenced_hub(hub: Hub, check: Check) -> Hub:
+def fenced_hub(hub: Hub, journal: Journal) -> Hub:
     """The Hub, likewise."""
-    return cast("Hub", _Fenced(hub, frozenset({"stop", "start"}), check))
+    return cast("Hub", _FencedHub(hub, journal))

@@ -23,7 +23,9 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    func,
     inspect,
+    select,
 )
 from sqlalchemy.schema import CreateColumn
 
@@ -84,6 +86,7 @@ sessions = Table(
     Column("own_idle_time", Float),
     Column("session", Text, nullable=False, server_default=""),
     Column("account", Text, nullable=False, server_default=""),
+    Column("term", Integer, nullable=False, server_default="0"),
 )
 
 checkpoints = Table(
@@ -184,9 +187,10 @@ deletions = Table(
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("user", Text, nullable=False),
     Column("server", Text, nullable=False),
-    Column("asked", Float, nullable=False),
     Column("incarnations", Text, nullable=False),  # JSON: those to be ended
     Column("spared", Text, nullable=False),  # JSON: those that were started since
+    Column("term", Integer, nullable=False, server_default="0"),
+    Column("generation", Integer, nullable=False, server_default="0"),
     Index("deletions_by_session", "user", "server"),
 )
 
@@ -308,6 +312,33 @@ def _session_ids(connection: Connection) -> None:
     _add_column(connection, sessions.c.account)
 
 
+def _stamps(connection: Connection) -> None:
+    """Version 13: the order among checkpoints is a stamp, of a term and a generation.
+
+    A pending order to delete had the time instead. What is there now has no term: of
+    that, the order covers what is not above the highest generation that the journal
+    knows under that name.
+    """
+    _add_column(connection, sessions.c.term)
+    known = {column["name"] for column in inspect(connection).get_columns("deletions")}
+    if "asked" not in known:
+        return
+    _add_column(connection, deletions.c.term)
+    _add_column(connection, deletions.c.generation)
+    connection.execute(DDL("ALTER TABLE deletions DROP COLUMN asked"))
+    for table in (sessions, checkpoints):
+        mine = (table.c.user == deletions.c.user) & (
+            table.c.server == deletions.c.server
+        )
+        query = select(func.max(table.c.generation)).where(mine)
+        highest = func.coalesce(query.scalar_subquery(), 0)
+        connection.execute(
+            deletions.update()
+            .where(deletions.c.generation < highest)
+            .values(generation=highest)
+        )
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -321,6 +352,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _nap_memory,
     _store,
     _session_ids,
+    _stamps,
 )
 
 

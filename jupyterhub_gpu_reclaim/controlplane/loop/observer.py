@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
@@ -39,7 +39,7 @@ class ObservedState:
     ) -> None:
         self.asked = asked  #: before the first of them answered (monotonic)
         self._trees = _by_key(trees)
-        self._saved = _by_key(saved)
+        self._saved = _by_key(None if saved is None else in_order(saved))
         self._servers = servers
 
     @property
@@ -122,8 +122,8 @@ class Observer:
             self._ask("Hub", lambda: self._hub.server(key)),
         )
         observed = Observed(
-            trees=None if trees is None else _in_order(trees),
-            saved=None if saved is None else _in_order(saved),
+            trees=None if trees is None else tuple(trees),
+            saved=None if saved is None else in_order(saved),
             hub=hub,
             known=self.known(key),
         )
@@ -153,16 +153,16 @@ class Observer:
         return value
 
 
-def _in_order(values: list[V]) -> tuple[V, ...]:
-    """Those of one session, the oldest generation first."""
-    return tuple(sorted(values, key=lambda value: value.generation))
+def in_order(infos: Iterable[CheckpointInfo]) -> tuple[CheckpointInfo, ...]:
+    """The oldest first."""
+    return tuple(sorted(infos, key=lambda info: info.stamp))
 
 
-def _by_key(values: list[V] | None) -> dict[SessionKey, tuple[V, ...]] | None:
-    """Those of each session, in that order."""
+def _by_key(values: Iterable[V] | None) -> dict[SessionKey, tuple[V, ...]] | None:
+    """Those of each session, in the order given."""
     if values is None:
         return None
     found: dict[SessionKey, list[V]] = {}
     for value in values:
         found.setdefault(value.key, []).append(value)
-    return {key: _in_order(mine) for key, mine in found.items()}
+    return {key: tuple(mine) for key, mine in found.items()}

@@ -294,8 +294,8 @@ def _suspended(
 
 def _missed(row: SessionRow, observed: Observed) -> Action | None:
     """A checkpoint that is newer than all that the journal knows."""
-    found = [] if observed.left() else lineage.found(row, observed)
-    return Action(ActionKind.FOUND_SAVED, None, found[0]) if found else None
+    missed = None if observed.left() else lineage.missed(row, observed)
+    return Action(ActionKind.FOUND_SAVED, None, missed) if missed else None
 
 
 def _suspended_tree(

@@ -114,7 +114,7 @@ def _of_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Nothing runs: what is saved counts."""
     if observed.trees is None or observed.saved is None:
         return _in_silence(row, observed, asked)
-    if lineage.found(row, observed, asked.checkpoint):
+    if lineage.missed(row, observed, asked.checkpoint):
         return Action(ActionKind.FOUND_SAVED)
     if row.phase in LIVE:
         kept = observed.checkpoint(row.checkpoint)
@@ -183,8 +183,7 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
         return None
     agreed = lineage.agrees(asked.checkpoint, mine, infos)
     if row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value:
-        rivals = len(lineage.newest(infos)) > 1
-        return row.failure if rivals or not agreed else None
+        return None if agreed else row.failure
     named = agreed or not asked.checkpoint or _is_accounted_for(row, asked)
     return None if named else _older(mine)
 
@@ -195,7 +194,7 @@ def instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     If what the Hub remembers is not older, nobody has to choose.
     """
     other = _the_hubs(row, observed, asked)
-    if other is not None and other.generation >= row.generation:
+    if other is not None and other.stamp >= row.stamp:
         return Action(ActionKind.BRING_BACK, None, other)
     other = other or _newest_there(observed, asked)
     if other is None:
@@ -233,7 +232,7 @@ def _was_set_aside(row: SessionRow, asked: Asked) -> bool:
     known = _of_hub(asked)
     if known is None or known.keeping is not Keeping.ASIDE:
         return False
-    return known.generation >= row.generation and known.id != row.dismissed
+    return known.stamp >= row.stamp and known.id != row.dismissed
 
 
 def _of_hub(asked: Asked) -> CheckpointRow | None:

@@ -99,12 +99,12 @@ def _of_another(row: SessionRow, observed: Observed, asked: Asked) -> Action:
             return Action(ActionKind.END, tree)
         free = row.phase in {*LIVE, Phase.STOPPED, Phase.SUSPENDED}
         return Action(ActionKind.FOUND_CAPTURED, tree, saved) if free else KEEP
-    found = lineage.found(row, observed)
-    if found and found[0].incarnation == asked.incarnation:
-        return Action(ActionKind.FOUND_SAVED, None, found[0])
+    newer = lineage.missed(row, observed)
+    if newer is not None and newer.incarnation == asked.incarnation:
+        return Action(ActionKind.FOUND_SAVED, None, newer)
     # Else the Hub asks about an earlier life: what it was told of this one is lost.
     there = row.phase in {*SAVED, *LIVE, Phase.RESUMING} and row.checkpoint
-    return KEEP if found or there else END
+    return KEEP if newer or there else END
 
 
 def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
@@ -134,7 +134,7 @@ def _live(row: SessionRow, observed: Observed) -> Action:
     missed = [info for info in observed.unknown() if _is_its(info, row)]
     if missed:
         return Action(ActionKind.FOUND_SAVED, None, missed[-1])
-    if lineage.found(row, observed):
+    if lineage.missed(row, observed):
         return KEEP
     kept = observed.checkpoint(row.checkpoint)
     return Action(ActionKind.LOST, None, kept) if kept is not None else END

@@ -14,7 +14,7 @@ class Observed(NamedTuple):
     """One session as agent and Hub see it now; ``None``: no answer."""
 
     trees: tuple[Tree, ...] | None
-    saved: tuple[CheckpointInfo, ...] | None  #: committed, oldest generation first
+    saved: tuple[CheckpointInfo, ...] | None  #: committed, the oldest first
     hub: HubState | None
     #: ids of checkpoints that the journal knows
     known: frozenset[str] = frozenset()

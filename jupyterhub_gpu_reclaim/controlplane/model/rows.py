@@ -36,7 +36,9 @@ class SessionRow(Value, frozen=True, kw_only=True):
     session: str = ""  #: its id, from its fresh start on; empty: not known
     account: str = ""  #: at the Hub, that it belongs to; empty: not known
     incarnation: str = ""
+    #: with ``term``: the highest stamp of a checkpoint that was taken into account
     generation: int = 0
+    term: int = 0
     #: committed, and what a start of this session restores; while RUNNING it is the
     #: one that the session came from, kept for the time of grace
     checkpoint: str = ""
@@ -67,6 +69,11 @@ class SessionRow(Value, frozen=True, kw_only=True):
     #: seconds without use after which its user wants it suspended; None: no wish
     own_idle_time: float | None = None
 
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """See ``CheckpointInfo.stamp``."""
+        return self.term, self.generation
+
 
 class Keeping(StrEnum):
     """Why a checkpoint is kept."""
@@ -93,6 +100,11 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
     info: CheckpointInfo | None = None
     changed: float = 0.0
     expires: float | None = None  #: None: not by itself
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """See ``CheckpointInfo.stamp``."""
+        return (self.info.term if self.info else 0), self.generation
 
 
 class AuditRow(Value, frozen=True, kw_only=True):

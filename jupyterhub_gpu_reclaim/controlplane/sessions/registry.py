@@ -104,6 +104,8 @@ class Sessions:
         self.retention = Retention()  #: the administrator's limits of checkpoints
         self.tab_keys = TabKeys(self)
         self.resume_times = suspensions.ResumeTimes()
+        #: the highest generation known under a name, or given out by this service
+        self._generations: dict[SessionKey, int] = {}
         self._views: Broadcast[SessionView] = Broadcast()
         self._changed = ChangeSignal()
 
@@ -223,6 +225,23 @@ class Sessions:
     ) -> bool:
         """Wait until the row is as wanted; False when the limit (s) is over."""
         return await self._changed.until(lambda: condition(self.row(key)), limit)
+
+    def highest_generation(self, key: SessionKey) -> int:
+        """The highest known or given out under that name, whoever's it was.
+
+        It is remembered where the session has been deleted since. A later service does
+        not need it: its term is higher.
+        """
+        kept = [row.generation for row in self.journal.checkpoints(key)]
+        known = self._generations.get(key, 0)
+        highest = max([known, self.row(key).generation, *kept])
+        self._generations[key] = highest
+        return highest
+
+    def next_generation(self, key: SessionKey) -> int:
+        """A number for the next capture: no two of a name and a term are the same."""
+        self._generations[key] = self.highest_generation(key) + 1
+        return self._generations[key]
 
     # --- deleted servers
     def take_up_deletions(self) -> None:

@@ -44,7 +44,7 @@ def view_of(
 
     Args:
         row: what the journal says.
-        kept: the session's checkpoints, oldest generation first.
+        kept: the session's checkpoints, the oldest first.
         runtime: what this program remembers.
         policy: what rules set for it; None: there are no rules, or it does not run.
         suspension: what its user may want to know; None: it is not suspended.

@@ -154,14 +154,14 @@ class Capture:
         tools: WorkflowTools,
         session: Session,
         operation: Operation,
-        generation: int,
+        stamp: tuple[int, int],
     ) -> None:
         self._tools = tools
         self._session = session
         self._cancel = operation.cancel
         self._checkpoint = operation.checkpoint
         self._operation = operation
-        self._generation = generation
+        self._term, self._generation = stamp
         self._progress = StepReporter(operation, tools.clock)
         self._limits = tools.limits
         self._writer: CheckpointWriter | None = None
@@ -174,7 +174,7 @@ class Capture:
             operation="capture",
             stage=Stage.CAPTURING,
             checkpoint=operation.checkpoint,
-            generation=generation,
+            generation=self._generation,
             begun=tools.clock.now(),
             parent=former.origin if former else "",
             nap=former.nap if former else None,
@@ -399,6 +399,7 @@ class Capture:
             parent=self._record.parent,
             session=self._session.id,
             account=self._session.account,
+            term=self._term,
         )
 
     async def _empty(self, survey: Survey) -> dict[str, int]:

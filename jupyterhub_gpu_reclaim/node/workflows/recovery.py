@@ -228,7 +228,7 @@ class Recovery:
         """
         known = set(self.releases.ports.checkpoints())
         here = {session.key for session in self.placements.list()}
-        saved = sorted(saved, key=lambda info: info.generation)
+        saved = sorted(saved, key=lambda info: info.stamp)
         newest = {info.key: info.id for info in saved if info.key not in here}
         for checkpoint in set(newest.values()) - known:
             try:
@@ -349,20 +349,18 @@ class Recovery:
             return
         if is_running(session):
             return
-        mine = [
-            i
-            for i in self.releases.store.list()
-            if i.incarnation == session.incarnation
-        ]
+        infos = self.releases.store.list()
+        own = [info for info in infos if info.incarnation == session.incarnation]
+        saved = max(own, key=lambda info: info.stamp, default=None)
         record = Record.of(
             session,
             operation="capture",
             stage=Stage.CAPTURED,
-            checkpoint=mine[-1].id if mine else "",
-            generation=mine[-1].generation if mine else 0,
+            checkpoint=saved.id if saved else "",
+            generation=saved.generation if saved else 0,
             begun=self.releases.clock.now(),
         )
-        if mine:
+        if saved:
             self.releases.records.save(record)
             _log.warning("%s found captured as %s", session.key, record.checkpoint)
             return

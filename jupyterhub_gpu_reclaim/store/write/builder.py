@@ -94,6 +94,7 @@ class CheckpointBuilder:
         parent: str,
         session: str,
         account: str,
+        term: int,
     ) -> CheckpointWriter:
         """See :meth:`Repository.begin`."""
         if not layout.is_id(checkpoint):
@@ -126,6 +127,7 @@ class CheckpointBuilder:
                 parent=parent,
                 session=session,
                 account=account,
+                term=term,
             )
             return self._writer(draft, base)
         except BaseException:
@@ -162,11 +164,7 @@ class CheckpointBuilder:
             for body in self.catalogue.all()
             if body.info.key == key and body.chunk_bytes >= chunk_bytes
         ]
-        last = max(
-            candidates,
-            key=lambda body: (body.info.generation, body.info.created),
-            default=None,
-        )
+        last = max(candidates, key=lambda body: body.info.stamp, default=None)
         references = frozenset(origin.id for origin in (last.origins if last else ()))
         intent = locks.WriteIntent(checkpoint, begun, references)
         locks.publish_intent(self.backend, intent)

@@ -53,6 +53,7 @@ class Draft(Value, frozen=True, kw_only=True):
     parent: str = ""  #: checkpoint that the incarnation was restored from
     session: str = ""  #: id of the session
     account: str = ""  #: that it belongs to
+    term: int = 0  #: of the service that orders it
 
 
 class CheckpointWriter:
@@ -264,6 +265,7 @@ class CheckpointWriter:
             parent=self._draft.parent,
             session=self._draft.session,
             account=self._draft.account,
+            term=self._draft.term,
             **record,
         )
         body = Body(

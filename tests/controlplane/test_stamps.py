@@ -1,0 +1,107 @@
+"""Stamps: the term of the service that orders a capture, and its number there."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.term import Term
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
+from tests.controlplane.conftest import DELETED, KEY
+
+
+async def leased(world):
+    """A controller on a journal whose lease it holds."""
+    journal = Journal(world.url)
+    Lease(journal, SystemClock(), seconds=60.0).take()
+    return await world.controller(journal)
+
+
+async def running(world):
+    await world.running("work")
+    controller = await leased(world)
+    await world.until(lambda: world.phase(controller) == "running")
+    return controller
+
+
+async def suspend(world, controller):
+    """Suspend it; what was saved."""
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    return world.node.saved[controller.users.session(KEY).checkpoint][0]
+
+
+async def journal_lost(world, controller):
+    await world.kill(controller)
+    world.url = world.url.replace("journal.sqlite", "empty.sqlite")
+    return await leased(world)
+
+
+def change(world, info, **changes):
+    """Another checkpoint beside it; or the same one, if its id is not among these."""
+    changed = msgspec.structs.replace(info, **changes)
+    world.node.saved[changed.id] = changed, world.node.saved[info.id][1]
+    return changed
+
+
+async def test_checkpoint_has_the_term_of_the_service_and_the_row_as_well(world):
+    controller = await running(world)
+    info = await suspend(world, controller)
+    assert info.stamp == (1, 1)
+    assert controller._sessions.row(KEY).stamp == (1, 1)
+
+
+async def test_term_is_above_all_in_the_store_though_no_agent_knows_of_it(world):
+    """The journal is lost, together with the state folders of all agents."""
+    first = await running(world)
+    info = change(world, await suspend(world, first), term=5)
+    second = await journal_lost(world, first)
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert second._sessions.journal.lease.term == 6
+    await second.users.resume(KEY, "ada")
+    await world.until(lambda: world.phase(second) == "running")
+    assert (await suspend(world, second)).stamp > info.stamp
+
+
+async def test_term_of_the_store_is_no_higher_one_for_who_has_given_it_out(world):
+    controller = await running(world)
+    await suspend(world, controller)
+    await controller._starts._agent.checkpoints()
+    assert controller._sessions.journal.lease.term == 1
+
+
+@pytest.mark.parametrize("whose", ["agent", "store"])
+async def test_order_to_delete_that_is_taken_before_the_term_rises_is_carried_out(
+    world, whose
+):
+    """The journal is older than what is to be deleted, and does not know that yet."""
+    first = await running(world)
+    info = await suspend(world, first)
+    change(world, info, id="ckpt-later", incarnation="later", term=5, generation=9)
+    if whose == "agent":
+        await world.node.known_term.hear(Term(number=5, holder="x"), order=False)
+    world.change(tick_interval=600.0)
+    second = await journal_lost(world, first)
+    world.hub.pointers.pop(KEY, None)
+    await second.forget(DELETED)
+    await world.until(lambda: not second._sessions.deletions.pending_keys())
+    assert world.node.saved == {}
+
+
+async def test_numbers_rise_beyond_those_of_a_deleted_session(world):
+    controller = await running(world)
+    before = await suspend(world, controller)
+    await controller.forget(DELETED)
+    world.hub.pointers.pop(KEY, None)
+    await world.until(lambda: not controller._sessions.deletions.pending_keys())
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(controller) == "running")
+    assert (await suspend(world, controller)).stamp > before.stamp
+
+
+async def test_number_of_a_capture_that_has_failed_is_not_given_out_again(world):
+    sessions = (await running(world))._sessions
+    assert [sessions.next_generation(KEY) for _ in range(3)] == [1, 2, 3]
+    assert sessions.highest_generation(KEY) == 3
