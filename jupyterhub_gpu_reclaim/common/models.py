@@ -405,7 +405,8 @@ class Placement(Value, frozen=True, kw_only=True):
     owner: str = ""  #: the user's account at the Hub, whatever its name; empty: unknown
     #: whether the Hub has not forgotten the session that was there: it may be saved
     remembered: bool = False
-    #: of a start: the incarnation that the Hub remembers there; empty: none
+    #: of a start: the session that the Hub remembers there, or, where an older spawner
+    #: asks or has begun it, that session's incarnation; empty: none
     former: str = ""
     #: of a fresh start: the time of its key for tabs (``common/auth/tab_tokens.py``)
     tab_key: float = 0.0

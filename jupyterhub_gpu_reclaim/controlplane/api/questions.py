@@ -137,6 +137,7 @@ class Questions:
             want=want,
             incarnation=placement.incarnation,
             checkpoint=placement.checkpoint,
+            former=placement.former,
             remembered=placement.remembered,
             kept=tuple(sessions.journal.checkpoints(key)),
             listed=sessions.store_seen,

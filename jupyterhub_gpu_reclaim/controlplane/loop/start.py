@@ -173,7 +173,7 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     """Why the user must be asked before this checkpoint comes back, if so.
 
     A person's word, by button or command, settles it; so does a Hub that remembers the
-    same checkpoint.
+    same session.
     """
     if row.intent is Intent.RESUME:
         return None
@@ -181,7 +181,8 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     mine = next((info for info in infos if info.id == row.checkpoint), None)
     if mine is None:
         return None
-    agreed = lineage.agrees(asked.checkpoint, mine, infos)
+    its = {mine.session, mine.incarnation} - {""}
+    agreed = asked.former in its or lineage.agrees(asked.checkpoint, mine, infos)
     if row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value:
         return None if agreed else row.failure
     named = agreed or not asked.checkpoint or _is_accounted_for(row, asked)

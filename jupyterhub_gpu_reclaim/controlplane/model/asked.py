@@ -24,6 +24,8 @@ class Asked(NamedTuple):
     #: of the start: the one that is about to begin; of the stop: the one to be ended
     incarnation: str
     checkpoint: str = ""  #: that the Hub remembers
+    #: session that the Hub remembers there, or an incarnation of it; empty: none
+    former: str = ""
     remembered: bool = False  #: whether the Hub remembers a session there
     kept: tuple[CheckpointRow, ...] = ()  #: what the journal has of it
     listed: bool = False  #: whether this service has seen the store's list

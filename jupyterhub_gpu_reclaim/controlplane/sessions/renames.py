@@ -46,8 +46,8 @@ class Renames:
                 return each
         return row
 
-    async def names_of(self, incarnation: str) -> set[SessionKey]:
-        """Under which names the agents know that incarnation, while it is there.
+    async def names_of(self, what: str) -> set[SessionKey]:
+        """Under which names the agents know that session or incarnation, while it is.
 
         Raises:
             Unreachable: they do not answer.
@@ -55,7 +55,8 @@ class Renames:
         return {
             tree.key
             for tree in await self._agent.trees()
-            if tree.incarnation == incarnation and tree.state is not TreeState.GONE
+            if what in {tree.session, tree.incarnation}
+            and tree.state is not TreeState.GONE
         }
 
     async def check(self, placement: Placement) -> None:
@@ -65,12 +66,11 @@ class Renames:
             Refused: ``renamed``, unless the user has said to start fresh.
         """
         mine = self._sessions.row(placement.key)
-        known = placement.former and placement.former == mine.incarnation
-        if known or mine.phase is not Phase.STOPPED:
+        if placement.former in _names(mine) or mine.phase is not Phase.STOPPED:
             return
         for key in sorted(await self._former_names(mine, placement) - {mine.key}):
             there = self._sessions.row(key)
-            named = {placement.former, placement.checkpoint, *_what_is(there)} - {""}
+            named = {placement.former, placement.checkpoint, *_names(there)} - {""}
             if mine.dismissed not in named:
                 raise self._refused(key, placement)
 
@@ -113,7 +113,7 @@ class Renames:
         rows = self._sessions.journal.sessions()
         there = {row.key: row for row in rows if row.phase is not Phase.STOPPED}
         if former := placement.former:
-            found = {k for k, row in there.items() if row.incarnation == former}
+            found = {k for k, row in there.items() if former in _names(row)}
             if found:
                 return found
             with suppress(Unreachable):  # then it is asked again, and waited for
@@ -132,9 +132,8 @@ class Renames:
     def _refused(self, there: SessionKey, placement: Placement) -> Refused:
         key = placement.key
         error = Refused(Reason.RENAMED, there=there, here=key)
-        left = (placement.checkpoint, *_what_is(self._sessions.row(there)))
-        named = next((each for each in left if each), placement.former)
-        self._sessions.runtime(key).of_another_name = named
+        left = min(_names(self._sessions.row(there)), default=placement.former)
+        self._sessions.runtime(key).of_another_name = placement.checkpoint or left
         self._sessions.update(key, failure=codec.failure_of(error))
         return error
 
@@ -145,6 +144,6 @@ def _is_the_accounts(row: SessionRow, placement: Placement) -> bool:
     return same_server and row.account == placement.owner != ""
 
 
-def _what_is(row: SessionRow) -> tuple[str, str]:
-    """What names the session of a row: its checkpoint, its incarnation."""
-    return row.checkpoint, row.incarnation
+def _names(row: SessionRow) -> set[str]:
+    """What a Hub may remember of a row's session."""
+    return {row.checkpoint, row.session, row.incarnation} - {""}

@@ -289,9 +289,8 @@ class SessionLifecycle:
         # Only an agent's silence takes that long, and it is waited for some time.
         slow = loop.call_later(SLOW_PLAN_SECONDS, reporter.report, SLOW_PLAN)
         try:
-            placement = msgspec.structs.replace(
-                self._placement(), former=self.pointer.incarnation
-            )
+            remembered = self.pointer.session or self.pointer.incarnation
+            placement = msgspec.structs.replace(self._placement(), former=remembered)
             self._launch(account=placement.owner)
             return await self._service().plan_start(placement)
         except Unreachable as error:

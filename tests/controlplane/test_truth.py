@@ -1,0 +1,158 @@
+"""Stories of ``docs/explanation/truth.md``: parts of what is known are lost or older."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.models import Phase, Placement, SessionKey, TreeState
+from tests.controlplane.conftest import KEY
+from tests.controlplane.test_old_journal import (
+    Backup,
+    contents,
+    restored_journal,
+    resume,
+    running,
+    suspend,
+)
+
+ANN = "7.20260101T000000000000"
+
+
+async def begun(world, controller, **more) -> Placement:
+    """A fresh session that its spawner has reported, with id and account."""
+    more = {"session": "s1", "owner": ANN, **more}
+    placement = Placement(key=KEY, incarnation="i1", **more)
+    place = world.node.run(KEY, "tensors", placement.incarnation)
+    place.session, place.account = placement.session, placement.owner
+    world.hub.run(KEY, placement.incarnation)
+    await controller.placed(placement)
+    await world.until(lambda: world.phase(controller) == "running")
+    return placement
+
+
+def visit(**more) -> Placement:
+    """How a Hub asks that remembers nothing but what is given."""
+    return Placement(key=KEY, incarnation="new", owner=ANN, **more)
+
+
+async def test_journal_lost_and_the_hub_knows_the_session_nobody_is_asked(world):
+    """The Hub was told of no checkpoint: it takes the session for one that runs."""
+    first = await world.controller()
+    await begun(world, first)
+    saved = await suspend(world, first)
+    second = await world.journal_lost(first)
+    await world.until(lambda: world.phase(second) == "suspended")
+    plan = await second.plan_start(visit(former="s1", remembered=True))
+    assert (plan.action, plan.checkpoint) == ("restore", saved)
+
+
+async def test_both_databases_put_back_and_the_service_started_again_asks(
+    world, tmp_path
+):
+    first = await world.controller()
+    backup = Backup(world, tmp_path)
+    await begun(world, first)
+    saved = await suspend(world, first)
+    world.hub.pointers.clear()
+    second = await restored_journal(world, first, backup)
+    plan = await second.plan_start(visit())
+    assert (plan.action, plan.failure.code) == ("refuse", "saved_found")
+    await second.users.resume(KEY, "ada")
+    plan = await second.plan_start(visit())
+    assert (plan.action, plan.checkpoint, plan.session) == ("restore", saved, "s1")
+
+
+async def test_both_databases_put_back_what_naps_is_joined_and_can_be_woken(
+    world, tmp_path
+):
+    first = await world.controller()
+    backup = Backup(world, tmp_path)
+    await begun(world, first)
+    world.node.places["i1"].gpu_memory = 5
+    await first.users.nap(KEY, "root")
+    await world.until(lambda: world.phase(first) == "napping")
+    world.hub.states.pop(KEY)
+    second = await restored_journal(world, first, backup)
+    plan = await second.plan_start(visit())
+    assert (plan.action, plan.incarnation, plan.session) == ("adopt", "i1", "s1")
+    world.hub.run(KEY, "i1")
+    await world.until(lambda: world.phase(second) == "napping")
+    await second.users.wake(KEY, "root")
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "tensors"
+
+
+async def test_both_databases_put_back_and_the_user_renamed_is_told_so(world, tmp_path):
+    first = await world.controller()
+    backup = Backup(world, tmp_path)
+    await begun(world, first)
+    await suspend(world, first)
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: world.phase(second) == "suspended")
+    renamed = Placement(key=SessionKey("eve"), incarnation="new", owner=ANN)
+    plan = await second.plan_start(renamed)
+    assert (plan.action, plan.failure.code) == ("refuse", "renamed")
+    assert "ada" in plan.failure.message
+
+
+async def test_both_databases_put_back_and_another_account_of_that_name_gets_nothing(
+    world, tmp_path
+):
+    first = await world.controller()
+    backup = Backup(world, tmp_path)
+    await begun(world, first)
+    saved = await suspend(world, first)
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: world.phase(second) == "suspended")
+    other = Placement(key=KEY, incarnation="new", owner="8.20260601T000000000000")
+    plan = await second.plan_start(other)
+    assert (plan.action, plan.failure.code) == ("refuse", "former_account")
+    assert saved in world.node.saved
+
+
+async def test_both_databases_put_back_what_stands_captured_is_the_session(
+    world, tmp_path
+):
+    """Its agent was killed after the commit: only the store knows what it is."""
+    first = await world.controller()
+    backup = Backup(world, tmp_path)
+    await begun(world, first)
+    saved = await suspend(world, first)
+    (info, _) = world.node.saved[saved]
+    place = world.node.run(KEY, "tensors", info.incarnation)
+    place.state, place.checkpoint, place.session = TreeState.CAPTURED, saved, "s1"
+    world.hub.pointers.clear()
+    second = await restored_journal(world, first, backup)
+    plan = await second.plan_start(visit())
+    assert plan.action in {"restore", "refuse"}
+    await world.until(lambda: world.phase(second) in {"suspended", "resuming"})
+    row = second._sessions.row(KEY)
+    assert (row.session, row.checkpoint) == ("s1", saved)
+    assert world.node.living(KEY) == []
+
+
+async def test_hub_and_journal_of_before_end_nothing_that_runs_since(world, tmp_path):
+    first = await world.controller()
+    await begun(world, first)
+    backup = Backup(world, tmp_path)
+    await suspend(world, first)
+    await resume(world, first, "newer")
+    second = await restored_journal(world, first, backup)
+    stop = Placement(key=KEY, incarnation="i1", session="s1")
+    assert (await second.plan_stop(stop)).action == "keep"
+    assert contents(world) == "newer"
+
+
+@pytest.mark.parametrize("state", ["running", "napping"])
+async def test_what_runs_is_joined_whatever_the_journal_says(world, tmp_path, state):
+    first = await running(world, "older")
+    await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    await resume(world, first, "newer")
+    (place,) = world.node.living(KEY)
+    place.state = TreeState(state)
+    second = await restored_journal(world, first, backup)
+    plan = await second.plan_start(Placement(key=KEY, incarnation="new"))
+    assert (plan.action, plan.incarnation) == ("adopt", place.incarnation)
+    assert second._sessions.row(KEY).phase is Phase.RUNNING
+    assert contents(world) == "newer"
