@@ -1,7 +1,7 @@
 """The journal's tables and migrations, in order.
 
-A released migration is never changed; a new one is added at the end and only ever adds
-to what is there, so that a frozen sample of each version
+A released migration is never changed; a new one is added at the end and keeps what is
+there and needed, so that a frozen sample of each version
 (``tests/controlplane/samples``) can be opened.
 """
 
@@ -323,9 +323,13 @@ def _stamps(connection: Connection) -> None:
     known = {column["name"] for column in inspect(connection).get_columns("deletions")}
     if "asked" not in known:
         return
-    _add_column(connection, deletions.c.term)
-    _add_column(connection, deletions.c.generation)
-    connection.execute(DDL("ALTER TABLE deletions DROP COLUMN asked"))
+    # Made anew: SQLite drops columns only from its version 3.35 on.
+    columns = [each for each in deletions.columns if each.name in known - {"id"}]
+    orders = [dict(each) for each in connection.execute(select(*columns)).mappings()]
+    deletions.drop(connection)
+    deletions.create(connection)
+    for order in orders:
+        connection.execute(deletions.insert().values(**order))
     for table in (sessions, checkpoints):
         mine = (table.c.user == deletions.c.user) & (
             table.c.server == deletions.c.server
