@@ -115,10 +115,12 @@ class State(NamedTuple):
     store: tuple[Saved, ...] = ()
     hub: HubState = HubState.RUNNING
     hub_inc: int = 1
+    joined: bool = False  #: the start under way has made no place of its own
     service: bool = True
     agent: bool = True
     term: int = 1  #: of the service; one with an earlier journal rises above it
-    backup: Row | None = None
+    #: copies of both databases, made at one moment: the journal, the Hub's
+    backup: tuple[Row, HubState, int] | None = None
     late: tuple[str, int, int, int] | None = None  #: an order on its way
     insisted: bool = False  #: a stop of ours that came late waits for another capture
     truth: int = 0  #: what the person has last seen
@@ -260,7 +262,12 @@ def _taken_note(
         case ActionKind.VANISHED:
             return state.to(SessionEvent.VANISHED, checkpoint=0, attempt=0)
         case ActionKind.LOST if saved:
-            return state.to(SessionEvent.LOST, checkpoint=saved.id, attempt=0)
+            return state.to(
+                SessionEvent.LOST,
+                checkpoint=saved.id,
+                attempt=0,
+                **_noted(state.row, saved),
+            )
         case ActionKind.FOUND_CAPTURED if saved:
             return state.to(
                 SessionEvent.FOUND_CAPTURED,
@@ -458,7 +465,10 @@ def hub(
             yield "the Hub stops the server", after
     elif state.hub is HubState.UNSETTLED:
         if mine is None or mine.state is TreeState.HOLDING:
-            yield "the Hub finds no server", state._replace(hub=HubState.STOPPED)
+            after = state._replace(hub=HubState.STOPPED)
+            if mine is None and state.service and state.agent:
+                after = _stop_plan(state, decide) or after
+            yield "the Hub finds no server", after
         elif mine.runs:
             yield "the Hub finds its server", state._replace(hub=HubState.RUNNING)
         elif patient:
@@ -483,10 +493,10 @@ def _spawn(state: State, mine: Tree | None) -> Iterator[Step]:
         yield "a place is made", state._replace(trees=(*state.trees, new))
     elif mine is None:
         yield "the start has failed", state._replace(hub=HubState.STOPPED)
-    elif mine.runs and row.inc == mine.inc:
+    elif mine.runs and (state.joined or row.inc == mine.inc):
         if mine.value < state.truth:
             raise Broken("law 9: an older state is shown as the session")
-        if row.phase not in SAVED:
+        if state.joined or row.phase not in SAVED:
             yield "the server answers", state._replace(hub=HubState.RUNNING)
     elif resuming and not row.placed:
         yield "the place is reported", state._replace(row=row._replace(placed=True))
@@ -495,7 +505,8 @@ def _spawn(state: State, mine: Tree | None) -> Iterator[Step]:
 def _late(state: State, mine: Tree | None) -> Iterator[Step]:
     """A start that takes too long: the Hub ends what it has placed."""
     stopped = state._replace(hub=HubState.STOPPED)
-    if mine is not None and mine.state in {TreeState.CAPTURING, TreeState.CAPTURED}:
+    frozen = {TreeState.CAPTURING, TreeState.CAPTURED}
+    if mine is not None and (state.joined or mine.state in frozen):
         yield "the start fails", stopped
     elif mine is not None:
         law = "law 9: killed after a start that took too long"
@@ -602,11 +613,14 @@ def _start_plan(state: State, decide: Decide) -> State | None:
             inc = int(action.tree.incarnation)
             same = row.phase in {*LIVE, Phase.RESUMING} and inc == row.inc
             after = state if same else _adopted(state, inc)
-            return after._replace(hub=HubState.SPAWNING, hub_inc=inc)
+            return after._replace(hub=HubState.SPAWNING, hub_inc=inc, joined=True)
         case ActionKind.RETURN if state.saved(row.checkpoint) is not None:
             started = state.to(SessionEvent.RESTORE, inc=state.next, placed=False)
             return started._replace(
-                hub=HubState.SPAWNING, hub_inc=state.next, next=state.next + 1
+                hub=HubState.SPAWNING,
+                hub_inc=state.next,
+                joined=False,
+                next=state.next + 1,
             )
     return state  # refused, with the reason
 
@@ -620,14 +634,18 @@ def faults(state: State) -> Iterator[Step]:
         yield "FAULT: the service is killed", less._replace(service=False)
     if state.agent:
         yield "FAULT: the agent is killed", less._replace(agent=False)
-    yield "FAULT: the Hub is killed", less._replace(hub=_restarted(state))
+    yield "FAULT: the Hub is killed", less._replace(hub=_restarted(state.hub))
     if state.row.order == "nap":
         yield "FAULT: a nap fails", less._replace(row=state.row._replace(order=""))
+    lost = Row(Phase.STOPPED)
+    if state.row != lost:
+        gone = less._replace(row=lost, term=state.term + 1)
+        yield "FAULT: the journal is lost", gone
     if state.backup is None:
-        yield "the journal is copied", state._replace(backup=state.row)
-    elif state.backup != state.row:
-        back = less._replace(row=state.backup, term=state.term + 1)
-        yield "FAULT: the journal is put back", back
+        copies = (state.row, state.hub, state.hub_inc)
+        yield "the databases are copied", state._replace(backup=copies)
+    else:
+        yield from _put_back(state, less, *state.backup)
     for tree in state.trees:
         if tree.state is TreeState.CAPTURING:
             yield "FAULT: a capture fails", less.but(tree.going_on())
@@ -640,13 +658,23 @@ def faults(state: State) -> Iterator[Step]:
             yield "FAULT: a restore fails", less.but(undone)
 
 
-def _restarted(state: State) -> HubState:
+def _put_back(
+    state: State, less: State, row: Row, hub: HubState, inc: int
+) -> Iterator[Step]:
+    """The journal, the Hub's database, or both, as they were when they were copied."""
+    journal = less._replace(row=row, term=state.term + 1)
+    if row != state.row:
+        yield "FAULT: the journal is put back", journal
+    if (hub, inc) != (state.hub, state.hub_inc):
+        for how, after in (("Hub's database is", less), ("databases are", journal)):
+            hubs = after._replace(hub=_restarted(hub), hub_inc=inc)
+            yield f"FAULT: the {how} put back", hubs
+
+
+def _restarted(hub: HubState) -> HubState:
     """What a Hub that was killed believes when it is back."""
-    if state.hub is HubState.SPAWNING:
-        return HubState.STOPPED
-    if state.hub is HubState.STOPPED:
-        return HubState.STOPPED
-    return HubState.UNSETTLED
+    down = hub in {HubState.SPAWNING, HubState.STOPPED}
+    return HubState.STOPPED if down else HubState.UNSETTLED
 
 
 # --- as the product sees it -----------------------------------------------------------

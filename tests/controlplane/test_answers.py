@@ -71,6 +71,9 @@ STOPPED = row("stopped", checkpoint="")
         (start(), row("resuming", incarnation="new"), {"trees": None}, A.RETURN),
         (start(), row("resuming"), {"trees": [tree("running")]}, A.JOIN),
         (start(), row("resuming"), {"trees": [tree("holding")]}, A.GIVE_UP),
+        (start(), row("resuming"), {"trees": [tree("capturing")]}, A.REFUSE),
+        (start(), row("resuming"), {"trees": [tree("captured")]}, A.RESTORED),
+        (start(), row("suspended"), {"trees": [tree("restoring", "i9")]}, A.REFUSE),
         (start(), row("resuming"), {"trees": []}, A.GIVE_UP),
         (start(), row("resuming"), {"trees": None}, A.UNANSWERED),
         # What is there.

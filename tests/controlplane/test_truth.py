@@ -1,4 +1,4 @@
-"""Stories of ``docs/explanation/truth.md``: of what is known, parts are lost or older."""
+"""Stories of ``docs/explanation/truth.md``: parts of what is known are lost or old."""
 
 from __future__ import annotations
 

@@ -193,6 +193,8 @@ def _ended(row: SessionRow, observed: Observed) -> Action:
     missed = _missed(row, observed)
     if missed is not None:
         return missed
+    if any(tree.state is TreeState.RESTORING for tree in observed.left()):
+        return WAIT  # it may be the session, or fail to be
     saved = observed.checkpoint(row.checkpoint)
     return (
         Action(ActionKind.LOST, None, saved) if saved else Action(ActionKind.VANISHED)
@@ -285,11 +287,12 @@ def _suspended(
         )
     if observed.hub is not HubState.STOPPED:
         return NOTHING
-    return (
-        _suspended_tree(row, observed, running)
-        or _missed(row, observed)
-        or (Action(ActionKind.SET_ASIDE) if observed.unknown() else NOTHING)
-    )
+    action = _suspended_tree(row, observed, running) or _missed(row, observed)
+    if action is not None:
+        return action
+    # What comes from a checkpoint may still fail to: it is judged when that is over.
+    settled = observed.unknown() and not observed.whole()
+    return Action(ActionKind.SET_ASIDE) if settled else NOTHING
 
 
 def _missed(row: SessionRow, observed: Observed) -> Action | None:

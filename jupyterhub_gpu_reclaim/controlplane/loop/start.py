@@ -11,12 +11,14 @@ SUSPENDING   any                                    refuse: in flight
 RELEASING    any                                    as if nobody asked
 RESUMING     of this very start                     return it
              of another, which runs                 join it
+             of another, being captured             refuse: in flight
+             of another, captured                   restored (→ RUNNING)
              of another, otherwise                  give that one up
 SUSPENDED    another one is to be brought back      take that
 any other    a tree runs                            join it
              being captured                         refuse: in flight
              captured, not known                    found captured, or thaw
-             restoring, not SUSPENDED               refuse: in flight
+             restoring                              refuse: in flight
              a newer checkpoint                     found saved
 RUNNING …    gone                                   lost, if what it came from is kept;
                                                     else vanished
@@ -83,8 +85,12 @@ def _overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if observed.trees is None:
         return UNANSWERED
     tree = observed.tree(row.incarnation)
-    runs = tree is not None and tree.runs
-    return Action(ActionKind.JOIN if runs else ActionKind.GIVE_UP, tree)
+    if tree is None or tree.state in {TreeState.HOLDING, TreeState.RESTORING}:
+        return Action(ActionKind.GIVE_UP, tree)
+    if tree.state is TreeState.CAPTURING:
+        return in_flight("capture")
+    # Captured: a journal that was put back; the session has returned since.
+    return Action(ActionKind.JOIN if tree.runs else ActionKind.RESTORED, tree)
 
 
 def _of_trees(row: SessionRow, observed: Observed) -> Action | None:
@@ -98,15 +104,15 @@ def _of_trees(row: SessionRow, observed: Observed) -> Action | None:
         if observed.saved is None:
             continue
         saved = observed.checkpoint(tree.checkpoint)
+        if tree.state is TreeState.RESTORING and saved is not None:
+            # The journal is older: it runs soon, or its checkpoint comes back.
+            return in_flight("restore")
         if row.phase is Phase.SUSPENDED and not observed.missed(tree.checkpoint):
             continue  # it is released, or ended, by and by
         if tree.state is TreeState.CAPTURED and saved is not None:
             return Action(ActionKind.FOUND_CAPTURED, tree, saved)
         if tree.state is TreeState.CAPTURED:
             return Action(ActionKind.THAW, tree)
-        if tree.state is TreeState.RESTORING and saved is not None:
-            # The journal is older: it runs soon, or its checkpoint comes back.
-            return in_flight("restore")
     return None
 
 
