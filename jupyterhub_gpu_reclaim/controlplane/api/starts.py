@@ -50,6 +50,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Keeping,
     SessionRow,
 )
+from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -108,20 +109,19 @@ class StartPlanner:
             self._sessions.take_up_deletions()
             if self._sessions.deletions is not None:
                 self._sessions.deletions.spare(key, placement.incarnation)
-            owners, owned = self._sessions.owners, False
-            if owners is not None:
-                owned = owners.owns(placement)  # the check may give it a former one's
-                owners.check(placement)
+            # The check may give it a former one's.
+            owned = self._sessions.row(key).account == placement.owner != ""
+            owners.check(self._sessions, placement, self._settings)
             await self._renames.check(placement)
             await self.call_off(key)
             for _ in range(_ATTEMPTS):
                 plan = await self._plan(self._sessions.row(key), placement)
-                if owners is not None and plan is None:
-                    owners.check(placement)
-                if plan is not None:
-                    if owners is not None and plan.action != "refuse":
+                if plan is None:
+                    owners.check(self._sessions, placement, self._settings)
+                else:
+                    if plan.action != "refuse":
                         plan = msgspec.structs.replace(plan, owned=owned)
-                        owners.note(placement)
+                        owners.note(self._sessions, placement, self._settings)
                     _log.info("%s: start %s", key, plan.action)
                     return self._with_order(key, plan)
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
@@ -251,7 +251,6 @@ class StartPlanner:
             key,
             SessionEvent.RESTORE,
             session=row.session or placement.session,
-            account=placement.owner or row.account,
             incarnation=placement.incarnation,
             placed=False,
             intent=Intent.NONE,
@@ -423,8 +422,7 @@ class StartPlanner:
     ) -> StartPlan | None:
         if await self._ends(tree):
             return None
-        owners = self._sessions.owners
-        if owners is not None and not renewal_ordered(self._sessions, row.key):
+        if not renewal_ordered(self._sessions, row.key):
             owners.refuse_anothers(tree, placement)
         if row.phase not in LIVE or tree.incarnation != row.incarnation:
             adoption.running(self._sessions, row, tree, self._settings)
@@ -546,6 +544,7 @@ class StartPlanner:
         else:
             sessions.tab_keys.begun(key, placement.tab_key)
             self._started(row, placement)
+            owners.note(sessions, placement, self._settings)
         self._look(key)
 
     def _started(self, row: SessionRow, placement: Placement) -> None:
@@ -561,7 +560,6 @@ class StartPlanner:
             SessionEvent.STARTED if stopped else SessionEvent.FOUND_RUNNING,
             checkpoints=kept,
             session=placement.session,
-            account=placement.owner,
             incarnation=placement.incarnation,
             checkpoint="",
             dismissed=row.checkpoint or row.dismissed,

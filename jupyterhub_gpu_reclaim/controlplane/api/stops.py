@@ -372,14 +372,13 @@ class StopPlanner:
     def _keep_for_a_while(self, key: SessionKey, program: str) -> None:
         """A program has deleted the user: what is suspended is a former account's."""
         row, seconds = self._sessions.row(key), self._settings.set_aside
-        if row.phase is Phase.SUSPENDED:
-            self._sessions.journal.keep(
-                expiry.kept(self._sessions, row.checkpoint, Keeping.CURRENT, seconds)
-            )
-            if self._sessions.owners is not None:
-                self._sessions.owners.left(key)
+        left = row.phase is Phase.SUSPENDED
+        of = row.checkpoint if left else ""
+        kept = expiry.kept(self._sessions, of, Keeping.CURRENT, seconds)
         line = self._sessions.audit_line(key, program, "user deleted")
-        self._sessions.update(key, line)
+        # Whoever has the name next wants it.
+        claimed = left or row.claimed
+        self._sessions.update(key, line, checkpoints=kept, claimed=claimed)
         self._look(key)
 
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    false,
     inspect,
 )
 from sqlalchemy.schema import CreateColumn
@@ -84,6 +85,7 @@ sessions = Table(
     Column("own_idle_time", Float),
     Column("session", Text, nullable=False, server_default=""),
     Column("account", Text, nullable=False, server_default=""),
+    Column("claimed", Boolean, nullable=False, server_default=false()),
 )
 
 checkpoints = Table(
@@ -164,17 +166,6 @@ lease = Table(
     Column("beat", Integer, nullable=False),
     Column("seconds", Float, nullable=False),  # of stillness until it has lapsed
     Column("place", Text, nullable=False),  # JSON of lease.LeaseHolder
-)
-
-#: Which account of the Hub has started a server last, and since when.
-owners = Table(
-    "owners",
-    metadata,
-    Column("user", Text, primary_key=True),
-    Column("server", Text, primary_key=True),
-    Column("owner", Text, nullable=False),
-    Column("since", Float, nullable=False),
-    Column("claimed", Text, nullable=False),  # another account of that name
 )
 
 #: Deleted servers, until nothing of them is left anywhere.
@@ -259,8 +250,11 @@ def _courtesy(connection: Connection) -> None:
 
 
 def _deletion(connection: Connection) -> None:
-    """Version 5: one service at a time, accounts behind names, orders to delete."""
-    for table in (lease, owners, deletions):
+    """Version 5: one service at a time, orders to delete.
+
+    Accounts behind names had a table of their own, too, until version 13.
+    """
+    for table in (lease, deletions):
         table.create(connection, checkfirst=True)
     if not connection.execute(lease.select()).first():
         nobody = {"holder": "", "term": 0, "beat": 0, "seconds": 0.0, "place": ""}
@@ -308,6 +302,24 @@ def _session_ids(connection: Connection) -> None:
     _add_column(connection, sessions.c.account)
 
 
+def _accounts(connection: Connection) -> None:
+    """Version 13: the account is in the session's row alone.
+
+    A name without a row had nothing that anybody could inherit.
+    """
+    _add_column(connection, sessions.c.claimed)
+    if not inspect(connection).has_table("owners"):
+        return
+    owners = Table("owners", MetaData(), autoload_with=connection)
+    for known in connection.execute(owners.select()).mappings().all():
+        mine = of_session(sessions, SessionKey(known["user"], known["server"]))
+        row = sessions.update().where(mine)
+        connection.execute(row.values(claimed=known["claimed"] != ""))
+        nobodys = row.where(sessions.c.account == "")
+        connection.execute(nobodys.values(account=known["owner"]))
+    owners.drop(connection)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -321,6 +333,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _nap_memory,
     _store,
     _session_ids,
+    _accounts,
 )
 
 
