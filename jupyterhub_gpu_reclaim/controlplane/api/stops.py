@@ -372,12 +372,11 @@ class StopPlanner:
     def _keep_for_a_while(self, key: SessionKey, program: str) -> None:
         """A program has deleted the user: what is suspended is a former account's."""
         row, seconds = self._sessions.row(key), self._settings.set_aside
-        left = row.phase is Phase.SUSPENDED
-        of = row.checkpoint if left else ""
-        kept = expiry.kept(self._sessions, of, Keeping.CURRENT, seconds)
+        kept, claimed = [], row.claimed
+        if row.phase is Phase.SUSPENDED:  # whoever has the name next wants it
+            kept = expiry.kept(self._sessions, row.checkpoint, Keeping.CURRENT, seconds)
+            claimed = True
         line = self._sessions.audit_line(key, program, "user deleted")
-        # Whoever has the name next wants it.
-        claimed = left or row.claimed
         self._sessions.update(key, line, checkpoints=kept, claimed=claimed)
         self._look(key)
 

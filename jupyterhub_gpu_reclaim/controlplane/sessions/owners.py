@@ -24,18 +24,14 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Keeping
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import (
-        CheckpointInfo,
-        Placement,
-        SessionKey,
-        Tree,
-    )
+    from collections.abc import Iterable
+
+    from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -51,9 +47,8 @@ _ANOTHER = (
 
 
 def account_of(sessions: Sessions, row: SessionRow) -> str:
-    """The account it belongs to, by its row or manifest; empty: nobody knows."""
-    info = _info(sessions, row.checkpoint)
-    return row.account or (info.account if info else "")
+    """The account that it belongs to, by its row or manifest; empty: nobody knows."""
+    return row.account or _saved_by(sessions, row.checkpoint)
 
 
 def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
@@ -64,26 +59,26 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
             ``not_adopted``: the former account's session runs.
         StoreError: the journal does not answer.
     """
-    key, owner, own = placement.key, placement.owner, placement.checkpoint
+    key, owner, pointer = placement.key, placement.owner, placement.checkpoint
     if not owner:
         return  # a spawner that does not report it
-    row, info = sessions.row(key), _info(sessions, own)
-    # The Hub remembers it of that account: the journal is older than that.
-    its = info is None or info.account in {"", owner}
-    its_own = row.phase is Phase.SUSPENDED and own == row.checkpoint and its
+    row = sessions.row(key)
+    # The Hub remembers it of that account: the journal may be older than that.
+    its = _saved_by(sessions, pointer) in {"", owner}
     if not _is_anothers(sessions, row, placement):
         if row.claimed:
             sessions.update(key, claimed=False)
-    elif its_own or row.phase is Phase.STOPPED:
-        hand_over(sessions, key, settings, own)
+    elif row.phase is Phase.STOPPED or (
+        row.phase is Phase.SUSPENDED and row.checkpoint == pointer and its
+    ):
+        hand_over(sessions, key, settings, spared=[pointer] if pointer else [])
     else:
         sessions.update(key, claimed=True)
         spare(sessions, key)
         raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
-    known = sessions.journal.checkpoint(own)
+    known = sessions.journal.checkpoint(pointer)
     if known and known.key == key and known.keeping is Keeping.FORMER and its:
-        # Set aside without limit: the start brings it back.
-        sessions.journal.keep(expiry.kept(sessions, own, Keeping.ASIDE))
+        _keep(sessions, [known], Keeping.ASIDE)  # the start brings it back
 
 
 def refuse_anothers(tree: Tree, placement: Placement) -> None:
@@ -111,56 +106,44 @@ def spare(sessions: Sessions, key: SessionKey) -> None:
 
 
 def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
-    """The server belongs to the account that starts it from now on.
+    """The server belongs to the account that starts it; others' checkpoints do not.
 
     Raises:
         StoreError: it could not be written.
     """
-    key, owner = placement.key, placement.owner
-    row = sessions.row(key)
-    if not owner or row.account == owner:
+    key, owner, row = placement.key, placement.owner, sessions.row(placement.key)
+    if row.account == owner or not owner:
         return
     if row.account != _WHOEVER_COMES:
-        known = {"", owner}
-        rows = sessions.journal.checkpoints(key)
-        former = [row for row in rows if row.info and row.info.account not in known]
+        rows, theirs = sessions.journal.checkpoints(key), {"", owner}
+        former = [each for each in rows if _saved_by(sessions, each.id) not in theirs]
         _hide(sessions, former, settings)
     if sessions.journal.session(key):  # else it has a row when it runs
         sessions.update(key, account=owner, claimed=False)
 
 
 def trust(sessions: Sessions, key: SessionKey) -> None:
-    """A manager's word: what is there belongs to whoever has the name.
-
-    That settles whose it is where another account asks, or where nobody knows.
+    """A manager's word: it is of whoever has the name, if that is asked or not known.
 
     Raises:
         StoreError: it could not be written.
     """
     row = sessions.row(key)
-    if row.account and not row.claimed:
-        return
-    # A program may have deleted the former one's user.
-    kept = [
-        msgspec.structs.replace(each, expires=None)
-        for each in sessions.journal.checkpoints(key)
-        if each.keeping is Keeping.CURRENT
-    ]
-    sessions.update(key, checkpoints=kept, account=_WHOEVER_COMES, claimed=False)
+    if row.claimed or not row.account:
+        rows = sessions.journal.checkpoints(key)
+        current = [each for each in rows if each.keeping is Keeping.CURRENT]
+        # A program may have deleted the former one's user.
+        _keep(sessions, current, Keeping.CURRENT)
+        sessions.update(key, account=_WHOEVER_COMES, claimed=False)
 
 
 def hand_over(
-    sessions: Sessions, key: SessionKey, settings: Settings, own: str = ""
+    sessions: Sessions, key: SessionKey, settings: Settings, spared: Iterable[str] = ()
 ) -> None:
     """Give the name to whoever comes, with nothing of the former account's.
 
-    Its checkpoints are kept for a while, hidden, and what still runs is ended.
-
-    Args:
-        sessions: the rows.
-        key: the server.
-        settings: for how long its checkpoints are kept.
-        own: a checkpoint that is not the former account's; the journal may not know it.
+    Its checkpoints are kept for a while, hidden, and what still runs is ended. Spared
+    are those that are not its own; the journal may not know them.
 
     Raises:
         StoreError: it could not be written; it has to be repeated.
@@ -169,28 +152,33 @@ def hand_over(
     keeps = schema.keeps
     sessions.journal.write(keeps.delete().where(schema.of_session(keeps, key)))
     if sessions.deletions is not None and sessions.journal.session(key):
-        spared = [own] if own else []
         sessions.deletions.order(key, "new account", _NEW, spared=spared)
 
 
 def _is_anothers(sessions: Sessions, row: SessionRow, placement: Placement) -> bool:
-    account = account_of(sessions, row)
-    if account:
+    if account := account_of(sessions, row):
         return account not in {placement.owner, _WHOEVER_COMES}
-    saved = row.phase not in LIVE and _info(sessions, row.checkpoint) is not None
-    return saved and row.checkpoint != placement.checkpoint
+    saved = row.phase not in LIVE and sessions.journal.checkpoint(row.checkpoint)
+    return bool(saved) and row.checkpoint != placement.checkpoint
 
 
-def _info(sessions: Sessions, checkpoint: str) -> CheckpointInfo | None:
+def _saved_by(sessions: Sessions, checkpoint: str) -> str:
     row = sessions.journal.checkpoint(checkpoint)
-    return None if row is None else row.info
+    return row.info.account if row and row.info else ""
 
 
 def _hide(sessions: Sessions, rows: list[CheckpointRow], settings: Settings) -> None:
-    """Keep them for a while, unseen."""
-    sessions.journal.keep(
-        each
-        for row in rows
-        if row.keeping not in HIDDEN
-        for each in expiry.kept(sessions, row.id, Keeping.FORMER, settings.set_aside)
-    )
+    seen = [row for row in rows if row.keeping not in HIDDEN]
+    _keep(sessions, seen, Keeping.FORMER, settings.set_aside)
+
+
+def _keep(
+    sessions: Sessions,
+    rows: list[CheckpointRow],
+    keeping: Keeping,
+    seconds: float | None = None,
+) -> None:
+    now = sessions.clock.now()
+    expires = None if seconds is None else now + seconds
+    kept = {"keeping": keeping, "changed": now, "expires": expires}
+    sessions.journal.keep(msgspec.structs.replace(row, **kept) for row in rows)
