@@ -175,6 +175,15 @@ async def test_new_account_is_not_asked_about_what_the_old_one_did_not_leave_sus
     assert len(world.node.saved) == kept
 
 
+async def test_new_account_that_started_without_us_is_not_shown_the_old_session(world):
+    controller = await _left_by_the_old_one(world, told="")
+    world.node.run(KEY, "of the new one", "i2").account = NEW
+    await controller.placed(_placement("i2", NEW))
+    assert controller.users.session(KEY).saved == []
+    assert controller._sessions.row(KEY).account == NEW
+    assert len(world.node.saved) == 1
+
+
 async def test_other_server_of_a_new_account_starts_and_is_its_own(world):
     controller = await _left_by_the_old_one(world)
     other = SessionKey(KEY.user, "other")

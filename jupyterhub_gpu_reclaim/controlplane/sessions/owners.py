@@ -115,7 +115,8 @@ def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
     if row.account == owner or not owner:
         return
     if row.account != _WHOEVER_COMES:
-        rows, theirs = sessions.journal.checkpoints(key), {"", owner}
+        rows = sessions.journal.checkpoints(key)
+        theirs = {owner} if row.account else {"", owner}
         former = [each for each in rows if _saved_by(sessions, each.id) not in theirs]
         _hide(sessions, former, settings)
     if sessions.journal.session(key):  # else it has a row when it runs
