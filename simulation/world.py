@@ -76,6 +76,14 @@ WANTED = 6 * GIB  #: that a session with a GPU holds of it
 LOCKED = 30.0
 #: What each version of the journal has added, the newest first, taken away again.
 AGED = (
+    (
+        14,
+        """
+        CREATE TABLE owners AS SELECT user, server, account AS owner, 0.0 AS since,
+          CASE WHEN claimed THEN '*' ELSE '' END AS claimed FROM sessions;
+        ALTER TABLE sessions DROP COLUMN claimed;
+        """,
+    ),
     (13, "ALTER TABLE deletions ADD COLUMN asked FLOAT NOT NULL DEFAULT 0"),
     (12, "ALTER TABLE sessions DROP COLUMN account"),
     (11, "DROP TABLE store"),
@@ -595,7 +603,7 @@ class World:
         """
         with closing(sqlite3.connect(self.journal)) as database:
             for version, change in AGED[:releases]:
-                database.execute(change)
+                database.executescript(change)
                 database.execute(
                     "DELETE FROM schema_version WHERE version >= ?", (version,)
                 )

@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.model import phases
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
+from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
@@ -168,8 +168,8 @@ FORGOTTEN_DELETIONS: tuple[Patch, ...] = (
     (Deletions, "living", _as_it_is),
     (Deletions, "carry_out", _once),
     (ReclaimMixin, "_order_deletion", nothing),
-    (Owners, "check", nothing),
-    (Owners, "note", nothing),  # which knows the new account by its number
+    (owners, "check", nothing),
+    (owners, "note", nothing),  # which knows the new account by its number
 )
 
 

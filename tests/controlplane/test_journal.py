@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import (
@@ -155,7 +156,7 @@ def test_journal_of_older_release_is_read(version, tmp_path):
         {"gpus": 2},
         {"gpu_name": "NVIDIA A100", "waiting_since": 7.5},
         {},
-        {},
+        {"account": "7.20260101T000000000000"},
         {"bring_back": "ckpt-0", "dismissed": "ckpt-9"},
         {},
         {},
@@ -179,8 +180,6 @@ def test_journal_of_older_release_is_read(version, tmp_path):
     assert audit_log.mark(journal, "trail:notices") == (1.0 if version >= 4 else None)
     (lease,) = journal.read(schema.lease.select())
     assert lease["term"] == 3 * (version >= 5)
-    owners = journal.read(schema.owners.select())
-    assert [one["since"] for one in owners] == [1.0] * (version >= 5)
     orders = journal.read(schema.deletions.select())
     assert [one["spared"] for one in orders] == ['["i8"]'] * (version >= 5)
     # the highest that is known under that name; a mark says 6, for all of them
@@ -192,6 +191,23 @@ def test_journal_of_older_release_is_read(version, tmp_path):
     assert [one["bytes"] for one in naps] == [8e9] * (version >= 10)
     meant = MeantStore("5" * 32, 1, begun=True) if version >= 11 else None
     assert store_word.meant(journal) == meant
+    journal.close()
+
+
+def test_accounts_that_had_a_table_of_their_own_are_in_the_sessions_rows(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
+        database.executescript((SAMPLES / "journal-v12-owners.sql").read_text())
+    journal = Journal(f"sqlite:///{tmp_path}/old.sqlite")
+    rows = {row.key.user: (row.account, row.claimed) for row in journal.sessions()}
+    assert rows == {
+        "ada": ("7.20260101T000000000000", False),
+        "bob": ("*", False),
+        "carl": ("7.20260101T000000000000", True),  # its user was deleted
+        "dora": ("8.20260202T000000000000", True),  # another one had tried
+        "eve": ("", False),
+    }
+    found = journal.read(text("SELECT name FROM sqlite_master WHERE name = 'owners'"))
+    assert not found
     journal.close()
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from datetime import UTC, datetime, timedelta
-
 import msgspec
 import pytest
 
@@ -17,24 +14,34 @@ from tests.controlplane.conftest import DELETED, KEY
 from tests.controlplane.test_old_journal import Backup
 
 OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"
-#: Made before and after anything is saved; the double's checkpoints are of 1970.
-EPOCH = "7.19700101T000000000000"
-LATER = f"9.{datetime.now(UTC) + timedelta(days=1):%Y%m%dT%H%M%S%f}"
+LEFT = Deletion(user=KEY.user, server=KEY.server, kept_from="service lms")
 
 
 def _placement(incarnation: str, owner: str, key: SessionKey = KEY) -> Placement:
     return Placement(key=key, incarnation=incarnation, owner=owner)
 
 
-async def _left_by_the_old_one(world, told: str = ""):
+async def _starts(world, controller, incarnation: str, owner: str) -> None:
+    """A start of that account, which is cold; it runs."""
+    plan = await controller.plan_start(_placement(incarnation, owner))
+    assert plan.action == "cold"
+    world.node.run(KEY, "work", incarnation).account = owner
+    await controller.placed(_placement(incarnation, owner))
+    world.hub.run(KEY, incarnation)
+    await world.until(lambda: world.phase(controller) == "running")
+
+
+async def _refused(controller, incarnation: str, owner: str) -> None:
+    plan = await controller.plan_start(_placement(incarnation, owner))
+    assert (plan.action, plan.failure.code) == ("refuse", "former_account")
+    assert plan.identity is None
+
+
+async def _left_by_the_old_one(world, told: str = OLD):
     """A suspended session of the old account, which its manifest may name."""
     controller = await world.controller()
-    plan = await controller.plan_start(_placement("i1", OLD))
-    assert plan.action == "cold"
-    world.node.run(KEY, "of the old one", "i1").account = told
-    await controller.placed(_placement("i1", OLD))
-    world.hub.run(KEY, "i1")
-    await world.until(lambda: world.phase(controller) == "running")
+    await _starts(world, controller, "i1", OLD)
+    world.node.places["i1"].account = told
     await controller.users.opt_out(KEY, True, "root")
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
@@ -42,16 +49,8 @@ async def _left_by_the_old_one(world, told: str = ""):
     return controller
 
 
-async def test_same_account_gets_its_session_back_under_its_name(world):
-    controller = await _left_by_the_old_one(world)
-    plan = await controller.plan_start(_placement("i2", OLD))
-    assert plan.action == "restore"
-
-
 @pytest.mark.parametrize("found_first", [True, False])
-async def test_journal_lost_what_was_saved_before_the_account_was_made_is_not_its(
-    world, found_first
-):
+async def test_journal_lost_the_manifest_says_whose_it_is(world, found_first):
     """The account was deleted while the store was away, and the order is lost, too."""
     first = await _left_by_the_old_one(world)
     if not found_first:
@@ -61,51 +60,41 @@ async def test_journal_lost_what_was_saved_before_the_account_was_made_is_not_it
     if found_first:
         await world.until(lambda: world.phase(second) == "suspended")
     for _ in range(2):
-        plan = await second.plan_start(_placement("i2", LATER))
-        assert (plan.action, plan.failure.code) == ("refuse", "former_account")
+        await _refused(second, "i2", NEW)
     with pytest.raises(Refused, match="another account"):
         await second.users.resume(KEY, "ada")
-    assert (await second.users.start_fresh(KEY, "ada")).saved == []
-    assert (await second.plan_start(_placement("i3", LATER))).action == "cold"
-
-
-@pytest.mark.parametrize("tried_before", [True, False])
-async def test_managers_word_is_enough_for_what_is_older_than_the_account(
-    world, tried_before
-):
-    """It was imported from another Hub, or the Hub has lost its database as well."""
-    second = await world.journal_lost(await _left_by_the_old_one(world))
-    await world.until(lambda: world.phase(second) == "suspended")
-    if tried_before:
-        plan = await second.plan_start(_placement("i2", LATER))
-        assert plan.failure.code == "former_account"
-    await second.users.renew_login(KEY, "root")
-    await second.users.resume(KEY, "root", manages=True)
-    assert (await second.plan_start(_placement("i3", LATER))).action == "restore"
-    known = second._sessions.owners._known(KEY)
-    assert (known["owner"], known["claimed"]) == (LATER, "")
-
-
-async def test_journal_lost_an_account_as_old_as_what_is_saved_is_not_kept_out(world):
-    """A younger one of that name had tried before the Hub's database was put back."""
-    second = await world.journal_lost(await _left_by_the_old_one(world))
-    await world.until(lambda: world.phase(second) == "suspended")
-    plan = await second.plan_start(_placement("i2", LATER))
-    assert plan.failure.code == "former_account"
-    plan = await second.plan_start(_placement("i3", EPOCH))
+    if found_first:
+        assert (await second.users.start_fresh(KEY, "ada")).saved == []
+        assert (await second.plan_start(_placement("i3", NEW))).action == "cold"
+        return
+    plan = await second.plan_start(_placement("i3", OLD))
     assert plan.failure.code == "saved_found"  # which its user may answer
     await second.users.resume(KEY, "ada")
-    assert (await second.plan_start(_placement("i4", EPOCH))).action == "restore"
+    assert (await second.plan_start(_placement("i4", OLD))).action == "restore"
 
 
-async def test_journal_lost_a_manifest_says_whose_it_is_whatever_the_times_are(world):
-    """A clock of the agent's that was wrong for a day told another account."""
-    second = await world.journal_lost(await _left_by_the_old_one(world, told=LATER))
+@pytest.mark.parametrize("word", ["the Hub's", "a manager's"])
+async def test_journal_lost_what_an_older_agent_saved_needs_the_hubs_word(world, word):
+    """Or a manager's: it was imported, or the Hub has lost its database as well."""
+    second = await world.journal_lost(await _left_by_the_old_one(world, told=""))
     await world.until(lambda: world.phase(second) == "suspended")
-    plan = await second.plan_start(_placement("i2", EPOCH))
-    assert plan.failure.code == "former_account"
-    plan = await second.plan_start(_placement("i3", LATER))
-    assert plan.failure.code == "saved_found"  # which its user may answer
+    saved = second.users.session(KEY).checkpoint
+    back = msgspec.structs.replace(_placement("i3", OLD), checkpoint=saved)
+    if word == "a manager's":
+        await _refused(second, "i2", NEW)
+        await second.users.renew_login(KEY, "root")
+        await second.users.resume(KEY, "root", manages=True)
+        back = _placement("i3", NEW)
+    assert (await second.plan_start(back)).action == "restore"
+    row = second._sessions.row(KEY)
+    assert (row.account, row.claimed) == (back.owner, False)
+
+
+async def test_journal_lost_a_managers_word_comes_before_anybody_has_tried(world):
+    second = await world.journal_lost(await _left_by_the_old_one(world))
+    await world.until(lambda: world.phase(second) == "suspended")
+    await second.users.resume(KEY, "root", manages=True)
+    assert (await second.plan_start(_placement("i2", NEW))).action == "restore"
 
 
 async def test_journal_lost_what_is_to_be_deleted_is_not_kept_for_a_former_account(
@@ -121,35 +110,23 @@ async def test_journal_lost_what_is_to_be_deleted_is_not_kept_for_a_former_accou
 
     world.node.discard = away
     await second.forget(DELETED)
-    assert (await second.plan_start(_placement("i2", LATER))).action == "cold"
+    assert (await second.plan_start(_placement("i2", NEW))).action == "cold"
     world.node.discard = discard
     await world.until(lambda: not world.node.saved)
 
 
-async def test_journal_lost_the_account_that_saved_it_gets_it_back(world):
-    second = await world.journal_lost(await _left_by_the_old_one(world))
-    await world.until(lambda: world.phase(second) == "suspended")
-    await second.users.resume(KEY, "ada")
-    assert (await second.plan_start(_placement("i2", EPOCH))).action == "restore"
-
-
-async def test_new_account_of_that_name_is_neither_given_nor_shown_the_old_session(
-    world,
-):
+async def test_new_account_of_that_name_inherits_nothing(world):
+    """Its generations go on from the former one's: else a lost journal mixes them."""
+    world.change(keep_per_day=3600.0)
     controller = await _left_by_the_old_one(world)
+    await controller.users.keep(KEY, 3600, "ada")
+    (old,) = world.node.saved
     for _ in range(2):  # trying again is no choice
-        plan = await controller.plan_start(_placement("i2", NEW))
-        assert (plan.action, plan.failure.code) == ("refuse", "former_account")
-        assert plan.identity is None
+        await _refused(controller, "i2", NEW)
     with pytest.raises(Refused, match="another account"):
         await controller.users.resume(KEY, "ada")
     assert (await controller.users.start_fresh(KEY, "ada")).saved == []
-    plan = await controller.plan_start(_placement("i3", NEW))
-    assert plan.action == "cold"
-    world.node.run(KEY, "of the new one", "i3")
-    await controller.placed(_placement("i3", NEW))
-    world.hub.run(KEY, "i3")
-    await world.until(lambda: world.phase(controller) == "running")
+    await _starts(world, controller, "i3", NEW)
     view = controller.users.session(KEY)
     assert (view.saved, view.last_suspend, view.generation) == ([], None, 0)
     assert view.facts.opted_out_by == ""
@@ -158,29 +135,52 @@ async def test_new_account_of_that_name_is_neither_given_nor_shown_the_old_sessi
     (former,) = controller._sessions.journal.checkpoints(KEY)
     assert former.keeping is Keeping.FORMER
     assert former.expires > former.changed
-    await asyncio.sleep(0.2)
-    assert len(world.node.saved) == 1
-    assert [place.contents for place in world.node.living(KEY)] == ["of the new one"]
+    await controller.users.keep(KEY, 3600, "ada")
+    await controller.users.keep(KEY, 0, "ada")
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    new = controller.users.session(KEY).checkpoint
+    saved = [info for info, _ in world.node.saved.values()]
+    assert {info.id: info.generation for info in saved} == {old: 1, new: 2}
+    second = await world.journal_lost(controller)
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert second.users.session(KEY).checkpoint == new
+    await second.users.resume(KEY, "ada")
+    assert (await second.plan_start(_placement("i4", NEW))).action == "restore"
+    assert second._sessions.journal.checkpoint(old).keeping is Keeping.FORMER
 
 
-async def test_administrator_gives_a_lost_account_its_sessions_back(world):
-    """The Hub has lost its database; it is the same person with a new account."""
+async def test_account_that_is_back_with_the_hubs_database_has_its_session_back(world):
+    """A younger one of that name had chosen to start fresh meanwhile."""
     controller = await _left_by_the_old_one(world)
-    plan = await controller.plan_start(_placement("i2", NEW))
-    assert plan.failure.code == "former_account"
-    await controller.users.resume(KEY, "root", manages=True)
-    plan = await controller.plan_start(_placement("i3", NEW))
-    assert plan.action == "restore"
-    plan = await controller.plan_start(_placement("i4", OLD))
-    assert plan.failure.code == "former_account"
-
-
-async def test_new_account_is_not_given_what_the_old_one_had_put_aside(world):
-    controller = await _left_by_the_old_one(world)
+    (saved,) = world.node.saved
+    await _refused(controller, "i2", NEW)
     await controller.users.start_fresh(KEY, "ada")
-    plan = await controller.plan_start(_placement("i3", NEW))
-    assert plan.action == "cold"
+    back = msgspec.structs.replace(_placement("i3", OLD), checkpoint=saved)
+    plan = await controller.plan_start(back)
+    assert (plan.action, plan.checkpoint) == ("restore", saved)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_new_account_is_not_asked_about_what_the_old_one_did_not_leave_suspended(
+    world, kept
+):
+    controller = await _left_by_the_old_one(world)
+    if kept:
+        await controller.users.start_fresh(KEY, "ada")
+    else:
+        await controller.users.delete(KEY, "ada", everything=True)
+    assert (await controller.plan_start(_placement("i3", NEW))).action == "cold"
     assert controller.users.sessions() == []
+    assert len(world.node.saved) == kept
+
+
+async def test_new_account_that_started_without_us_is_not_shown_the_old_session(world):
+    controller = await _left_by_the_old_one(world, told="")
+    world.node.run(KEY, "of the new one", "i2").account = NEW
+    await controller.placed(_placement("i2", NEW))
+    assert controller.users.session(KEY).saved == []
+    assert controller._sessions.row(KEY).account == NEW
     assert len(world.node.saved) == 1
 
 
@@ -197,71 +197,21 @@ async def test_other_server_of_a_new_account_starts_and_is_its_own(world):
         world.node.end(incarnation)
         world.hub.states[other] = "stopped"
         await world.until(lambda: world.phase(controller, other) == "stopped")
-    plan = await controller.plan_start(_placement("i4", NEW))
-    assert plan.failure.code == "former_account"
-
-
-async def test_new_account_of_a_name_with_nothing_saved_just_starts(world):
-    controller = await _left_by_the_old_one(world)
-    await controller.users.delete(KEY, "ada", everything=True)
-    plan = await controller.plan_start(_placement("i2", NEW))
-    assert plan.action == "cold"
-    with pytest.raises(NotFound):
-        controller.users.session(KEY)
+    await _refused(controller, "i4", NEW)
 
 
 async def test_new_account_is_not_given_a_tree_that_still_stands_captured(world):
     controller = await world.controller()
-    await controller.plan_start(_placement("i1", OLD))
-    world.node.run(KEY, "of the old one", "i1")
-    await controller.placed(_placement("i1", OLD))
-    world.hub.run(KEY, "i1")
-    await world.until(lambda: world.phase(controller) == "running")
+    await _starts(world, controller, "i1", OLD)
     world.hub.refuses_stop = True
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "releasing")
-    plan = await controller.plan_start(_placement("i2", NEW))
-    assert plan.failure.code == "former_account"
+    await _refused(controller, "i2", NEW)
     await controller.users.start_fresh(KEY, "ada")
     await world.until(lambda: "i1" not in world.node.places)
     plan = await controller.plan_start(_placement("i3", NEW))
     assert plan.action == "cold"
     assert len(world.node.saved) == 1  # kept, for whom an administrator finds
-
-
-async def test_new_accounts_generations_go_on_from_those_of_the_former_one(world):
-    """Without the journal, nothing else tells which of the two is newer."""
-    controller = await _left_by_the_old_one(world)
-    (old,) = world.node.saved
-    await controller.plan_start(_placement("i2", NEW))
-    await controller.users.start_fresh(KEY, "ada")
-    assert (await controller.plan_start(_placement("i3", NEW))).action == "cold"
-    world.node.run(KEY, "of the new one", "i3")
-    await controller.placed(_placement("i3", NEW))
-    world.hub.run(KEY, "i3")
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    new = controller.users.session(KEY).checkpoint
-    saved = [info for info, _ in world.node.saved.values()]
-    assert {info.id: info.generation for info in saved} == {old: 1, new: 2}
-    second = await world.journal_lost(controller)
-    await world.until(lambda: world.phase(second) == "suspended")
-    assert second.users.session(KEY).checkpoint == new
-
-
-async def test_budget_of_keep_is_not_inherited(world):
-    world.change(keep_per_day=3600.0)
-    controller = await _left_by_the_old_one(world)
-    await controller.users.keep(KEY, 3600, "ada")
-    await controller.plan_start(_placement("i2", NEW))
-    await controller.users.start_fresh(KEY, "ada")
-    await controller.plan_start(_placement("i3", NEW))
-    world.node.run(KEY, "of the new one", "i3")
-    await controller.placed(_placement("i3", NEW))
-    world.hub.run(KEY, "i3")
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.keep(KEY, 3600, "ada")
 
 
 @pytest.mark.parametrize("found_first", [True, False])
@@ -274,11 +224,7 @@ async def test_journal_of_before_the_account_does_not_keep_from_it_what_is_its_o
     await world.until(lambda: not world.node.saved)
     backup = Backup(world, tmp_path)
     await first.forget(DELETED)
-    assert (await first.plan_start(_placement("i2", NEW))).action == "cold"
-    world.node.run(KEY, "of the new one", "i2")
-    await first.placed(_placement("i2", NEW))
-    world.hub.run(KEY, "i2")
-    await world.until(lambda: world.phase(first) == "running")
+    await _starts(world, first, "i2", NEW)
     await first.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(first) == "suspended")
     new = first.users.session(KEY).checkpoint
@@ -298,11 +244,7 @@ async def test_journal_of_before_the_account_does_not_keep_from_it_what_is_its_o
 async def _running_of_the_old_one(world):
     """A session of the old account that runs."""
     controller = await world.controller()
-    await controller.plan_start(_placement("i1", OLD))
-    world.node.run(KEY, "of the old one", "i1")
-    await controller.placed(_placement("i1", OLD))
-    world.hub.run(KEY, "i1")
-    await world.until(lambda: world.phase(controller) == "running")
+    await _starts(world, controller, "i1", OLD)
     return controller
 
 
@@ -319,7 +261,11 @@ async def test_hub_that_has_forgotten_a_running_session_adopts_it_for_its_accoun
     assert (plan.action, plan.incarnation, plan.owned) == ("adopt", "i1", False)
 
 
-async def test_running_session_of_an_old_account_is_neither_adopted_nor_ended(world):
+@pytest.mark.parametrize("let_in", [True, False])
+async def test_running_session_of_an_old_account_is_neither_adopted_nor_ended(
+    world, let_in
+):
+    """An administrator lets the new one in, or has it saved: it may be another's."""
     controller = await _running_of_the_old_one(world)
     world.hub.states[KEY] = "stopped"
     plan = await controller.plan_start(_placement("i2", NEW))
@@ -327,12 +273,20 @@ async def test_running_session_of_an_old_account_is_neither_adopted_nor_ended(wo
     assert controller.users.session(KEY).failure.code == "not_adopted"
     with pytest.raises(Refused, match="is running already"):
         await controller.users.start_fresh(KEY, "ada")
-    assert [place.contents for place in world.node.living(KEY)] == ["of the old one"]
-    await controller.users.renew_login(KEY, "root")
-    plan = await controller.plan_start(_placement("i3", NEW))
-    assert (plan.action, plan.incarnation) == ("adopt", "i1")
-    assert plan.renew_login
-    assert controller.users.session(KEY).failure is None
+    assert [place.contents for place in world.node.living(KEY)] == ["work"]
+    if let_in:
+        await controller.users.renew_login(KEY, "root")
+        plan = await controller.plan_start(_placement("i3", NEW))
+        assert (plan.action, plan.incarnation) == ("adopt", "i1")
+        assert plan.renew_login
+        assert controller.users.session(KEY).failure is None
+        return
+    await controller.users.suspend(KEY, "root")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    await _refused(controller, "i3", NEW)
+    await controller.users.start_fresh(KEY, "ada")
+    assert (await controller.plan_start(_placement("i4", NEW))).action == "cold"
+    assert len(world.node.saved) == 1
 
 
 async def test_journal_of_before_a_session_proves_no_new_account_to_be_its_owner(
@@ -345,7 +299,7 @@ async def test_journal_of_before_a_session_proves_no_new_account_to_be_its_owner
     await world.until(lambda: world.phase(first) == "stopped")
     backup = Backup(world, tmp_path)
     await first.plan_start(_placement("i2", OLD))
-    world.node.run(KEY, "of the old one", "i2")
+    world.node.run(KEY, "work", "i2")
     await first.placed(_placement("i2", OLD))
     await world.kill(first)
     backup.put_back()
@@ -353,75 +307,61 @@ async def test_journal_of_before_a_session_proves_no_new_account_to_be_its_owner
     second = await world.controller()
     plan = await second.plan_start(_placement("i3", NEW))
     assert not plan.owned
-    assert [place.contents for place in world.node.living(KEY)] == ["of the old one"]
+    assert [place.contents for place in world.node.living(KEY)] == ["work"]
 
 
-async def test_running_session_of_an_old_account_leaves_its_name_by_a_suspend(world):
-    """It was another person's: an administrator has it saved, and it is not lost."""
-    controller = await _running_of_the_old_one(world)
-    world.hub.states[KEY] = "stopped"
-    await controller.plan_start(_placement("i2", NEW))
-    await controller.users.suspend(KEY, "root")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    plan = await controller.plan_start(_placement("i3", NEW))
-    assert plan.failure.code == "former_account"
-    await controller.users.start_fresh(KEY, "ada")
-    assert (await controller.plan_start(_placement("i4", NEW))).action == "cold"
-    assert len(world.node.saved) == 1
-
-
-@pytest.mark.parametrize("returns", [True, False])
-async def test_what_a_program_deleted_with_its_user_is_kept_for_a_while(world, returns):
+async def test_what_a_program_deleted_with_its_user_is_kept_for_a_while(world):
     """An LMS, say: nobody who knows what is saved has said that it may go."""
-    world.change(set_aside=600.0 if returns else 0.5)
+    world.change(set_aside=0.5)
     controller = await _left_by_the_old_one(world)
     world.hub.states.pop(KEY, None)
-    await controller.forget(
-        Deletion(user=KEY.user, server=KEY.server, kept_from="service lms")
-    )
-    if not returns:
-        await world.until(lambda: not world.node.saved)
-        await world.until(lambda: world.phase(controller) == "stopped")
-        return
-    await asyncio.sleep(0.3)
+    await controller.forget(LEFT)
     assert world.phase(controller) == "suspended"
-    plan = await controller.plan_start(_placement("i2", NEW))
-    assert (plan.action, plan.failure.code) == ("refuse", "former_account")
-    await controller.users.resume(KEY, "root", manages=True)
-    assert (await controller.plan_start(_placement("i3", NEW))).action == "restore"
+    await world.until(lambda: not world.node.saved)
+    await world.until(lambda: world.phase(controller) == "stopped")
 
 
 @pytest.mark.parametrize("visited", [False, True])
-async def test_what_a_program_left_of_a_former_account_is_not_deleted_by_the_new_one(
+async def test_what_a_program_left_is_the_new_accounts_on_a_managers_word_alone(
     world, visited
 ):
     controller = await _left_by_the_old_one(world)
     world.hub.states.pop(KEY, None)
-    await controller.forget(
-        Deletion(user=KEY.user, server=KEY.server, kept_from="service lms")
-    )
+    await controller.forget(LEFT)
     if visited:
-        await controller.plan_start(_placement("i2", NEW))
+        await _refused(controller, "i2", NEW)
     users = controller.users
     for attempt in (
         users.delete(KEY, KEY.user),
         users.delete(KEY, KEY.user, everything=True),
         users.resume(KEY, KEY.user),
+        users.bring_back(KEY, "any", KEY.user),
     ):
         with pytest.raises(Refused) as refused:
             await attempt
         assert refused.value.reason is Reason.FORMER_ACCOUNT
     assert len(world.node.saved) == 1
     await users.resume(KEY, "root", manages=True)
+    (kept,) = controller._sessions.journal.checkpoints(KEY)
+    assert kept.expires is None
     assert (await controller.plan_start(_placement("i3", NEW))).action == "restore"
+    await _refused(controller, "i4", OLD)
+
+
+async def test_account_that_is_back_has_what_a_program_left_and_another_wanted(world):
+    controller = await _left_by_the_old_one(world)
+    await controller.forget(LEFT)
+    await _refused(controller, "i2", NEW)
+    await controller.plan_start(_placement("i3", OLD))
+    assert not controller._sessions.row(KEY).claimed
 
 
 async def test_session_keeps_its_id_through_its_returns_and_a_lost_journal(world):
     controller = await world.controller()
-    begun = Placement(key=KEY, incarnation="i1", owner=EPOCH, session="its-id")
+    begun = Placement(key=KEY, incarnation="i1", owner=OLD, session="its-id")
     assert (await controller.plan_start(begun)).action == "cold"
     place = world.node.run(KEY, "work", "i1")
-    place.session, place.account = "its-id", EPOCH
+    place.session, place.account = "its-id", OLD
     await controller.placed(begun)
     world.hub.run(KEY, "i1")
     await world.until(lambda: world.phase(controller) == "running")
@@ -429,10 +369,9 @@ async def test_session_keeps_its_id_through_its_returns_and_a_lost_journal(world
     await world.until(lambda: world.phase(controller) == "suspended")
     controller = await world.journal_lost(controller)
     await world.until(lambda: world.phase(controller) == "suspended")
-    row = controller._sessions.row(KEY)
-    assert (row.session, row.account) == ("its-id", EPOCH)
+    assert controller._sessions.row(KEY).session == "its-id"
     await controller.users.resume(KEY, "ada")
-    again = Placement(key=KEY, incarnation="i2", owner=EPOCH, session="made-anew")
+    again = Placement(key=KEY, incarnation="i2", owner=OLD, session="made-anew")
     plan = await controller.plan_start(again)
     assert (plan.action, plan.session) == ("restore", "its-id")
     assert controller._sessions.row(KEY).session == "its-id"

@@ -36,7 +36,6 @@ from jupyterhub_gpu_reclaim.controlplane.loop.wakes import WakeFollower
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
 from jupyterhub_gpu_reclaim.controlplane.sessions import reclaimed
-from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import TotalsLog
@@ -123,7 +122,6 @@ class Controller:
             sessions.policies = sessions.own_idle_times
         sessions.seats_per_gpu = settings.seats_per_gpu
         sessions.retention = settings.retention
-        sessions.owners = Owners(sessions, settings.set_aside)
         sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)
         line = GpuQueue(sessions, agent, settings.gpu_wait)

@@ -41,6 +41,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -99,21 +100,20 @@ class StartPlanner:
             self._sessions.take_up_deletions()
             if self._sessions.deletions is not None:
                 self._sessions.deletions.spare(key, placement.incarnation)
-            owners, owned = self._sessions.owners, False
-            if owners is not None:
-                owned = owners.owns(placement)  # the check may give it a former one's
-                owners.check(placement)
+            # The check may give it a former one's.
+            owned = self._sessions.row(key).account == placement.owner != ""
+            owners.check(self._sessions, placement, self._settings)
             await self._renames.check(placement)
             await self._questions.call_off(key)
             for _ in range(_ATTEMPTS):
                 answer = await self._questions.answer(key, Want.START, placement)
-                if owners is not None:
-                    owners.check(placement)  # more may have been found
+                # More may have been found.
+                owners.check(self._sessions, placement, self._settings)
                 plan = await self._plan(answer, placement)
                 if plan is not None:
-                    if owners is not None and plan.action != "refuse":
+                    if plan.action != "refuse":
                         plan = msgspec.structs.replace(plan, owned=owned)
-                        owners.note(placement)
+                        owners.note(self._sessions, placement, self._settings)
                     _log.info("%s: start %s", key, plan.action)
                     return self._with_order(key, plan)
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
@@ -186,7 +186,6 @@ class StartPlanner:
             key,
             SessionEvent.RESTORE,
             session=row.session or placement.session,
-            account=placement.owner or row.account,
             incarnation=placement.incarnation,
             placed=False,
             intent=Intent.NONE,
@@ -218,8 +217,7 @@ class StartPlanner:
         if ending.is_ordered(self._sessions, tree.key, tree.incarnation):
             await self._resumer.kill(tree.key, tree.incarnation)
             return None
-        owners = self._sessions.owners
-        if owners is not None and not renewal_ordered(self._sessions, row.key):
+        if not renewal_ordered(self._sessions, row.key):
             owners.refuse_anothers(tree, placement)
         known = row.phase in {*LIVE, Phase.RESUMING}
         if not known or tree.incarnation != row.incarnation:
@@ -254,6 +252,7 @@ class StartPlanner:
         else:
             sessions.tab_keys.begun(key, placement.tab_key)
             self._started(row, placement)
+            owners.note(sessions, placement, self._settings)
         self._look(key)
 
     def _started(self, row: SessionRow, placement: Placement) -> None:
@@ -269,7 +268,6 @@ class StartPlanner:
             SessionEvent.STARTED if stopped else SessionEvent.FOUND_RUNNING,
             checkpoints=kept,
             session=placement.session,
-            account=placement.owner,
             incarnation=placement.incarnation,
             checkpoint="",
             dismissed=row.checkpoint or row.dismissed,

@@ -242,12 +242,10 @@ class StopPlanner:
     def _keep_for_a_while(self, key: SessionKey, program: str) -> None:
         """A program has deleted the user: what is suspended is a former account's."""
         row, seconds = self._sessions.row(key), self._settings.set_aside
-        if row.phase is Phase.SUSPENDED:
-            self._sessions.journal.keep(
-                expiry.kept(self._sessions, row.checkpoint, Keeping.CURRENT, seconds)
-            )
-            if self._sessions.owners is not None:
-                self._sessions.owners.left(key)
+        kept, claimed = [], row.claimed
+        if row.phase is Phase.SUSPENDED:  # whoever has the name next wants it
+            kept = expiry.kept(self._sessions, row.checkpoint, Keeping.CURRENT, seconds)
+            claimed = True
         line = self._sessions.audit_line(key, program, "user deleted")
-        self._sessions.update(key, line)
+        self._sessions.update(key, line, checkpoints=kept, claimed=claimed)
         self._look(key)

@@ -43,6 +43,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Keeping,
     SessionRow,
 )
+from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import (
     LONGEST_KEEP,
     KeepQuota,
@@ -363,10 +364,9 @@ class UserApi:
         row = self._known(key)
         if self._renames.dismiss(key, by):
             return self._sessions.view(key)
-        owners = self._sessions.owners
-        if owners is not None and (claimed := owners.claimed(key)):
-            owners.spare(key)
-            owners.hand_over(key, claimed, fresh=True)
+        if row.claimed:
+            owners.spare(self._sessions, key)
+            owners.hand_over(self._sessions, key, self._settings)
             self._queue.add(key)
             return self._sessions.view_of(SessionRow(key=key), [])
         self._sessions.apply(
@@ -622,21 +622,17 @@ class UserApi:
 
     def _settle_account(self, key: SessionKey, by: str, *, manages: bool) -> None:
         """Give a former account's session to the new one, on a manager's word only."""
-        owners = self._sessions.owners
-        claimed = owners.claimed(key) if owners is not None else ""
-        if owners is None or not claimed:
-            if owners is not None and manages:
-                owners.trust(key)
-            return
-        if not manages:
+        claimed = self._sessions.row(key).claimed
+        if claimed and not manages:
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
-        owners.hand_over(key, claimed, fresh=False)
-        _log.warning("%s: %s has given it to the name's new account", key, by)
+        if manages:
+            owners.trust(self._sessions, key)
+        if claimed:
+            _log.warning("%s: %s has given it to the name's new account", key, by)
 
     def _check_is_theirs(self, key: SessionKey, by: str) -> None:
         """Nobody deletes what a former account of their name has left."""
-        owners = self._sessions.owners
-        if owners is not None and by == of_user(key.user) and owners.claimed(key):
+        if by == of_user(key.user) and self._sessions.row(key).claimed:
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
 
     def _wish(self, row: SessionRow, intent: Intent, by: str) -> None:

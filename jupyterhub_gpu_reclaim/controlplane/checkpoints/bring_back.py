@@ -54,7 +54,6 @@ def take(
         by=by or SERVICE,
         checkpoints=[*rows, *wanted],
         session=info.session if info else row.session,
-        account=info.account if info else row.account,
         incarnation=info.incarnation if info else row.incarnation,
         checkpoint=checkpoint,
         bring_back="",

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    false,
     func,
     inspect,
     select,
@@ -87,6 +88,7 @@ sessions = Table(
     Column("session", Text, nullable=False, server_default=""),
     Column("account", Text, nullable=False, server_default=""),
     Column("term", Integer, nullable=False, server_default="0"),
+    Column("claimed", Boolean, nullable=False, server_default=false()),
 )
 
 checkpoints = Table(
@@ -167,17 +169,6 @@ lease = Table(
     Column("beat", Integer, nullable=False),
     Column("seconds", Float, nullable=False),  # of stillness until it has lapsed
     Column("place", Text, nullable=False),  # JSON of lease.LeaseHolder
-)
-
-#: Which account of the Hub has started a server last, and since when.
-owners = Table(
-    "owners",
-    metadata,
-    Column("user", Text, primary_key=True),
-    Column("server", Text, primary_key=True),
-    Column("owner", Text, nullable=False),
-    Column("since", Float, nullable=False),
-    Column("claimed", Text, nullable=False),  # another account of that name
 )
 
 #: Deleted servers, until nothing of them is left anywhere.
@@ -263,8 +254,11 @@ def _courtesy(connection: Connection) -> None:
 
 
 def _deletion(connection: Connection) -> None:
-    """Version 5: one service at a time, accounts behind names, orders to delete."""
-    for table in (lease, owners, deletions):
+    """Version 5: one service at a time, orders to delete.
+
+    Accounts behind names had a table of their own, too, until version 14.
+    """
+    for table in (lease, deletions):
         table.create(connection, checkfirst=True)
     if not connection.execute(lease.select()).first():
         nobody = {"holder": "", "term": 0, "beat": 0, "seconds": 0.0, "place": ""}
@@ -343,6 +337,24 @@ def _stamps(connection: Connection) -> None:
         )
 
 
+def _accounts(connection: Connection) -> None:
+    """Version 14: the account is in the session's row alone.
+
+    A name without a row had nothing that anybody could inherit.
+    """
+    _add_column(connection, sessions.c.claimed)
+    if not inspect(connection).has_table("owners"):
+        return
+    owners = Table("owners", MetaData(), autoload_with=connection)
+    for known in connection.execute(owners.select()).mappings().all():
+        mine = of_session(sessions, SessionKey(known["user"], known["server"]))
+        row = sessions.update().where(mine)
+        connection.execute(row.values(claimed=known["claimed"] != ""))
+        nobodys = row.where(sessions.c.account == "")
+        connection.execute(nobodys.values(account=known["owner"]))
+    owners.drop(connection)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -357,6 +369,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _store,
     _session_ids,
     _stamps,
+    _accounts,
 )
 
 

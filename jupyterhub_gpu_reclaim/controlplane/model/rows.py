@@ -34,7 +34,10 @@ class SessionRow(Value, frozen=True, kw_only=True):
     phase: Phase = Phase.STOPPED
     since: float = 0.0
     session: str = ""  #: its id, from its fresh start on; empty: not known
-    account: str = ""  #: at the Hub, that it belongs to; empty: not known
+    #: at the Hub, that has started it; "*": the next one of its user's name that does;
+    #: empty: not known, unless its manifest tells
+    account: str = ""
+    claimed: bool = False  #: another account of its user's name wants it
     incarnation: str = ""
     #: with ``term``: the highest stamp of a checkpoint that was taken into account
     generation: int = 0

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
-    from jupyterhub_gpu_reclaim.controlplane.sessions.owners import Owners
 
 _log = logging.getLogger(__name__)
 
@@ -95,8 +94,6 @@ class Sessions:
         self.store_seen = False
         #: deleted servers that are not quite gone yet
         self.deletions: Deletions | None = None
-        #: which account has which user's name
-        self.owners: Owners | None = None
         #: what rules set for a session; None: there are no rules
         self.policies: Callable[[SessionKey], SessionPolicy] | None = None
         #: idle times that users have chosen; None: they may not

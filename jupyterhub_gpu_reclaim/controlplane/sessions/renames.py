@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
@@ -119,14 +120,13 @@ class Renames:
             with suppress(Unreachable):  # then it is asked again, and waited for
                 if found := await self.names_of(former):
                     return found
-        owners = self._sessions.owners
-        if owners is None or mine.since:  # something was begun under this name
+        if mine.since or not placement.owner:  # something was begun under this name
             return set()
-        noted = set(owners.servers(placement))
         return {
             key
             for key, row in there.items()
-            if key in noted or _is_the_accounts(row, placement)
+            if key.server == placement.key.server
+            and owners.account_of(self._sessions, row) == placement.owner
         }
 
     def _refused(self, there: SessionKey, placement: Placement) -> Refused:
@@ -136,12 +136,6 @@ class Renames:
         self._sessions.runtime(key).of_another_name = placement.checkpoint or left
         self._sessions.update(key, failure=codec.failure_of(error))
         return error
-
-
-def _is_the_accounts(row: SessionRow, placement: Placement) -> bool:
-    """Whether that row says that it is this server of the same account."""
-    same_server = row.key.server == placement.key.server
-    return same_server and row.account == placement.owner != ""
 
 
 def _names(row: SessionRow) -> set[str]:
