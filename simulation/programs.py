@@ -464,6 +464,16 @@ class AgentOverWire:
     async def discard(self, checkpoint: str, *, runs: str = "") -> None:
         await self._slow("discard", checkpoint, runs=runs)
 
+    async def lay_aside(
+        self,
+        checkpoint: str,
+        until: float | None,
+        *,
+        aside: bool = True,
+        word: int = 0,
+    ) -> None:
+        await self._slow("lay_aside", checkpoint, until, aside=aside, word=word)
+
     async def _quick(self, name: str, *args: Any) -> Any:
         return await self._ask(name, *args, limit=15.0)
 

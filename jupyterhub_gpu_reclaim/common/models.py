@@ -235,6 +235,12 @@ class Failure(Value, frozen=True, kw_only=True):
     term: str = ""
 
 
+class Aside(Value, frozen=True, kw_only=True):
+    """A person's word that a checkpoint is not what their session goes on from."""
+
+    until: float | None  #: when it may be deleted; None: not by itself
+
+
 class CheckpointInfo(Value, frozen=True, kw_only=True):
     """What is known of a committed checkpoint without opening its contents."""
 
@@ -257,6 +263,9 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     #: empty: an older agent has not written them.
     session: str = ""
     account: str = ""
+    #: What the mark beside it says, where checkpoints are listed; None: no such word,
+    #: or an older agent tells.
+    aside: Aside | None = None
 
 
 class KeptState(Value, frozen=True, kw_only=True):

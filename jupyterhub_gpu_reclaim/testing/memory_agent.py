@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.models import (
+    Aside,
     CheckpointInfo,
     Event,
     Failure,
@@ -151,6 +152,7 @@ class MemoryAgent(Generic[S]):
         self.lost: list[Any] = []
         self._gpu_memory: dict[str, int] = {}  # that checkpoints hold
         self._killed: dict[str, Tree] = {}
+        self._words: dict[str, int] = {}  #: number of the last one, by checkpoint
         self._moved = asyncio.Event()
 
     # --- what a double may do otherwise
@@ -386,6 +388,22 @@ class MemoryAgent(Generic[S]):
             if stopped and session.checkpoint == checkpoint:
                 raise _wrong(session, "be discarded")
         self.drop(checkpoint)
+
+    async def lay_aside(
+        self,
+        checkpoint: str,
+        until: float | None,
+        *,
+        aside: bool = True,
+        word: int = 0,
+    ) -> None:
+        """Note a word about a checkpoint, unless there is a later one; idempotent."""
+        info, said = self._info(checkpoint), Aside(until=until) if aside else None
+        if word <= self._words.get(checkpoint, -1) and info.aside != said:
+            raise Refused(Reason.FORMER_SERVICE, term=0, obeyed=0)
+        self._words[checkpoint] = max(word, self._words.get(checkpoint, -1))
+        info = msgspec.structs.replace(info, aside=said)
+        self.saved[checkpoint] = info, self.saved[checkpoint][1]
 
     # --- what is shared
 

@@ -16,6 +16,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
+    Aside,
     CheckpointInfo,
     Failure,
     HubState,
@@ -905,6 +906,14 @@ def test_found_takes_what_is_later_than_the_end_of_a_stopped_session(since, foun
     row = SessionRow(key=KEY, generation=1, since=since)
     observed = Observed((), (info("b", 1, created=5.0),), None)
     assert [each.id for each in lineage.found(row, observed)] == found
+
+
+def test_found_ignores_what_a_person_has_set_aside_unless_the_hub_remembers_it():
+    row = SessionRow(key=KEY)
+    word = msgspec.structs.replace(info("b", 5), aside=Aside(until=None))
+    observed = Observed((), (info("a", 3), word), HubState.STOPPED)
+    assert [i.id for i in lineage.found(row, observed)] == ["a"]
+    assert [i.id for i in lineage.found(row, observed, "b")] == ["b"]
 
 
 def test_found_ignores_what_is_older_than_the_journal():

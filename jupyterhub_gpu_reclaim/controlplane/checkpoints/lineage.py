@@ -74,6 +74,7 @@ def found(
     saved = observed.saved or ()
     older = goes_back_to(row.checkpoint, observed)
     unknown = [info for info in observed.unknown() if info.id not in older]
+    unknown = [info for info in unknown if not info.aside or info.id == pointer]
     missed = [
         info
         for info in unknown

@@ -332,7 +332,7 @@ def fenced_agent(agent: Agent, check: Check) -> Agent:
     not to an agent either that has not heard of the other one, or knows no terms.
     """
     orders = {"capture", "restore", "nap", "wake", "thaw", "release", "kill"}
-    orders |= {"cancel", "discard"}
+    orders |= {"cancel", "discard", "lay_aside"}
     return cast("Agent", _Fenced(agent, frozenset(orders), check))
 
 
