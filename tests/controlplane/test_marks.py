@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
@@ -166,6 +167,16 @@ async def test_word_that_was_taken_is_not_said_again_before_the_next_list(world,
     for _ in range(3):
         await keeper.settle(infos(world))
     assert [each[0] for each in agent.words] == ["c1", "c2", "c3"]
+
+
+async def test_nothing_is_said_of_what_nobody_has_decided_yet(world, quiet):
+    """Else a lost journal would forget the question, and begin cold beside it."""
+    journal = quiet._sessions.journal
+    row = journal.checkpoint("c2")
+    journal.keep([msgspec.structs.replace(row, expires=None)])
+    agent = Recorded()
+    await marks.Marks(quiet._sessions, agent).settle(infos(world))
+    assert [each[0] for each in agent.words] == ["c1", "c3"]
 
 
 async def test_nothing_is_said_of_a_session_that_was_not_compared(world, quiet):

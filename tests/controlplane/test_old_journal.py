@@ -263,7 +263,7 @@ async def test_journal_of_an_older_generation_the_newer_one_comes_back(world, tm
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "new"
     kept = {row.id: row for row in second._sessions.journal.checkpoints(KEY)}
-    assert kept[older].keeping is Keeping.ASIDE
+    assert kept[older].keeping is Keeping.SUPERSEDED  # it has come back from that
 
 
 async def test_journal_of_neither_generation_the_older_one_does_not_outlive_the_newer(

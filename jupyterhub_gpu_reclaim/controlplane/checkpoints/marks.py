@@ -69,7 +69,7 @@ class Marks:
         due = []
         for info in saved:
             row = self._sessions.journal.checkpoint(info.id)
-            if row is None or row.keeping is Keeping.TO_DELETE:
+            if row is None or _is_undecided(row):
                 continue
             runtime = self._sessions.runtime(row.key)
             if not runtime.compared:
@@ -87,6 +87,12 @@ class Marks:
             word=next(self._words),
         )
         self._sessions.runtime(row.key).told[row.id] = wish
+
+
+def _is_undecided(row: CheckpointRow) -> bool:
+    """Whether there is no word: about to be deleted, or a person has to choose yet."""
+    chosen = row.keeping is not Keeping.ASIDE or row.expires is not None
+    return row.keeping is Keeping.TO_DELETE or not chosen
 
 
 def _wish(row: CheckpointRow) -> Aside | None:

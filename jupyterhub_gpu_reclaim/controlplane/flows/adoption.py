@@ -135,8 +135,8 @@ def saved(
     rows = _asides(sessions, observed, seconds, besides=newest.id)
     before = lineage.ancestors(newest, observed.saved or ())
     before -= _by_word(observed)
-    rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
+    rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
     sessions.apply(
         row.key,
         SessionEvent.FOUND_SAVED,
