@@ -472,7 +472,8 @@ class AgentOverWire:
         aside: bool = True,
         word: int = 0,
     ) -> None:
-        await self._slow("lay_aside", checkpoint, until, aside=aside, word=word)
+        said = {"aside": aside, "word": word}
+        await self._ask("lay_aside", checkpoint, until, limit=15.0, **said)
 
     async def _quick(self, name: str, *args: Any) -> Any:
         return await self._ask(name, *args, limit=15.0)

@@ -204,8 +204,8 @@ class Repository:
         Raises:
             Refused: ``FORMER_SERVICE``: a later word stands there.
         """
-        with self._removing:  # not beside a delete of ours: it would stay behind
-            self._marks.put(self._catalogue.cached(checkpoint), aside, number)
+        # Beside a delete it may stay behind, for a sweep; who waits for one waits long.
+        self._marks.put(self._catalogue.cached(checkpoint), aside, number)
 
     def mark_damage(self, checkpoint: str) -> list[Problem]:
         """What is wrong with the word about a checkpoint, which counts as none then."""

@@ -143,16 +143,17 @@ class MemoryAgent(Generic[S]):
     Attributes:
         places: the sessions by incarnation; what has ended is not in it.
         saved: the committed checkpoints, each with the contents of its session.
+        words: term and number of the last word about each.
         lost: contents of what was killed without a checkpoint.
     """
 
     def __init__(self) -> None:
         self.places: dict[str, S] = {}
         self.saved: dict[str, tuple[CheckpointInfo, Any]] = {}
+        self.words: dict[str, tuple[int, int]] = {}
         self.lost: list[Any] = []
         self._gpu_memory: dict[str, int] = {}  # that checkpoints hold
         self._killed: dict[str, Tree] = {}
-        self._words: dict[str, int] = {}  #: number of the last one, by checkpoint
         self._moved = asyncio.Event()
 
     # --- what a double may do otherwise
@@ -160,6 +161,10 @@ class MemoryAgent(Generic[S]):
     def now(self) -> float:
         """Seconds since the epoch."""
         return 0.0
+
+    def term(self) -> int:
+        """Of the service whose order is carried out; 0: not known."""
+        return 0
 
     async def capturing(self, session: S) -> AsyncIterator[Event]:
         """The steps of a capture, in their time; a failure ends it."""
@@ -399,9 +404,10 @@ class MemoryAgent(Generic[S]):
     ) -> None:
         """Note a word about a checkpoint, unless there is a later one; idempotent."""
         info, said = self._info(checkpoint), Aside(until=until) if aside else None
-        if word <= self._words.get(checkpoint, -1) and info.aside != said:
-            raise Refused(Reason.FORMER_SERVICE, term=0, obeyed=0)
-        self._words[checkpoint] = max(word, self._words.get(checkpoint, -1))
+        number, last = (self.term(), word), self.words.get(checkpoint, (0, -1))
+        if number <= last and info.aside != said:
+            raise Refused(Reason.FORMER_SERVICE, term=number[0], obeyed=last[0])
+        self.words[checkpoint] = max(number, last)
         info = msgspec.structs.replace(info, aside=said)
         self.saved[checkpoint] = info, self.saved[checkpoint][1]
 

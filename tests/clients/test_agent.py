@@ -105,7 +105,7 @@ async def test_agent_of_an_older_release_takes_no_word_now(tmp_path, status):
 
     server = HTTPServer(Application([(".*", Older)]))
     server.add_socket(bind_unix_socket(str(tmp_path / "agent.sock"), 0o600))
-    client = AgentClient(f"unix:{tmp_path}/agent.sock", TOKEN, slow=2)
+    client = AgentClient(f"unix:{tmp_path}/agent.sock", TOKEN, quick=2)
     with pytest.raises(Unreachable):
         await client.lay_aside("c1", None, word=1)
     client.close()

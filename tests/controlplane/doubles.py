@@ -20,6 +20,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -42,6 +43,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
+from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.testing.memory_agent import MemoryAgent, MemorySession
 
 TOKEN = "agent-token"
@@ -142,6 +144,7 @@ class NodeInMemory(MemoryAgent[Place]):
         self.silent: set[str] = set()  # incarnations whose node does not answer
         self.told: dict[str, list] = {}  # of each incarnation, by the service
         self.findings: list[Finding] = []  # of the node itself
+        self.terms: KnownTerm | None = None  # where it is served
 
     # --- for tests
     def run(self, key: SessionKey, contents: str, incarnation: str = "") -> Place:
@@ -314,6 +317,9 @@ class NodeInMemory(MemoryAgent[Place]):
 
     def now(self):
         return time.time()
+
+    def term(self):
+        return self.terms.of_order if self.terms is not None else 0
 
     async def _told(self, events):
         async for event in events:
@@ -574,7 +580,8 @@ def _serve(application: Application) -> tuple[HTTPServer, str]:
 
 def serve_node(node: NodeInMemory) -> tuple[HTTPServer, str]:
     """The agent's real routes on that node; server and address."""
-    return _serve(make_application(node, TOKEN))
+    node.terms = KnownTerm(SystemClock())
+    return _serve(make_application(node, TOKEN, node.terms))
 
 
 def serve_hub(hub: HubInMemory) -> tuple[HTTPServer, str]:

@@ -8,10 +8,13 @@ import time
 import msgspec
 import pytest
 
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Aside, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, marks
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from tests.controlplane.conftest import KEY
 from tests.controlplane.test_old_journal import contents, running, suspend
@@ -94,6 +97,22 @@ async def test_service_dies_between_journal_and_mark_the_next_one_writes_it(worl
     del world.node.lay_aside
     await world.controller()
     await world.until(lambda: word(world, saved))
+
+
+async def test_mark_of_a_higher_term_raises_that_of_the_service(world, tmp_path):
+    """The journal was lost, and so were the agents' folders: the store knows more."""
+    first = await running(world, "tensors")
+    saved = await started_fresh(world, first)
+    await world.kill(first)
+    world.node.words[saved] = (40, 3)
+    journal = Journal(f"sqlite:///{tmp_path}/empty.sqlite")
+    lease = Lease(journal, SystemClock(), 30.0)
+    assert lease.take()
+    second = await world.controller(journal)
+    await world.until(lambda: row(second, saved) is not None)
+    await second.users.bring_back(KEY, saved, "ada", save_running=True)
+    await world.until(lambda: word(world, saved) is None)
+    assert lease.term == 41
 
 
 async def away(*_, **__):

@@ -297,7 +297,7 @@ class AgentClient:
         path = f"/v1/checkpoints/{checkpoint}/aside"
         body = codec.encode({"aside": aside, "until": until, "word": word})
         try:
-            await self._ask("PUT", path, limit=self._slow, body=body)
+            await self._ask("PUT", path, limit=self._quick, body=body)
         except (NotFound, Refused) as error:
             if error.reason is not Reason.INVALID:
                 raise
