@@ -235,6 +235,12 @@ class Failure(Value, frozen=True, kw_only=True):
     term: str = ""
 
 
+class Aside(Value, frozen=True, kw_only=True):
+    """A person's word that a checkpoint is not what their session goes on from."""
+
+    until: float | None  #: when it may be deleted; None: not by itself
+
+
 class CheckpointInfo(Value, frozen=True, kw_only=True):
     """What is known of a committed checkpoint without opening its contents."""
 
@@ -261,6 +267,9 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     #: Of the service that ordered it (``common/term.py``); 0: none was heard of, or an
     #: older agent has not written it.
     term: int = 0
+    #: What the mark beside it says, where checkpoints are listed; None: no such word,
+    #: or an older agent tells.
+    aside: Aside | None = None
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -15,7 +15,13 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
-from jupyterhub_gpu_reclaim.common.models import Event, Identity, Tree, TreeState
+from jupyterhub_gpu_reclaim.common.models import (
+    Aside,
+    Event,
+    Identity,
+    Tree,
+    TreeState,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
@@ -31,6 +37,7 @@ from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap
 from jupyterhub_gpu_reclaim.node.workflows.again import looking_again
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
+from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -405,6 +412,31 @@ class LocalNode:
         self.term.confirm()
         await asyncio.to_thread(self.tools.store.delete, checkpoint)
         await asyncio.to_thread(self.tools.ports.let_go, checkpoint)
+
+    async def lay_aside(
+        self,
+        checkpoint: str,
+        until: float | None,
+        *,
+        aside: bool = True,
+        word: int = 0,
+    ) -> None:
+        """Seal a person's word about a checkpoint in the store; idempotent.
+
+        Args:
+            checkpoint: its id.
+            until: when it may be deleted; None: not by itself.
+            aside: whether it is set aside, or so no more.
+            word: number of the word; of two of one service the higher one counts.
+
+        Raises:
+            NotFound: ``checkpoint_missing``.
+            Refused: ``former_service``: there is a later word.
+        """
+        self.term.confirm()
+        said = Aside(until=until) if aside else None
+        number = MarkNumber(self.term.of_order, word)
+        await asyncio.to_thread(self.tools.store.lay_aside, checkpoint, said, number)
 
     async def _refuse_ended(self, incarnation: str) -> None:
         tree = await self.tree(incarnation)

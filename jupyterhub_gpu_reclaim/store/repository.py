@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.backends.write_back import (
     CommitMeans,
@@ -19,7 +21,8 @@ from jupyterhub_gpu_reclaim.store.backends.write_back import (
 from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue, ManifestCache
 from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
 from jupyterhub_gpu_reclaim.store.catalogue.locks import WriteIntent
-from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
+from jupyterhub_gpu_reclaim.store.catalogue.marks import Marks
+from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader, Problem
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
@@ -35,11 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
+    from jupyterhub_gpu_reclaim.common.models import (
+        Aside,
+        CheckpointInfo,
+        SessionKey,
+    )
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import SweepResult
-    from jupyterhub_gpu_reclaim.store.checkpoint import Problem
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
+    from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
     from jupyterhub_gpu_reclaim.store.read.subset import Part
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
@@ -90,6 +97,7 @@ class Repository:
         cache = ManifestCache()
         self._catalogue = catalogue = Catalogue(backend, keys, cache)
         self._garbage = garbage = Garbage(backend, clock, catalogue)
+        self._marks = Marks(backend)
         if isinstance(backend, WriteBackCache) and backend.means is CommitMeans.LOCAL:
             backend = LocalCommits(backend)
             catalogue = Catalogue(backend, keys, cache)
@@ -176,7 +184,7 @@ class Repository:
         )
 
     def info(self, checkpoint: str) -> CheckpointInfo:
-        """What is known of a committed checkpoint; cheap."""
+        """What its manifest says of a committed checkpoint; cheap."""
         return self._catalogue.cached(checkpoint).info
 
     def objects(self, checkpoint: str) -> list[Entry]:
@@ -185,6 +193,27 @@ class Repository:
         Packs of earlier generations are among them.
         """
         return self._catalogue.cached(checkpoint).objects()
+
+    def lay_aside(
+        self, checkpoint: str, aside: Aside | None, number: MarkNumber
+    ) -> None:
+        """Seal a person's word about a checkpoint beside it, durably; idempotent.
+
+        Args:
+            checkpoint: its id.
+            aside: the word; None: it is set aside no more.
+            number: of two words the one with the higher number counts.
+
+        Raises:
+            Refused: ``FORMER_SERVICE``: a later word stands there.
+        """
+        # Beside a delete it may stay behind, for a sweep; who waits for one waits long.
+        self._marks.put(self._catalogue.cached(checkpoint), aside, number)
+
+    def mark_damage(self, checkpoint: str) -> list[Problem]:
+        """What is wrong with the word about a checkpoint, which counts as none then."""
+        found = self._marks.damage(self._catalogue.cached(checkpoint))
+        return [Problem("", name, why) for name, why in found]
 
     def intent(self, checkpoint: str) -> WriteIntent:
         """An intent for a committed checkpoint, while it is copied to another store.
@@ -312,5 +341,10 @@ class Repository:
     def list(self) -> list[CheckpointInfo]:
         """All committed checkpoints, oldest first; unreadable ones are logged."""
         # At the end of the class: what comes after means this by `list`.
-        infos = [body.info for body in self._catalogue.all()]
+        bodies = self._catalogue.all()
+        asides = self._marks.of(bodies)
+        infos = [
+            msgspec.structs.replace(body.info, aside=asides.get(body.info.id))
+            for body in bodies
+        ]
         return sorted(infos, key=lambda info: (info.created, info.id))

@@ -81,6 +81,7 @@ class Verification:
         try:
             reader = self.repository.open(checkpoint)
             problems = reader.verify(progress, part=self.part, whole=whole)
+            problems += self.repository.mark_damage(checkpoint)
         except (StoreError, NotFound) as error:
             if error.reason not in _DAMAGE:
                 raise

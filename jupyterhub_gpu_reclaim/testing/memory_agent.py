@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, RolledBack
 from jupyterhub_gpu_reclaim.common.models import (
+    Aside,
     CheckpointInfo,
     Event,
     Failure,
@@ -143,15 +144,15 @@ class MemoryAgent(Generic[S]):
     Attributes:
         places: the sessions by incarnation; what has ended is not in it.
         saved: the committed checkpoints, each with the contents of its session.
+        words: term and number of the last word about each.
         lost: contents of what was killed without a checkpoint.
-        term: the highest that it knows.
     """
 
     def __init__(self) -> None:
         self.places: dict[str, S] = {}
         self.saved: dict[str, tuple[CheckpointInfo, Any]] = {}
+        self.words: dict[str, tuple[int, int]] = {}
         self.lost: list[Any] = []
-        self.term = 0
         self._gpu_memory: dict[str, int] = {}  # that checkpoints hold
         self._killed: dict[str, Tree] = {}
         self._moved = asyncio.Event()
@@ -161,6 +162,10 @@ class MemoryAgent(Generic[S]):
     def now(self) -> float:
         """Seconds since the epoch."""
         return 0.0
+
+    def term(self) -> int:
+        """Of the service whose order is carried out; 0: not known."""
+        return 0
 
     async def capturing(self, session: S) -> AsyncIterator[Event]:
         """The steps of a capture, in their time; a failure ends it."""
@@ -265,7 +270,7 @@ class MemoryAgent(Generic[S]):
         if session.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise _wrong(session, "be suspended now")
         session.state = TreeState.CAPTURING
-        session.term, session.generation = self.term, generation
+        session.term, session.generation = self.term(), generation
         return self._begin(session, "capture", checkpoint).follow()
 
     def begin_restore(
@@ -391,6 +396,23 @@ class MemoryAgent(Generic[S]):
             if stopped and session.checkpoint == checkpoint:
                 raise _wrong(session, "be discarded")
         self.drop(checkpoint)
+
+    async def lay_aside(
+        self,
+        checkpoint: str,
+        until: float | None,
+        *,
+        aside: bool = True,
+        word: int = 0,
+    ) -> None:
+        """Note a word about a checkpoint, unless there is a later one; idempotent."""
+        info, said = self._info(checkpoint), Aside(until=until) if aside else None
+        number, last = (self.term(), word), self.words.get(checkpoint, (0, -1))
+        if number <= last and info.aside != said:
+            raise Refused(Reason.FORMER_SERVICE, term=number[0], obeyed=last[0])
+        self.words[checkpoint] = max(number, last)
+        info = msgspec.structs.replace(info, aside=said)
+        self.saved[checkpoint] = info, self.saved[checkpoint][1]
 
     # --- what is shared
 

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
@@ -21,12 +23,13 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     StoreError,
 )
-from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+from jupyterhub_gpu_reclaim.common.models import Aside, CheckpointInfo
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
 from jupyterhub_gpu_reclaim.store.format.index import is_name
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
+from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from simulation.loop import pause
 
@@ -48,6 +51,8 @@ class Saved(NamedTuple):
 
     info: CheckpointInfo
     files: dict[str, bytes]
+    #: the last word about it, and its number
+    mark: tuple[MarkNumber, Aside | None] = (MarkNumber(-1, 0), None)
 
 
 class Swept(NamedTuple):
@@ -233,6 +238,20 @@ class RepositoryInMemory:
             raise StoreError(Reason.STORE_FAILED)
         return 0
 
+    def lay_aside(
+        self, checkpoint: str, aside: Aside | None, number: MarkNumber
+    ) -> None:
+        """Seal a word about it; idempotent."""
+        found = self._found(checkpoint)
+        last, said = found.mark
+        if number <= last:
+            if said != aside:
+                raise Refused(Reason.FORMER_SERVICE, term=number.term, obeyed=last.term)
+            return
+        self.program.effect()
+        self.store.there[checkpoint] = found._replace(mark=(number, aside))
+        self.program.effect()
+
     def sweep(self, **more: Any) -> Swept:
         """Remove what is unfinished; here nothing of it was ever seen."""
         del more
@@ -250,7 +269,10 @@ class RepositoryInMemory:
     def list(self) -> list[CheckpointInfo]:
         """All committed checkpoints, oldest first."""
         self.store.touch()
-        infos = [saved.info for saved in self.store.there.values()]
+        infos = [
+            msgspec.structs.replace(saved.info, aside=saved.mark[1])
+            for saved in self.store.there.values()
+        ]
         return sorted(infos, key=lambda info: (info.created, info.id))
 
 

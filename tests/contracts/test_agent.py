@@ -8,7 +8,13 @@ from contextlib import aclosing
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
-from jupyterhub_gpu_reclaim.common.models import Event, SessionKey, Tree, TreeState
+from jupyterhub_gpu_reclaim.common.models import (
+    Aside,
+    Event,
+    SessionKey,
+    Tree,
+    TreeState,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.contracts.agents import (
     AGENTS,
@@ -407,6 +413,25 @@ async def test_discard_of_what_a_session_came_from_waits_until_that_one_runs(nod
     assert await stored(node) == ["c1"]
     await node.agent.discard("c1", runs=node.run(BOB))
     assert await stored(node) == []
+
+
+async def test_word_about_a_checkpoint_is_in_the_list_until_a_later_one(node):
+    await released(node)
+    await released(node, BOB, "c2")
+
+    async def asides():
+        return {i.id: i.aside for i in await node.agent.checkpoints()}
+
+    for _ in range(2):
+        await node.agent.lay_aside("c1", 1234.5, word=2)
+        assert await asides() == {"c1": Aside(until=1234.5), "c2": None}
+    late = node.agent.lay_aside("c1", None, aside=False, word=1)
+    assert await refusal(late) is Reason.FORMER_SERVICE
+    await node.agent.lay_aside("c2", None, word=3)
+    await node.agent.lay_aside("c1", None, aside=False, word=4)
+    assert await asides() == {"c1": None, "c2": Aside(until=None)}
+    missing = node.agent.lay_aside("c3", None, word=5)
+    assert await refusal(missing) is Reason.CHECKPOINT_MISSING
 
 
 async def test_identity_is_inside_the_checkpoint(node):

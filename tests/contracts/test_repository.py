@@ -15,9 +15,10 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     StoreError,
 )
-from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.common.models import Aside, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from simulation.doubles.store import RepositoryInMemory, StoreInMemory
 from simulation.loop import Program
@@ -195,3 +196,16 @@ def test_file_that_a_checkpoint_lacks_is_an_error_of_the_store(store):
     reader = store.open("c1")
     for look in (reader.size, reader.read):
         assert isinstance(refusal(look, "other"), StoreError)
+
+
+def test_of_two_words_about_a_checkpoint_the_higher_one_counts(store):
+    saved(store)
+    word = Aside(until=5.0)
+    for _ in range(2):
+        store.lay_aside("c1", word, MarkNumber(2, 2))
+    assert refusal(store.lay_aside, "c1", None, MarkNumber(2, 1)).facts["obeyed"] == 2
+    assert [info.aside for info in store.list()] == [word]
+    store.lay_aside("c1", None, MarkNumber(3, 0))
+    assert [info.aside for info in store.list()] == [None]
+    missing = refusal(store.lay_aside, "c2", None, MarkNumber(9, 9))
+    assert missing.reason is Reason.CHECKPOINT_MISSING

@@ -121,7 +121,6 @@ class NodeInMemory(MemoryAgent[Place]):
     def __init__(self) -> None:
         super().__init__()
         self.step_seconds = 0.002
-        self.known_term: KnownTerm | None = None
         self.hold_at = ""  # an operation waits at that step until cancelled or let go
         self.capture_failure: Failure | None = None
         self.restore_failure: Failure | None = None
@@ -145,6 +144,7 @@ class NodeInMemory(MemoryAgent[Place]):
         self.silent: set[str] = set()  # incarnations whose node does not answer
         self.told: dict[str, list] = {}  # of each incarnation, by the service
         self.findings: list[Finding] = []  # of the node itself
+        self.terms: KnownTerm | None = None  # where it is served
 
     # --- for tests
     def run(self, key: SessionKey, contents: str, incarnation: str = "") -> Place:
@@ -289,8 +289,6 @@ class NodeInMemory(MemoryAgent[Place]):
 
     async def capture(self, incarnation, checkpoint, generation, *, seen=None):
         self._take_up(seen)
-        if self.known_term is not None:
-            self.term = self.known_term.number
         return self._told(self.begin_capture(incarnation, checkpoint, generation))
 
     async def restore(self, incarnation, checkpoint, *, lazy=False):
@@ -319,6 +317,9 @@ class NodeInMemory(MemoryAgent[Place]):
 
     def now(self):
         return time.time()
+
+    def term(self):
+        return self.terms.of_order if self.terms is not None else 0
 
     async def _told(self, events):
         async for event in events:
@@ -579,8 +580,8 @@ def _serve(application: Application) -> tuple[HTTPServer, str]:
 
 def serve_node(node: NodeInMemory) -> tuple[HTTPServer, str]:
     """The agent's real routes on that node; server and address."""
-    node.known_term = KnownTerm(SystemClock())
-    return _serve(make_application(node, TOKEN, node.known_term))
+    node.terms = KnownTerm(SystemClock())
+    return _serve(make_application(node, TOKEN, node.terms))
 
 
 def serve_hub(hub: HubInMemory) -> tuple[HTTPServer, str]:

@@ -16,6 +16,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
+    Aside,
     CheckpointInfo,
     Failure,
     HubState,
@@ -262,7 +263,7 @@ async def test_journal_of_an_older_generation_the_newer_one_comes_back(world, tm
     await world.until(lambda: world.phase(second) == "running")
     assert contents(world) == "new"
     kept = {row.id: row for row in second._sessions.journal.checkpoints(KEY)}
-    assert kept[older].keeping is Keeping.ASIDE
+    assert kept[older].keeping is Keeping.SUPERSEDED  # it has come back from that
 
 
 async def test_journal_of_neither_generation_the_older_one_does_not_outlive_the_newer(
@@ -909,6 +910,14 @@ def test_missed_is_nothing_that_is_older_than_what_the_row_names():
     assert lineage.missed(row, observed).id == "c"
 
 
+def test_missed_is_nothing_that_a_person_has_set_aside_unless_the_hub_remembers_it():
+    row = SessionRow(key=KEY)
+    word = msgspec.structs.replace(info("b", 5), aside=Aside(until=None))
+    observed = Observed((), (info("a", 3), word), HubState.STOPPED)
+    assert lineage.missed(row, observed).id == "a"
+    assert lineage.missed(row, observed, "b").id == "b"
+
+
 @pytest.mark.parametrize(
     ("pointer", "agree"),
     [("", False), ("c", True), ("b", True), ("other", False), ("old", False)],
@@ -929,7 +938,6 @@ async def test_journal_lost_and_numbers_that_begin_anew_the_later_term_comes_bac
     world,
 ):
     """Nobody is asked: the Hub knows the session."""
-    world.node.term = 1
     first = await running(world, "old")
     older = await suspend(world, first)
     its, image = world.node.saved[older]
@@ -953,7 +961,6 @@ async def test_deletion_in_a_journal_that_was_put_back_by_stamp_alone(world, tmp
     All clocks are wrong, and neither is known to the journal.
     """
     first = await running(world, "of the old one")
-    world.node.term = 3
     await suspend(world, first)
     its, _ = next(iter(world.node.saved.values()))
     discard = world.node.discard

@@ -81,7 +81,7 @@ async def test_order_to_delete_that_is_taken_before_the_term_rises_is_carried_ou
     info = await suspend(world, first)
     change(world, info, id="ckpt-later", incarnation="later", term=5, generation=9)
     if whose == "agent":
-        await world.node.known_term.hear(Term(number=5, holder="x"), order=False)
+        await world.node.terms.hear(Term(number=5, holder="x"), order=False)
     world.change(tick_interval=600.0)
     second = await journal_lost(world, first)
     world.hub.pointers.pop(KEY, None)

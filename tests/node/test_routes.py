@@ -99,6 +99,16 @@ def test_identity_of_a_missing_checkpoint_is_not_found(agent):
     assert response.json()["code"] == "checkpoint_missing"
 
 
+def test_word_about_a_missing_checkpoint_is_not_found(agent):
+    with agent.client() as client:
+        path = "/v1/checkpoints/none/aside"
+        response = client.put(path, json={"aside": True, "until": None, "word": 1})
+        assert response.status_code == 404
+        assert response.json()["code"] == "checkpoint_missing"
+        for bad in ({}, {"aside": 1}, {"aside": True, "word": -1}):
+            assert client.put(path, json=bad).status_code == 400
+
+
 def test_discard_of_a_missing_checkpoint_is_fine(agent):
     assert agent.delete("/v1/checkpoints/none").status_code == 204
 

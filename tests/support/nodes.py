@@ -85,6 +85,7 @@ class Node:
         self._watches: dict[str, asyncio.Task[None]] = {}
         former = cluster.nodes[0].agent if cluster.nodes else Agent({}, {})
         self.agent = Agent(former.saved, former.logins)
+        self.agent.words = former.words
         self._agent_server: HTTPServer | None = None
         self._agent_pod: dict[str, Any] = {}
         cluster.put("nodes", {"metadata": {"name": name, "labels": labels}})

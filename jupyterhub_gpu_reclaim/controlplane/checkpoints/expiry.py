@@ -47,14 +47,20 @@ def current(info: CheckpointInfo, now: float) -> CheckpointRow:
         key=info.key,
         generation=info.generation,
         keeping=Keeping.CURRENT,
-        info=info,
+        info=msgspec.structs.replace(info, aside=None),  # the row says it
         changed=now,
     )
 
 
 def aside(info: CheckpointInfo, now: float, seconds: float | None) -> CheckpointRow:
-    """A checkpoint that is set aside; None: not deleted by itself."""
+    """A checkpoint that is set aside; None: not deleted by itself.
+
+    Where a person has said so, and the journal did not know, until the time that the
+    mark names.
+    """
     expires = None if seconds is None else now + seconds
+    if info.aside is not None:
+        expires = info.aside.until
     row = current(info, now)
     return msgspec.structs.replace(row, keeping=Keeping.ASIDE, expires=expires)
 

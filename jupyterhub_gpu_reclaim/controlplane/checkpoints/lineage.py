@@ -67,7 +67,8 @@ def missed(
     return newest(
         info
         for info in observed.unknown()
-        if info.stamp > known or info.id == pointer != row.checkpoint
+        if info.id == pointer != row.checkpoint
+        or (info.stamp > known and info.aside is None)
     )
 
 

@@ -132,8 +132,9 @@ def saved(
     seconds = settings.set_aside if sure else None
     rows = _asides(sessions, observed, seconds, besides=newest.id)
     before = lineage.ancestors(newest, observed.saved or ())
-    rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
+    before -= _by_word(observed)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
+    rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
     sessions.apply(
         row.key,
         SessionEvent.FOUND_SAVED,
@@ -173,13 +174,13 @@ def _beside(
         rows = [each for each in rows if each.id != row.checkpoint]
         rows += [expiry.current(info, sessions.clock.now()) for info in own]
     until = sessions.clock.now() + settings.grace
-    before = lineage.goes_back_to(row.checkpoint, observed)
+    before = lineage.goes_back_to(row.checkpoint, observed) - _by_word(observed)
     rows = _superseded(rows, before, until)
     changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
     running = observed.tree(row.incarnation)
     parent = _came_from(running) if running is not None else ""
     if observed.missed(parent) and row.checkpoint in {"", parent}:
-        before = {parent, *lineage.goes_back_to(parent, observed)}
+        before = {parent} | lineage.goes_back_to(parent, observed) - _by_word(observed)
         rows = _superseded(rows, before, until)
         changes["checkpoint"] = parent
     if not row.since:  # nothing that runs or is suspended: only what may come back
@@ -196,6 +197,11 @@ def _came_from(tree: Tree) -> str:
     An attempt to capture it, which has failed since, is none.
     """
     return tree.origin or tree.checkpoint
+
+
+def _by_word(observed: Observed) -> set[str]:
+    """Those that a person has set aside, until a time of their own."""
+    return {info.id for info in observed.saved or () if info.aside is not None}
 
 
 def _superseded(

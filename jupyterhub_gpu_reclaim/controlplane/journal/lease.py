@@ -332,7 +332,7 @@ class _Fenced:
 
 class _FencedAgent(_Fenced):
     _orders = frozenset({"capture", "restore", "nap", "wake", "thaw", "release"})
-    _orders |= {"kill", "cancel", "discard"}
+    _orders |= {"kill", "cancel", "discard", "lay_aside"}
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
         """The committed ones; from now on the term is not below any of theirs.

@@ -52,6 +52,10 @@ class ObservedState:
         """Every session that the agent has heard of."""
         return (self._trees or {}).keys() | (self._saved or {}).keys()
 
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """All that are committed, as far as known."""
+        return [info for infos in (self._saved or {}).values() for info in infos]
+
     def session(self, key: SessionKey, known: frozenset[str]) -> Observed:
         """The part of it that is about one session."""
         servers = self._servers
@@ -108,6 +112,7 @@ class Observer:
         if self._saved is None or now - self._listed >= every:
             for runtime in self._sessions.runtimes.values():
                 runtime.deleted = frozenset()
+                runtime.told = {}
             self._saved = await self._ask("agent's store", self._agent.checkpoints)
             self._listed = now
             if self._saved is not None:

@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.marks import Marks
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
@@ -89,6 +90,7 @@ class ControlLoops:
         self._room = room
         self._wakes = wakes
         self._settings = settings
+        self._marks = Marks(sessions, agent)
         self._prune_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -150,6 +152,7 @@ class ControlLoops:
         self._room.refresh()
         expiry.retain(self._sessions, settings.retention)
         await expiry.collect(self._sessions, self._agent)
+        await self._marks.settle(state.checkpoints())
         self._forget_gone(state)
         self._now_and_then(self._sessions.clock.now())
         self._tally.note()

@@ -28,8 +28,8 @@ class Agent(Protocol):
     """Carries out orders on the node. Every call may raise ``Unreachable``.
 
     ``Unreachable`` means that nothing is known. ``capture``, ``release``, ``restore``,
-    ``nap``, ``wake``, ``thaw``, ``kill``, ``cancel`` and ``discard`` are idempotent and
-    may be repeated after any failure.
+    ``nap``, ``wake``, ``thaw``, ``kill``, ``cancel``, ``discard`` and ``lay_aside`` are
+    idempotent and may be repeated after any failure.
     """
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
@@ -137,6 +137,27 @@ class Agent(Protocol):
             checkpoint: its id.
             runs: the incarnation that came from it; where that does not run any more
                 when the order arrives, it is refused.
+        """
+
+    async def lay_aside(
+        self,
+        checkpoint: str,
+        until: float | None,
+        *,
+        aside: bool = True,
+        word: int = 0,
+    ) -> None:
+        """Seal a person's word about a checkpoint beside it; idempotent.
+
+        ``CheckpointInfo.aside`` tells of it then. An older agent has no such call, and
+        is ``Unreachable``.
+
+        Args:
+            checkpoint: its id.
+            until: when it may be deleted; None: not by itself.
+            aside: whether it is set aside, or so no more.
+            word: number of the word; of two of one service the higher one counts, and
+                the lower one is refused where it comes later.
         """
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
+        Aside,
         Decision,
         Failure,
         GpuSample,
@@ -57,6 +58,8 @@ class Runtime:
     compared: bool = False
     #: its checkpoints that were deleted since the store was listed last
     deleted: frozenset[str] = frozenset()
+    #: words about its checkpoints that the store has taken since it was listed last
+    told: dict[str, Aside | None] = field(default_factory=dict)
     #: incarnations whose end was ordered and not answered (``flows/ending.py``)
     ending: frozenset[str] = frozenset()
     #: what the Hub remembers there of a session that has another name in the journal

@@ -136,6 +136,16 @@ class Node(Protocol):
     async def discard(self, checkpoint: str, *, runs: str = "") -> None:
         """Delete a checkpoint, if that incarnation runs here; idempotent."""
 
+    async def lay_aside(
+        self,
+        checkpoint: str,
+        until: float | None,
+        *,
+        aside: bool = True,
+        word: int = 0,
+    ) -> None:
+        """Seal a person's word about a checkpoint; idempotent."""
+
 
 class Handler(RequestHandler):
     """Common to all handlers: the token check, JSON both ways, errors as ``Failure``.
@@ -298,6 +308,14 @@ class ReleaseOrder(Value, frozen=True, kw_only=True):
     """Body of ``release``."""
 
     checkpoint: Identifier
+
+
+class AsideOrder(Value, frozen=True, kw_only=True):
+    """Body of ``aside``."""
+
+    aside: bool
+    until: float | None = None
+    word: Annotated[int, msgspec.Meta(ge=0, lt=10**10)] = 0
 
 
 class GetHealth(Handler):
@@ -495,6 +513,19 @@ class DeleteCheckpoint(Handler):
         self.finish()
 
 
+class PutAside(Handler):
+    """``PUT /v1/checkpoints/{id}/aside``."""
+
+    async def put(self, checkpoint: str) -> None:
+        """Seal the word beside it."""
+        said = self.body(AsideOrder)
+        await self.node.lay_aside(
+            checkpoint, said.until, aside=said.aside, word=said.word
+        )
+        self.set_status(204)
+        self.finish()
+
+
 class GetIdentity(Handler):
     """``GET /v1/checkpoints/{id}/identity``."""
 
@@ -548,6 +579,7 @@ def make_application(
         ("/v1/samples", GetSamples),
         ("/v1/checkpoints", ListCheckpoints),
         (f"/v1/checkpoints/{name}", DeleteCheckpoint),
+        (f"/v1/checkpoints/{name}/aside", PutAside),
         (f"/v1/checkpoints/{name}/identity", GetIdentity),
     ]
     return Application(

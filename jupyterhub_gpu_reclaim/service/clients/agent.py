@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
     ReclaimError,
+    Refused,
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
@@ -279,6 +280,28 @@ class AgentClient:
         if runs:
             path += "?" + urlencode({"runs": runs})
         await self._ask("DELETE", path, limit=self._slow)
+
+    async def lay_aside(
+        self,
+        checkpoint: str,
+        until: float | None,
+        *,
+        aside: bool = True,
+        word: int = 0,
+    ) -> None:
+        """Have a person's word about a checkpoint sealed in the store.
+
+        Raises:
+            Unreachable: also of an older agent, which has no such call.
+        """
+        path = f"/v1/checkpoints/{checkpoint}/aside"
+        body = codec.encode({"aside": aside, "until": until, "word": word})
+        try:
+            await self._ask("PUT", path, limit=self._quick, body=body)
+        except (NotFound, Refused) as error:
+            if error.reason is not Reason.INVALID:
+                raise
+            raise _unreachable(f"{path}: an older agent") from None
 
     # --- the border
     async def _order(self, path: str, body: Any = None) -> Tree:

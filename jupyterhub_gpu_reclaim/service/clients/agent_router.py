@@ -371,6 +371,20 @@ class AgentRouter:
             lambda client: client.discard(checkpoint), seconds=_ORDER_SECONDS
         )
 
+    async def lay_aside(
+        self,
+        checkpoint: str,
+        until: float | None,
+        *,
+        aside: bool = True,
+        word: int = 0,
+    ) -> None:
+        """Have a person's word about a checkpoint sealed in the store."""
+        await self._agents.anyone(
+            lambda client: client.lay_aside(checkpoint, until, aside=aside, word=word),
+            seconds=_ORDER_SECONDS,
+        )
+
     # --- who and where
     async def _seat(
         self, incarnation: str, *, running: bool = False

@@ -78,8 +78,15 @@ class WriteBackCache:
         """Put it in the folder; before that in the store, where a commit means that.
 
         A crash between the two leaves it in the store, where it is found. Deletion
-        locks concern every process, so they stand in the store.
+        locks concern every process, so they stand in the store. A mark stands where
+        its checkpoint does: in the store, or until the upload in the folder alone.
         """
+        if name.startswith(layout.MARKS):
+            manifest = layout.manifest(layout.id_of(name) or "")
+            with self.settling:
+                there = exists(self.remote, manifest)
+                (self.remote if there else self.local).publish(name, data)
+            return
         if name.startswith(layout.DELETION_LOCKS):
             self.remote.publish(name, data)
             return

@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import exists
 from jupyterhub_gpu_reclaim.store.catalogue import locks
+from jupyterhub_gpu_reclaim.store.catalogue.marks import superseded
 from jupyterhub_gpu_reclaim.store.format import layout
 
 if TYPE_CHECKING:
@@ -90,9 +91,9 @@ class Garbage:
             e for e in backend.list(layout.ASIDE) if layout.id_of(e.name) == checkpoint
         ]
         packs = backend.list(layout.pack_prefix(checkpoint))
-        done = self._clear(
-            checkpoint, aside + packs, never=never, except_writing=checkpoint
-        )
+        marks = backend.list(layout.mark_prefix(checkpoint))
+        remains = aside + packs + marks
+        done = self._clear(checkpoint, remains, never=never, except_writing=checkpoint)
         for owner in earlier:
             # That only it has kept alive.
             if not self._catalogue.exists(owner):
@@ -114,7 +115,7 @@ class Garbage:
         """
         # In this order: a commit meanwhile is found by its intent or its manifest.
         found: dict[str, list[Entry]] = {}
-        for prefix in (layout.PACKS, layout.ASIDE, layout.INTENTS):
+        for prefix in (layout.PACKS, layout.ASIDE, layout.INTENTS, layout.MARKS):
             for entry in self._backend.list(prefix):
                 if id_ := layout.id_of(entry.name):
                     found.setdefault(id_, []).append(entry)
@@ -126,6 +127,8 @@ class Garbage:
             if id_ in needed.committed:
                 # Its packs are its own affair; what it left beside them is not needed.
                 entries = [e for e in entries if not e.name.startswith(layout.PACKS)]
+                if not _spare(id_, entries, needed, never=False):
+                    continue  # no lock for a mark that counts
             elif all(e.name in needed.packs for e in entries):
                 continue  # others need all that is left of it
             never = any(map(_is_intent, entries)) and self._is_writers(id_)
@@ -239,8 +242,11 @@ def _spare(
         return []
     named = owner in needed.owners or owner in needed.committed
     blind = needed.blind and not never
+    former = superseded(entries)
 
     def stays(name: str) -> bool:
+        if layout.mark_number(name):
+            return owner in needed.committed and name not in former
         if not name.startswith(layout.PACKS):
             return False
         if name == layout.index(owner):

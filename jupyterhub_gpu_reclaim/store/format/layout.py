@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 #: The object that tells this store from an empty place.
 IDENTITY = "identity"
@@ -10,6 +11,7 @@ MANIFESTS = "manifests/"
 PACKS = "packs/"
 INTENTS = "writing/"
 DELETION_LOCKS = "removing/"
+MARKS = "marks/"
 #: Where objects stand that have no name yet; what is left there are remains.
 ASIDE = "tmp/"
 
@@ -17,6 +19,14 @@ ASIDE = "tmp/"
 CHUNK_SIZES = tuple(4096 << shift for shift in range(7))
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_MARK = re.compile(rf"{MARKS}{_ID.pattern}/([0-9]{{10}})-([0-9]{{10}})")
+
+
+class MarkNumber(NamedTuple):
+    """Which word is the later one: the higher."""
+
+    term: int  #: of the service that has given it
+    word: int  #: of that service
 
 
 def is_id(checkpoint: str) -> bool:
@@ -54,6 +64,22 @@ def index(checkpoint: str) -> str:
     return f"{pack_prefix(checkpoint)}index"
 
 
+def mark_prefix(checkpoint: str) -> str:
+    """Where a checkpoint's marks stand."""
+    return f"{MARKS}{checkpoint}/"
+
+
+def mark(checkpoint: str, number: MarkNumber) -> str:
+    """One mark of a checkpoint; by name they are in the order of their numbers."""
+    return f"{mark_prefix(checkpoint)}{number.term:010d}-{number.word:010d}"
+
+
+def mark_number(name: str) -> MarkNumber | None:
+    """The number of the mark that is called so; None: it is none."""
+    found = _MARK.fullmatch(name)
+    return None if found is None else MarkNumber(int(found[1]), int(found[2]))
+
+
 def aside_of(name: str, mark: str) -> str:
     """What an object is called until it is finished: flat, so that no folder is made.
 
@@ -73,5 +99,6 @@ def id_of(name: str) -> str | None:
             break
     else:
         parts = name.split("/")
-        found = parts[1] if name.startswith(PACKS) and len(parts) > 2 else ""
+        inside = name.startswith((PACKS, MARKS)) and len(parts) > 2
+        found = parts[1] if inside else ""
     return found if is_id(found) else None

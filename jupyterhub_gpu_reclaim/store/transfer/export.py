@@ -158,6 +158,9 @@ def import_checkpoint(
     for entry in sorted(set(objects) - set(missing(backend, objects))):
         _compare(archive, backend, entry)
     copy_missing(archive, backend, objects, go_on=go_on)
+    # Of one of that id that was deleted here: whoever imports it wants it.
+    for entry in backend.list(layout.mark_prefix(id_)):
+        backend.delete(entry.name)
     try:
         backend.publish(layout.manifest(id_), data, needs=objects)
     except ObjectExists:

@@ -11,6 +11,7 @@ delete here does not come back there.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -205,6 +206,8 @@ class Upload:
                 return False
             self._check(needs)
             data = local.read(manifest, 0, MAX_BYTES)
+            # Before it: who sees the checkpoint there, sees what was said of it.
+            self._bring_marks(layout.id_of(manifest) or "")
             try:
                 remote.publish(manifest, data, needs=needs)
             except ObjectExists:
@@ -222,6 +225,12 @@ class Upload:
             if now != data:
                 remote.replace(manifest, now)  # another key has wrapped it meanwhile
         return True
+
+    def _bring_marks(self, checkpoint: str) -> None:
+        local, remote = self._cache.local, self._cache.remote
+        for entry in local.list(layout.mark_prefix(checkpoint)):
+            with contextlib.suppress(ObjectMissing, ObjectExists):
+                remote.publish(entry.name, local.read(entry.name, 0, MAX_BYTES))
 
     def _check(self, needs: Sequence[Entry]) -> None:
         if gone := missing(self._cache.remote, needs):

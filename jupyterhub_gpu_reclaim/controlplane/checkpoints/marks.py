@@ -1,0 +1,99 @@
+"""Marks: what a person has said of a checkpoint, in the store beside it.
+
+The journal is the wish, the mark its copy, so that a lost journal costs history and no
+word. Nothing is queued: what differs is told to the agent, until a list of the store
+shows it. A decision waits in the journal while the store is away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.models import Aside
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+_log = logging.getLogger(__name__)
+
+#: Words that one tick tells at most; the rest comes with the next.
+PER_TICK = 8
+_ASIDE = {Keeping.ASIDE, Keeping.FORMER}
+
+
+class Marks:
+    """Keeps the marks in the store as the journal has it.
+
+    Args:
+        sessions: where the journal is.
+        agent: writes them.
+    """
+
+    def __init__(self, sessions: Sessions, agent: Agent) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        #: Of the service's term, so that a late order does not count.
+        self._words = itertools.count(1)
+        self._last = ""  #: checkpoint that was tried last: the others come first
+
+    async def settle(self, saved: Iterable[CheckpointInfo]) -> None:
+        """Tell some words that the store does not show; never raises ``ReclaimError``.
+
+        As with deletions, only for sessions that were found to be as the journal says.
+
+        Args:
+            saved: the checkpoints, as the store was last listed.
+        """
+        due = self._due(saved)
+        turn = sorted(due, key=lambda row: (row.id <= self._last, row.id))
+        for row in turn[:PER_TICK]:
+            self._last = row.id
+            try:
+                await self._tell(row)
+            except Unreachable as error:
+                _log.debug("%s: mark of %s: %s", row.key, row.id, error)
+                return
+            except ReclaimError as error:
+                _log.info("%s: mark of %s not written: %s", row.key, row.id, error)
+
+    def _due(self, saved: Iterable[CheckpointInfo]) -> list[CheckpointRow]:
+        due = []
+        for info in saved:
+            row = self._sessions.journal.checkpoint(info.id)
+            if row is None or _is_undecided(row):
+                continue
+            runtime = self._sessions.runtime(row.key)
+            if not runtime.compared:
+                continue
+            if runtime.told.get(row.id, info.aside) != _wish(row):
+                due.append(row)
+        return due
+
+    async def _tell(self, row: CheckpointRow) -> None:
+        wish = _wish(row)
+        await self._agent.lay_aside(
+            row.id,
+            None if wish is None else wish.until,
+            aside=wish is not None,
+            word=next(self._words),
+        )
+        self._sessions.runtime(row.key).told[row.id] = wish
+
+
+def _is_undecided(row: CheckpointRow) -> bool:
+    """Whether there is no word: about to be deleted, or a person has to choose yet."""
+    chosen = row.keeping is not Keeping.ASIDE or row.expires is not None
+    return row.keeping is Keeping.TO_DELETE or not chosen
+
+
+def _wish(row: CheckpointRow) -> Aside | None:
+    return Aside(until=row.expires) if row.keeping in _ASIDE else None

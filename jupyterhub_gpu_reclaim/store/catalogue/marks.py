@@ -1,0 +1,174 @@
+"""The marks beside the manifests: which checkpoints a person's word has set aside.
+
+A mark is never changed: a later word is another object with a higher number, and the
+highest counts, in whatever order they arrive. One that does not open counts as no mark,
+so that a checkpoint is rather found than lost. Safe to call from several threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backend import (
+    ObjectExists,
+    ObjectMissing,
+    copies_of,
+    mend,
+)
+from jupyterhub_gpu_reclaim.store.format import layout, mark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jupyterhub_gpu_reclaim.common.models import Aside
+    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+    from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
+    from jupyterhub_gpu_reclaim.store.format.manifest import Body
+
+log = logging.getLogger(__name__)
+
+
+class Marks:
+    """The marks of a store; any call raises ``StoreError`` when that does not work.
+
+    Args:
+        backend: where they stand.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        #: What the marks of the last list say, by name; replaced as a whole.
+        self._read: dict[str, Aside | None] = {}
+
+    def of(self, bodies: Iterable[Body]) -> dict[str, Aside]:
+        """The checkpoints that are set aside; one list, and each mark is read once."""
+        highest: dict[str, str] = {}
+        for entry in self._backend.list(layout.MARKS):
+            if layout.mark_number(entry.name):
+                highest[layout.id_of(entry.name) or ""] = entry.name
+        asides: dict[str, Aside] = {}
+        said: dict[str, Aside | None] = {}
+        for body in bodies:
+            name = highest.get(body.info.id, "")
+            if name in self._read:
+                said[name] = self._read[name]
+            elif name:
+                self._look(name, body, said)
+            aside = said.get(name)
+            if aside is not None:
+                asides[body.info.id] = aside
+        self._read = said
+        return asides
+
+    def put(self, body: Body, aside: Aside | None, number: MarkNumber) -> None:
+        """Seal a word about a checkpoint, durably; idempotent.
+
+        Raises:
+            Refused: ``FORMER_SERVICE``: there is a later one.
+        """
+        name = layout.mark(body.info.id, number)
+        broken, said = [], False
+        for other in reversed(self._names(body.info.id)):
+            if other < name or said:
+                break
+            try:
+                self._refuse(other, body, aside, number)
+                said = True
+            except ObjectMissing:
+                continue
+            except StoreError as error:
+                if error.reason is not Reason.CHECKPOINT_DAMAGED:
+                    raise
+                broken.append(other)
+        if name in broken:  # where it has to stand
+            self._backend.delete(name)
+        if not said:
+            self._publish(name, body, aside, number)
+        for other in broken:
+            if other != name:  # it would count still, as none
+                self._backend.delete(other)
+
+    def damage(self, body: Body) -> list[tuple[str, str]]:
+        """The mark of a checkpoint that counts, where it does not open; and why."""
+        for name in self._names(body.info.id)[-1:]:
+            try:
+                self._open(name, body)
+            except ObjectMissing:
+                continue  # a later word, and a sweep
+            except StoreError as error:
+                if error.reason is not Reason.CHECKPOINT_DAMAGED:
+                    raise
+                return [(name, error.message)]
+        return []
+
+    def _names(self, checkpoint: str) -> list[str]:
+        entries = self._backend.list(layout.mark_prefix(checkpoint))
+        return sorted(e.name for e in entries if layout.mark_number(e.name))
+
+    def _look(self, name: str, body: Body, said: dict[str, Aside | None]) -> None:
+        """Note what it says; nothing where it does not open, or has just gone."""
+        try:
+            said[name] = self._open(name, body)
+        except ObjectMissing:
+            # A later word, and a sweep: the next list has that one.
+            log.info("- %s has gone", name)
+        except StoreError as error:
+            if error.reason is not Reason.CHECKPOINT_DAMAGED:
+                raise
+            log.warning("- %s counts as none: %s", name, error)
+
+    def _publish(
+        self, name: str, body: Body, aside: Aside | None, number: MarkNumber
+    ) -> None:
+        try:
+            self._backend.publish(name, mark.encode(aside, name, body.origins[0]))
+        except ObjectExists:  # our own, whose answer was lost; or another's
+            self._refuse(name, body, aside, number)
+
+    def _refuse(
+        self, name: str, body: Body, aside: Aside | None, number: MarkNumber
+    ) -> None:
+        """Refuse a word that comes after a later one, unless both say the same."""
+        found = layout.mark_number(name)
+        if self._open(name, body) != aside and found is not None:
+            raise Refused(Reason.FORMER_SERVICE, term=number.term, obeyed=found.term)
+
+    def _open(self, name: str, body: Body) -> Aside | None:
+        """What it says, in whichever place it opens.
+
+        Raises:
+            ObjectMissing: it has gone.
+            StoreError: ``CHECKPOINT_DAMAGED``: it opens nowhere.
+        """
+        broken: list[Backend] = []
+        failure: StoreError = ObjectMissing(name)
+        for place in copies_of(self._backend):
+            try:
+                data = place.read(name, 0, mark.MAX_BYTES)
+                said = mark.decode(data, name, body.origins[0])
+            except ObjectMissing:
+                continue
+            except StoreError as error:
+                if error.reason is Reason.CHECKPOINT_DAMAGED:
+                    broken.append(place)
+                if failure.reason is Reason.CHECKPOINT_DAMAGED:
+                    failure = error
+            else:
+                mend(broken, name, 0, data)
+                return said
+        raise failure
+
+
+def superseded(entries: Iterable[Entry]) -> set[str]:
+    """Those of some checkpoints' marks that a later word stands beside."""
+    older: set[str] = set()
+    highest: dict[str, str] = {}
+    for name in sorted(e.name for e in entries if layout.mark_number(e.name)):
+        checkpoint = layout.id_of(name) or ""
+        if checkpoint in highest:
+            older.add(highest[checkpoint])
+        highest[checkpoint] = name
+    return older

@@ -1,0 +1,67 @@
+"""A mark: a person's word about a checkpoint, sealed for the place where it stands.
+
+Pure; ``FORMAT.md``, marks. Its key comes from the checkpoint's data key: whoever can
+read the manifest can read the mark, and a new master key changes nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import decoders
+from jupyterhub_gpu_reclaim.common.models import Aside, Value
+from jupyterhub_gpu_reclaim.store.format import crypto
+from jupyterhub_gpu_reclaim.store.format.index import damaged
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.store.format.crypto import Origin
+
+MAGIC = b"GRSMARK" + bytes([crypto.FORMAT])
+#: Far above any of ours.
+MAX_BYTES = 4096
+_SALT_BYTES = 16
+
+
+class _Word(Value, frozen=True, kw_only=True):
+    """The part that only a holder of the key can read or write."""
+
+    aside: Aside | None
+
+
+def encode(aside: Aside | None, name: str, origin: Origin) -> bytes:
+    """The object's bytes.
+
+    Args:
+        aside: the word; None: it is what its session goes on from, after all.
+        name: of the object.
+        origin: the checkpoint, with its data key.
+    """
+    salt = os.urandom(_SALT_BYTES)
+    plain = msgspec.json.encode(_Word(aside=aside))
+    return MAGIC + salt + _sealer(salt, name, origin).seal(0, plain, MAGIC)
+
+
+def decode(data: bytes, name: str, origin: Origin) -> Aside | None:
+    """The word.
+
+    Raises:
+        StoreError: ``CHECKPOINT_DAMAGED``: not what was written, or not there.
+    """
+    head = len(MAGIC) + _SALT_BYTES
+    salt, sealed = data[len(MAGIC) : head], data[head:]
+    if data[: len(MAGIC)] != MAGIC or len(sealed) < crypto.TAG_BYTES:
+        raise damaged(f"{name} is no mark that this version knows")
+    try:
+        plain = _sealer(salt, name, origin).open(0, sealed, MAGIC)
+        return decoders.json_decoder(_Word).decode(plain).aside
+    except (crypto.Forged, msgspec.DecodeError, UnicodeDecodeError):
+        raise damaged(f"{name} is not what was written") from None
+
+
+def _sealer(salt: bytes, name: str, origin: Origin) -> crypto.Sealer:
+    # A key of its own for each attempt: two may send different words under one name.
+    key = crypto.derive(origin.data_key, "mark", origin.id, name, salt.hex())
+    return crypto.Sealer(key)

@@ -1,0 +1,236 @@
+"""A word about a checkpoint stands beside it, in every store."""
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.models import Aside, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
+from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
+from jupyterhub_gpu_reclaim.store.format import layout
+from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
+from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.store.transfer.export import (
+    export_checkpoint,
+    import_checkpoint,
+)
+from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
+from jupyterhub_gpu_reclaim.store.verification import Verification
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from tests.store.doubles import KEYS
+
+ASIDE, FOR_EVER = Aside(until=1234.5), Aside(until=None)
+
+
+class Counted(BackendProxy):
+    """Counts what is asked of it."""
+
+    def __init__(self, backend):
+        super().__init__(backend)
+        self.calls = []
+
+    def list(self, prefix):
+        self.calls.append(f"list {prefix}")
+        return super().list(prefix)
+
+    def read(self, name, offset, length):
+        self.calls.append(f"read {name}")
+        return super().read(name, offset, length)
+
+
+@pytest.fixture
+def store(backend):
+    return opened(backend)
+
+
+def opened(backend):
+    return Repository(backend, clock=ManualClock(), keys=KEYS)
+
+
+def saved(store, checkpoint="c1", generation=1):
+    key = SessionKey("ann")
+    writer = store.begin(id=checkpoint, key=key, incarnation="i", generation=generation)
+    writer.add("memory", checkpoint.encode() * 1000)
+    return writer.commit()
+
+
+def asides(store):
+    return {info.id: info.aside for info in store.list()}
+
+
+def marks(backend):
+    return [entry.name for entry in backend.list(layout.MARKS)]
+
+
+def lay(store, aside, term=1, word=1, checkpoint="c1"):
+    store.lay_aside(checkpoint, aside, MarkNumber(term, word))
+
+
+def test_word_is_in_the_list_of_everybody_until_a_later_one(backend, store):
+    saved(store)
+    saved(store, "c2", 2)
+    assert asides(store) == {"c1": None, "c2": None}
+    lay(store, ASIDE)
+    assert asides(store) == asides(opened(backend)) == {"c1": ASIDE, "c2": None}
+    lay(store, FOR_EVER, word=2)
+    assert asides(store) == {"c1": FOR_EVER, "c2": None}
+    lay(store, None, term=2)
+    assert asides(store) == asides(opened(backend)) == {"c1": None, "c2": None}
+
+
+def test_word_that_arrives_after_a_later_one_is_refused(backend, store):
+    saved(store)
+    lay(store, ASIDE, term=3, word=2)
+    for late in ((2, 9), (3, 1), (3, 2)):
+        with pytest.raises(Refused) as caught:
+            lay(store, None, *late)
+        assert caught.value.reason is Reason.FORMER_SERVICE
+        assert caught.value.facts["obeyed"] == 3
+    assert asides(opened(backend)) == {"c1": ASIDE}
+
+
+def test_same_word_again_is_no_second_mark(backend, store):
+    saved(store)
+    lay(store, ASIDE, word=2)
+    lay(store, ASIDE, word=2)
+    lay(store, ASIDE, word=1)
+    assert len(marks(backend)) == 1
+
+
+def test_words_of_two_agents_that_do_not_see_each_other_are_in_order(backend, store):
+    """The later one is published first; the earlier one has not seen it."""
+    saved(store)
+    lay(store, None, word=5)
+    blind = opened(Blind(backend))
+    lay(blind, ASIDE, word=4)
+    assert len(marks(backend)) == 2
+    assert asides(opened(backend)) == {"c1": None}
+
+
+class Blind(BackendProxy):
+    """An object store whose lists of marks come late."""
+
+    def list(self, prefix):
+        found = super().list(prefix)
+        return [] if prefix.startswith(layout.MARKS) else found
+
+
+def test_list_costs_one_request_more_however_many_are_aside(backend, store):
+    for number in range(1, 5):
+        saved(store, f"c{number}", number)
+        lay(store, ASIDE, checkpoint=f"c{number}")
+    counted = Counted(backend)
+    again = opened(counted)
+    first = again.list()
+    counted.calls.clear()
+    assert again.list() == first
+    assert counted.calls == ["list manifests/", "list marks/"]
+
+
+def test_word_goes_with_its_checkpoint(backend, store):
+    saved(store)
+    lay(store, ASIDE)
+    store.delete("c1")
+    assert marks(backend) == []
+
+
+def test_word_about_what_is_not_committed_is_refused_ignored_and_swept(backend, store):
+    saved(store)
+    lay(store, ASIDE)
+    (name,) = marks(backend)
+    backend.publish(name.replace("c1", "c2"), backend.read(name, 0, 4096))
+    with pytest.raises(NotFound):
+        lay(store, ASIDE, checkpoint="c2")
+    assert asides(store) == {"c1": ASIDE}
+    assert store.sweep().removed == ["c2"]
+    assert marks(backend) == [name]
+
+
+def test_sweep_removes_all_words_but_the_last(backend, store):
+    saved(store)
+    for word, aside in enumerate([ASIDE, None, FOR_EVER]):
+        lay(store, aside, word=word)
+    store.sweep()
+    assert marks(backend) == [layout.mark("c1", MarkNumber(1, 2))]
+    assert asides(opened(backend)) == {"c1": FOR_EVER}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: data[:8] + bytes(16) + data[24:],
+        lambda data: data[:20],
+        lambda data: b"",
+        lambda data: b"GRSMARK\x02" + data[8:],
+    ],
+    ids=["flipped", "other salt", "truncated", "empty", "of a newer format"],
+)
+def test_damaged_word_counts_as_none_is_found_and_gives_way(backend, store, spoil):
+    saved(store)
+    lay(store, ASIDE)
+    (name,) = marks(backend)
+    data = backend.read(name, 0, 4096)
+    backend.delete(name)
+    backend.publish(name, spoil(data))
+    store = opened(backend)
+    assert asides(store) == {"c1": None}
+    (damage,) = Verification(store).check("c1")
+    assert (damage.checkpoint, damage.object) == ("c1", name)
+    lay(store, ASIDE)
+    assert asides(store) == {"c1": ASIDE}
+    assert Verification(store).check("c1") == []
+
+
+def test_word_that_was_moved_is_none(backend, store):
+    """To another checkpoint of the same session, or to a higher number."""
+    saved(store)
+    saved(store, "c2", 2)
+    lay(store, ASIDE)
+    lay(store, None, word=2)
+    old, _ = marks(backend)
+    data = backend.read(old, 0, 4096)
+    backend.publish(layout.mark("c2", MarkNumber(1, 1)), data)
+    replayed = layout.mark("c1", MarkNumber(9, 9))
+    backend.publish(replayed, data)
+    store = opened(backend)
+    assert asides(store) == {"c1": None, "c2": None}
+    lay(store, FOR_EVER, word=3)
+    assert asides(store) == {"c1": FOR_EVER, "c2": None}
+    assert replayed not in marks(backend)
+
+
+def test_upload_brings_the_word_before_its_checkpoint():
+    published = []
+
+    class Remote(MemoryBackend):
+        def publish(self, name, data, *, needs=()):
+            super().publish(name, data, needs=needs)
+            published.append(name.partition("/")[0])
+
+    tiers = WriteBackCache(MemoryBackend(), Remote(), CommitMeans.LOCAL)
+    store = opened(tiers)
+    saved(store)
+    lay(store, ASIDE)
+    assert marks(tiers.remote) == []
+    Upload(tiers, store).round()
+    assert published[-2:] == ["marks", "manifests"]
+    assert asides(opened(tiers.remote)) == {"c1": ASIDE}
+    lay(store, None, word=2)
+    assert asides(opened(tiers.remote)) == {"c1": None}
+
+
+def test_export_leaves_the_word_out_and_import_forgets_one(tmp_path):
+    """Whoever takes it elsewhere wants it; what was said of it here, was said here."""
+    backend = MemoryBackend()
+    store = opened(backend)
+    saved(store)
+    lay(store, ASIDE)
+    export_checkpoint(backend, store, "c1", tmp_path / "file")
+    word = {name: bytes(backend.objects[name]) for name in marks(backend)}
+    store.delete("c1")
+    backend.objects |= word  # as an agent without marks would have left it
+    with (tmp_path / "file").open("rb") as file:
+        import_checkpoint(file, backend, keys=KEYS, opens=KEYS, clock=ManualClock())
+    assert asides(opened(backend)) == {"c1": None}

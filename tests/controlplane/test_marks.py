@@ -1,0 +1,219 @@
+"""A person's word about a checkpoint is in the store, and outlives the journal."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
+from jupyterhub_gpu_reclaim.common.models import Aside, Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, marks
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
+from tests.controlplane.conftest import KEY
+from tests.controlplane.test_old_journal import contents, running, suspend
+
+
+def word(world, checkpoint):
+    """What the store says of a checkpoint."""
+    return world.node.saved[checkpoint][0].aside
+
+
+def row(controller, checkpoint):
+    return controller._sessions.journal.checkpoint(checkpoint)
+
+
+async def put_aside(world, controller):
+    """Suspend it, and let its user start fresh; what was put aside."""
+    saved = await suspend(world, controller)
+    await controller.users.start_fresh(KEY, "ada")
+    return saved
+
+
+async def started_fresh(world, controller):
+    """The same, and a new session, which was never saved, runs."""
+    saved = await put_aside(world, controller)
+    assert await world.hub.start(KEY) == "cold"
+    world.hub.pointers.pop(KEY, None)  # as the spawner does with a cold start
+    await world.until(lambda: word(world, saved))
+    return saved
+
+
+async def test_what_was_put_aside_is_marked_until_it_comes_back(world):
+    first = await running(world, "tensors")
+    saved = await started_fresh(world, first)
+    assert word(world, saved) == Aside(until=row(first, saved).expires)
+    await first.users.bring_back(KEY, saved, "ada", save_running=True)
+    await world.until(lambda: world.hub.states[KEY] == "stopped")
+    await world.until(lambda: word(world, saved) is None)
+
+
+async def test_journal_lost_after_a_fresh_start_the_next_one_is_cold_and_offers_it(
+    world,
+):
+    first = await running(world, "tensors")
+    saved = await started_fresh(world, first)
+    kept_until = row(first, saved).expires
+    world.node.end(world.hub.incarnations[KEY])
+    world.hub.states[KEY] = "stopped"
+    second = await world.journal_lost(first)
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(second) == "running")
+    (offered,) = second.users.session(KEY).saved
+    assert offered.id == saved
+    assert row(second, saved).expires == kept_until
+    await second.users.bring_back(KEY, saved, "ada", save_running=True)
+    await world.until(lambda: world.hub.states[KEY] == "stopped")
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "tensors"
+
+
+async def test_journal_lost_what_was_looked_at_first_is_no_question(world):
+    """The worker has looked before the next start."""
+    first = await running(world, "tensors")
+    saved = await started_fresh(world, first)
+    world.node.end(world.hub.incarnations[KEY])
+    world.hub.states[KEY] = "stopped"
+    second = await world.journal_lost(first)
+    await world.until(lambda: row(second, saved) is not None)
+    assert row(second, saved).keeping is Keeping.ASIDE
+    assert second._sessions.row(KEY).phase is Phase.STOPPED
+    assert await world.hub.start(KEY) == "cold"
+
+
+async def test_service_dies_between_journal_and_mark_the_next_one_writes_it(world):
+    first = await running(world, "tensors")
+    world.node.lay_aside = away
+    saved = await put_aside(world, first)
+    await world.kill(first)
+    assert word(world, saved) is None
+    del world.node.lay_aside
+    await world.controller()
+    await world.until(lambda: word(world, saved))
+
+
+async def test_mark_of_a_higher_term_raises_that_of_the_service(world, tmp_path):
+    """The journal was lost, and so were the agents' folders: the store knows more."""
+    first = await running(world, "tensors")
+    saved = await started_fresh(world, first)
+    await world.kill(first)
+    world.node.words[saved] = (40, 3)
+    journal = Journal(f"sqlite:///{tmp_path}/empty.sqlite")
+    lease = Lease(journal, SystemClock(), 30.0)
+    assert lease.take()
+    second = await world.controller(journal)
+    await world.until(lambda: row(second, saved) is not None)
+    await second.users.bring_back(KEY, saved, "ada", save_running=True)
+    await world.until(lambda: word(world, saved) is None)
+    assert lease.term == 41
+
+
+async def away(*_, **__):
+    raise StoreError(Reason.STORE_UNREACHABLE)
+
+
+async def test_store_is_away_while_a_person_starts_fresh_then_the_word_is_written(
+    world,
+):
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    world.node.checkpoints = world.node.lay_aside = away
+    await first.users.start_fresh(KEY, "ada")
+    assert word(world, saved) is None
+    del world.node.checkpoints, world.node.lay_aside
+    await world.until(
+        lambda: word(world, saved) == Aside(until=row(first, saved).expires)
+    )
+
+
+@pytest.fixture
+async def quiet(world):
+    """A service whose loops rest, with a session and what it has put aside."""
+    world.change(tick_interval=3600.0, sample_interval=3600.0)
+    controller = await running(world, "tensors")
+    for checkpoint in ("c1", "c2", "c3"):
+        place = world.node.run(KEY, "old")
+        events = world.node.begin_capture(place.incarnation, checkpoint, 1)
+        (info,) = [e.checkpoint async for e in events if e.checkpoint]
+        await world.node.release(place.incarnation, checkpoint)
+        controller._sessions.journal.keep([expiry.aside(info, time.time(), 3600.0)])
+    controller._sessions.runtime(KEY).compared = True
+    return controller
+
+
+def infos(world):
+    return [info for info, _ in world.node.saved.values()]
+
+
+class Recorded:
+    """An agent that notes the words, and refuses some."""
+
+    def __init__(self, **refused):
+        self.refused = refused
+        self.words = []
+
+    async def lay_aside(self, checkpoint, until, *, aside=True, word=0):
+        self.words.append((checkpoint, aside, word))
+        if checkpoint in self.refused:
+            raise self.refused[checkpoint]
+
+
+async def test_word_that_is_refused_does_not_keep_the_others_from_being_said(
+    world, quiet, monkeypatch
+):
+    monkeypatch.setattr(marks, "PER_TICK", 2)
+    agent = Recorded(
+        c1=Refused(Reason.FORMER_SERVICE, term=1, obeyed=1),
+        c2=NotFound(Reason.CHECKPOINT_MISSING, checkpoint="c2"),
+    )
+    keeper = marks.Marks(quiet._sessions, agent)
+    for _ in range(2):
+        await keeper.settle(infos(world))
+    assert [each[0] for each in agent.words] == ["c1", "c2", "c3", "c1"]
+    assert [each[2] for each in agent.words] == [1, 2, 3, 4]
+
+
+async def test_word_that_was_taken_is_not_said_again_before_the_next_list(world, quiet):
+    agent = Recorded()
+    keeper = marks.Marks(quiet._sessions, agent)
+    for _ in range(3):
+        await keeper.settle(infos(world))
+    assert [each[0] for each in agent.words] == ["c1", "c2", "c3"]
+
+
+async def test_nothing_is_said_of_what_nobody_has_decided_yet(world, quiet):
+    """Else a lost journal would forget the question, and begin cold beside it."""
+    journal = quiet._sessions.journal
+    row = journal.checkpoint("c2")
+    journal.keep([msgspec.structs.replace(row, expires=None)])
+    agent = Recorded()
+    await marks.Marks(quiet._sessions, agent).settle(infos(world))
+    assert [each[0] for each in agent.words] == ["c1", "c3"]
+
+
+async def test_nothing_is_said_of_a_session_that_was_not_compared(world, quiet):
+    quiet._sessions.runtime(KEY).compared = False
+    agent = Recorded()
+    await marks.Marks(quiet._sessions, agent).settle(infos(world))
+    assert agent.words == []
+
+
+async def test_agent_of_the_version_before_is_left_in_peace(world, quiet, caplog):
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    agent, _ = world.clients()
+
+    async def older(*_, **__):
+        raise NotFound(Reason.INVALID, what="404 Not Found.")
+
+    world.node.lay_aside = older
+    await marks.Marks(quiet._sessions, agent).settle(infos(world))
+    assert not [r for r in caplog.records if "mark" in r.getMessage()]
+    assert quiet._sessions.runtime(KEY).told == {}
