@@ -144,7 +144,7 @@ class RoomMaker:
             for card in shortage.cards:
                 left[card.uuid] = card.free
                 self._names[card.uuid] = card.name
-        left.update(self._coming() if waiting else {})
+        left.update(self._coming({row.key for row, _ in waiting}) if waiting else {})
         wants = []
         for row, shortage in waiting:
             lacking = {
@@ -158,11 +158,16 @@ class RoomMaker:
                 wants.append(RoomWant(key=row.key, lacking=lacking))
         return wants
 
-    def _coming(self) -> Counter[str]:
-        """Bytes by card that naps are freeing, or have freed a moment ago."""
+    def _coming(self, waiting: set[SessionKey]) -> Counter[str]:
+        """Bytes by card that naps are freeing, or have freed a moment ago.
+
+        What those that wait had freed was free before they began to wait.
+        """
         sessions, now = self._sessions, self._sessions.clock.now()
         coming: Counter[str] = Counter()
         for key, runtime in sessions.runtimes.items():
+            if key in waiting:
+                continue
             row = sessions.row(key)
             nap = runtime.nap_of(row.incarnation)
             if runtime.moving_out is not None:
