@@ -73,28 +73,28 @@ async def test_journal_lost_the_manifest_says_whose_it_is(world, found_first):
     assert (await second.plan_start(_placement("i4", OLD))).action == "restore"
 
 
-@pytest.mark.parametrize("word", ["the Hub's", "a manager's"])
-async def test_journal_lost_what_an_older_agent_saved_needs_the_hubs_word(world, word):
-    """Or a manager's: it was imported, or the Hub has lost its database as well."""
-    second = await world.journal_lost(await _left_by_the_old_one(world, told=""))
+@pytest.mark.parametrize(
+    ("told", "word", "tried"),
+    [("", "hub", True), ("", "manager", True), (OLD, "manager", False)],
+)
+async def test_journal_lost_what_an_older_agent_saved_needs_somebodys_word(
+    world, told, word, tried
+):
+    """The Hub's, or a manager's: the Hub may have lost its database as well."""
+    second = await world.journal_lost(await _left_by_the_old_one(world, told))
     await world.until(lambda: world.phase(second) == "suspended")
-    saved = second.users.session(KEY).checkpoint
-    back = msgspec.structs.replace(_placement("i3", OLD), checkpoint=saved)
-    if word == "a manager's":
+    if tried:
         await _refused(second, "i2", NEW)
+    back = _placement("i3", NEW)
+    if word == "hub":
+        saved = second.users.session(KEY).checkpoint
+        back = msgspec.structs.replace(_placement("i3", OLD), checkpoint=saved)
+    else:
         await second.users.renew_login(KEY, "root")
         await second.users.resume(KEY, "root", manages=True)
-        back = _placement("i3", NEW)
     assert (await second.plan_start(back)).action == "restore"
     row = second._sessions.row(KEY)
     assert (row.account, row.claimed) == (back.owner, False)
-
-
-async def test_journal_lost_a_managers_word_comes_before_anybody_has_tried(world):
-    second = await world.journal_lost(await _left_by_the_old_one(world))
-    await world.until(lambda: world.phase(second) == "suspended")
-    await second.users.resume(KEY, "root", manages=True)
-    assert (await second.plan_start(_placement("i2", NEW))).action == "restore"
 
 
 async def test_journal_lost_what_is_to_be_deleted_is_not_kept_for_a_former_account(
@@ -150,15 +150,21 @@ async def test_new_account_of_that_name_inherits_nothing(world):
     assert second._sessions.journal.checkpoint(old).keeping is Keeping.FORMER
 
 
-async def test_account_that_is_back_with_the_hubs_database_has_its_session_back(world):
-    """A younger one of that name had chosen to start fresh meanwhile."""
+@pytest.mark.parametrize("given_up", [True, False])
+async def test_account_that_is_back_with_the_hubs_database_has_its_session_back(
+    world, given_up
+):
+    """A younger one of that name had wanted it, or chosen to start fresh meanwhile."""
     controller = await _left_by_the_old_one(world)
     (saved,) = world.node.saved
+    await controller.forget(LEFT)
     await _refused(controller, "i2", NEW)
-    await controller.users.start_fresh(KEY, "ada")
+    if given_up:
+        await controller.users.start_fresh(KEY, "ada")
     back = msgspec.structs.replace(_placement("i3", OLD), checkpoint=saved)
     plan = await controller.plan_start(back)
     assert (plan.action, plan.checkpoint) == ("restore", saved)
+    assert not controller._sessions.row(KEY).claimed
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -348,37 +354,21 @@ async def test_what_a_program_left_is_the_new_accounts_on_a_managers_word_alone(
     await _refused(controller, "i4", OLD)
 
 
-async def test_account_that_is_back_has_what_a_program_left_and_another_wanted(world):
-    controller = await _left_by_the_old_one(world)
-    await controller.forget(LEFT)
-    await _refused(controller, "i2", NEW)
-    await controller.plan_start(_placement("i3", OLD))
-    assert not controller._sessions.row(KEY).claimed
-
-
-async def test_session_keeps_its_id_through_its_returns_and_a_lost_journal(world):
+@pytest.mark.parametrize("session", ["its-id", ""])
+async def test_session_keeps_its_id_through_its_returns_and_a_lost_journal(
+    world, session
+):
+    """One that was saved without an id has one from its return on."""
     controller = await world.controller()
-    begun = Placement(key=KEY, incarnation="i1", owner=OLD, session="its-id")
-    assert (await controller.plan_start(begun)).action == "cold"
-    place = world.node.run(KEY, "work", "i1")
-    place.session, place.account = "its-id", OLD
-    await controller.placed(begun)
-    world.hub.run(KEY, "i1")
-    await world.until(lambda: world.phase(controller) == "running")
+    await _starts(world, controller, "i1", OLD)
+    world.node.places["i1"].session = session
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     controller = await world.journal_lost(controller)
     await world.until(lambda: world.phase(controller) == "suspended")
-    assert controller._sessions.row(KEY).session == "its-id"
+    assert controller._sessions.row(KEY).session == session
     await controller.users.resume(KEY, "ada")
     again = Placement(key=KEY, incarnation="i2", owner=OLD, session="made-anew")
     plan = await controller.plan_start(again)
-    assert (plan.action, plan.session) == ("restore", "its-id")
-    assert controller._sessions.row(KEY).session == "its-id"
-
-
-async def test_session_that_was_saved_without_an_id_has_one_from_its_return_on(world):
-    controller = await _left_by_the_old_one(world)
-    back = Placement(key=KEY, incarnation="i2", owner=OLD, session="made-anew")
-    plan = await controller.plan_start(back)
-    assert (plan.action, plan.session) == ("restore", "made-anew")
+    assert (plan.action, plan.session) == ("restore", session or "made-anew")
+    assert controller._sessions.row(KEY).session == plan.session
