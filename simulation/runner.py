@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import logging
+import math
 import random
 import shutil
 import tempfile
@@ -251,13 +252,13 @@ class Run:
         world = self._world
         newest = world.ledger.expected(key)
         end = world.loop.time() + RETURN
-        why, had_room = "", False
+        why, room_since = "", math.inf
         while (place := world.running(key)) is None:
-            had_room, before = world.has_room_for(key), had_room
+            now, has_room = world.loop.time(), world.has_room_for(key)
+            room_since = min(room_since, now) if has_room else math.inf
             # Room that has just come free is found at the next look of the queue.
-            more = SERVED if had_room and not before else 0.0
-            if world.loop.time() > end + more:
-                if newest and had_room:
+            if now > end and not (has_room and now <= room_since + SERVED):
+                if newest and has_room:
                     world.history.wrong(
                         "the newest comes back", f"{key} does not come back: {why}"
                     )

@@ -170,6 +170,15 @@ def test_start_in_silence_what_is_left_or_saved_is_not_passed_over():
     assert answer(silent, STOPPED, **saved).kind is A.UNANSWERED
 
 
+def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
+    """What was saved since came back there, perhaps, and is newer than that."""
+    silent = HUBS._replace(silence=Reason.NODE_SILENT)
+    known = {"trees": None, "saved": ("c1",), "known": ("c1",)}
+    assert answer(silent, row("suspended"), **known).kind is A.RETURN
+    older = {"trees": None, "saved": ("c1", "c2"), "known": ("c1",)}
+    assert answer(silent, row("suspended"), **older).kind is A.UNANSWERED
+
+
 @pytest.mark.parametrize(
     ("asked", "row", "facts", "kind"),
     [

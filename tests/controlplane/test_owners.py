@@ -372,3 +372,15 @@ async def test_session_keeps_its_id_through_its_returns_and_a_lost_journal(
     plan = await controller.plan_start(again)
     assert (plan.action, plan.session) == ("restore", session or "made-anew")
     assert controller._sessions.row(KEY).session == plan.session
+
+
+async def test_tree_of_another_account_that_nobody_has_heard_of_can_be_given(world):
+    """Both databases are of before it; an administrator says whose it is."""
+    controller = await world.controller()
+    world.node.run(KEY, "work", "i1").account = OLD
+    plan = await controller.plan_start(_placement("i2", NEW))
+    assert (plan.action, plan.failure.code) == ("refuse", "not_adopted")
+    assert controller.users.session(KEY).failure.code == "not_adopted"
+    await controller.users.renew_login(KEY, "root")
+    plan = await controller.plan_start(_placement("i3", NEW))
+    assert (plan.action, plan.incarnation) == ("adopt", "i1")

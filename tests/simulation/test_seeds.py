@@ -47,7 +47,9 @@ FOUND = (
     # take for another life; a tree, or what was saved, of another account.
     *(2931000553, 2931001155, 2934002621, 506018170025, 4110316845025, 3311000227),
     *(3315000115, 3312000362, 3307000041, 3308000387, 3306000409, 3312000319),
-    2952000230,  # both databases put back, and the Hub ends what it takes for gone
+    # Both databases put back: the Hub ends what it takes for gone, a node is silent, or
+    # nobody has heard of what runs for another account.
+    *(2952000230, 6009000284, 6003000322),
     *(3315000037, 3315000121),
 )
 

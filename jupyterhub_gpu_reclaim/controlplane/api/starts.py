@@ -218,7 +218,7 @@ class StartPlanner:
             await self._resumer.kill(tree.key, tree.incarnation)
             return None
         if not renewal_ordered(self._sessions, row.key):
-            owners.refuse_anothers(tree, placement)
+            owners.refuse_anothers(self._sessions, tree, placement)
         known = row.phase in {*LIVE, Phase.RESUMING}
         if not known or tree.incarnation != row.incarnation:
             adoption.running(self._sessions, row, tree, self._settings)

@@ -149,8 +149,9 @@ def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Where a part does not answer, or was not asked yet.
 
     A silent node does not prevent a return if Hub and journal agree on the checkpoint;
-    nor does a store that cannot be listed now, but was listed before. A start may be
-    cold if both know of no checkpoint. The journal's word is good once it was compared
+    but if the store has one that the journal does not know, both are older, and what
+    runs there may be newer. Nor does a store that cannot be listed now, but was before.
+    A start may be cold if both know of no checkpoint. The journal's word is good once it was compared
     with the store, for sessions that were never suspended, and if there is no agent at
     all, since the first start brings its node. A journal that has no row of a session
     that the Hub remembers was lost, or is another one.
@@ -160,7 +161,7 @@ def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if row.phase is Phase.SUSPENDED:
         trees = observed.trees is not None or asked.checkpoint in {"", row.checkpoint}
         agreed = asked.checkpoint == row.checkpoint and asked.listed
-        saved = observed.saved is not None or agreed
+        saved = agreed if observed.saved is None else not observed.unknown()
         return _returned(row, asked) if trees and saved else UNANSWERED
     there = asked.remembered or asked.silence is Reason.NODE_SILENT
     known = observed.trees or observed.unknown()

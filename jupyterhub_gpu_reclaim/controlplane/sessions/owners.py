@@ -81,16 +81,16 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
         _keep(sessions, [known], Keeping.ASIDE)  # the start brings it back
 
 
-def refuse_anothers(tree: Tree, placement: Placement) -> None:
+def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> None:
     """Check that what runs is that account's; older spawners have noted none.
 
     An administrator's order to renew its login says that it is.
 
     Raises:
-        Refused: ``not_adopted``.
+        Refused: ``not_adopted``; its page says so.
     """
     if placement.owner and tree.account not in {"", placement.owner}:
-        raise Refused(Reason.NOT_ADOPTED, user=placement.key.user, why=_ANOTHER)
+        raise _runs(sessions, placement.key)
 
 
 def spare(sessions: Sessions, key: SessionKey) -> None:
@@ -100,9 +100,7 @@ def spare(sessions: Sessions, key: SessionKey) -> None:
         Refused: ``not_adopted``: it runs; its page says so.
     """
     if sessions.row(key).phase in LIVE:
-        running = Refused(Reason.NOT_ADOPTED, user=key.user, why=_ANOTHER)
-        sessions.update(key, failure=codec.failure_of(running))
-        raise running
+        raise _runs(sessions, key)
 
 
 def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
@@ -154,6 +152,13 @@ def hand_over(
     sessions.journal.write(keeps.delete().where(schema.of_session(keeps, key)))
     if sessions.deletions is not None and sessions.journal.session(key):
         sessions.deletions.order(key, "new account", _NEW, spared=spared)
+
+
+def _runs(sessions: Sessions, key: SessionKey) -> Refused:
+    """The refusal, which its page shows: an administrator settles it there."""
+    running = Refused(Reason.NOT_ADOPTED, user=key.user, why=_ANOTHER)
+    sessions.update(key, failure=codec.failure_of(running))
+    return running
 
 
 def _is_anothers(sessions: Sessions, row: SessionRow, placement: Placement) -> bool:
