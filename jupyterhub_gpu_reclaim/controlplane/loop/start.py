@@ -151,10 +151,11 @@ def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     A silent node does not prevent a return if Hub and journal agree on the checkpoint;
     but if the store has one that the journal does not know, both are older, and what
     runs there may be newer. Nor does a store that cannot be listed now, but was before.
-    A start may be cold if both know of no checkpoint. The journal's word is good once it was compared
-    with the store, for sessions that were never suspended, and if there is no agent at
-    all, since the first start brings its node. A journal that has no row of a session
-    that the Hub remembers was lost, or is another one.
+
+    A start may be cold if both know of no checkpoint. The journal's word is good once
+    it was compared with the store, for sessions that were never suspended, and if there
+    is no agent at all, since the first start brings its node. A journal that has no row
+    of a session that the Hub remembers was lost, or is another one.
     """
     if asked.silence is None:
         return UNANSWERED
