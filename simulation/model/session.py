@@ -540,6 +540,8 @@ def _stop_plan(state: State, decide: Decide) -> State | None:
             after = done.without(
                 state.hub_inc, "law 1: stopped, and what it held is not saved"
             )
+            if after.trees or any(one.value >= state.truth for one in after.store):
+                raise Broken("law 4: the Hub forgets what may come back")
             ours = state.row.inc == state.hub_inc and state.row.phase in LIVE
             return after.to(SessionEvent.STOPPED, checkpoint=0) if ours else after
     return None

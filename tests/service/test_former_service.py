@@ -162,4 +162,4 @@ async def test_service_whose_journal_was_lost_goes_on_above_what_its_agents_know
 
     await world.until(lambda: not counter.alive)
     assert agent.get("/v1/status").json()["term"] == 3
-    assert "an agent has seen term 2" in service.told()
+    assert "term 2 was known; ours is higher now" in service.told()

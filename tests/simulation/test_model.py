@@ -103,7 +103,7 @@ def test_reconciler_that_misses_naps_is_found_with_its_story():
 @pytest.mark.parametrize(
     ("wrong", "law"),
     [
-        (ends_a_later_life, "law 1: stopped, and what it held is not saved"),
+        (ends_a_later_life, "law 4: the Hub forgets what may come back"),
         (waits_for_ever, "law 6: it never comes to rest"),
         (kills_what_is_beside, "law 9: a tree with the newest state is killed"),
     ],

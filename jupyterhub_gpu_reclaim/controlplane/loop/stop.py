@@ -8,11 +8,12 @@ known that nothing may come back. Pure.
 journal      agent, store                           action
 ===========  =====================================  ==================================
 of another incarnation than the one to be ended:
-any          something of it is left, not captured  end it
+any          something of it is left, not frozen    end it
              another tree is there, or it is under  keep it: the Hub is older, or was
              another name                           renamed
-             captured, and committed                found captured (→ RELEASING); keep
-                                                    it while anything is under way
+             frozen, while anything is under way    keep it
+             being captured                         refuse: in flight
+             captured, and committed                found captured (→ RELEASING)
              captured, not committed                end it
              its own newer checkpoint               found saved (→ SUSPENDED)
              another newer checkpoint               keep it: the reconciler asks
@@ -24,7 +25,9 @@ RESUMING     it has come back                       restored (→ RUNNING)
              it is frozen again                     refuse: in flight
              gone                                   give the restore up (→ SUSPENDED)
              otherwise                              it is saved
-RUNNING …    not gone                               end it
+RUNNING …,   being captured                         refuse: in flight
+STOPPED      captured, and committed                found captured (→ RELEASING)
+             not gone, otherwise                    end it
              gone, another one is there             keep it: Hub and journal are older
              gone, saved and not known              found saved (→ SUSPENDED)
              gone, a later session was saved        keep it: Hub and journal are older
@@ -32,7 +35,6 @@ RUNNING …    not gone                               end it
              gone, otherwise                        end it
 RELEASING,   any                                    it is saved
 SUSPENDED
-STOPPED      any                                    end it
 ===========  =====================================  ==================================
 """
 
@@ -47,7 +49,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -72,9 +74,7 @@ def settle_stop(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         return in_flight("suspend")
     if row.phase is Phase.RESUMING:
         return _return(row, observed, asked)
-    if row.phase in LIVE:
-        return _live(row, observed)
-    return _SAVED if row.phase in SAVED else END
+    return _SAVED if row.phase in SAVED else _live(row, observed)
 
 
 def _of_another(row: SessionRow, observed: Observed, asked: Asked) -> Action:
@@ -86,25 +86,33 @@ def _of_another(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if observed.trees is None:
         return UNANSWERED
     tree = observed.tree(asked.incarnation)
-    if tree is not None and tree.state is not TreeState.CAPTURED:
+    if tree is not None and tree.state not in _FROZEN:
         return Action(ActionKind.END, tree)
     others = [one for one in observed.whole() if one != tree]
     if others or (tree is None and asked.elsewhere):
         return KEEP
+    if tree is not None:
+        free = row.phase in {*LIVE, Phase.STOPPED, Phase.SUSPENDED}
+        return _frozen(tree, observed) if free else KEEP
     if observed.saved is None:
         return UNANSWERED
-    if tree is not None:
-        saved = observed.checkpoint(tree.checkpoint)
-        if saved is None:
-            return Action(ActionKind.END, tree)
-        free = row.phase in {*LIVE, Phase.STOPPED, Phase.SUSPENDED}
-        return Action(ActionKind.FOUND_CAPTURED, tree, saved) if free else KEEP
     newer = lineage.missed(row, observed)
     if newer is not None and newer.incarnation == asked.incarnation:
         return Action(ActionKind.FOUND_SAVED, None, newer)
     # Else the Hub asks about an earlier life: what it was told of this one is lost.
     there = row.phase in {*SAVED, *LIVE, Phase.RESUMING} and row.checkpoint
     return KEEP if newer or there else END
+
+
+def _frozen(tree: Tree, observed: Observed) -> Action:
+    """Its tree is, or is being, saved, and the journal knows nothing of that."""
+    if tree.state is TreeState.CAPTURING:
+        return in_flight("suspend")
+    if observed.saved is None:
+        return UNANSWERED
+    saved = observed.checkpoint(tree.checkpoint)
+    kind = ActionKind.END if saved is None else ActionKind.FOUND_CAPTURED
+    return Action(kind, tree, saved)
 
 
 def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
@@ -122,11 +130,15 @@ def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 
 
 def _live(row: SessionRow, observed: Observed) -> Action:
-    """A session whose programs have ended is what was saved of it, if anything was."""
+    """A session whose programs have ended is what was saved of it, if anything was.
+
+    Also one that the journal has as stopped: it may be older than that.
+    """
     if observed.trees is None:
         return UNANSWERED
-    if observed.tree(row.incarnation) is not None:
-        return END
+    tree = observed.tree(row.incarnation)
+    if tree is not None:
+        return _frozen(tree, observed) if tree.state in _FROZEN else END
     if observed.whole():
         return KEEP
     if observed.saved is None:
