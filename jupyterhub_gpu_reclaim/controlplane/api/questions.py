@@ -115,7 +115,7 @@ class Questions:
         """
         for _ in range(_ATTEMPTS):
             row = self._sessions.row(key)
-            asked = self._asked(key, want, placement)._replace(elsewhere=elsewhere)
+            asked = self._asked(key, want, placement, elsewhere=elsewhere)
             answer, silence = await self._ask(row, asked)
             if self._sessions.row(key) != row:
                 continue
@@ -130,18 +130,19 @@ class Questions:
             await self.act(answer, placement)
         raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
 
-    def _asked(self, key: SessionKey, want: Want, placement: Placement) -> Asked:
-        sessions = self._sessions
-        operation = sessions.operation(key)
+    def _asked(
+        self, key: SessionKey, want: Want, placement: Placement, *, elsewhere: bool
+    ) -> Asked:
+        """The question; what the journal has is read when it is answered."""
         return Asked(
             want=want,
             incarnation=placement.incarnation,
             checkpoint=placement.checkpoint,
             former=placement.former,
             remembered=placement.remembered,
-            kept=tuple(sessions.journal.checkpoints(key)),
-            listed=sessions.store_seen,
-            came_back=operation is not None and operation.succeeded,
+            listed=self._sessions.store_seen,
+            came_back=self._sessions.has_come_back(key),
+            elsewhere=elsewhere,
         )
 
     async def _ask(

@@ -230,11 +230,12 @@ class StartPlanner:
 
     def _missing(self, placement: Placement) -> None:
         """The spawner names a missing checkpoint: the user has to choose."""
-        lost = Refused(Reason.CHECKPOINT_MISSING, checkpoint=placement.checkpoint)
         self._sessions.apply(
             placement.key,
             SessionEvent.FOUND_SAVED,
-            failure=codec.failure_of(lost),
+            failure=failure_of(
+                Reason.CHECKPOINT_MISSING, checkpoint=placement.checkpoint
+            ),
             checkpoint=placement.checkpoint,
         )
 

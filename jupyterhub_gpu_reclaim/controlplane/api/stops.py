@@ -173,8 +173,7 @@ class StopPlanner:
         """See ``Controller.stopped``."""
         row = self._renames.row_of(placement)
         if row.incarnation == placement.incarnation:
-            operation = self._sessions.operation(row.key)
-            back = operation is not None and operation.succeeded
+            back = self._sessions.has_come_back(row.key)
             if row.phase is Phase.RESUMING and back:
                 row = self._resumer.restored(row)
             if row.phase in {*LIVE, Phase.SUSPENDING}:

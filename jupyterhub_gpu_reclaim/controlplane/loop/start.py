@@ -42,12 +42,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Intent, Keeping
@@ -207,8 +206,8 @@ def instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         return Action(ActionKind.BRING_BACK, None, other)
     other = other or _newest_there(observed, asked)
     if other is None:
-        lost = Refused(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
-        return Action(ActionKind.ASK, failure=codec.failure_of(lost))
+        lost = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
+        return Action(ActionKind.ASK, failure=lost)
     told = row.failure is not None and row.failure.code == Reason.SAVED_OLDER.value
     if told and row.intent is Intent.RESUME:
         return Action(ActionKind.BRING_BACK, None, other)
@@ -257,10 +256,10 @@ def _is_accounted_for(row: SessionRow, asked: Asked) -> bool:
 
 
 def _older(info: CheckpointInfo) -> Failure:
-    return codec.failure_of(Refused(Reason.SAVED_OLDER, when=moment(info.created)))
+    return failure_of(Reason.SAVED_OLDER, when=moment(info.created))
 
 
 def in_flight(operation: str) -> Action:
     """Nothing can be said before that has ended."""
-    busy = Refused(Reason.OPERATION_IN_FLIGHT, operation=operation)
-    return Action(ActionKind.REFUSE, failure=codec.failure_of(busy))
+    busy = failure_of(Reason.OPERATION_IN_FLIGHT, operation=operation)
+    return Action(ActionKind.REFUSE, failure=busy)

@@ -350,6 +350,11 @@ class Sessions:
         runtime = self.runtimes.get(key)
         return runtime.operation if runtime is not None else None
 
+    def has_come_back(self, key: SessionKey) -> bool:
+        """Whether that has ended well."""
+        operation = self.operation(key)
+        return operation is not None and operation.succeeded
+
     def end(self, key: SessionKey, reason: Reason) -> None:
         """End an operation that is not continued."""
         self.end_with(key, codec.failure_of(Refused(reason)))
