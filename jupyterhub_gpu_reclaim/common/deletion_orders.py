@@ -41,12 +41,17 @@ class Deletion(Value, frozen=True, kw_only=True):
             that comes late is known by it: there may be a new server of that name.
         kept_from: the program that has deleted the user. Its word alone is not
             enough: what is suspended is kept for a while. Empty: a person has.
+        account: whose server it was (``Placement.owner``); empty: not told.
+        sessions: of that server, as far as the Hub knows. A journal that was put back
+            may know none of them.
     """
 
     user: str
     server: str = ""
     order: Annotated[str, msgspec.Meta(pattern="^[0-9A-Za-z]{0,64}$")] = ""
     kept_from: str = ""
+    account: str = ""
+    sessions: tuple[str, ...] = ()
 
     @property
     def key(self) -> SessionKey:
@@ -54,12 +59,12 @@ class Deletion(Value, frozen=True, kw_only=True):
         return SessionKey(self.user, self.server)
 
 
-def write(folder: Path, key: SessionKey) -> Path:
-    """Write an order, durably.
+def write(folder: Path, deletion: Deletion) -> Path:
+    """Write an order, durably; its name is that of the file.
 
     Args:
         folder: the service's own; that of the orders is made in it.
-        key: whose session is to be deleted.
+        deletion: what is to be deleted.
 
     Raises:
         OSError: it cannot be written.
@@ -67,21 +72,21 @@ def write(folder: Path, key: SessionKey) -> Path:
     orders = folder / FOLDER
     orders.mkdir(mode=0o700, exist_ok=True)
     path = orders / f"{uuid.uuid4().hex}{_SUFFIX}"
-    write_durably(path, codec.encode(key))
+    write_durably(path, codec.encode(deletion))
     return path
 
 
-def pending(folder: Path) -> Iterator[tuple[Path, SessionKey]]:
+def pending(folder: Path) -> Iterator[tuple[Path, Deletion]]:
     """The orders in the folder; files that are not orders are moved away."""
     for path in sorted((folder / FOLDER).glob(f"*{_SUFFIX}")):
         with contextlib.suppress(FileNotFoundError):
             try:
-                key = codec.decode(path.read_bytes(), SessionKey)
+                deletion = codec.decode(path.read_bytes(), Deletion)
             except BadRequest as error:
                 _log.warning("%s is no order to delete: %s", path, error)
                 path.replace(path.with_suffix(".bad"))
                 continue
-            yield path, key
+            yield path, deletion
 
 
 def is_left(folder: Path, order: str) -> bool:

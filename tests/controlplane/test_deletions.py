@@ -10,13 +10,15 @@ import pytest
 from jupyterhub_gpu_reclaim.common import deletion_orders
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
-from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, TreeState
+from jupyterhub_gpu_reclaim.common.models import Placement, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.controlplane.conftest import DELETED, KEY
+
+OLD, NEW = "7.20260101T000000000000", "7.20261122T000000000000"
 
 
 def _away(world, *names: str):
@@ -100,7 +102,7 @@ async def test_deletion_survives_the_service(world):
 async def test_deletion_ordered_while_no_service_was_there_is_taken_up(world, tmp_path):
     controller = await _suspended(world)
     await world.kill(controller)
-    deletion_orders.write(tmp_path, KEY)
+    deletion_orders.write(tmp_path, DELETED)
     world.hub.pointers.pop(KEY, None)
     second = await world.controller(folder=tmp_path)
     await _nothing_is_left(world, second)
@@ -109,7 +111,7 @@ async def test_deletion_ordered_while_no_service_was_there_is_taken_up(world, tm
 
 async def test_order_that_is_told_as_well_is_one_order(world, tmp_path):
     controller = await _suspended(world, folder=tmp_path)
-    deletion_orders.write(tmp_path, KEY)
+    deletion_orders.write(tmp_path, DELETED)
     await controller.forget(DELETED)
     world.hub.pointers.pop(KEY, None)
     await _nothing_is_left(world, controller)
@@ -122,7 +124,7 @@ async def test_order_that_is_told_as_well_is_one_order(world, tmp_path):
 async def test_order_that_is_told_late_does_not_hit_the_next_session(world, tmp_path):
     """The call hung in the network; a new account of that name works by now."""
     controller = await _suspended(world, folder=tmp_path)
-    path = deletion_orders.write(tmp_path, KEY)
+    path = deletion_orders.write(tmp_path, DELETED)
     world.hub.pointers.pop(KEY, None)
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(controller) == "running")
@@ -162,7 +164,7 @@ async def test_mark_of_an_order_whose_file_is_still_there_is_kept(
 
     monkeypatch.setattr(deletion_orders, "remove", fails)
     controller = await _suspended(world, folder=tmp_path)
-    path = deletion_orders.write(tmp_path, SessionKey("eve"))
+    path = deletion_orders.write(tmp_path, Deletion(user="eve"))
     journal = controller._sessions.journal
     journal.write(*audit_log.set_mark(f"order to delete:{path.stem}", 1.0))
     await controller.forget(Deletion(user=KEY.user, order="new"))
@@ -172,7 +174,7 @@ async def test_mark_of_an_order_whose_file_is_still_there_is_kept(
 async def test_order_that_was_taken_up_is_known_whatever_is_announced(world, tmp_path):
     """Announcements of deletions have marks, too, and forget them."""
     controller = await _suspended(world, folder=tmp_path)
-    path = deletion_orders.write(tmp_path, KEY)
+    path = deletion_orders.write(tmp_path, DELETED)
     world.hub.pointers.pop(KEY, None)
     await _nothing_is_left(world, controller)
     await world.until(lambda: world.phase(controller) == "running")
@@ -191,7 +193,7 @@ async def test_order_whose_file_cannot_be_removed_does_not_hit_the_next_session(
 
     with monkeypatch.context() as broken:
         broken.setattr(deletion_orders, "remove", fails)
-        path = deletion_orders.write(tmp_path, KEY)
+        path = deletion_orders.write(tmp_path, DELETED)
         await controller.forget(DELETED)
         world.hub.pointers.pop(KEY, None)
         await _nothing_is_left(world, controller)
@@ -205,10 +207,10 @@ async def test_order_whose_file_cannot_be_removed_does_not_hit_the_next_session(
 
 
 async def test_file_that_is_no_order_is_put_out_of_the_way(world, tmp_path, caplog):
-    good = deletion_orders.write(tmp_path, KEY)
+    good = deletion_orders.write(tmp_path, DELETED)
     bad = good.with_name("0.json")
     bad.write_text("{")
-    assert [key for _, key in deletion_orders.pending(tmp_path)] == [KEY]
+    assert [told.key for _, told in deletion_orders.pending(tmp_path)] == [KEY]
     assert "is no order to delete" in caplog.text
     assert bad.with_suffix(".bad").exists()
 
@@ -299,7 +301,7 @@ async def _only_the_old_one_is_deleted(world, controller, new: str) -> None:
 async def test_new_session_that_is_found_before_the_order_is_not_ended(world, tmp_path):
     """Neither the order nor the start that followed it was told; both are found."""
     controller = await _suspended_between_two_ticks(world, tmp_path)
-    deletion_orders.write(tmp_path, KEY)
+    deletion_orders.write(tmp_path, DELETED)
     world.hub.pointers.pop(KEY, None)
     new = await world.running("of the new one")
     controller._queue.add(KEY)
@@ -312,7 +314,7 @@ async def test_new_session_that_is_reported_before_the_order_is_not_ended(
 ):
     """The order and the start were not told; that the new session runs, was."""
     controller = await _suspended_between_two_ticks(world, tmp_path)
-    deletion_orders.write(tmp_path, KEY)
+    deletion_orders.write(tmp_path, DELETED)
     world.hub.pointers.pop(KEY, None)
     new = await world.running("of the new one")
     await controller.placed(Placement(key=KEY, incarnation=new))
@@ -328,7 +330,7 @@ async def test_new_session_that_begins_while_its_node_is_asked_is_not_ended(
 
     async def as_of_then(*args):
         if not begun:
-            deletion_orders.write(tmp_path, KEY)
+            deletion_orders.write(tmp_path, DELETED)
             world.hub.pointers.pop(KEY, None)
             begun.append(await world.running("of the new one"))
         return await trees(*args)
@@ -337,6 +339,67 @@ async def test_new_session_that_begins_while_its_node_is_asked_is_not_ended(
     controller._queue.add(KEY)
     await world.until(lambda: begun and world.phase(controller) == "running")
     await _only_the_old_one_is_deleted(world, controller, begun[0])
+
+
+@pytest.mark.parametrize("told", [("s1",), ()])
+async def test_session_that_the_hub_names_is_ended_though_the_journal_never_knew_it(
+    world, told
+):
+    """Journal and Hub were put back to before it; what is beside the Hub knows it."""
+    place = world.node.run(KEY, "of the deleted one")
+    place.session, place.account = "s1", OLD
+    world.hub.states[KEY] = "stopped"
+    back = _away(world, "trees")
+    controller = await world.controller()
+    await controller.forget(Deletion(user=KEY.user, account=OLD, sessions=told))
+    new = Placement(key=KEY, incarnation="new", owner=NEW)
+    assert (await controller.plan_start(new)).action == "cold"
+    world.node.run(KEY, "of the new one", "new").account = NEW
+    await controller.placed(new)
+    world.hub.run(KEY, "new")
+    await world.kill(controller)
+    back()
+    second = await world.controller()
+    await world.until(lambda: not second._sessions.deletions.pending_keys())
+    left = [place.contents for place in world.node.living(KEY)]
+    # A spawner from before names none: it is reported to the administrator.
+    assert left == ([] if told else ["of the deleted one"]) + ["of the new one"]
+
+
+async def test_server_that_its_own_account_has_begun_anew_is_not_ended(world):
+    """The order is pending, and the Hub has started it without the service."""
+    back = _away(world, "trees")
+    controller = await world.controller()
+    await controller.forget(Deletion(user=KEY.user, account=OLD, sessions=("s1",)))
+    place = world.node.run(KEY, "begun anew")
+    place.session, place.account = "s2", OLD
+    world.hub.run(KEY, place.incarnation)
+    back()
+    await world.until(lambda: not controller._sessions.deletions.pending_keys())
+    await world.until(lambda: world.phase(controller) == "running")
+    assert [place.contents for place in world.node.living(KEY)] == ["begun anew"]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_deletion_of_an_account_is_not_about_who_had_its_name_before(world, runs):
+    """Ann is renamed to Eve; another Ann is made, and deleted. Eve's work is hers."""
+    controller = await world.controller()
+    eves = Placement(key=KEY, incarnation="i1", owner=OLD)
+    assert (await controller.plan_start(eves)).action == "cold"
+    world.node.run(KEY, "of Eve", "i1").account = OLD
+    await controller.placed(eves)
+    world.hub.run(KEY, "i1")
+    await world.until(lambda: world.phase(controller) == "running")
+    if not runs:
+        await controller.users.suspend(KEY, "ada")
+        await world.until(lambda: world.phase(controller) == "suspended")
+    await controller.forget(Deletion(user=KEY.user, account=NEW))
+    await world.until(lambda: not controller._sessions.deletions.pending_keys())
+    if runs:
+        assert [place.contents for place in world.node.living(KEY)] == ["of Eve"]
+    else:
+        assert len(world.node.saved) == 1
+    assert world.phase(controller) == ("running" if runs else "suspended")
 
 
 async def test_silent_node_of_a_deleted_session_hinders_no_new_one(world):

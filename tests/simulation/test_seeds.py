@@ -49,7 +49,7 @@ FOUND = (
     *(3315000115, 3312000362, 3307000041, 3308000387, 3306000409, 3312000319),
     # Both databases put back: the Hub ends what it takes for gone, a node is silent, or
     # nobody has heard of what runs for another account.
-    *(2952000230, 6009000284, 6003000322, 1610000548),
+    *(2952000230, 6009000284, 6003000322, 1610000548, 1600000207, 3004906110099),
     *(3315000037, 3315000121),
 )
 

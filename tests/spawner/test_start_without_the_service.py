@@ -98,9 +98,13 @@ def test_server_that_was_deleted_is_not_remembered(tmp_path: Path) -> None:
         await hub.stop(ANN)
         while await hub.server(ANN) is not HubState.STOPPED:
             await asyncio.sleep(1.0)
-        known.add(ANN)
+        known.add(ANN, "s1")
+        known.add(ANN, "")
+        known.add(ANN, "s2")
+        assert known.sessions(ANN) == ("s1", "s2")
         assert await hub.delete(ANN)
         assert not known.has(ANN)
+        assert known.sessions(ANN) == ()
 
     run(delete())
 

@@ -5,10 +5,13 @@ agent and store have been seen to hold nothing of the session. Until then, what 
 is hidden: it is neither adopted, nor brought back, nor taken for a new session of the
 same name.
 
-Old and new are told apart by incarnation: every start has its own, and starts after the
-order are noted in it. A start that the Hub could not tell of is found here, or reported
-when it runs, and so may be known earlier than the order. So what waits as a file is
-taken up before anything that was seen or reported is written into the journal
+Old and new are told apart by session and incarnation: the Hub names the sessions, every
+start has its own incarnation, and starts after the order are noted in it. What is of
+another account than the one that was deleted is never meant.
+
+A start that the Hub could not tell of is found here, or reported when it runs, and so
+may be known earlier than the order. So what waits as a file is taken up before anything
+that was seen or reported is written into the journal
 (``Sessions.take_up_deletions``).
 
 A checkpoint that the journal does not know is old if its stamp is not above the
@@ -23,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec, deletion_orders
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
@@ -32,6 +36,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions import (
     keep_quota,
     nap_memory,
+    owners,
     reclaimed,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
@@ -40,10 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -60,9 +65,14 @@ class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     key: SessionKey
     stamp: tuple[int, int]  #: the highest that the deleted session can have had
-    incarnations: frozenset[str]  #: known to be of the deleted session
+    names: frozenset[str]  #: sessions and incarnations known to be deleted
     #: started after the order, and checkpoints that are not the deleted session's
     spared: frozenset[str]
+    accounts: frozenset[str]  #: that were deleted; none: that was not told
+
+    def concerns(self, account: str) -> bool:
+        """Whether something of that account can be meant; empty: not known."""
+        return not account or not self.accounts or account in self.accounts
 
 
 class Deletions:
@@ -94,14 +104,14 @@ class Deletions:
         if self._folder is None:
             return taken
         try:
-            for path, key in deletion_orders.pending(self._folder):
-                if self._take(path, key):
-                    taken.append(key)
+            for path, deletion in deletion_orders.pending(self._folder):
+                if self._take(path, deletion):
+                    taken.append(deletion.key)
         except OSError as error:
             _log.warning("orders to delete cannot be read: %s", error)
         return taken
 
-    def _take(self, path: Path, key: SessionKey) -> bool:
+    def _take(self, path: Path, deletion: Deletion) -> bool:
         """Take one file over; returns whether it was new.
 
         A file that cannot be removed, or outlived a crash, is not taken twice: there
@@ -109,7 +119,7 @@ class Deletions:
         """
         new = not self._is_known(path.stem)
         if new:
-            self._order(key, also=self._known(path.stem))
+            self._order(deletion, also=self._known(path.stem))
         deletion_orders.remove(path)
         return new
 
@@ -123,7 +133,7 @@ class Deletions:
         """
         key, name = deletion.key, deletion.order
         if key not in self.take_up() and not (name and self._is_known(name)):
-            self._order(key, also=self._known(name) if name else ())
+            self._order(deletion, also=self._known(name) if name else ())
 
     def _is_known(self, name: str) -> bool:
         journal = self._sessions.journal
@@ -151,6 +161,7 @@ class Deletions:
         what: str = "forget",
         message: str = _DELETED,
         *,
+        account: str = "",
         spared: Iterable[str] = (),
     ) -> None:
         """Order that nothing of a session is left; idempotent.
@@ -161,6 +172,7 @@ class Deletions:
             key: the session.
             what: the audit's word for it.
             message: what the audit says.
+            account: whose session; empty: not known.
             spared: checkpoints that are not that session's; the journal may not yet
                 know them.
 
@@ -168,50 +180,75 @@ class Deletions:
             StoreError: it could not be written; nothing is changed.
         """
         if key not in self.take_up():
-            self._order(key, what, message, spared)
+            self._order(
+                Deletion(user=key.user, server=key.server, account=account),
+                what,
+                message,
+                spared,
+            )
         for checkpoint in spared:
             self.spare(key, checkpoint)
 
     def _order(
         self,
-        key: SessionKey,
+        deletion: Deletion,
         what: str = "forget",
         message: str = _DELETED,
         spared: Iterable[str] = (),
         also: Iterable[Any] = (),
     ) -> None:
-        sessions, now = self._sessions, self._sessions.clock.now()
-        rows = sessions.journal.checkpoints(key)
-        row, former = sessions.row(key), self.pending(key)
-        old = {row.incarnation, *(r.info.incarnation for r in rows if r.info)} - {""}
-        if former is not None:
-            old |= former.incarnations
-        order = DeletionOrder(
-            key=key,
-            stamp=(self._term(), sessions.highest_generation(key)),
-            incarnations=frozenset(old),
-            spared=frozenset(spared),
-        )
-        sessions.journal.forget(
-            key,
-            sessions.audit_line(key, SERVICE, what, message),
-            [
-                each
-                for r in rows
-                if r.keeping is not Keeping.FORMER
-                for each in expiry.kept(sessions, r.id, Keeping.TO_DELETE, seconds=0)
-            ],
-            accounting.leaving(row, now, sessions.seats_per_gpu),
-            [
-                *_written(order),
+        sessions, key = self._sessions, deletion.key
+        row, now = sessions.row(key), sessions.clock.now()
+        order = self._new_order(deletion, row, frozenset(spared))
+        line = sessions.audit_line(key, SERVICE, what, message)
+        to_delete = [
+            each
+            for r in self._rows(order)
+            if r.keeping is not Keeping.FORMER
+            for each in expiry.kept(sessions, r.id, Keeping.TO_DELETE, seconds=0)
+        ]
+        if order.concerns(owners.account_of(sessions, row)):
+            ended = [
                 *keep_quota.end(key, now),
                 *reclaimed.ended(row, now, sessions.seats_per_gpu),
                 *nap_memory.ended(key, now),
-                *also,
-            ],
-        )
+            ]
+            left = accounting.leaving(row, now, sessions.seats_per_gpu)
+            also = [*_written(order), *ended, *also]
+            sessions.journal.forget(key, line, to_delete, left, also)
+            sessions.forget(key)
+        else:  # the session of somebody who has had the name before
+            sessions.journal.keep(to_delete)
+            sessions.journal.write(schema.insert_audit(line), *_written(order), *also)
         self._all()[key] = order
-        sessions.forget(key)
+
+    def _new_order(
+        self, deletion: Deletion, row: SessionRow, spared: frozenset[str]
+    ) -> DeletionOrder:
+        """The order, which takes over what a pending one is about."""
+        order = DeletionOrder(
+            key=row.key,
+            stamp=(self._term(), self._sessions.highest_generation(row.key)),
+            names=frozenset(deletion.sessions),
+            spared=spared,
+            accounts=frozenset({deletion.account} - {""}),
+        )
+        names = {each.info.incarnation for each in self._rows(order) if each.info}
+        if order.concerns(owners.account_of(self._sessions, row)):
+            names.add(row.incarnation)
+        names |= order.names
+        accounts, former = order.accounts, self.pending(row.key)
+        if former is not None:
+            names |= former.names
+            told = accounts and former.accounts
+            accounts = accounts | former.accounts if told else frozenset()
+        names.discard("")
+        return msgspec.structs.replace(order, names=frozenset(names), accounts=accounts)
+
+    def _rows(self, order: DeletionOrder) -> list[CheckpointRow]:
+        """The checkpoints of that name that the order can mean."""
+        rows = self._sessions.journal.checkpoints(order.key)
+        return [r for r in rows if not r.info or order.concerns(r.info.account)]
 
     def pending(self, key: SessionKey) -> DeletionOrder | None:
         """The pending order for a session."""
@@ -232,7 +269,7 @@ class Deletions:
             StoreError: it could not be written; the start must wait.
         """
         order = self.pending(key)
-        if order is None or name in order.spared | order.incarnations:
+        if order is None or name in order.spared | order.names:
             return
         order = msgspec.structs.replace(order, spared=order.spared | {name})
         self._sessions.journal.write(*_written(order))
@@ -272,10 +309,10 @@ class Deletions:
         An unknown tree that runs, or is about to, may have been started while no
         service was there; of a tree on a silent node nothing is known.
         """
-        if tree.incarnation in self._new(order):
+        if tree.incarnation in self._new(order) or not order.concerns(tree.account):
             return False
         new = tree.runs or tree.state in {TreeState.HOLDING, TreeState.UNKNOWN}
-        return tree.incarnation in order.incarnations or not new
+        return bool({tree.session, tree.incarnation} & order.names) or not new
 
     def _is_saved(self, order: DeletionOrder, info: CheckpointInfo) -> bool:
         """Whether a checkpoint belongs to the deleted session.
@@ -287,9 +324,11 @@ class Deletions:
         row = self._sessions.journal.checkpoint(info.id)
         if row is not None:
             return row.keeping is Keeping.TO_DELETE
-        if {info.id, info.incarnation} & self._new(order):
+        mine = {info.id, info.incarnation} & self._new(order)
+        if mine or not order.concerns(info.account):
             return False
-        return info.incarnation in order.incarnations or info.stamp <= order.stamp
+        known = {info.session, info.incarnation} & order.names
+        return bool(known) or info.stamp <= order.stamp
 
     # --- carrying out
     async def carry_out(self, key: SessionKey) -> bool:
@@ -360,8 +399,9 @@ def _written(order: DeletionOrder) -> list[Any]:
         "server": order.key.server,
         "term": order.stamp[0],
         "generation": order.stamp[1],
-        "incarnations": codec.encode(sorted(order.incarnations)).decode(),
+        "incarnations": codec.encode(sorted(order.names)).decode(),
         "spared": codec.encode(sorted(order.spared)).decode(),
+        "accounts": codec.encode(sorted(order.accounts)).decode(),
     }
     return [_removed(order.key), schema.deletions.insert().values(**values)]
 
@@ -370,6 +410,11 @@ def _read(row: dict[Any, Any]) -> DeletionOrder:
     return DeletionOrder(
         key=SessionKey(row["user"], row["server"]),
         stamp=(row["term"], row["generation"]),
-        incarnations=frozenset(codec.decode(row["incarnations"].encode(), list[str])),
-        spared=frozenset(codec.decode(row["spared"].encode(), list[str])),
+        names=_names(row["incarnations"]),
+        spared=_names(row["spared"]),
+        accounts=_names(row["accounts"]),
     )
+
+
+def _names(column: str) -> frozenset[str]:
+    return frozenset(codec.decode(column, list[str]))

@@ -178,10 +178,11 @@ deletions = Table(
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("user", Text, nullable=False),
     Column("server", Text, nullable=False),
-    Column("incarnations", Text, nullable=False),  # JSON: those to be ended
+    Column("incarnations", Text, nullable=False),  # JSON: and sessions, to be ended
     Column("spared", Text, nullable=False),  # JSON: those that were started since
     Column("term", Integer, nullable=False, server_default="0"),
     Column("generation", Integer, nullable=False, server_default="0"),
+    Column("accounts", Text, nullable=False, server_default="[]"),  # JSON
     Index("deletions_by_session", "user", "server"),
 )
 
@@ -355,6 +356,11 @@ def _accounts(connection: Connection) -> None:
     owners.drop(connection)
 
 
+def _deleted_accounts(connection: Connection) -> None:
+    """Version 15: whose the deleted servers were."""
+    _add_column(connection, deletions.c.accounts)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -370,6 +376,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _session_ids,
     _stamps,
     _accounts,
+    _deleted_accounts,
 )
 
 

@@ -151,7 +151,10 @@ def hand_over(
     keeps = schema.keeps
     sessions.journal.write(keeps.delete().where(schema.of_session(keeps, key)))
     if sessions.deletions is not None and sessions.journal.session(key):
-        sessions.deletions.order(key, "new account", _NEW, spared=spared)
+        former = sessions.row(key).account
+        sessions.deletions.order(
+            key, "new account", _NEW, account=former, spared=spared
+        )
 
 
 def _runs(sessions: Sessions, key: SessionKey) -> Refused:

@@ -4,7 +4,8 @@ A database that is put back says nothing of a session that was begun after the b
 As long as the service answers, it knows; without it the next start would be cold,
 beside what runs or is saved. So a file stands for each server whose pointer says that
 there is something, written before the pointer and removed after it. Where it says more
-than the database, what becomes of that server is *unknown*, never *nothing*.
+than the database, what becomes of that server is *unknown*, never *nothing*. It names
+the sessions, too, so that a server that is deleted takes them with it.
 
 The folder is the service's own, on the Hub's machine, like that of the orders to delete
 (``common/deletion_orders.py``). Where it cannot be written, a Hub works as it would
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.durable import sync_folder, write_durably
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
 
 if TYPE_CHECKING:
@@ -29,14 +31,17 @@ _log = logging.getLogger(__name__)
 #: Name of the folder inside the service's.
 FOLDER = "servers"
 VERSION = 1
+#: Of one server that are named; more are begun only where none is ever stopped.
+MOST_SESSIONS = 16
 
 
 class KnownServer(Value, frozen=True, kw_only=True):
-    """What stands in a file: for a person who looks, since its name tells nothing."""
+    """What stands in a file; its name tells nothing to a person who looks."""
 
     version: int = VERSION
     user: str
     server: str = ""
+    sessions: tuple[str, ...] = ()  #: ids of those that were begun; the newest last
 
 
 class KnownServers:
@@ -54,16 +59,26 @@ class KnownServers:
         path = self._path(key)
         return path is not None and path.exists()
 
-    def add(self, key: SessionKey) -> None:
-        """Something is begun for that server."""
+    def sessions(self, key: SessionKey) -> tuple[str, ...]:
+        """Ids of the sessions that were begun for that server, as far as noted."""
         path = self._path(key)
-        if path is None or path.exists():
+        try:
+            written = path.read_bytes() if path is not None else b""
+            return codec.decode(written, KnownServer).sessions if written else ()
+        except (OSError, BadRequest) as error:
+            _log.debug("%s: no note of its sessions: %s", key, error)
+            return ()
+
+    def add(self, key: SessionKey, session: str) -> None:
+        """A session is begun for that server; its id, if it is known."""
+        path, known = self._path(key), self.sessions(key)
+        if path is None or (path.exists() and session in {"", *known}):
             return
+        ids = (*known, session)[-MOST_SESSIONS:] if session else known
+        server = KnownServer(user=key.user, server=key.server, sessions=ids)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_durably(
-                path, codec.encode(KnownServer(user=key.user, server=key.server))
-            )
+            write_durably(path, codec.encode(server))
         except OSError as error:
             _log.warning("%s: not noted beside the Hub's database: %s", key, error)
 

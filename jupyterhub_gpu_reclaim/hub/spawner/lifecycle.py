@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     Refused,
@@ -139,7 +140,7 @@ class SessionLifecycle:
         """Continue from what the Hub's database remembers, unless it is older (T27)."""
         key = self._spawner.reclaim_key
         if pointer.phase is not PointerPhase.NONE:
-            self._known.add(key)  # of a release that did not note it
+            self._known.add(key, pointer.session)  # of a release that did not note it
         elif self._known.has(key):
             pointer = msgspec.structs.replace(pointer, phase=PointerPhase.UNKNOWN)
         self._become(pointer=pointer)
@@ -147,6 +148,17 @@ class SessionLifecycle:
         self._spawner.reclaim_take(pointer.location)
         # Else a resume that fails wipes OAuth client and browser logins (T4).
         self._spawner.will_resume = pointer.precious
+
+    def deletion(self) -> Deletion:
+        """What is to be said of this server when it is deleted."""
+        key = self._spawner.reclaim_key
+        known = {*self._known.sessions(key), self.pointer.session} - {""}
+        return Deletion(
+            user=key.user,
+            server=key.server,
+            account=self.logins.account(),
+            sessions=tuple(sorted(known)),
+        )
 
     def delete(self) -> None:
         """The server is deleted: so is its login, and nothing is remembered."""
@@ -184,7 +196,7 @@ class SessionLifecycle:
         self._spawner.will_resume = pointer.precious
         there = pointer.phase is not PointerPhase.NONE
         if there:
-            self._known.add(self._spawner.reclaim_key)
+            self._known.add(self._spawner.reclaim_key, pointer.session)
         self.logins.save_state()
         if not there:
             self._known.remove(self._spawner.reclaim_key)

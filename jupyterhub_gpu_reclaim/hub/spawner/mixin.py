@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import msgspec
 from jupyterhub.spawner import Spawner
 from jupyterhub.utils import maybe_future, url_escape_path
 from tornado import web
@@ -27,7 +28,6 @@ from jupyterhub_gpu_reclaim.common import deletion_orders, text
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
-from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import (
     ReclaimError,
     RestoreFailed,
@@ -46,6 +46,7 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import KEY, Pointer, PointerPhase
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.models import Suspension
 
 patches.apply()
@@ -302,16 +303,16 @@ class ReclaimMixin(SessionPlacement):
     async def delete_forever(self) -> None:
         """The server is deleted: its checkpoints and its login go, too (T5, T10)."""
         await maybe_future(super().delete_forever())
-        asker, key = patches.ASKER.get(), self.reclaim_key
+        asker, deletion = patches.ASKER.get(), self._lifecycle.deletion()
         program = asker is not None and asker.program and asker.deletes_user
         if asker is not None and program and self.reclaim_pointer.precious:
-            kept = Deletion(user=key.user, server=key.server, kept_from=asker.who)
+            kept = msgspec.structs.replace(deletion, kept_from=asker.who)
             await self._tell_deletion(kept, None)
             self._lifecycle.delete()
             return
-        written = self._order_deletion()
-        order = written.stem if written is not None else ""
-        deletion = Deletion(user=key.user, server=key.server, order=order)
+        written = self._order_deletion(deletion)
+        if written is not None:
+            deletion = msgspec.structs.replace(deletion, order=written.stem)
         telling = asyncio.ensure_future(self._tell_deletion(deletion, written))
         if written is None:
             await telling
@@ -331,7 +332,7 @@ class ReclaimMixin(SessionPlacement):
             later = "the service does it later" if written else "it is NOT repeated"
             self.log.warning("%s: forget, %s: %s", deletion.key, later, error)
 
-    def _order_deletion(self) -> Path | None:
+    def _order_deletion(self, deletion: Deletion) -> Path | None:
         """Write the order down for the service; None: that is impossible.
 
         The Hub deletes a server once: neither a service that is away nor a lost answer
@@ -341,9 +342,9 @@ class ReclaimMixin(SessionPlacement):
         if folder is None:
             return None
         try:
-            return deletion_orders.write(folder, self.reclaim_key)
+            return deletion_orders.write(folder, deletion)
         except OSError as error:
-            self.log.warning("%s: no order to delete: %s", self.reclaim_key, error)
+            self.log.warning("%s: no order to delete: %s", deletion.key, error)
             return None
 
     # --- what templates and placements ask ---
