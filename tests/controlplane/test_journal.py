@@ -145,7 +145,7 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
-@pytest.mark.parametrize("version", list(range(1, 13)))
+@pytest.mark.parametrize("version", [*range(1, 13), 14])
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
     with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
