@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.phases import (
     LIVE,
     TABLE,
     SessionEvent,
     advance,
+    ended,
 )
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 
 #: Events that say that a committed checkpoint was seen, by capture or by looking.
 SEEN = {
@@ -79,3 +82,37 @@ def test_phases_live_session_reaches_release_only_through_commit():
 
 def test_phases_every_phase_can_be_left():
     assert {phase for phase, _ in TABLE} == set(Phase)
+
+
+_USED = SessionRow(
+    key=SessionKey("ada"),
+    phase=Phase.RUNNING,
+    since=1.0,
+    incarnation="i1",
+    checkpoint="c1",
+    attempt="c2",
+    intent=Intent.RESUME,
+    intent_by="ada",
+    placed=True,
+    waiting_since=1.0,
+    stop_asked=1.0,
+    bring_back="c0",
+    failures=2,
+    backoff_until=9.0,
+)
+
+
+@pytest.mark.parametrize(("phase", "event"), sorted(TABLE))
+@pytest.mark.parametrize("incarnation", ["i1", "i2"])
+def test_what_one_phase_has_alone_ends_with_it(phase, event, incarnation):
+    before = msgspec.structs.replace(_USED, phase=phase)
+    after = msgspec.structs.replace(
+        before, phase=TABLE[phase, event], incarnation=incarnation
+    )
+    row = msgspec.structs.replace(after, **ended(event, before, after))
+    assert bool(row.attempt) == (row.phase is Phase.SUSPENDING)
+    of_this_one = row.phase is Phase.RESUMING and incarnation == "i1"
+    assert row.placed is of_this_one
+    assert (row.waiting_since is not None) == (row.phase is Phase.RESUMING)
+    begun = {SessionEvent.SUSPEND, SessionEvent.RESTORE, SessionEvent.FOUND_SAVED}
+    assert row.intent is Intent.NONE or event not in begun

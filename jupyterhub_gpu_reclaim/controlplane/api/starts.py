@@ -187,9 +187,6 @@ class StartPlanner:
             SessionEvent.RESTORE,
             session=row.session or placement.session,
             incarnation=placement.incarnation,
-            placed=False,
-            intent=Intent.NONE,
-            intent_by="",
         )
         return self._restore(row, identity)
 
@@ -272,11 +269,6 @@ class StartPlanner:
             incarnation=placement.incarnation,
             checkpoint="",
             dismissed=row.checkpoint or row.dismissed,
-            attempt="",
-            placed=False,
-            failures=0,
-            backoff_until=None,
-            stop_asked=None,
             started_at=self._sessions.clock.now(),
             resumed_at=None,
         )

@@ -179,7 +179,7 @@ class StopPlanner:
             if row.phase in {*LIVE, Phase.SUSPENDING}:
                 self._stop(row, placement)
             elif row.phase is Phase.RESUMING:
-                self._sessions.apply(row.key, SessionEvent.STOPPED, placed=False)
+                self._sessions.apply(row.key, SessionEvent.STOPPED)
         self._look(row.key)
 
     def _stop(self, row: SessionRow, placement: Placement) -> None:

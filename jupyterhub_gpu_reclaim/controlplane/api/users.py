@@ -379,7 +379,6 @@ class UserApi:
             ],
             checkpoint="",
             dismissed=row.checkpoint,
-            intent=Intent.NONE,
         )
         return self._sessions.view(key)
 
@@ -480,7 +479,6 @@ class UserApi:
                 checkpoints=self._to_delete(row.checkpoint),
                 checkpoint="",
                 dismissed=row.checkpoint,
-                intent=Intent.NONE,
             )
         elif checkpoint is None:
             raise _wrong(row, SessionEvent.DISCARDED)

@@ -56,9 +56,7 @@ def take(
         session=info.session if info else row.session,
         incarnation=info.incarnation if info else row.incarnation,
         checkpoint=checkpoint,
-        bring_back="",
         dismissed=row.checkpoint or row.dismissed,
-        attempt="",
         intent=Intent.RESUME,
         intent_by=by,
     )

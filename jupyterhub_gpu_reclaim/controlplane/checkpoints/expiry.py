@@ -213,7 +213,6 @@ def retain(sessions: Sessions, retention: Retention) -> None:
                 checkpoints=to_delete,
                 checkpoint="",
                 dismissed=row.id,
-                intent=Intent.NONE,
             )
         else:
             line = sessions.audit_line(row.key, SERVICE, "retention", each.why)

@@ -18,7 +18,6 @@ from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
-    Intent,
     Keeping,
     SessionRow,
 )
@@ -59,8 +58,6 @@ def running(
         session=tree.session,
         incarnation=tree.incarnation,
         checkpoint=parent,
-        attempt="",
-        placed=False,
         started_at=now,
         resumed_at=now if came_from else None,
     )
@@ -74,7 +71,6 @@ def lost(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionR
         failure=failure_of(Reason.ENDED_AFTER_RETURN),
         checkpoints=[expiry.current(saved, sessions.clock.now())],
         checkpoint=saved.id,
-        attempt="",
         **lineage.highest(row, [saved]),
     )
 
@@ -97,7 +93,6 @@ def captured(
         session=saved.session,
         incarnation=saved.incarnation,
         checkpoint=saved.id,
-        attempt="",
         **lineage.highest(row, [saved]),
     )
 
@@ -143,11 +138,6 @@ def saved(
         session=newest.session,
         incarnation=newest.incarnation,
         checkpoint=newest.id,
-        attempt="",
-        placed=False,
-        intent=Intent.NONE,
-        intent_by="",
-        bring_back="",
         dismissed=row.checkpoint or row.dismissed,
         **lineage.highest(row, observed.saved or ()),
     )

@@ -175,8 +175,6 @@ class Resumer:
             note=f"That took {duration(now - row.since)}.",
             checkpoints=superseded,
             resumed_at=now,
-            placed=False,
-            stop_asked=None,
         )
 
     def failed(self, row: SessionRow, failure: Failure | None) -> SessionRow:
@@ -191,9 +189,6 @@ class Resumer:
             row.key,
             SessionEvent.RESTORE_FAILED,
             failure=failure,
-            placed=False,
-            intent=Intent.NONE,
-            intent_by="",
         )
 
     async def give_up(self, row: SessionRow, failure: Failure | None) -> None:

@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping, SessionRow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -99,8 +99,6 @@ class Suspender:
                 attempt=self._new_id(),
                 gpus=len(cards),
                 gpu_name=cards[0].name if cards else "",
-                intent=Intent.NONE,
-                intent_by="",
             )
         )
         self._sessions.counters.causes[why.code if why else "request"] += 1
@@ -167,7 +165,6 @@ class Suspender:
             f" written; that took {duration(now - row.since)}.",
             checkpoints=[expiry.current(info, now)],
             checkpoint=info.id,
-            attempt="",
             failures=0,
             backoff_until=None,
             **lineage.highest(row, [info]),
@@ -189,12 +186,8 @@ class Suspender:
             SessionEvent.CAPTURE_FAILED,
             failure=failure,
             checkpoints=bring_back.off(self._sessions, row, self._settings),
-            bring_back="",
-            attempt="",
             failures=failures,
             backoff_until=self._sessions.clock.now() + wait,
-            intent=Intent.NONE,
-            intent_by="",
         )
 
     def rolled_back(self, row: SessionRow, tree: Tree) -> None:
@@ -236,9 +229,7 @@ class Suspender:
         if self._sessions.row(row.key).phase is not Phase.RELEASING:
             return self._sessions.row(row.key)
         self._count("ok")
-        return self._sessions.apply(
-            row.key, SessionEvent.RELEASED, stop_asked=None, placed=False
-        )
+        return self._sessions.apply(row.key, SessionEvent.RELEASED)
 
     async def thaw(self, row: SessionRow) -> None:
         """Thaw a captured tree; a RELEASING session is then RUNNING again."""
@@ -261,7 +252,6 @@ class Suspender:
             checkpoints=to_delete,
             checkpoint=expiry.former(self._sessions, row.key),
             dismissed=row.checkpoint,
-            bring_back="",
             failures=row.failures + 1,
             backoff_until=now + self._settings.backoff,
             # a stop by the Hub that comes now may still be ours: ``Stops.plan``

@@ -10,8 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
@@ -43,17 +41,14 @@ def leaving(
     return {GPU_SECONDS: row.gpus / seats * max(0.0, now - row.since)}
 
 
-def waited(
-    counters: Counters, before: SessionRow, row: SessionRow, now: float
-) -> SessionRow:
-    """How long a session has waited when it is no longer on its way back."""
+def waited(counters: Counters, before: SessionRow, row: SessionRow, now: float) -> None:
+    """Count how long a session has waited, if it is no longer on its way back."""
     if before.waiting_since is None or row.phase is Phase.RESUMING:
-        return row
+        return
     failure = row.failure
     over = failure is not None and failure.code == Reason.GPU_WAIT_OVER.value
     outcome = "served" if row.phase in LIVE else "expired" if over else "left"
     counters.waited(outcome, now - before.waiting_since)
-    return msgspec.structs.replace(row, waiting_since=None)
 
 
 def is_kept(row: SessionRow, now: float) -> bool:

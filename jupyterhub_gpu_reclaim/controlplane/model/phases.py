@@ -138,13 +138,41 @@ def advance(phase: Phase, event: SessionEvent, *, saved: bool) -> Phase:
     return following
 
 
+#: Columns that one phase has alone; in every other one they are empty.
+_OF_ONE_PHASE: dict[Phase, dict[str, Any]] = {
+    Phase.SUSPENDING: {"attempt": ""},
+    Phase.RESUMING: {"placed": False, "waiting_since": None},
+}
+#: Events by which what was asked for has begun, has failed, or is void.
+_ANSWERS = frozenset(
+    {
+        SessionEvent.SUSPEND,
+        SessionEvent.CAPTURE_FAILED,
+        SessionEvent.RESTORE,
+        SessionEvent.RESTORE_FAILED,
+        SessionEvent.FOUND_SAVED,
+    }
+)
+#: Events after which no other checkpoint is to be brought back.
+_CALLS_OFF = frozenset(
+    {
+        SessionEvent.CAPTURE_FAILED,
+        SessionEvent.THAWED,
+        SessionEvent.FOUND_SAVED,
+        SessionEvent.BROUGHT_BACK,
+    }
+)
+#: Events after which the Hub has answered each stop that it was asked for.
+_ANSWERS_STOP = frozenset(
+    {SessionEvent.RELEASED, SessionEvent.RESTORED, SessionEvent.STARTED}
+)
 _NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": ""}
 _OF_PROCESSES: dict[str, Any] = {
     **_NO_ORDER,
-    "attempt": "",
     "failures": 0,
     "backoff_until": None,
     "stop_asked": None,
+    "placed": False,
     "node": "",  # the next one may be elsewhere
 }
 _OF_A_SESSION: dict[str, Any] = {
@@ -156,20 +184,36 @@ _OF_A_SESSION: dict[str, Any] = {
 }
 
 
-def ended(before: SessionRow, after: SessionRow) -> dict[str, Any]:
+def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[str, Any]:
     """The columns that end, each with its empty value.
 
     Args:
+        event: what has happened.
         before: the row as it was.
         after: with its new phase, incarnation and checkpoint.
     """
+    void: dict[str, Any] = _ended(before, after)
+    for phase, columns in _OF_ONE_PHASE.items():
+        if after.phase is not phase:
+            void |= columns
+    if event in _ANSWERS:
+        void |= _NO_ORDER
+    if event in _CALLS_OFF:
+        void["bring_back"] = ""
+    if event in _ANSWERS_STOP:
+        void["stop_asked"] = None
+    return void
+
+
+def _ended(before: SessionRow, after: SessionRow) -> dict[str, Any]:
+    """Those that end with the session, its processes, or what was asked for."""
     same = after.incarnation == before.incarnation
     came_from = bool(after.checkpoint) and after.checkpoint == before.checkpoint
     if after.phase is Phase.STOPPED or not (same or came_from):
-        return _OF_A_SESSION
+        return {**_OF_A_SESSION}
     if not same:
-        return _OF_PROCESSES
-    return _NO_ORDER if _is_done(after) else {}
+        return {**_OF_PROCESSES}
+    return {**_NO_ORDER} if _is_done(after) else {}
 
 
 def _is_done(row: SessionRow) -> bool:

@@ -154,7 +154,8 @@ class Sessions:
         row = msgspec.structs.replace(
             row, phase=phase, since=now if moved else before.since
         )
-        void = {k: v for k, v in phases.ended(before, row).items() if k not in changes}
+        void = phases.ended(event, before, row)
+        void = {name: empty for name, empty in void.items() if name not in changes}
         row = msgspec.structs.replace(row, **void)
         reason = why or failure
         audit = AuditRow(
@@ -165,7 +166,7 @@ class Sessions:
             code=reason.code if reason else "",
             message=reason.message if reason else note,
         )
-        row = accounting.waited(self.counters, before, row, now)
+        accounting.waited(self.counters, before, row, now)
         accounting.took(self.counters, before, row, now)
         more = accounting.leaving(before, now, self.seats_per_gpu, row.phase)
         unused = (
