@@ -368,6 +368,11 @@ class Tree(Value, frozen=True, kw_only=True):
         return self.state in {TreeState.RUNNING, TreeState.NAPPING}
 
     @property
+    def frozen(self) -> bool:
+        """Whether it is captured, or being captured."""
+        return self.state in {TreeState.CAPTURING, TreeState.CAPTURED}
+
+    @property
     def lives(self) -> bool:
         """Whether its programs run, or are being captured, which may be undone."""
         return self.runs or self.state is TreeState.CAPTURING

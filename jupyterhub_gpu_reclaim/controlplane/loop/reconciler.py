@@ -351,8 +351,7 @@ def _resuming(
             else Action(ActionKind.RESTORE, tree)
         )
     # Captured: a journal that was put back; the session has returned since.
-    frozen = {TreeState.CAPTURING, TreeState.CAPTURED}
-    back = tree.runs or tree.state in frozen
+    back = tree.runs or tree.frozen
     return _restored(observed, tree) if back else WAIT
 
 

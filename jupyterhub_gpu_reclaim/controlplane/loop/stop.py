@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
-_FROZEN = frozenset({TreeState.CAPTURING, TreeState.CAPTURED})
 END = Action(ActionKind.END)
 KEEP = Action(ActionKind.KEEP)
 _SAVED = Action(ActionKind.SAVED)
@@ -86,7 +85,7 @@ def _of_another(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if observed.trees is None:
         return UNANSWERED
     tree = observed.tree(asked.incarnation)
-    if tree is not None and tree.state not in _FROZEN:
+    if tree is not None and not tree.frozen:
         return Action(ActionKind.END, tree)
     others = [one for one in observed.whole() if one != tree]
     if others or (tree is None and asked.elsewhere):
@@ -124,7 +123,7 @@ def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     tree = observed.tree(row.incarnation)
     if tree is None:
         return Action(ActionKind.GIVE_UP)
-    if tree.state in _FROZEN:
+    if tree.frozen:
         return in_flight("suspend")
     return Action(ActionKind.RESTORED) if tree.runs else _SAVED
 
@@ -138,7 +137,7 @@ def _live(row: SessionRow, observed: Observed) -> Action:
         return UNANSWERED
     tree = observed.tree(row.incarnation)
     if tree is not None:
-        return _frozen(tree, observed) if tree.state in _FROZEN else END
+        return _frozen(tree, observed) if tree.frozen else END
     if observed.whole():
         return KEEP
     if observed.saved is None:
