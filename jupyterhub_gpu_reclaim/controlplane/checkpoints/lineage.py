@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
@@ -70,6 +72,19 @@ def missed(
         if info.id == pointer != row.checkpoint
         or (info.stamp > known and info.aside is None)
     )
+
+
+def takes_over(row: SessionRow, observed: Observed, tree: Tree) -> bool:
+    """Whether what a captured tree was saved as is the session from now on.
+
+    Not one that was set aside, or that the journal knows of an earlier life.
+    """
+    saved = observed.checkpoint(tree.checkpoint)
+    if saved is None:
+        return False
+    live = row.phase in LIVE and tree.incarnation == row.incarnation
+    new = saved.id not in observed.known and saved.aside is None
+    return live or new or saved.id == row.checkpoint
 
 
 def agrees(pointer: str, info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> bool:
