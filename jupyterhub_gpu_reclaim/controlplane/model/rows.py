@@ -107,7 +107,7 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
     @property
     def stamp(self) -> tuple[int, int]:
         """See ``CheckpointInfo.stamp``."""
-        return (self.info.term if self.info else 0), self.generation
+        return (self.info.stamp[0] if self.info else 0), self.generation
 
 
 class AuditRow(Value, frozen=True, kw_only=True):
