@@ -374,8 +374,14 @@ class UserApi:
             SessionEvent.PUT_ASIDE,
             by=by,
             checkpoints=[
-                *expiry.settled(self._sessions, key, seconds),
-                *expiry.kept(self._sessions, row.checkpoint, Keeping.ASIDE, seconds),
+                *expiry.settled(self._sessions, key, seconds, by_word=True),
+                *expiry.kept(
+                    self._sessions,
+                    row.checkpoint,
+                    Keeping.ASIDE,
+                    seconds,
+                    by_word=True,
+                ),
             ],
             checkpoint="",
             dismissed=row.checkpoint,

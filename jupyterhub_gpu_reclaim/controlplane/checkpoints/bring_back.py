@@ -48,7 +48,9 @@ def take(
     rows: list[CheckpointRow] = []
     if row.checkpoint != checkpoint:
         seconds = None if gone else settings.set_aside
-        rows = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
+        rows = expiry.kept(
+            sessions, row.checkpoint, Keeping.ASIDE, seconds, by_word=not gone
+        )
     wanted = expiry.kept(sessions, checkpoint, Keeping.CURRENT)
     info = wanted[0].info if wanted else None
     return sessions.apply(

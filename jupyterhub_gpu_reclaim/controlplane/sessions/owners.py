@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
@@ -186,5 +184,7 @@ def _keep(
 ) -> None:
     now = sessions.clock.now()
     expires = None if seconds is None else now + seconds
-    kept = {"keeping": keeping, "changed": now, "expires": expires}
-    sessions.journal.keep(msgspec.structs.replace(row, **kept) for row in rows)
+    by_word = keeping is Keeping.FORMER
+    sessions.journal.keep(
+        row.kept(keeping, now, expires, by_word=by_word) for row in rows
+    )
