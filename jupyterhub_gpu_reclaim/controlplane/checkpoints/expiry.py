@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreacha
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
@@ -52,19 +53,26 @@ def current(info: CheckpointInfo, now: float) -> CheckpointRow:
     )
 
 
-def aside(info: CheckpointInfo, now: float, seconds: float | None) -> CheckpointRow:
+def aside(
+    info: CheckpointInfo,
+    now: float,
+    seconds: float | None,
+    session: SessionRow | None = None,
+) -> CheckpointRow:
     """A checkpoint that is set aside; None: not deleted by itself.
 
     Where a person has said so, and the journal did not know, until the time that the
-    mark names.
+    mark names. Another account's than the session's is hidden; whichever of the two is
+    older, it is not deleted before that one has gone on.
     """
+    keeping = Keeping.ASIDE
+    if session is not None and lineage.is_anothers(session, info):
+        keeping, seconds = Keeping.FORMER, None
     expires = None if seconds is None else now + seconds
     if info.aside is not None:
         expires = info.aside.until
     row = current(info, now)
-    return msgspec.structs.replace(
-        row, keeping=Keeping.ASIDE, expires=expires, info=info
-    )
+    return msgspec.structs.replace(row, keeping=keeping, expires=expires, info=info)
 
 
 def kept(
@@ -100,7 +108,7 @@ def settled(
     return [
         row.kept(row.keeping, row.changed, expires, by_word=by_word)
         for row in sessions.journal.checkpoints(key)
-        if row.keeping is Keeping.ASIDE and row.expires is None
+        if row.keeping in {Keeping.ASIDE, Keeping.FORMER} and row.expires is None
     ]
 
 

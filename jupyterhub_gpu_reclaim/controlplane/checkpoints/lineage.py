@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.model.rows import WHOEVER_COMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,6 +54,13 @@ def highest(row: SessionRow, infos: Iterable[CheckpointInfo]) -> dict[str, Any]:
     return {"term": term, "generation": generation}
 
 
+def is_anothers(row: SessionRow, info: CheckpointInfo) -> bool:
+    """Whether it is of another account than the row, by what both of them say."""
+    same = info.session == row.session != ""
+    mine = same or row.account in {"", WHOEVER_COMES, info.account}
+    return info.account != "" and not mine
+
+
 def missed(
     row: SessionRow, observed: Observed, pointer: str = ""
 ) -> CheckpointInfo | None:
@@ -69,8 +77,11 @@ def missed(
     return newest(
         info
         for info in observed.unknown()
-        if info.id == pointer != row.checkpoint
-        or (info.stamp > known and info.aside is None)
+        if not is_anothers(row, info)
+        and (
+            info.id == pointer != row.checkpoint
+            or (info.stamp > known and info.aside is None)
+        )
     )
 
 
@@ -83,8 +94,10 @@ def takes_over(row: SessionRow, observed: Observed, tree: Tree) -> bool:
     if saved is None:
         return False
     live = row.phase in LIVE and tree.incarnation == row.incarnation
+    if live or saved.id == row.checkpoint:
+        return True
     new = saved.id not in observed.known and saved.aside is None
-    return live or new or saved.id == row.checkpoint
+    return new and not is_anothers(row, saved)
 
 
 def agrees(pointer: str, info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> bool:

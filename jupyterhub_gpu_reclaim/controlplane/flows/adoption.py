@@ -130,7 +130,7 @@ def saved(
     known = [r.info for r in sessions.journal.checkpoints(row.key) if r.info]
     sure = lineage.agrees(pointer, newest, [*known, *(observed.saved or ())])
     seconds = settings.set_aside if sure else None
-    rows = _asides(sessions, observed, seconds, besides=newest.id)
+    rows = _asides(sessions, row, observed, seconds, besides=newest.id)
     before = lineage.ancestors(newest, observed.saved or ())
     before -= _by_word(observed)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
@@ -167,7 +167,8 @@ def _beside(
     there is, and is kept without limit.
     """
     missing = row.phase is Phase.SUSPENDED and not observed.checkpoint(row.checkpoint)
-    rows = _asides(sessions, observed, None if missing else settings.set_aside)
+    seconds = None if missing else settings.set_aside
+    rows = _asides(sessions, row, observed, seconds)
     if row.phase is Phase.SUSPENDED and observed.missed(row.checkpoint):
         # Lost after its return, before the store was asked what it had come from.
         own = [info for info in observed.unknown() if info.id == row.checkpoint]
@@ -220,9 +221,13 @@ def _superseded(
 
 
 def _asides(
-    sessions: Sessions, observed: Observed, seconds: float | None, besides: str = ""
+    sessions: Sessions,
+    row: SessionRow,
+    observed: Observed,
+    seconds: float | None,
+    besides: str = "",
 ) -> list[CheckpointRow]:
     """Rows of the unknown ones; None: not decided yet which of them are needed."""
     now = sessions.clock.now()
     unknown = [info for info in observed.unknown() if info.id != besides]
-    return [expiry.aside(info, now, seconds) for info in unknown]
+    return [expiry.aside(info, now, seconds, row) for info in unknown]

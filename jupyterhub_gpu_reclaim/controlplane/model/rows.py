@@ -19,6 +19,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     Value,
 )
 
+#: In place of an account: the next one of that name that starts the server.
+WHOEVER_COMES = "*"
+
 
 class Intent(StrEnum):
     """What a person has asked for and the worker has not done yet."""
