@@ -77,11 +77,8 @@ def missed(
     return newest(
         info
         for info in observed.unknown()
-        if not is_anothers(row, info)
-        and (
-            info.id == pointer != row.checkpoint
-            or (info.stamp > known and info.aside is None)
-        )
+        if info.id == pointer != row.checkpoint
+        or (info.stamp > known and info.aside is None)
     )
 
 
@@ -94,10 +91,8 @@ def takes_over(row: SessionRow, observed: Observed, tree: Tree) -> bool:
     if saved is None:
         return False
     live = row.phase in LIVE and tree.incarnation == row.incarnation
-    if live or saved.id == row.checkpoint:
-        return True
     new = saved.id not in observed.known and saved.aside is None
-    return new and not is_anothers(row, saved)
+    return live or new or saved.id == row.checkpoint
 
 
 def agrees(pointer: str, info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> bool:

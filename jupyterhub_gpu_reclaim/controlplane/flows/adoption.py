@@ -94,6 +94,7 @@ def captured(
         row.key,
         SessionEvent.FOUND_CAPTURED,
         checkpoints=rows,
+        account=_account(row, saved),
         session=saved.session,
         incarnation=saved.incarnation,
         checkpoint=saved.id,
@@ -140,6 +141,7 @@ def saved(
         SessionEvent.FOUND_SAVED,
         failure=None if sure else found_failure(newest),
         checkpoints=[*rows, expiry.current(newest, sessions.clock.now())],
+        account=_account(row, newest),
         session=newest.session,
         incarnation=newest.incarnation,
         checkpoint=newest.id,
@@ -151,6 +153,11 @@ def saved(
         dismissed=row.checkpoint or row.dismissed,
         **lineage.highest(row, observed.saved or ()),
     )
+
+
+def _account(row: SessionRow, info: CheckpointInfo) -> str:
+    """Whose the session is in that state; the next start is asked whether it is its."""
+    return info.account if lineage.is_anothers(row, info) else row.account
 
 
 def found_failure(info: CheckpointInfo) -> Failure:
