@@ -241,6 +241,11 @@ class Aside(Value, frozen=True, kw_only=True):
     until: float | None  #: when it may be deleted; None: not by itself
 
 
+#: A higher term was never any service's: each is one above a former one. Half of what
+#: the journal's column holds, so that there is always a next one.
+BELIEVED = (1 << 30) - 1
+
+
 class CheckpointInfo(Value, frozen=True, kw_only=True):
     """What is known of a committed checkpoint without opening its contents."""
 
@@ -274,7 +279,7 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     @property
     def stamp(self) -> tuple[int, int]:
         """The higher one is the newer state; no clock is asked."""
-        return self.term, self.generation
+        return self.term if self.term <= BELIEVED else 0, self.generation
 
 
 class KeptState(Value, frozen=True, kw_only=True):
@@ -366,6 +371,11 @@ class Tree(Value, frozen=True, kw_only=True):
     def runs(self) -> bool:
         """Whether its server runs and answers; programs with a GPU may nap."""
         return self.state in {TreeState.RUNNING, TreeState.NAPPING}
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is captured, or being captured."""
+        return self.state in {TreeState.CAPTURING, TreeState.CAPTURED}
 
     @property
     def lives(self) -> bool:

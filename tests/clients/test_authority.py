@@ -11,8 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
-from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
+from jupyterhub_gpu_reclaim.common.models import BELIEVED, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.term import HIGHEST, Term
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
@@ -125,6 +126,15 @@ async def test_two_installations_with_the_same_agents_do_not_ask_for_ever(world)
         await second.trees()
     assert caught.value.reason is Reason.AGENT_UNREACHABLE
     assert slow.raised == 3
+
+
+@pytest.mark.parametrize("term", [BELIEVED + 1, HIGHEST])
+async def test_agent_that_obeys_what_no_service_can_have_been_is_silent(world, term):
+    lease, client = world.service()
+    await world.node.terms.hear(Term(number=term, holder="x"), order=False)
+    with pytest.raises(Unreachable):
+        await client.trees()
+    assert lease.term == 1
 
 
 async def test_term_that_cannot_be_raised_now_is_no_answer(world, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
+from jupyterhub_gpu_reclaim.common.models import Aside, HubState, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.loop.start import instead
@@ -85,7 +85,30 @@ STOPPED = row("stopped", checkpoint="")
             {"trees": [tree("captured", "i9"), tree("running", "i8")]},
             A.JOIN,
         ),
-        (start(), STOPPED, {"trees": [tree("captured")]}, A.FOUND_CAPTURED),
+        (
+            start(),
+            STOPPED,
+            {"trees": [tree("captured")], "known": ()},
+            A.FOUND_CAPTURED,
+        ),
+        (start(), STOPPED, {"trees": [tree("captured")]}, A.KILL),
+        (start(), row("running"), {"trees": [tree("captured", "i9", "c2")]}, A.THAW),
+        (
+            start(),
+            row("running"),
+            {
+                "trees": [tree("captured", "i9", "c2")],
+                "saved": ("c1", "c2"),
+                "known": ("c1", "c2"),
+            },
+            A.KILL,
+        ),
+        (
+            start(),
+            row("running", checkpoint=""),
+            {"trees": [tree("captured")]},
+            A.FOUND_CAPTURED,
+        ),
         (start(), STOPPED, {"trees": [tree("captured")], "saved": ()}, A.THAW),
         (start(), row("suspended"), {"trees": [tree("capturing", "i9")]}, A.REFUSE),
         (start(), row("suspended"), {"trees": [tree("captured")]}, A.RETURN),
@@ -94,6 +117,30 @@ STOPPED = row("stopped", checkpoint="")
             row("suspended"),
             {"trees": [tree("captured", "i9", "c2")], "saved": ("c1", "c2")},
             A.FOUND_CAPTURED,
+        ),
+        (start(), row("suspended"), {"trees": [tree("captured", "i9", "c9")]}, A.THAW),
+        (
+            start(),
+            row("suspended", checkpoint="c2", generation=2),
+            {
+                "trees": [tree("captured")],
+                "saved": ("c1", "c2"),
+                "known": ("c1", "c2"),
+            },
+            A.KILL,
+        ),
+        # Something newer is saved, and what is older must end first.
+        (
+            start(),
+            row("suspended"),
+            {"trees": [tree("captured")], "saved": ("c1", "c2")},
+            A.REFUSE,
+        ),
+        (
+            start(),
+            row("suspended"),
+            {"trees": [tree("restoring", "i9", "c9")], "saved": ("c1", "c2")},
+            A.REFUSE,
         ),
         (start(), STOPPED, {"trees": [tree("restoring")]}, A.REFUSE),
         (start(), row("suspended"), {"trees": [tree("holding", "i9")]}, A.RETURN),
@@ -217,6 +264,18 @@ def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
             {"trees": [tree("captured", "old", "c2")], "saved": ("c1", "c2")},
             A.FOUND_CAPTURED,
         ),
+        (stop(), STOPPED, {"trees": [tree("captured")]}, A.END),
+        (stop("old"), STOPPED, {"trees": [tree("captured", "old")]}, A.END),
+        (
+            stop("old"),
+            row("suspended", checkpoint="c2", generation=2),
+            {
+                "trees": [tree("captured", "old")],
+                "saved": ("c1", "c2"),
+                "known": ("c1", "c2"),
+            },
+            A.KEEP,
+        ),
         (
             stop("old"),
             row("resuming"),
@@ -302,6 +361,7 @@ ACTS = {
     A.RELEASED,
     A.ROLLED_BACK,
     A.THAW,
+    A.KILL,
     A.GIVE_UP,
     A.FOUND_CAPTURED,
     A.FOUND_SAVED,
@@ -312,6 +372,14 @@ ACTS = {
     A.WAIT,
     A.BRING_BACK,
 }
+
+
+def test_what_a_person_has_set_aside_is_not_taken_up_where_it_stands_captured():
+    """The journal is lost, and what stood there was never released."""
+    marked = msgspec.structs.replace(info("c1"), aside=Aside(until=None))
+    observed = Observed((tree("captured"),), (marked,), HubState.SPAWNING)
+    assert settle(STOPPED, observed, NOW, LIMITS, start()).kind is A.KILL
+    assert settle(STOPPED, observed, NOW, LIMITS, stop("i1")).kind is A.END
 
 
 def test_no_start_is_cold_beside_a_tree_or_a_checkpoint_that_nobody_has_given_up():

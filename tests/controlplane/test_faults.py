@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from contextlib import suppress
 
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
@@ -20,8 +21,16 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.decide import sampler
+from jupyterhub_gpu_reclaim.controlplane.model.actions import (
+    ANSWERS,
+    Action,
+    ActionKind,
+)
+from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
+from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from tests.controlplane.conftest import KEY
 from tests.controlplane.doubles import STEPS
+from tests.controlplane.test_reconciler import info, tree
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
@@ -624,3 +633,17 @@ async def test_capture_hub_that_finds_the_server_silent_does_not_lose_it(world):
     assert world.hub.plans == ["stop release"]
     await world.until(lambda: world.phase(controller) == "suspended")
     assert [c for _, c in world.node.saved.values()] == ["tensors"]
+
+
+async def test_every_action_has_somebody_who_does_it_and_an_answer_is_none(world):
+    """Whatever is not named would else be a word about what is saved."""
+    worker = (await world.controller())._starts._questions._worker
+    seen, row = Observed((), (), None), SessionRow(key=KEY)
+    for kind in ActionKind:
+        action = Action(kind, tree("running"), info())
+        if kind in {*ANSWERS, ActionKind.UNANSWERED}:
+            with pytest.raises(AssertionError):
+                await worker.act(row, action, seen)
+        elif kind not in worker._handlers:
+            with suppress(ReclaimError):
+                await worker.act(row, action, seen)

@@ -13,7 +13,8 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
-from jupyterhub_gpu_reclaim.common.models import Phase, Placement, SessionKey
+from jupyterhub_gpu_reclaim.common.models import BELIEVED, Phase, Placement, SessionKey
+from jupyterhub_gpu_reclaim.common.term import HIGHEST
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease, LeaseHolder
@@ -131,6 +132,20 @@ def test_term_is_raised_above_one_that_was_seen_elsewhere(opened):
     first.give_back()
     assert second.take()
     assert second.term == 9
+
+
+@pytest.mark.parametrize("above", [BELIEVED + 1, HIGHEST, HIGHEST + 1, 9_999_999_999])
+def test_term_that_no_service_can_have_had_is_not_raised_above(opened, caplog, above):
+    """Else the next holder's would be no number for the journal, or for the agents."""
+    (_, first), (_, second) = opened(), opened()
+    assert first.take()
+    first.rise(above)
+    assert first.term == 1
+    assert str(above) in caplog.text
+    first.rise(BELIEVED)
+    first.give_back()
+    assert second.take()
+    assert second.term == BELIEVED + 2 < HIGHEST
 
 
 def test_former_holder_cannot_raise_its_term(opened):

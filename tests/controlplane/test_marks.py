@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 
-import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
@@ -17,7 +16,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from tests.controlplane.conftest import KEY
-from tests.controlplane.test_old_journal import contents, running, suspend
+from tests.controlplane.test_old_journal import contents, info, running, suspend
 
 
 def word(world, checkpoint):
@@ -115,6 +114,16 @@ async def test_mark_of_a_higher_term_raises_that_of_the_service(world, tmp_path)
     assert lease.term == 41
 
 
+async def test_what_the_service_has_passed_over_is_no_word_in_the_store(world):
+    """It may be all that there is, once journal and store are put back."""
+    controller = await running(world, "tensors")
+    world.node.saved["ckpt-older"] = info("ckpt-older", 0), "older"
+    await world.until(lambda: row(controller, "ckpt-older") is not None)
+    assert row(controller, "ckpt-older").expires is not None
+    await started_fresh(world, controller)
+    assert word(world, "ckpt-older") is None
+
+
 async def away(*_, **__):
     raise StoreError(Reason.STORE_UNREACHABLE)
 
@@ -143,7 +152,10 @@ async def quiet(world):
         events = world.node.begin_capture(place.incarnation, checkpoint, 1)
         (info,) = [e.checkpoint async for e in events if e.checkpoint]
         await world.node.release(place.incarnation, checkpoint)
-        controller._sessions.journal.keep([expiry.aside(info, time.time(), 3600.0)])
+        sessions = controller._sessions
+        sessions.journal.keep([expiry.aside(info, time.time(), 3600.0)])
+        said = expiry.kept(sessions, info.id, Keeping.ASIDE, 3600.0, by_word=True)
+        sessions.journal.keep(said)
     controller._sessions.runtime(KEY).compared = True
     return controller
 
@@ -188,11 +200,11 @@ async def test_word_that_was_taken_is_not_said_again_before_the_next_list(world,
     assert [each[0] for each in agent.words] == ["c1", "c2", "c3"]
 
 
-async def test_nothing_is_said_of_what_nobody_has_decided_yet(world, quiet):
+@pytest.mark.parametrize("seconds", [None, 3600.0])
+async def test_nothing_is_said_of_what_no_person_has_set_aside(world, quiet, seconds):
     """Else a lost journal would forget the question, and begin cold beside it."""
-    journal = quiet._sessions.journal
-    row = journal.checkpoint("c2")
-    journal.keep([msgspec.structs.replace(row, expires=None)])
+    aside = expiry.kept(quiet._sessions, "c2", Keeping.ASIDE, seconds)
+    quiet._sessions.journal.keep(aside)
     agent = Recorded()
     await marks.Marks(quiet._sessions, agent).settle(infos(world))
     assert [each[0] for each in agent.words] == ["c1", "c3"]

@@ -7,7 +7,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
-from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from tests.controlplane.conftest import DELETED, KEY
@@ -218,6 +218,130 @@ async def test_new_account_is_not_given_a_tree_that_still_stands_captured(world)
     plan = await controller.plan_start(_placement("i3", NEW))
     assert plan.action == "cold"
     assert len(world.node.saved) == 1  # kept, for whom an administrator finds
+
+
+async def _away(*_, **__):
+    raise StoreError(Reason.STORE_UNREACHABLE)
+
+
+@pytest.fixture
+async def began_beside(world):
+    """The new account's session, which began while the store was silent.
+
+    The deletion of the former one was lost with the journal.
+    """
+    first = await _left_by_the_old_one(world)
+    world.node.checkpoints = _away
+    controller = await world.journal_lost(first)
+    world.node.run(KEY, "of the new one", "i2").account = NEW
+    await controller.placed(_placement("i2", NEW))
+    world.hub.run(KEY, "i2")
+    await world.until(lambda: world.phase(controller) == "running")
+    return controller
+
+
+async def _answers_again(world, controller) -> str:
+    """The store does; returns what is found there."""
+    del world.node.checkpoints
+    (old,) = world.node.saved
+    await world.until(lambda: controller._sessions.journal.checkpoint(old) is not None)
+    return old
+
+
+async def _ends(world, controller) -> None:
+    world.node.end("i2")
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: world.phase(controller) != "running")
+
+
+async def test_store_that_answers_late_gives_the_new_account_nothing_of_the_old_one(
+    world, began_beside
+):
+    controller = began_beside
+    old = await _answers_again(world, controller)
+    assert controller.users.session(KEY).saved == []
+    await _ends(world, controller)
+    assert world.phase(controller) == "stopped"
+    with pytest.raises(NotFound):
+        await controller.users.bring_back(KEY, old, "ada")
+    assert (await controller.plan_start(_placement("i3", NEW))).action == "cold"
+    row = controller._sessions.journal.checkpoint(old)
+    assert (row.keeping, row.expires) == (Keeping.FORMER, None)
+
+
+@pytest.mark.parametrize("captured", [True, False])
+async def test_store_that_answers_after_the_end_makes_the_new_account_choose(
+    world, began_beside, captured
+):
+    """It is newer than all that the journal knows: an administrator may know better."""
+    controller = began_beside
+    await controller.cancelled(_placement("i2", NEW))
+    world.hub.states[KEY] = "stopped"
+    if captured:
+        (old,) = world.node.saved
+        place = world.node.run(KEY, "work", "i1")
+        place.state, place.checkpoint = TreeState.CAPTURED, old
+    await _answers_again(world, controller)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    await _refused(controller, "i3", NEW)
+    assert (await controller.users.start_fresh(KEY, "ada")).saved == []
+    assert (await controller.plan_start(_placement("i4", NEW))).action == "cold"
+
+
+async def test_new_account_that_asks_for_what_nobody_has_found_yet_is_not_given_it(
+    world, began_beside
+):
+    world.change(tick_interval=60.0)
+    await began_beside.cancelled(_placement("i2", NEW))
+    del world.node.checkpoints
+    (old,) = world.node.saved
+    with pytest.raises(NotFound):
+        await began_beside.users.bring_back(KEY, old, "ada")
+
+
+async def test_manager_brings_back_what_another_account_has_left_or_another_hub(
+    world, began_beside
+):
+    old = await _answers_again(world, began_beside)
+    await _ends(world, began_beside)
+    await began_beside.users.bring_back(KEY, old, "root", manages=True)
+    plan = await began_beside.plan_start(_placement("i3", NEW))
+    assert (plan.action, plan.checkpoint) == ("restore", old), plan.failure
+
+
+async def test_manager_brings_back_what_was_imported_for_who_has_no_session_yet(world):
+    """The other Hub has an account of its own for the same person."""
+    second = await world.journal_lost(await _left_by_the_old_one(world))
+    await world.until(lambda: world.phase(second) == "suspended")
+    (imported,) = world.node.saved
+    await second.users.bring_back(KEY, imported, "root", manages=True)
+    plan = await second.plan_start(_placement("i3", NEW))
+    assert (plan.action, plan.checkpoint) == ("restore", imported), plan.failure
+
+
+async def test_journal_of_the_old_account_does_not_begin_cold_beside_what_is_its_own(
+    world, tmp_path
+):
+    """Nor has the Hub any memory of it: its database is older as well."""
+    first = await _left_by_the_old_one(world)
+    await first.users.discard(KEY, "ada")
+    await world.until(lambda: not world.node.saved)
+    backup = Backup(world, tmp_path)
+    await first.forget(DELETED)
+    await _starts(world, first, "i2", NEW)
+    await first.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(first) == "suspended")
+    new = first.users.session(KEY).checkpoint
+    await world.kill(first)
+    world.hub.pointers.pop(KEY)
+    backup.put_back()
+    second = await world.controller()
+    await world.until(lambda: second._sessions.journal.checkpoint(new) is not None)
+    plan = await second.plan_start(_placement("i3", NEW))
+    assert (plan.action, plan.failure.code) == ("refuse", "saved_found")
+    await second.users.resume(KEY, "ada")
+    plan = await second.plan_start(_placement("i4", NEW))
+    assert (plan.action, plan.checkpoint) == ("restore", new), plan.failure
 
 
 @pytest.mark.parametrize("found_first", [True, False])

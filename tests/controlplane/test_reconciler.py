@@ -199,6 +199,9 @@ TABLE = [
     (row("stopped"), P, [tree("restoring", "i2", "c1")], ActionKind.NOTHING),
     (row("stopped"), S, [tree("restoring", "i2", "cx")], ActionKind.NOTHING),
     (row("stopped"), S, [tree("captured")], ActionKind.FOUND_CAPTURED),
+    (row("stopped", checkpoint=""), S, [tree("captured")], ActionKind.KILL),
+    (row("stopped", checkpoint=""), P, [tree("captured")], ActionKind.NOTHING),
+    (row("suspended", checkpoint="c2"), S, [tree("captured")], ActionKind.KILL),
     (row("stopped"), S, [], ActionKind.NOTHING),
 ]
 

@@ -72,6 +72,19 @@ async def test_term_of_the_store_is_no_higher_one_for_who_has_given_it_out(world
     assert controller._sessions.journal.lease.term == 1
 
 
+async def test_term_that_no_service_can_have_had_orders_nothing(world, caplog):
+    first = await running(world)
+    info = change(world, await suspend(world, first), term=5)
+    change(world, info, id="ckpt-wrong", term=1 << 40)
+    second = await journal_lost(world, first)
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert second._sessions.row(KEY).checkpoint == info.id
+    assert second._sessions.row(KEY).stamp == info.stamp
+    assert second._sessions.journal.checkpoint("ckpt-wrong").stamp == (0, 1)
+    assert second._sessions.journal.lease.term == 6
+    assert str(1 << 40) in caplog.text
+
+
 @pytest.mark.parametrize("whose", ["agent", "store"])
 async def test_order_to_delete_that_is_taken_before_the_term_rises_is_carried_out(
     world, whose

@@ -131,6 +131,42 @@ async def test_both_databases_put_back_what_stands_captured_is_the_session(
     assert world.node.living(KEY) == []
 
 
+def stands_captured(world, saved: str) -> None:
+    """Its agent was put back: what was released stands there as it was saved."""
+    (info, _) = world.node.saved[saved]
+    place = world.node.run(KEY, "tensors", info.incarnation)
+    place.state, place.checkpoint, place.session = TreeState.CAPTURED, saved, "s1"
+
+
+async def test_fresh_start_beside_what_still_stands_captured_is_fresh(world):
+    controller = await world.controller()
+    await begun(world, controller)
+    saved = await suspend(world, controller)
+    world.hub.states[KEY] = "spawning"
+    await controller.users.start_fresh(KEY, "ada")
+    stands_captured(world, saved)
+    assert (await controller.plan_start(visit(checkpoint=saved))).action == "cold"
+    assert "i1" not in world.node.places
+    assert saved in world.node.saved
+
+
+async def test_newer_state_comes_back_once_what_stands_captured_is_released(world):
+    controller = await world.controller()
+    await begun(world, controller)
+    saved = await suspend(world, controller)
+    world.hub.states[KEY] = "spawning"
+    stands_captured(world, saved)
+    world.node.run(KEY, "newer", "i2").session = "s1"
+    events = world.node.begin_capture("i2", "newer", 2)
+    assert [event async for event in events if event.checkpoint]
+    await world.node.release("i2", "newer")
+    plan = await controller.plan_start(visit(former="s1", checkpoint=saved))
+    assert (plan.action, plan.failure.code) == ("refuse", "operation_in_flight")
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: controller._sessions.row(KEY).checkpoint == "newer")
+    assert controller._sessions.row(KEY).phase is Phase.SUSPENDED
+
+
 async def test_hub_and_journal_of_before_end_nothing_that_runs_since(world, tmp_path):
     first = await world.controller()
     await begun(world, first)

@@ -285,7 +285,13 @@ class SessionsInMemory:
         return Deleted(deleted=["c7"], kept=[] if everything else [left])
 
     async def bring_back(
-        self, key: SessionKey, checkpoint: str, by: str, *, save_running: bool = False
+        self,
+        key: SessionKey,
+        checkpoint: str,
+        by: str,
+        *,
+        save_running: bool = False,
+        manages: bool = False,
     ) -> SessionView:
         self.calls.append(("bring_back", key, checkpoint, by, save_running))
         if self.session(key).phase is Phase.RUNNING and not save_running:

@@ -152,26 +152,25 @@ class Questions:
         observed = Observed(None, None, None)
         silence: ReclaimError | None = None
         answer = self._settled(row, observed, asked)
-        for part in ("trees", "saved"):
+        for look_at in (self._trees, self._saved):
             if answer.action.kind is not ActionKind.UNANSWERED:
                 break
             try:
-                observed = await self._look_at(part, row.key, observed)
+                observed = await look_at(row.key, observed)
             except (Unreachable, StoreError) as error:
                 # The first is told: it is why the second was of no use.
                 silence = silence or error
             else:
                 observed = self._sessions.living(row.key, observed)
-            if silence is not None and part == "saved":
+            if silence is not None and look_at == self._saved:
                 asked = asked._replace(silence=silence.reason)
             answer = self._settled(row, observed, asked)
         return answer, silence
 
-    async def _look_at(
-        self, part: str, key: SessionKey, observed: Observed
-    ) -> Observed:
-        if part == "trees":
-            return observed._replace(trees=tuple(await self._agent.trees(key)))
+    async def _trees(self, key: SessionKey, observed: Observed) -> Observed:
+        return observed._replace(trees=tuple(await self._agent.trees(key)))
+
+    async def _saved(self, key: SessionKey, observed: Observed) -> Observed:
         return observed._replace(saved=in_order(await self._agent.checkpoints(key)))
 
     def _settled(self, row: SessionRow, observed: Observed, asked: Asked) -> Answer:

@@ -190,7 +190,11 @@ class StopPlanner:
             placement: how it ended, where nobody had the Hub stop it; else who did.
         """
         aside = expiry.kept(
-            self._sessions, row.checkpoint, Keeping.ASIDE, self._settings.set_aside
+            self._sessions,
+            row.checkpoint,
+            Keeping.ASIDE,
+            self._settings.set_aside,
+            by_word=placement.failure is None and not placement.culled,
         )
         if row.bring_back != row.checkpoint:
             aside += bring_back.off(self._sessions, row, self._settings)

@@ -374,8 +374,14 @@ class UserApi:
             SessionEvent.PUT_ASIDE,
             by=by,
             checkpoints=[
-                *expiry.settled(self._sessions, key, seconds),
-                *expiry.kept(self._sessions, row.checkpoint, Keeping.ASIDE, seconds),
+                *expiry.settled(self._sessions, key, seconds, by_word=True),
+                *expiry.kept(
+                    self._sessions,
+                    row.checkpoint,
+                    Keeping.ASIDE,
+                    seconds,
+                    by_word=True,
+                ),
             ],
             checkpoint="",
             dismissed=row.checkpoint,
@@ -383,7 +389,13 @@ class UserApi:
         return self._sessions.view(key)
 
     async def bring_back(
-        self, key: SessionKey, checkpoint: str, by: str, *, save_running: bool = False
+        self,
+        key: SessionKey,
+        checkpoint: str,
+        by: str,
+        *,
+        save_running: bool = False,
+        manages: bool = False,
     ) -> SessionView:
         """Bring back another checkpoint than the one the session is suspended in.
 
@@ -395,6 +407,8 @@ class UserApi:
             checkpoint: its id.
             by: who asks for it.
             save_running: whether the session, if it runs, is suspended first.
+            manages: whether they may say that another account's is the same person's:
+                of a former one of that name, or from another Hub.
 
         Raises:
             NotFound: no such session or checkpoint.
@@ -406,7 +420,7 @@ class UserApi:
         # Whose it is comes first; a manager's Resume settles that.
         self._settle_account(key, by, manages=False)
         before = self._sessions.row(key)
-        wanted = await self._kept(key, checkpoint)
+        wanted = await self._kept(key, checkpoint, manages=manages)
         row = self._sessions.row(key)
         if row.phase in LIVE and row.incarnation != before.incarnation:
             save_running = False  # what was asked for was not this session
@@ -420,10 +434,14 @@ class UserApi:
             raise Refused(Reason.SESSION_RUNS)
         else:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.phase.value)
+        if manages:
+            owners.trust(self._sessions, key)
         self._queue.add(key)
         return self._sessions.view(key)
 
-    async def _kept(self, key: SessionKey, checkpoint: str) -> CheckpointRow:
+    async def _kept(
+        self, key: SessionKey, checkpoint: str, *, manages: bool
+    ) -> CheckpointRow:
         """A checkpoint of that session that may be brought back.
 
         The store is asked also for one that the journal knows: that may be older.
@@ -436,9 +454,11 @@ class UserApi:
                 raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
             if journal.checkpoint(checkpoint) is None:
                 now, seconds = self._sessions.clock.now(), self._settings.set_aside
-                journal.keep(expiry.aside(info, now, seconds) for info in mine)
+                session = self._sessions.row(key)
+                journal.keep(expiry.aside(info, now, seconds, session) for info in mine)
         row = journal.checkpoint(checkpoint)
-        if row is None or row.key != key or row.keeping in HIDDEN:
+        hidden = {Keeping.TO_DELETE} if manages else HIDDEN
+        if row is None or row.key != key or row.keeping in hidden:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         return row
 

@@ -16,7 +16,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, Sess
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -32,6 +31,7 @@ def take(
     *,
     checkpoint: str = "",
     by: str = "",
+    gone: bool = False,
 ) -> SessionRow:
     """Make the wanted checkpoint the one the session is suspended in, and resume it.
 
@@ -41,11 +41,16 @@ def take(
         settings: for how long the former checkpoint is kept.
         checkpoint: the wanted one; empty: what the row has noted.
         by: who wants it; empty: likewise.
+        gone: whether the former one is not there; should it be found after all, a
+            person decides.
     """
     checkpoint, by = checkpoint or row.bring_back, by or row.intent_by
     rows: list[CheckpointRow] = []
     if row.checkpoint != checkpoint:
-        rows = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, settings.set_aside)
+        seconds = None if gone else settings.set_aside
+        rows = expiry.kept(
+            sessions, row.checkpoint, Keeping.ASIDE, seconds, by_word=not gone
+        )
     wanted = expiry.kept(sessions, checkpoint, Keeping.CURRENT)
     info = wanted[0].info if wanted else None
     return sessions.apply(
@@ -60,27 +65,6 @@ def take(
         intent=Intent.RESUME,
         intent_by=by,
     )
-
-
-def instead(
-    sessions: Sessions,
-    row: SessionRow,
-    settings: Settings,
-    hubs: CheckpointInfo | None,
-) -> None:
-    """Make what is wanted, or what the Hub remembers, what the session is suspended in.
-
-    Args:
-        sessions: where the journal is.
-        row: stopped or suspended.
-        settings: for how long the former checkpoint is kept.
-        hubs: what the Hub remembers, where the session's own is gone; None: it is not.
-    """
-    take(sessions, row, settings, checkpoint=hubs.id if hubs is not None else "")
-    if hubs is not None:
-        # Should it be found after all, a person decides.
-        gone = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE)
-        sessions.journal.keep(gone)
 
 
 def wish(

@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreacha
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
@@ -47,26 +48,40 @@ def current(info: CheckpointInfo, now: float) -> CheckpointRow:
         key=info.key,
         generation=info.generation,
         keeping=Keeping.CURRENT,
-        info=msgspec.structs.replace(info, aside=None),  # the row says it
+        info=msgspec.structs.replace(info, aside=None),  # it is not, now
         changed=now,
     )
 
 
-def aside(info: CheckpointInfo, now: float, seconds: float | None) -> CheckpointRow:
+def aside(
+    info: CheckpointInfo,
+    now: float,
+    seconds: float | None,
+    session: SessionRow | None = None,
+) -> CheckpointRow:
     """A checkpoint that is set aside; None: not deleted by itself.
 
     Where a person has said so, and the journal did not know, until the time that the
-    mark names.
+    mark names. Another account's than the session's is hidden; whichever of the two is
+    older, it is not deleted before that one has gone on.
     """
+    keeping = Keeping.ASIDE
+    if session is not None and lineage.is_anothers(session, info):
+        keeping, seconds = Keeping.FORMER, None
     expires = None if seconds is None else now + seconds
     if info.aside is not None:
         expires = info.aside.until
     row = current(info, now)
-    return msgspec.structs.replace(row, keeping=Keeping.ASIDE, expires=expires)
+    return msgspec.structs.replace(row, keeping=keeping, expires=expires, info=info)
 
 
 def kept(
-    sessions: Sessions, checkpoint: str, keeping: Keeping, seconds: float | None = None
+    sessions: Sessions,
+    checkpoint: str,
+    keeping: Keeping,
+    seconds: float | None = None,
+    *,
+    by_word: bool = False,
 ) -> list[CheckpointRow]:
     """The changed row of a known checkpoint; empty if there is none.
 
@@ -75,22 +90,25 @@ def kept(
         checkpoint: its id; may be empty.
         keeping: why it is kept from now on.
         seconds: for how long; None: without limit.
+        by_word: whether a person has set it aside; the store is told so (``marks``).
     """
     row = sessions.journal.checkpoint(checkpoint) if checkpoint else None
     if row is None:
         return []
     now = sessions.clock.now()
     expires = None if seconds is None else now + seconds
-    return [msgspec.structs.replace(row, keeping=keeping, changed=now, expires=expires)]
+    return [row.kept(keeping, now, expires, by_word=by_word)]
 
 
-def settled(sessions: Sessions, key: SessionKey, seconds: float) -> list[CheckpointRow]:
+def settled(
+    sessions: Sessions, key: SessionKey, seconds: float, *, by_word: bool = False
+) -> list[CheckpointRow]:
     """Those set aside without limit, now that another one was chosen."""
     expires = sessions.clock.now() + seconds
     return [
-        msgspec.structs.replace(row, expires=expires)
+        row.kept(row.keeping, row.changed, expires, by_word=by_word)
         for row in sessions.journal.checkpoints(key)
-        if row.keeping is Keeping.ASIDE and row.expires is None
+        if row.keeping in {Keeping.ASIDE, Keeping.FORMER} and row.expires is None
     ]
 
 

@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.model.rows import WHOEVER_COMES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
@@ -51,6 +54,13 @@ def highest(row: SessionRow, infos: Iterable[CheckpointInfo]) -> dict[str, Any]:
     return {"term": term, "generation": generation}
 
 
+def is_anothers(row: SessionRow, info: CheckpointInfo) -> bool:
+    """Whether it is of another account than the row, by what both of them say."""
+    same = info.session == row.session != ""
+    mine = same or row.account in {"", WHOEVER_COMES, info.account}
+    return info.account != "" and not mine
+
+
 def missed(
     row: SessionRow, observed: Observed, pointer: str = ""
 ) -> CheckpointInfo | None:
@@ -70,6 +80,19 @@ def missed(
         if info.id == pointer != row.checkpoint
         or (info.stamp > known and info.aside is None)
     )
+
+
+def takes_over(row: SessionRow, observed: Observed, tree: Tree) -> bool:
+    """Whether what a captured tree was saved as is the session from now on.
+
+    Not one that was set aside, or that the journal knows of an earlier life.
+    """
+    saved = observed.checkpoint(tree.checkpoint)
+    if saved is None:
+        return False
+    live = row.phase in LIVE and tree.incarnation == row.incarnation
+    new = saved.id not in observed.known and saved.aside is None
+    return live or new or saved.id == row.checkpoint
 
 
 def agrees(pointer: str, info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> bool:

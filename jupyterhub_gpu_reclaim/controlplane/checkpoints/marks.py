@@ -12,13 +12,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Aside
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.common.models import Aside, CheckpointInfo
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -69,7 +68,7 @@ class Marks:
         due = []
         for info in saved:
             row = self._sessions.journal.checkpoint(info.id)
-            if row is None or _is_undecided(row):
+            if row is None or not _is_decided(row):
                 continue
             runtime = self._sessions.runtime(row.key)
             if not runtime.compared:
@@ -89,11 +88,14 @@ class Marks:
         self._sessions.runtime(row.key).told[row.id] = wish
 
 
-def _is_undecided(row: CheckpointRow) -> bool:
-    """Whether there is no word: about to be deleted, or a person has to choose yet."""
-    chosen = row.keeping is not Keeping.ASIDE or row.expires is not None
-    return row.keeping is Keeping.TO_DELETE or not chosen
+def _is_decided(row: CheckpointRow) -> bool:
+    """Whether there is a word: it is wanted, or a person has set it aside.
+
+    What the service has set aside by itself was only passed over.
+    """
+    return row.keeping not in {*_ASIDE, Keeping.TO_DELETE} or _wish(row) is not None
 
 
 def _wish(row: CheckpointRow) -> Aside | None:
-    return Aside(until=row.expires) if row.keeping in _ASIDE else None
+    said = row.info.aside if row.info is not None else None
+    return said if row.keeping in _ASIDE else None

@@ -90,6 +90,7 @@ def captured(
         row.key,
         SessionEvent.FOUND_CAPTURED,
         checkpoints=rows,
+        account=_account(row, saved),
         session=saved.session,
         incarnation=saved.incarnation,
         checkpoint=saved.id,
@@ -125,7 +126,7 @@ def saved(
     known = [r.info for r in sessions.journal.checkpoints(row.key) if r.info]
     sure = lineage.agrees(pointer, newest, [*known, *(observed.saved or ())])
     seconds = settings.set_aside if sure else None
-    rows = _asides(sessions, observed, seconds, besides=newest.id)
+    rows = _asides(sessions, row, observed, seconds, besides=newest.id)
     before = lineage.ancestors(newest, observed.saved or ())
     before -= _by_word(observed)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
@@ -135,12 +136,18 @@ def saved(
         SessionEvent.FOUND_SAVED,
         failure=None if sure else found_failure(newest),
         checkpoints=[*rows, expiry.current(newest, sessions.clock.now())],
+        account=_account(row, newest),
         session=newest.session,
         incarnation=newest.incarnation,
         checkpoint=newest.id,
         dismissed=row.checkpoint or row.dismissed,
         **lineage.highest(row, observed.saved or ()),
     )
+
+
+def _account(row: SessionRow, info: CheckpointInfo) -> str:
+    """Whose the session is in that state; the next start is asked whether it is its."""
+    return info.account if lineage.is_anothers(row, info) else row.account
 
 
 def found_failure(info: CheckpointInfo) -> Failure:
@@ -157,7 +164,8 @@ def _beside(
     there is, and is kept without limit.
     """
     missing = row.phase is Phase.SUSPENDED and not observed.checkpoint(row.checkpoint)
-    rows = _asides(sessions, observed, None if missing else settings.set_aside)
+    seconds = None if missing else settings.set_aside
+    rows = _asides(sessions, row, observed, seconds)
     if row.phase is Phase.SUSPENDED and observed.missed(row.checkpoint):
         # Lost after its return, before the store was asked what it had come from.
         own = [info for info in observed.unknown() if info.id == row.checkpoint]
@@ -210,9 +218,13 @@ def _superseded(
 
 
 def _asides(
-    sessions: Sessions, observed: Observed, seconds: float | None, besides: str = ""
+    sessions: Sessions,
+    row: SessionRow,
+    observed: Observed,
+    seconds: float | None,
+    besides: str = "",
 ) -> list[CheckpointRow]:
     """Rows of the unknown ones; None: not decided yet which of them are needed."""
     now = sessions.clock.now()
     unknown = [info for info in observed.unknown() if info.id != besides]
-    return [expiry.aside(info, now, seconds) for info in unknown]
+    return [expiry.aside(info, now, seconds, row) for info in unknown]

@@ -27,9 +27,9 @@ from sqlalchemy import and_, bindparam
 
 from jupyterhub_gpu_reclaim.common import codec, decoders
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Value
+from jupyterhub_gpu_reclaim.common.models import BELIEVED, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.term import HIGHEST, Term
+from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 
 if TYPE_CHECKING:
@@ -223,6 +223,9 @@ class Lease:
     def rise(self, above: int) -> None:
         """Raise the term above one that agents or store know, of whatever journal.
 
+        One that no service can have had is not believed: the next holder's would be
+        higher than the journal and the agents take.
+
         What was ordered to be deleted in the former term was ordered before anything of
         that other one was known, and so is meant, too.
 
@@ -231,6 +234,9 @@ class Lease:
             StoreError: the database does not answer.
         """
         if self._term > above:
+            return
+        if above > BELIEVED:
+            _log.warning("service: no service had term %d; it is passed over", above)
             return
         with self._journal.transaction() as connection:
             self.hold(connection)
@@ -341,9 +347,9 @@ class _FencedAgent(_Fenced):
         """
         saved: list[CheckpointInfo] = await self._target.checkpoints(key)
         lease = self._journal.lease
-        highest = max((info.term for info in saved), default=0)
-        if lease is not None and lease.term < highest < HIGHEST:
-            lease.rise(highest)
+        for term in sorted({info.term for info in saved}, reverse=True):
+            if lease is not None and lease.term < term:
+                lease.rise(term)
         return saved
 
 

@@ -44,6 +44,7 @@ SUSPENDED    running, capturing,         running      adopt (→ RUNNING)
              our checkpoint, holding
              captured                    stopped      release
              captured, newer checkpoint⁵ stopped      found captured (→ RELEASING)
+             captured, set aside since   stopped      kill³
              gone                        running      ask the Hub for a stop³
              gone, newer checkpoint⁵     stopped      found saved (it is that one now)
              gone, unknown checkpoint    stopped      set it aside
@@ -61,6 +62,7 @@ RESUMING     restoring                   any          attach to the restore
              gone                        stopped      restore failed (→ SUSPENDED)
 STOPPED      running                     running      adopt (→ RUNNING)
 (or no row)  captured                    any          found captured (→ RELEASING)
+             captured, set aside since   stopped      kill³
              the one that was stopped,   stopped      kill³
              or restored from a
              checkpoint; holding
@@ -308,10 +310,8 @@ def _suspended_tree(
     for tree in observed.left():
         if tree.state is TreeState.CAPTURED and tree.checkpoint == row.checkpoint:
             return Action(ActionKind.RELEASE, tree)
-        if tree.state is TreeState.CAPTURED and observed.missed(tree.checkpoint):
-            return Action(
-                ActionKind.FOUND_CAPTURED, tree, observed.checkpoint(tree.checkpoint)
-            )
+        if action := _found_captured(row, observed, tree):
+            return action
         ours = tree.checkpoint == row.checkpoint and observed.checkpoint(row.checkpoint)
         # One that the journal has never heard of may have been used for hours: a
         # journal that was put back. Ours runs from a resume that was given up.
@@ -325,6 +325,17 @@ def _suspended_tree(
         if running is not None
         else None
     )
+
+
+def _found_captured(row: SessionRow, observed: Observed, tree: Tree) -> Action | None:
+    """A tree that stands captured: the session, or what was set aside since."""
+    saved = observed.checkpoint(tree.checkpoint)
+    if tree.state is not TreeState.CAPTURED or saved is None:
+        return None
+    if lineage.takes_over(row, observed, tree):
+        return Action(ActionKind.FOUND_CAPTURED, tree, saved)
+    stopped = observed.hub is HubState.STOPPED
+    return Action(ActionKind.KILL, tree, patient=True) if stopped else NOTHING
 
 
 def _resuming(
@@ -351,8 +362,7 @@ def _resuming(
             else Action(ActionKind.RESTORE, tree)
         )
     # Captured: a journal that was put back; the session has returned since.
-    frozen = {TreeState.CAPTURING, TreeState.CAPTURED}
-    back = tree.runs or tree.state in frozen
+    back = tree.runs or tree.frozen
     return _restored(observed, tree) if back else WAIT
 
 
@@ -375,10 +385,8 @@ def _stopped(
     if running is not None and observed.hub is HubState.RUNNING:
         return Action(ActionKind.ADOPT, running)
     for tree in observed.left():
-        if tree.state is TreeState.CAPTURED and observed.checkpoint(tree.checkpoint):
-            return Action(
-                ActionKind.FOUND_CAPTURED, tree, observed.checkpoint(tree.checkpoint)
-            )
+        if action := _found_captured(row, observed, tree):
+            return action
         if observed.hub is HubState.STOPPED and _is_orphan(row, tree, observed):
             return Action(ActionKind.KILL, tree, patient=True)
     if running is not None:

@@ -17,9 +17,11 @@ RESUMING     of this very start                     return it
 SUSPENDED    another one is to be brought back      take that
 any other    a tree runs                            join it
              being captured                         refuse: in flight
-             captured, not known                    found captured, or thaw
+             captured in what is current, or new    found captured
+             captured in what was set aside         kill: that is kept
+             captured, not committed                thaw
              restoring                              refuse: in flight
-             a newer checkpoint                     found saved
+             a newer checkpoint                     found saved; in flight beside a tree
 RUNNING …    gone                                   lost, if what it came from is kept;
                                                     else vanished
 SUSPENDED,   unknown checkpoints                    set them aside
@@ -106,12 +108,15 @@ def _of_trees(row: SessionRow, observed: Observed) -> Action | None:
         if tree.state is TreeState.RESTORING and saved is not None:
             # The journal is older: it runs soon, or its checkpoint comes back.
             return in_flight("restore")
-        if row.phase is Phase.SUSPENDED and not observed.missed(tree.checkpoint):
-            continue  # it is released, or ended, by and by
-        if tree.state is TreeState.CAPTURED and saved is not None:
-            return Action(ActionKind.FOUND_CAPTURED, tree, saved)
-        if tree.state is TreeState.CAPTURED:
+        if tree.state is not TreeState.CAPTURED:
+            continue
+        if saved is None:
             return Action(ActionKind.THAW, tree)
+        if row.phase is Phase.SUSPENDED and saved.id == row.checkpoint:
+            continue  # it is released by and by
+        over = lineage.takes_over(row, observed, tree)
+        kind = ActionKind.FOUND_CAPTURED if over else ActionKind.KILL
+        return Action(kind, tree, saved)
     return None
 
 
@@ -120,7 +125,9 @@ def _of_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if observed.trees is None or observed.saved is None:
         return _in_silence(row, observed, asked)
     if lineage.missed(row, observed, asked.checkpoint):
-        return Action(ActionKind.FOUND_SAVED)
+        # Beside a tree it would only be set aside.
+        whole = observed.whole()
+        return in_flight("release") if whole else Action(ActionKind.FOUND_SAVED)
     if row.phase in LIVE:
         kept = observed.checkpoint(row.checkpoint)
         return Action(ActionKind.LOST if kept else ActionKind.VANISHED, None, kept)

@@ -13,8 +13,9 @@ any          something of it is left, not frozen    end it
              another name                           renamed
              frozen, while anything is under way    keep it
              being captured                         refuse: in flight
-             captured, and committed                found captured (→ RELEASING)
+             captured in what is current, or new    found captured (→ RELEASING)
              captured, not committed                end it
+             captured in what was set aside         as if none was there
              its own newer checkpoint               found saved (→ SUSPENDED)
              another newer checkpoint               keep it: the reconciler asks
              none                                   keep it if the journal has anything
@@ -26,7 +27,7 @@ RESUMING     it has come back                       restored (→ RUNNING)
              gone                                   give the restore up (→ SUSPENDED)
              otherwise                              it is saved
 RUNNING …,   being captured                         refuse: in flight
-STOPPED      captured, and committed                found captured (→ RELEASING)
+STOPPED      captured in what is current, or new    found captured (→ RELEASING)
              not gone, otherwise                    end it
              gone, another one is there             keep it: Hub and journal are older
              gone, saved and not known              found saved (→ SUSPENDED)
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
-_FROZEN = frozenset({TreeState.CAPTURING, TreeState.CAPTURED})
 END = Action(ActionKind.END)
 KEEP = Action(ActionKind.KEEP)
 _SAVED = Action(ActionKind.SAVED)
@@ -86,33 +86,38 @@ def _of_another(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if observed.trees is None:
         return UNANSWERED
     tree = observed.tree(asked.incarnation)
-    if tree is not None and tree.state not in _FROZEN:
+    if tree is not None and not tree.frozen:
         return Action(ActionKind.END, tree)
     others = [one for one in observed.whole() if one != tree]
     if others or (tree is None and asked.elsewhere):
         return KEEP
     if tree is not None:
         free = row.phase in {*LIVE, Phase.STOPPED, Phase.SUSPENDED}
-        return _frozen(tree, observed) if free else KEEP
+        action = _frozen(row, tree, observed) if free else KEEP
+        if action is not None:
+            return action
     if observed.saved is None:
         return UNANSWERED
     newer = lineage.missed(row, observed)
-    if newer is not None and newer.incarnation == asked.incarnation:
+    its = newer is not None and newer.incarnation == asked.incarnation
+    if its and tree is None:
         return Action(ActionKind.FOUND_SAVED, None, newer)
     # Else the Hub asks about an earlier life: what it was told of this one is lost.
     there = row.phase in {*SAVED, *LIVE, Phase.RESUMING} and row.checkpoint
     return KEEP if newer or there else END
 
 
-def _frozen(tree: Tree, observed: Observed) -> Action:
-    """Its tree is, or is being, saved, and the journal knows nothing of that."""
+def _frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
+    """Its tree is, or is being, saved; None: as what was set aside since."""
     if tree.state is TreeState.CAPTURING:
         return in_flight("suspend")
     if observed.saved is None:
         return UNANSWERED
     saved = observed.checkpoint(tree.checkpoint)
-    kind = ActionKind.END if saved is None else ActionKind.FOUND_CAPTURED
-    return Action(kind, tree, saved)
+    if saved is None:
+        return Action(ActionKind.END, tree)
+    over = lineage.takes_over(row, observed, tree)
+    return Action(ActionKind.FOUND_CAPTURED, tree, saved) if over else None
 
 
 def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
@@ -124,7 +129,7 @@ def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     tree = observed.tree(row.incarnation)
     if tree is None:
         return Action(ActionKind.GIVE_UP)
-    if tree.state in _FROZEN:
+    if tree.frozen:
         return in_flight("suspend")
     return Action(ActionKind.RESTORED) if tree.runs else _SAVED
 
@@ -138,7 +143,8 @@ def _live(row: SessionRow, observed: Observed) -> Action:
         return UNANSWERED
     tree = observed.tree(row.incarnation)
     if tree is not None:
-        return _frozen(tree, observed) if tree.state in _FROZEN else END
+        action = _frozen(row, tree, observed) if tree.frozen else END
+        return action or (KEEP if lineage.missed(row, observed) else END)
     if observed.whole():
         return KEEP
     if observed.saved is None:

@@ -99,6 +99,7 @@ class Worker:
             ActionKind.THAW: self._thaw,
             ActionKind.RESTORE: self._restore,
             ActionKind.GIVE_UP: self._give_up,
+            ActionKind.BRING_BACK: self._bring_back,
             ActionKind.KILL: self._kill,
             ActionKind.REPORT: self._report,
         }
@@ -191,10 +192,10 @@ class Worker:
                 adoption.lost(sessions, row, action.saved)
             case ActionKind.FOUND_CAPTURED if action.saved is not None:
                 adoption.captured(sessions, row, action.saved, settings)
-            case ActionKind.BRING_BACK:
-                bring_back.instead(sessions, row, settings, action.saved)
-            case _:
+            case ActionKind.FOUND_SAVED | ActionKind.SET_ASIDE:
                 adoption.saved(sessions, row, observed, settings, pointer)
+            case _:
+                raise AssertionError(f"{action} is nothing to be noted")
 
     # --- waiting
     def _patience(self, key: SessionKey, action: Action) -> float:
@@ -395,6 +396,14 @@ class Worker:
             self._resumer.failed(row, failure)
         else:
             await self._resumer.give_up(row, failure)
+        return 0.0
+
+    async def _bring_back(self, row: SessionRow, action: Action) -> float:
+        """What is wanted, or what the Hub remembers where the session's own is gone."""
+        hubs = action.saved.id if action.saved is not None else ""
+        bring_back.take(
+            self._sessions, row, self._settings, checkpoint=hubs, gone=bool(hubs)
+        )
         return 0.0
 
     # --- leftovers

@@ -44,8 +44,7 @@ class Observed(NamedTuple):
 
     def frozen(self) -> Tree | None:
         """A tree that is, or is being, captured."""
-        frozen = {TreeState.CAPTURING, TreeState.CAPTURED}
-        return next((t for t in self.left() if t.state in frozen), None)
+        return next((tree for tree in self.left() if tree.frozen), None)
 
     def unknown(self) -> list[CheckpointInfo]:
         """Committed checkpoints that the journal does not know."""

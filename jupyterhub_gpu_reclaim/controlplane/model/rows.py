@@ -8,13 +8,19 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common.models import (
+    Aside,
     CheckpointInfo,
     Failure,
     Phase,
     SessionKey,
     Value,
 )
+
+#: In place of an account: the next one of that name that starts the server.
+WHOEVER_COMES = "*"
 
 
 class Intent(StrEnum):
@@ -100,6 +106,7 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
     key: SessionKey
     generation: int
     keeping: Keeping
+    #: ``aside`` there: what a person has said, which the store is told, too
     info: CheckpointInfo | None = None
     changed: float = 0.0
     expires: float | None = None  #: None: not by itself
@@ -107,7 +114,23 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
     @property
     def stamp(self) -> tuple[int, int]:
         """See ``CheckpointInfo.stamp``."""
-        return (self.info.term if self.info else 0), self.generation
+        return (self.info.stamp[0] if self.info else 0), self.generation
+
+    def kept(
+        self,
+        keeping: Keeping,
+        changed: float,
+        expires: float | None,
+        *,
+        by_word: bool = False,
+    ) -> CheckpointRow:
+        """The row of one that is kept for another reason, by a person's word or not."""
+        info, aside = self.info, Aside(until=expires) if by_word else None
+        if info is not None:
+            info = msgspec.structs.replace(info, aside=aside)
+        return msgspec.structs.replace(
+            self, keeping=keeping, changed=changed, expires=expires, info=info
+        )
 
 
 class AuditRow(Value, frozen=True, kw_only=True):

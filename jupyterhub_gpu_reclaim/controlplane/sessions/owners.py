@@ -18,15 +18,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
-from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Keeping
+from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    HIDDEN,
+    WHOEVER_COMES,
+    Keeping,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
-#: In place of an account: the next one of that name that starts the server.
-_WHOEVER_COMES = "*"
 #: What the audit says of a former account's sessions.
 _NEW = "The user's name belongs to another account of the Hub now."
 _ANOTHER = (
@@ -76,9 +76,12 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
         sessions.update(key, claimed=True)
         spare(sessions, key)
         raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
-    known = sessions.journal.checkpoint(pointer)
-    if known and known.key == key and known.keeping is Keeping.FORMER and its:
-        _keep(sessions, [known], Keeping.ASIDE)  # the start brings it back
+    for each in sessions.journal.checkpoints(key):
+        mine = _saved_by(sessions, each.id) == owner or (each.id == pointer and its)
+        if each.keeping is Keeping.FORMER and mine:
+            if sessions.deletions is not None:
+                sessions.deletions.spare(key, each.id)
+            sessions.journal.drop(each.id)  # the start finds it
 
 
 def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> None:
@@ -112,7 +115,7 @@ def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
     key, owner, row = placement.key, placement.owner, sessions.row(placement.key)
     if row.account == owner or not owner:
         return
-    if row.account != _WHOEVER_COMES:
+    if row.account != WHOEVER_COMES:
         rows = sessions.journal.checkpoints(key)
         theirs = {owner} if row.account else {"", owner}
         former = [each for each in rows if _saved_by(sessions, each.id) not in theirs]
@@ -133,7 +136,7 @@ def trust(sessions: Sessions, key: SessionKey) -> None:
         current = [each for each in rows if each.keeping is Keeping.CURRENT]
         # A program may have deleted the former one's user.
         _keep(sessions, current, Keeping.CURRENT)
-        sessions.update(key, account=_WHOEVER_COMES, claimed=False)
+        sessions.update(key, account=WHOEVER_COMES, claimed=False)
 
 
 def hand_over(
@@ -166,7 +169,7 @@ def _runs(sessions: Sessions, key: SessionKey) -> Refused:
 
 def _is_anothers(sessions: Sessions, row: SessionRow, placement: Placement) -> bool:
     if account := account_of(sessions, row):
-        return account not in {placement.owner, _WHOEVER_COMES}
+        return account not in {placement.owner, WHOEVER_COMES}
     saved = row.phase not in LIVE and sessions.journal.checkpoint(row.checkpoint)
     return bool(saved) and row.checkpoint != placement.checkpoint
 
@@ -189,5 +192,7 @@ def _keep(
 ) -> None:
     now = sessions.clock.now()
     expires = None if seconds is None else now + seconds
-    kept = {"keeping": keeping, "changed": now, "expires": expires}
-    sessions.journal.keep(msgspec.structs.replace(row, **kept) for row in rows)
+    by_word = keeping is Keeping.FORMER
+    sessions.journal.keep(
+        row.kept(keeping, now, expires, by_word=by_word) for row in rows
+    )

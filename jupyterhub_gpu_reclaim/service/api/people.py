@@ -426,9 +426,12 @@ class BringBackSaved(PersonRoute):
     async def post(self, user: str, server: str, checkpoint: str) -> None:
         """Begin to bring it back; answers before it is done."""
         key, by = self.key(user, server), self.person.label
-        save = self.body(BringBack).save_running
-        bring_back = self.context.control.users.bring_back
-        self.answer(await bring_back(key, checkpoint, by, save_running=save), 202)
+        save, manages = self.body(BringBack).save_running, self.person.manages
+        users = self.context.control.users
+        view = await users.bring_back(
+            key, checkpoint, by, save_running=save, manages=manages
+        )
+        self.answer(view, 202)
 
 
 ROUTES: tuple[type[Route], ...] = (

@@ -75,7 +75,10 @@ class Act(Page):
         elif action == "bring-back":
             checkpoint = self.get_body_argument("checkpoint", "")
             save = self.get_body_argument("save", "") == "1"
-            await control.users.bring_back(key, checkpoint, by, save_running=save)
+            manages = self.person.manages
+            await control.users.bring_back(
+                key, checkpoint, by, save_running=save, manages=manages
+            )
         elif action == "delete":
             checkpoint = self.get_body_argument("checkpoint", "")
             answer = await control.users.delete(key, by, checkpoint or None)
