@@ -35,6 +35,7 @@ from simulation.mutants.patch import Patch, nothing, yes
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Tree
+    from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
 
@@ -134,8 +135,10 @@ MISSED_NAPS: tuple[Patch, ...] = ((reconciler, "_nap_missed", nothing),)
 ORDERS_TO_NAP: tuple[Patch, ...] = ((Worker, "_nap_or_wake", _leave_it),)
 
 
-def _nothing_ends(before: SessionRow, after: SessionRow) -> dict[str, Any]:
-    del before, after
+def _nothing_ends(
+    event: SessionEvent, before: SessionRow, after: SessionRow
+) -> dict[str, Any]:
+    del event, before, after
     return {}
 
 

@@ -9,7 +9,13 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import Aside, HubState, Phase, TreeState
+from jupyterhub_gpu_reclaim.common.models import (
+    Aside,
+    Failure,
+    HubState,
+    Phase,
+    TreeState,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.loop.start import instead
@@ -25,6 +31,7 @@ from tests.controlplane.test_reconciler import KEY, LIMITS, NOW, info, row, tree
 
 A = ActionKind
 FOUND = codec.failure_of(Refused(Reason.SAVED_FOUND, when=""))
+SECOND = Failure(code=Reason.SECOND_TREE.value, message="Two.", incarnation="i9")
 OLDER = codec.failure_of(Refused(Reason.SAVED_OLDER, when=""))
 
 
@@ -199,6 +206,13 @@ SILENT = {"trees": None, "saved": None}
         (
             {"checkpoint": "c1", "listed": False},
             row("suspended"),
+            Reason.NODE_SILENT,
+            A.UNANSWERED,
+        ),
+        # Both are of a backup: a tree was seen to run.
+        (
+            {"checkpoint": "c1"},
+            row("suspended", failure=SECOND),
             Reason.NODE_SILENT,
             A.UNANSWERED,
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import Phase, Placement, SessionKey, TreeState
+from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import ControlLoops
 from tests.controlplane.conftest import KEY
 from tests.controlplane.test_old_journal import (
     Backup,
@@ -28,6 +29,10 @@ async def begun(world, controller, **more) -> Placement:
     await controller.placed(placement)
     await world.until(lambda: world.phase(controller) == "running")
     return placement
+
+
+async def _sees_nothing(self) -> None:
+    """A round of a service whose journal cannot be written."""
 
 
 def visit(**more) -> Placement:
@@ -91,6 +96,23 @@ async def test_both_databases_put_back_and_the_user_renamed_is_told_so(world, tm
     await world.until(lambda: world.phase(second) == "suspended")
     renamed = Placement(key=SessionKey("eve"), incarnation="new", owner=ANN)
     plan = await second.plan_start(renamed)
+    assert (plan.action, plan.failure.code) == ("refuse", "renamed")
+    assert "ada" in plan.failure.message
+
+
+async def test_journal_lost_and_unwritable_the_store_tells_of_a_renamed_users_session(
+    world, monkeypatch
+):
+    """The Hub has renamed its user meanwhile; nothing is started beside it."""
+    first = await world.controller()
+    await begun(world, first)
+    await suspend(world, first)
+    await world.kill(first)
+    world.url = world.url.replace("journal.sqlite", "empty.sqlite")
+    monkeypatch.setattr(ControlLoops, "tick", _sees_nothing)
+    second = await world.controller()
+    asked = Placement(key=SessionKey("eve"), incarnation="new", owner=ANN, former="s1")
+    plan = await second.plan_start(asked)
     assert (plan.action, plan.failure.code) == ("refuse", "renamed")
     assert "ada" in plan.failure.message
 

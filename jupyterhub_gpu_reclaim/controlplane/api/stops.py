@@ -125,8 +125,10 @@ class StopPlanner:
         gone = (
             answer.row.incarnation != placement.incarnation and not answer.action.tree
         )
-        if gone and await self._is_saved_elsewhere(placement):
-            return StopPlan(action="keep")
+        if gone and placement.session:
+            under = await self._renames.saved_under(placement.session)
+            if under - {placement.key}:  # under its user's former name
+                return StopPlan(action="keep")
         return StopPlan(action="stop")
 
     def _release(self, key: SessionKey) -> StopPlan:
@@ -135,13 +137,6 @@ class StopPlanner:
         suspension = self._sessions.suspension(row)
         return StopPlan(
             action="release", checkpoint=row.checkpoint, suspension=suspension
-        )
-
-    async def _is_saved_elsewhere(self, placement: Placement) -> bool:
-        """Whether that very session was saved under its user's former name."""
-        return placement.session != "" and any(
-            info.session == placement.session and info.key != placement.key
-            for info in await self._agent.checkpoints()
         )
 
     async def _save_first(self, key: SessionKey) -> None:

@@ -154,9 +154,10 @@ def _returned(row: SessionRow, asked: Asked) -> Action:
 def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Where a part does not answer, or was not asked yet.
 
-    A silent node does not prevent a return if Hub and journal agree on the checkpoint;
-    but if the store has one that the journal does not know, both are older, and what
-    runs there may be newer. Nor does a store that cannot be listed now, but was before.
+    A silent node does not prevent a return if Hub and journal agree on the checkpoint.
+    But both are older if a tree was seen to run, or if the store has a checkpoint that
+    the journal does not know; then what runs there may be newer. Nor does a store
+    prevent it that cannot be listed now, but was before.
 
     A start may be cold if both know of no checkpoint. The journal's word is good once
     it was compared with the store, for sessions that were never suspended, and if there
@@ -166,7 +167,9 @@ def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if asked.silence is None:
         return UNANSWERED
     if row.phase is Phase.SUSPENDED:
-        trees = observed.trees is not None or asked.checkpoint in {"", row.checkpoint}
+        seen = row.failure is not None and row.failure.incarnation  # it runs somewhere
+        at_rest = not seen and asked.checkpoint in {"", row.checkpoint}
+        trees = observed.trees is not None or at_rest
         agreed = asked.checkpoint == row.checkpoint and asked.listed
         saved = agreed if observed.saved is None else not observed.unknown()
         return _returned(row, asked) if trees and saved else UNANSWERED

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
@@ -59,6 +59,15 @@ class Renames:
             if what in {tree.session, tree.incarnation}
             and tree.state is not TreeState.GONE
         }
+
+    async def saved_under(self, session: str) -> set[SessionKey]:
+        """Under which names the store has that session, unless it was set aside.
+
+        Raises:
+            Unreachable, StoreError: it does not answer.
+        """
+        saved = await self._agent.checkpoints()
+        return {x.key for x in saved if x.session == session and x.aside is None}
 
     async def check(self, placement: Placement) -> None:
         """Check, before a start, that its user's session is not under a former name.
@@ -117,9 +126,10 @@ class Renames:
             found = {k for k, row in there.items() if former in _names(row)}
             if found:
                 return found
-            with suppress(Unreachable):  # then it is asked again, and waited for
-                if found := await self.names_of(former):
-                    return found
+            with suppress(Unreachable, StoreError):  # asked again, and waited for
+                found = await self.names_of(former) or await self.saved_under(former)
+            if found:
+                return found
         if mine.since or not placement.owner:  # something was begun under this name
             return set()
         return {

@@ -59,6 +59,8 @@ CLEANUP_SECONDS = 30.0
 #: A plan that takes longer, in seconds, is told to whoever waits, with these words.
 SLOW_PLAN_SECONDS = 8.0
 SLOW_PLAN = "The agent of the session's machine does not answer; waiting for it …"
+#: Seconds for the service to hear of the end of a return before its programs end.
+HEAD_START_SECONDS = 0.3
 #: Seconds between two attempts to follow a restore.
 RECONNECT_SECONDS = 0.5
 #: Bytes of what a user chose that are written again with each step of a session.
@@ -558,8 +560,11 @@ class SessionLifecycle:
 
     async def _back_to_suspended(self) -> None:
         """A resume has failed: nothing of it stays, the checkpoint does."""
-        await self._tell_service("cancelled")
+        telling = asyncio.ensure_future(self._tell_service("cancelled"))
+        # Else it counts as failed. But what comes back meanwhile works on, unsaved.
+        await asyncio.wait({telling}, timeout=HEAD_START_SECONDS)
         await self._spawner.reclaim_end()
+        await telling
         self._point(phase=PointerPhase.SUSPENDED, location=Location())
 
     # --- after a start ---
