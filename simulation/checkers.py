@@ -146,6 +146,17 @@ class Ledger:
             if not any(other != word and is_after(other, word) for other in words)
         )
 
+    def is_left(self, key: SessionKey, account: str) -> bool:
+        """Whether a session of that account runs or is saved under that name."""
+        saved = self._store.saved.values()
+        whose = {each.info.account for each in saved if each.info.id in self.saved(key)}
+        whose |= {
+            place.account
+            for place in self._machines.of_session(key)
+            if place.tree is not None and place.tree.contents in self.standing(key)
+        }
+        return account in whose
+
     # --- moments
     def committed(self, info: CheckpointInfo, files: dict[str, bytes]) -> None:
         """A checkpoint exists from now on."""

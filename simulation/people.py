@@ -152,7 +152,8 @@ class People:
             return
         try:
             await asyncio.sleep(event.share * 90.0)
-            if world.hub is not None and world.ledger.newest(key):
+            account = world.database.accounts.get(new.user, "")
+            if world.hub is not None and world.ledger.is_left(key, account):
                 try:
                     await self.visit(new)
                 except ReclaimError as error:

@@ -204,7 +204,7 @@ MUTANTS: dict[str, Mutant] = {
         " a second one from the same checkpoint.",
         "a trial of trap T9",
         service.LEFT_RESTORE,
-        seed=2912000511,
+        seed=2912000512,
     ),
     "a-nap-is-missed": Mutant(
         "The journal's word for whether a session naps counted, not its agent's.",

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 from tests.controlplane.conftest import KEY
+from tests.controlplane.test_old_journal import (
+    Backup,
+    restored_journal,
+    resume,
+    running,
+    suspend,
+)
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
@@ -82,3 +92,29 @@ async def test_doubled_session_is_not_suspended_until_one_is_ended(world, double
     await world.until(lambda: world.phase(controller) == "suspended")
     mine = [c for info, c in world.node.saved.values() if info.key == KEY]
     assert mine == ["old work"]
+
+
+async def test_what_was_seen_to_run_is_known_also_when_the_hub_refuses_a_start(
+    world, tmp_path, monkeypatch
+):
+    """Both databases were put back: beside a silent node a return would double it."""
+    first = await running(world)
+    saved = await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    await resume(world, first)
+    world.hub.pointers[KEY] = saved
+    world.hub.states[KEY] = "stopped"
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: second.users.session(KEY).failure)
+
+    async def refuses(self, key):
+        raise Refused(Reason.HUB_REFUSED, why="no")
+
+    async def silent(*_args):
+        raise StoreError(Reason.STORE_FAILED, why="it is away")
+
+    world.node.trees = silent
+    monkeypatch.setattr(HubClient, "start", refuses)
+    await second.users.resume(KEY, "ada")
+    await world.until(lambda: second._sessions.row(KEY).intent is Intent.NONE)
+    assert second.users.session(KEY).failure.code == "second_tree"

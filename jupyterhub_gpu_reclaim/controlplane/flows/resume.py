@@ -87,16 +87,17 @@ class Resumer:
         try:
             await self._hub.start(row.key)
         except Refused as error:
-            if self._sessions.row(row.key).intent is not Intent.RESUME:
+            row = self._sessions.row(row.key)
+            if row.intent is not Intent.RESUME:
                 return  # it was begun; the agent has reported its end
             if error.retryable:
                 _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
                 return
+            # That something runs beside it is known until that has ended.
+            beside = row.failure is not None and row.failure.incarnation
+            failure = row.failure if beside else codec.failure_of(error)
             self._sessions.update(
-                row.key,
-                intent=Intent.NONE,
-                intent_by="",
-                failure=codec.failure_of(error),
+                row.key, intent=Intent.NONE, intent_by="", failure=failure
             )
 
     async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
