@@ -210,8 +210,9 @@ def _former(plan: Plan) -> Plan:
         events.append(_draw(rng, {"visit": 1}, key, at))
         at += rng.uniform(1.0, 4.0)
         for what in (late, "a return is called off", "the Hub is killed"):
-            events.append(_draw(rng, {what: 1}, key, at))
-            at += rng.uniform(0.2, 0.7)
+            # At once: the spawner ends what comes back if the service is slow to.
+            events.append(replace(_draw(rng, {what: 1}, key, at), share=0.9, count=1))
+            at += rng.uniform(0.1, 0.25)
         at += rng.uniform(15.0, 35.0)
         for what in ("visit", "work", "work", "work"):
             events.append(_draw(rng, {what: 1}, key, at))
