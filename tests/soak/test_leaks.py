@@ -54,6 +54,7 @@ def test_growth_of_a_program_is_not_that_of_the_next_one_with_its_pid(
     growth = Growth(SimpleNamespace(folder=tmp_path))
     with program(tmp_path, PROGRAMS["proxy"]) as pid:
         growth.look(1)
+    time.sleep(0.05)  # the kernel counts starts in hundredths of a second
     for _ in range(50):  # others start programs, too
         LAST_PID.write_text(str(pid - 1))
         with program(tmp_path, PROGRAMS["hub"]) as again:
