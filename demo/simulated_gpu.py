@@ -79,13 +79,21 @@ class GpuMemory:
 def held(folder: Path) -> Iterator[Held]:
     """What the processes of the stack in that folder hold of its simulated GPUs."""
     for pid in (*processes.of(folder), os.getpid()):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        for descriptor in _descriptors(pid):
+            with contextlib.suppress(OSError):  # closed meanwhile
                 path = descriptor.readlink()
                 if path.parent.parent == folder_of(folder, 0).parent:
                     state = descriptor.stat()
                     gpu = int(path.parent.name)
                     yield Held(gpu, pid, state.st_size, state.st_mtime)
+
+
+def _descriptors(pid: int) -> list[Path]:
+    """Of a process, as files; none if it has ended. Its listing of itself is in it."""
+    try:
+        return list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return []
 
 
 def folder_of(folder: Path, gpu: int) -> Path:
