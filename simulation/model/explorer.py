@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED
 from simulation.model.session import (
@@ -101,7 +102,9 @@ def _check(state: State) -> None:
         raise Broken("law 3: one checkpoint is restored twice")
     if len(awake) > 1:
         raise Broken("law 6: two trees of one session run")
-    if state.row.phase in SAVED and state.row.checkpoint not in state.row.known:
+    known = {one.id for one in state.row.known}
+    missing = state.row.doubt == Reason.CHECKPOINT_MISSING
+    if state.row.phase in SAVED and state.row.checkpoint not in known and not missing:
         raise Broken("law 1: called saved without a checkpoint")
     newest = max(
         [one.value for one in state.store] + [tree.value for tree in state.trees],
@@ -123,6 +126,11 @@ def rests(state: State) -> bool:
     if state.hub is HubState.STOPPED and any(t.value >= state.truth for t in others):
         return True  # reported, and taken over as soon as somebody opens the page
     saved = state.saved(row.checkpoint)
+    if saved is None:
+        # The store is of before that: its user is told, and may have what is left.
+        saved = max(state.store, key=lambda one: one.value, default=None)
+    if not state.store and state.truth < 0:
+        return row.phase is Phase.SUSPENDED and state.hub is HubState.STOPPED
     alone = not state.trees and state.hub is HubState.STOPPED
     return bool(
         row.phase is Phase.SUSPENDED and alone and saved and saved.value >= state.truth

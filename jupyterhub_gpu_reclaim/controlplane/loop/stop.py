@@ -14,7 +14,7 @@ any          something of it is left, not frozen    end it
              frozen, while anything is under way    keep it
              being captured                         refuse: in flight
              captured, and committed                found captured (→ RELEASING)
-             captured, not committed                end it
+             captured, not committed                keep it
              its own newer checkpoint               found saved (→ SUSPENDED)
              another newer checkpoint               keep it: the reconciler asks
              none                                   keep it if the journal has anything
@@ -27,6 +27,7 @@ RESUMING     it has come back                       restored (→ RUNNING)
              otherwise                              it is saved
 RUNNING …,   being captured                         refuse: in flight
 STOPPED      captured, and committed                found captured (→ RELEASING)
+             captured, not committed                keep it
              not gone, otherwise                    end it
              gone, another one is there             keep it: Hub and journal are older
              gone, saved and not known              found saved (→ SUSPENDED)
@@ -111,8 +112,8 @@ def _frozen(tree: Tree, observed: Observed) -> Action:
     if observed.saved is None:
         return UNANSWERED
     saved = observed.checkpoint(tree.checkpoint)
-    kind = ActionKind.END if saved is None else ActionKind.FOUND_CAPTURED
-    return Action(kind, tree, saved)
+    # A store that was put back does not have it: what is frozen is all there is.
+    return KEEP if saved is None else Action(ActionKind.FOUND_CAPTURED, tree, saved)
 
 
 def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
