@@ -27,7 +27,7 @@ from simulation.model.session import (
 )
 
 if TYPE_CHECKING:
-    from simulation.model.session import Decide, Step
+    from simulation.model.session import Decide, Saved, Step, Tree
 
     #: Where each state was first reached from, and how.
     Came = dict[State, tuple[State, str] | None]
@@ -100,18 +100,19 @@ def _check(state: State) -> None:
     origins = [origin for origin in same if origin]
     if len(origins) != len(set(origins)):
         raise Broken("law 3: one checkpoint is restored twice")
-    if len(awake) > 1:
+    if len({tree.account for tree in awake}) < len(awake):
         raise Broken("law 6: two trees of one session run")
     known = {one.id for one in state.row.known}
-    missing = state.row.doubt == Reason.CHECKPOINT_MISSING
+    missing = state.row.doubt == Reason.CHECKPOINT_MISSING.value
     if state.row.phase in SAVED and state.row.checkpoint not in known and not missing:
         raise Broken("law 1: called saved without a checkpoint")
-    newest = max(
-        [one.value for one in state.store] + [tree.value for tree in state.trees],
-        default=-1,
-    )
-    if newest < state.truth:
+    left: list[Saved | Tree] = [*state.store, *state.trees]
+    mine = [one.value for one in left if one.account == state.owner]
+    if max(mine, default=-1) < state.truth:
         raise Broken("law 9: the newest state is nowhere")
+    formers = [one.value for one in left if one.account != state.owner]
+    if max(formers, default=-1) < state.former:
+        raise Broken("accounts: the former one's newest state is nowhere")
 
 
 def rests(state: State) -> bool:
@@ -129,6 +130,8 @@ def rests(state: State) -> bool:
     if saved is None:
         # The store is of before that: its user is told, and may have what is left.
         saved = max(state.store, key=lambda one: one.value, default=None)
+    if state.owner != 1 and state.hub in {HubState.STOPPED, HubState.RUNNING}:
+        return True  # an administrator may have to say whose it is
     if not state.store and state.truth < 0:
         return row.phase is Phase.SUSPENDED and state.hub is HubState.STOPPED
     alone = not state.trees and state.hub is HubState.STOPPED

@@ -53,11 +53,12 @@ from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import DeletionOrder
+
     Decide = Callable[..., Action]
 
 KEY = SessionKey("ann")
 SETTINGS = Settings()
-SESSION = "s1"  #: its id, which all of its incarnations have
 
 #: Further kinds of faults, which a start of the model may allow:
 ORDERS = "orders"  #: those to end, release, or thaw a tree come late as well
@@ -65,7 +66,13 @@ AWAY = "away"  #: the store does not answer: there is no list, not an empty one
 STORE = "store"  #: the store is put back to an earlier moment
 NODE = "node"  #: its node does not answer, and others do
 ALONE = "alone"  #: its agent is the only one, and starts are asked for without it
+ACCOUNTS = "accounts"  #: another account gets the name, and nobody has said so
+DELETED = "deleted"  #: the same after the user was deleted, with all that was its
+RENAMED = "renamed"  #: the user gets another name
 RECORDS = "records"  #: the agent's state folder is lost
+KINDS = frozenset(
+    {ORDERS, AWAY, STORE, NODE, ALONE, ACCOUNTS, DELETED, RENAMED, RECORDS}
+)
 
 
 class Broken(AssertionError):
@@ -83,6 +90,7 @@ class Tree(NamedTuple):
     term: int = 0  #: of the order to do so
     failed: bool = False  #: the restore under this init
     naps: bool = False  #: its GPU programs are stopped; also while it is captured
+    account: int = 1
     stuck: bool = False  #: it has something with which no return succeeds
 
     @property
@@ -108,6 +116,7 @@ class Saved(NamedTuple):
     term: int
     parent: int
     value: int
+    account: int = 1
 
 
 class Row(NamedTuple):
@@ -127,6 +136,12 @@ class Row(NamedTuple):
     dismissed: int = 0
     doubt: str = ""  #: code of the question to its user
     word: bool = False  #: its user's, that it is to come back
+    account: int = 0  #: 0: not known; -1: whoever comes
+    session: int = 1  #: that of the account with that number
+    claimed: bool = False
+    hidden: frozenset[int] = frozenset()  #: a former account's
+    doomed: frozenset[int] = frozenset()
+    deletion: DeletionOrder | None = None
 
 
 class State(NamedTuple):
@@ -154,6 +169,8 @@ class State(NamedTuple):
     gone: bool = False  #: what the person has last seen is, and nobody has said so
     late: tuple[str, int, int, int] | None = None  #: an order on its way
     insisted: bool = False  #: a stop of ours that came late waits for another capture
+    owner: int = 1  #: account that has the name
+    former: int = -1  #: what the account has last seen that had it before
     truth: int = 0  #: what the person has last seen
     next: int = 2  #: number of the next incarnation or checkpoint
     faults: int = 0  #: that may still happen; likewise the next three
@@ -192,8 +209,12 @@ class State(NamedTuple):
         if tree is None:
             return self
         only = tree.state not in {TreeState.HOLDING, TreeState.RESTORING}
-        kept = any(one.value >= tree.value for one in self.store)
-        if only and tree.value >= self.truth and not kept:
+        mine = [one for one in self.store if one.account == tree.account]
+        kept = any(one.value >= tree.value for one in mine)
+        newest = self.truth if tree.account == self.owner else max(self.former, 0)
+        if self.former < 0 and tree.account != self.owner:
+            kept = True  # that user was deleted, with all that was its
+        if only and tree.value >= newest and not kept:
             raise Broken(law)
         return self._replace(trees=tuple(t for t in self.trees if t.inc != inc))
 
@@ -231,12 +252,14 @@ def service(
         yield "the service starts", state._replace(service=True, term=state.term + 1)
         return
     if ORDERS in state.kinds and state.late is not None:
-        after = state._replace(term=state.term + 1, ending=frozenset())
+        other = state._replace(term=state.term + 1, ending=frozenset())
         if state.late[3] == state.term:
-            yield "another service takes over", after
+            yield "another service takes over", other
     before, state = state, _heard(state)
     if state != before:
         yield "the service looks", state
+    if state.row.deletion is not None and state.answers and state.mounted:
+        yield "what was deleted is ended", accounts.carried_out(state)
     row = _row(state.row)
     now = SETTINGS.release_limit + 1 if patient else 0.0
     action = decide(row, _observed(state), now, SETTINGS)
@@ -368,6 +391,7 @@ def _taken_note(
             return state.to(
                 SessionEvent.FOUND_CAPTURED,
                 inc=saved.inc,
+                session=saved.account,
                 checkpoint=saved.id,
                 attempt=0,
                 **_noted(state.row, saved),
@@ -378,6 +402,7 @@ def _taken_note(
             return state.to(
                 SessionEvent.BROUGHT_BACK,
                 inc=saved.inc,
+                session=saved.account,
                 checkpoint=saved.id,
                 attempt=0,
                 dismissed=state.row.checkpoint or state.row.dismissed,
@@ -448,6 +473,7 @@ def _adopted(state: State, inc: int) -> State:
     return state._replace(ending=state.ending - {inc}).to(
         SessionEvent.FOUND_RUNNING,
         inc=inc,
+        session=tree.account if tree is not None else 1,
         checkpoint=origin if noted else 0,
         attempt=0,
         placed=False,
@@ -456,7 +482,9 @@ def _adopted(state: State, inc: int) -> State:
 
 def _found_saved(state: State, wanted: CheckpointInfo | None = None) -> State:
     """The newest checkpoint that the journal missed is the session."""
-    noted = _noted(state.row, *state.store)
+    living = _observed(state).saved or ()
+    store = [one for one in state.store if str(one.id) in {each.id for each in living}]
+    noted = _noted(state.row, *store)
     observed, row = _observed(state), _row(state.row)
     hubs = wanted.id if wanted else str(state.hub_saved or "")
     newest = None if observed.whole() else lineage.missed(row, observed, hubs)
@@ -467,6 +495,7 @@ def _found_saved(state: State, wanted: CheckpointInfo | None = None) -> State:
     return state.to(
         SessionEvent.FOUND_SAVED,
         inc=int(newest.incarnation),
+        session=int(newest.account),
         checkpoint=int(newest.id),
         attempt=0,
         wanted=False,
@@ -544,7 +573,9 @@ def agent(state: State) -> Iterator[Step]:
             why = "would not come back" if tree.stuck else "cannot be saved now"
             yield f"{tree.inc} {why}", state.but(tree.going_on())
         elif tree.state is TreeState.CAPTURING:
-            made = Saved(tree.saving, tree.inc, tree.term, tree.origin, tree.value)
+            made = Saved(
+                tree.saving, tree.inc, tree.term, tree.origin, tree.value, tree.account
+            )
             after = state.but(tree._replace(state=TreeState.CAPTURED))
             yield (
                 f"{tree.inc} is saved as {made.id}",
@@ -619,11 +650,13 @@ def _spawn(state: State, mine: Tree | None) -> Iterator[Step]:
     row = state.row
     resuming = row.phase is Phase.RESUMING and row.inc == state.hub_inc
     if mine is None and resuming:
-        new = Tree(state.hub_inc, TreeState.HOLDING)
+        new = Tree(state.hub_inc, TreeState.HOLDING, account=state.owner)
         yield "a place is made", state._replace(trees=(*state.trees, new))
     elif mine is None:
         yield "the start has failed", state._replace(hub=HubState.STOPPED)
     elif mine.runs and (state.joined or row.inc == mine.inc):
+        if mine.account != state.owner:
+            raise Broken("accounts: another's session runs for it")
         if mine.value < state.truth:
             raise Broken("law 9: an older state is shown as the session")
         if state.joined or row.phase not in SAVED:
@@ -672,7 +705,9 @@ def _stop_plan(state: State, decide: Decide) -> State | None:
             after = done.without(
                 state.hub_inc, "law 1: stopped, and what it held is not saved"
             )
-            if after.trees or any(one.value >= state.truth for one in after.store):
+            left = [one.value for one in after.store if one.account == state.owner]
+            trees = [one for one in after.trees if one.account == state.owner]
+            if trees or any(value >= state.truth for value in left):
                 raise Broken("law 4: the Hub forgets what may come back")
             ours = state.row.inc == state.hub_inc and state.row.phase in LIVE
             return after.to(SessionEvent.STOPPED, checkpoint=0) if ours else after
@@ -696,8 +731,8 @@ def _question(state: State, want: Want, inc: int) -> Asked:
         want,
         str(inc),
         checkpoint=str(state.hub_saved or ""),
-        former=SESSION,
-        remembered=True,
+        former=f"s{state.owner}" if state.hub_inc else "",
+        remembered=bool(state.hub_inc),
         listed=state.listed,
         kept=_kept(state.row),
     )
@@ -742,6 +777,7 @@ class _Parts(Questions):
     def __init__(self, state: State, decide: Decide) -> None:
         self._state = state
         self._decide = decide
+        self._sessions: Any = self
 
     async def _look_at(
         self, part: str, key: SessionKey, observed: Observed
@@ -754,10 +790,6 @@ class _Parts(Questions):
         if part == "saved" and seen.saved is None:
             raise StoreError(Reason.STORE_ABSENT)
         return observed._replace(**{part: getattr(seen, part)})
-
-    @property
-    def _sessions(self) -> Any:
-        return self
 
     def living(self, key: SessionKey, observed: Observed) -> Observed:
         """Nothing of it is to be deleted."""
@@ -797,15 +829,36 @@ def person(state: State, decide: Decide = settle) -> Iterator[Step]:
     if row.phase is Phase.NAPPING and state.service and row.order != "wake":
         yield "a wake is ordered", state._replace(row=row._replace(order="wake"))
     if state.hub is HubState.STOPPED and state.visits:
-        opened = _start_plan(state._replace(visits=state.visits - 1), decide)
+        less = state._replace(visits=state.visits - 1)
+        opened = _start_plan(less, decide)
         if opened is not None:
             yield "somebody opens the page", opened
         if ORDERS in state.kinds and state.faults and state.late is None:
             yield from _start_held_up(state._replace(visits=state.visits - 1), decide)
+    yield from _of_names(state)
     if state.hub is HubState.STOPPED and row.doubt and not row.word:
         said = _start_plan(state._replace(row=row._replace(word=True)), decide)
         if said is not None:
             yield "its user says that it is to come back", said
+
+
+def _of_names(state: State) -> Iterator[Step]:
+    """The Hub's administrator deletes users, or gives them other names."""
+    if state.hub is not HubState.STOPPED:
+        return
+    if state.kinds & {ACCOUNTS, DELETED} and state.owner == 1:
+        new = state._replace(owner=2, truth=-1, hub_inc=0, hub_saved=0)
+        if state.backup is not None:  # of that Hub, there is a copy without the first
+            new = new._replace(backup=(state.backup[0], HubState.STOPPED, 0, 0))
+        if ACCOUNTS in state.kinds:
+            former = new._replace(former=state.truth)
+            yield "another user has the name", former
+        elif state.service:
+            yield "the user is deleted, and another one made", accounts.ordered(new)
+    there = bool(state.trees or state.store)
+    asked = there and state.service and state.answers and state.mounted
+    if RENAMED in state.kinds and asked and not accounts.told_of_another_name(state):
+        raise Broken("names: started cold under the new one, in silence")
 
 
 def _start_held_up(state: State, decide: Decide) -> Iterator[Step]:
@@ -818,7 +871,10 @@ def _start_held_up(state: State, decide: Decide) -> Iterator[Step]:
 
 
 #: Answers to a start by which its user knows that the newest state is not there.
-_TOLD = {Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.CHECKPOINT_MISSING}
+_TOLD = {
+    reason.value
+    for reason in (Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.CHECKPOINT_MISSING)
+}
 
 
 def _start_plan(state: State, decide: Decide) -> State | None:
@@ -826,6 +882,10 @@ def _start_plan(state: State, decide: Decide) -> State | None:
     silent = not state.answers and not state.kinds & {NODE, ALONE}
     if not state.service or silent:
         return None
+    if state.kinds & {ACCOUNTS, DELETED}:
+        state, may = accounts.check(accounts.spared(state))
+        if not may:
+            return state
     while True:
         asked = _question(state, Want.START, state.next)
         action, state, seen = _asked(state, asked, decide)
@@ -841,8 +901,41 @@ def _start_plan(state: State, decide: Decide) -> State | None:
             )
         elif action.kind is ActionKind.BRING_BACK:
             state = _act(state, action) or state
+        elif state.kinds & {ACCOUNTS, DELETED}:
+            return _for_its_owner(state, action)
         else:
             return _planned(state, action)
+
+
+def _for_its_owner(state: State, action: Action) -> State | None:
+    """The same, where it may be another account's: more may have been found."""
+    state, may = accounts.check(state)
+    if not may or (
+        action.kind is ActionKind.JOIN
+        and action.tree is not None
+        and not accounts.joins(state, action.tree)
+    ):
+        return state
+    anothers = state.saved(state.row.checkpoint)
+    returns = action.kind is ActionKind.RETURN and anothers is not None
+    if returns and anothers and anothers.account != state.owner:
+        raise Broken("accounts: another's session comes back to it")
+    starts = {ActionKind.COLD, ActionKind.JOIN, ActionKind.RETURN}
+    if action.kind in starts:
+        state = accounts.noted(state)
+    if action.kind is not ActionKind.COLD or state.truth >= 0:
+        return _planned(state, action)
+    fresh = Tree(state.next, TreeState.RUNNING, account=state.owner)
+    started = state._replace(trees=(*state.trees, fresh), truth=0)
+    started = started.to(
+        SessionEvent.STARTED, inc=state.next, session=state.owner, checkpoint=0
+    )
+    return started._replace(
+        row=started.row._replace(account=state.owner),
+        hub=HubState.RUNNING,
+        hub_inc=state.next,
+        next=state.next + 1,
+    )
 
 
 def _planned(state: State, action: Action) -> State | None:
@@ -853,7 +946,7 @@ def _planned(state: State, action: Action) -> State | None:
         case ActionKind.UNANSWERED:
             return None
         case ActionKind.ASK if action.failure is not None:
-            told = Reason(action.failure.code) in _TOLD
+            told = action.failure.code in _TOLD
             asks = row._replace(doubt=action.failure.code, word=False)
             return state._replace(row=asks, gone=state.gone and not told)
         case ActionKind.JOIN if action.tree is not None:
@@ -936,7 +1029,8 @@ def _store_put_back(state: State, store: tuple[Saved, ...]) -> State:
     state = state._replace(store=store)
     empty = {TreeState.HOLDING, TreeState.RESTORING}
     trees = [tree for tree in state.trees if tree.state not in empty]
-    left = max((one.value for one in (*store, *trees)), default=-1)
+    values = [one.value for one in store] + [tree.value for tree in trees]
+    left = max(values, default=-1)
     if left >= state.truth:
         return state
     return state._replace(truth=left, gone=True)
@@ -991,7 +1085,9 @@ def _row(row: Row) -> SessionRow:
         key=KEY,
         phase=row.phase,
         since=float(row != Row(Phase.STOPPED)),
-        session=SESSION if row.inc else "",
+        session=f"s{row.session}" if row.inc else "",
+        account=_account(row.account),
+        claimed=row.claimed,
         incarnation=str(row.inc),
         term=row.term,
         generation=_generation(row.term, row.number),
@@ -1004,6 +1100,10 @@ def _row(row: Row) -> SessionRow:
     )
 
 
+def _account(number: int) -> str:
+    return {0: "", -1: "*"}.get(number, str(number))
+
+
 def _generation(term: int, number: int) -> int:
     """Those of later services are lower here: nothing may go by them alone."""
     return number - 1000 * term
@@ -1014,7 +1114,8 @@ def _info(one: Saved) -> CheckpointInfo:
     return CheckpointInfo(
         id=str(one.id),
         key=KEY,
-        session=SESSION,
+        session=f"s{one.account}",
+        account=str(one.account),
         incarnation=str(one.inc),
         term=one.term,
         generation=_generation(one.term, one.id),
@@ -1035,6 +1136,10 @@ def _kept(row: Row) -> tuple[CheckpointRow, ...]:
         keeping = Keeping.SUPERSEDED if one.id in before else Keeping.ASIDE
         if one.id == row.checkpoint:
             keeping = Keeping.CURRENT if row.phase in SAVED else Keeping.SUPERSEDED
+        if one.id in row.hidden:
+            keeping = Keeping.FORMER
+        if one.id in row.doomed:
+            keeping = Keeping.TO_DELETE
         rows.append(
             CheckpointRow(
                 id=info.id,
@@ -1059,7 +1164,8 @@ def _observed(state: State) -> Observed:
     trees = tuple(map(_seen, state.trees)) if state.answers else None
     if NODE in state.kinds and not state.trees:
         trees = ()  # that nothing of it is on that node, the cluster knows
-    return Observed(trees, None if store is None else _list(store), state.hub, known)
+    seen = Observed(trees, None if store is None else _list(store), state.hub, known)
+    return accounts.living(state, seen)
 
 
 @cache
@@ -1076,7 +1182,8 @@ def _seen(tree: Tree) -> AgentTree:
     return AgentTree(
         incarnation=str(tree.inc),
         key=KEY,
-        session=SESSION,
+        session=f"s{tree.account}",
+        account=str(tree.account),
         state=tree.state,
         init_pid=1,
         checkpoint=str((tree.saving if busy else tree.origin) or ""),
@@ -1097,8 +1204,10 @@ def start(
     kinds: Iterable[str] = (),
 ) -> State:
     """A session that runs, and what may still happen to it."""
+    kinds = frozenset(kinds)
+    account = int(bool(kinds & {ACCOUNTS, DELETED, RENAMED}))
     return State(
-        Row(Phase.RUNNING, inc=1),
+        Row(Phase.RUNNING, inc=1, account=account),
         (Tree(1, TreeState.RUNNING, stuck=stuck),),
         changes=changes,
         faults=faults,
@@ -1106,5 +1215,8 @@ def start(
         visits=visits,
         works=works,
         naps=naps,
-        kinds=frozenset(kinds),
+        kinds=kinds,
     )
+
+
+from simulation.model import accounts  # noqa: E402 - it is about this module's states

@@ -6,17 +6,23 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.term import Term
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import WAIT, Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import TABLE, SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.sessions import owners
+from simulation.model.__main__ import main
 from simulation.model.explorer import explore
 from simulation.model.paper import PAPER, is_step
 from simulation.model.session import (
+    ACCOUNTS,
     ALONE,
     AWAY,
+    DELETED,
     NODE,
     ORDERS,
     RECORDS,
+    RENAMED,
     STORE,
     Broken,
     start,
@@ -143,12 +149,51 @@ def test_is_step_knows_which_phases_follow_each_other():
         (RECORDS, {"faults": 2, "suspends": 1}),
         (AWAY, {"faults": 2, "suspends": 1}),
         (STORE, {"faults": 1}),
+        (RENAMED, {"faults": 1}),
     ],
 )
 def test_no_fault_of_a_further_kind_breaks_a_law(kind, bounds):
     found = explore(start(kinds=[kind], **bounds))
     print(kind, found.states, "states")
     assert found.states > 10_000
+
+
+@pytest.mark.parametrize("kind", [ACCOUNTS, DELETED])
+def test_another_account_of_that_name_gets_nothing_and_deletes_nothing(kind):
+    found = explore(start(faults=0, suspends=3, visits=3, works=2, kinds=[kind]))
+    print(kind, found.states, "states")
+    assert found.states > 300
+
+
+@pytest.mark.xfail(raises=Broken, strict=True, reason="found, and not mended yet")
+@pytest.mark.parametrize(
+    ("kind", "faults"), [(ACCOUNTS, 1), (DELETED, 1), (RENAMED, 2), (STORE, 2)]
+)
+def test_what_is_open(kind, faults):
+    explore(start(faults=faults, kinds=[kind]))
+
+
+def lets_anybody_in(sessions, placement, settings):
+    """As if a name were enough."""
+
+
+def test_name_that_is_taken_for_an_account_is_found(monkeypatch):
+    monkeypatch.setattr(owners, "check", lets_anybody_in)
+    with pytest.raises(Broken, match="accounts: another's session"):
+        explore(start(faults=0, kinds=[ACCOUNTS]))
+
+
+def test_order_to_delete_that_spares_nobody_is_found(monkeypatch):
+    monkeypatch.setattr(Deletions, "_new", lambda self, order: frozenset())
+    with pytest.raises(Broken):
+        explore(start(faults=0, kinds=[DELETED]))
+
+
+def test_command_explores_with_other_bounds(capsys):
+    bounds = ["--faults", "0", "--suspends", "1", "--kinds", RENAMED, ORDERS]
+    assert main(bounds) == 0
+    assert "states" in capsys.readouterr().out
+    assert main(["--faults", "1", "--kinds", ACCOUNTS]) == 1
 
 
 def takes_silence_for_emptiness(row, observed, now, settings, asked=None):
