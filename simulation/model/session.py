@@ -4,8 +4,9 @@ What the service decides is the product's own: ``settle`` of the reconciler, for
 and stops as well, the table of phases, ``lineage``. What it acts on is written here in
 a few rules: trees that are captured, released and restored, a store, a Hub that stops
 and starts, a person, and faults: each part is killed at any moment, orders come late or
-never, captures and restores fail, and the journal is put back to an earlier one. Time
-is left out: what is done only after a while happens when nothing else can.
+never, captures and restores fail, and the journal is put back to an earlier one. A
+start may allow further kinds of faults (``KINDS``); whose it is, the product's own
+rules say (``accounts``). Time is left out: what is done only after a while happens when nothing else can.
 """
 
 from __future__ import annotations
@@ -256,6 +257,8 @@ def service(
         if state.late[3] == state.term:
             yield "another service takes over", other
     before, state = state, _heard(state)
+    if _saved_of(state) is not None:
+        state = state._replace(listed=True)
     if state != before:
         yield "the service looks", state
     if state.row.deletion is not None and state.answers and state.mounted:
@@ -273,18 +276,17 @@ def service(
 
 
 def _heard(state: State) -> State:
-    """The service asks agent and store: one knows its term then, it what is in there.
+    """The service asks the agent, which knows its term then.
 
     An order of a former service that is still on its way is refused from now on.
     """
     if not state.answers:
-        return state._replace(listed=True) if _saved_of(state) is not None else state
+        return state
     heard = max(state.heard, state.term)
     late = state.late
     if late is not None and _is_former(late[3], heard):
         late = None
-    listed = state.listed or state.mounted
-    return state._replace(heard=heard, late=late, listed=listed)
+    return state._replace(heard=heard, late=late)
 
 
 def _is_former(term: int, heard: int) -> bool:
@@ -979,9 +981,7 @@ def faults(state: State) -> Iterator[Step]:
         return
     less = state._replace(faults=state.faults - 1)
     if state.service:
-        dead = less._replace(service=False, ending=frozenset())
-        dead = dead._replace(listed=not less.kinds & {AWAY, NODE, ALONE})
-        yield "FAULT: the service is killed", dead
+        yield "FAULT: the service is killed", _anew(less)._replace(service=False)
     if state.agent:
         yield "FAULT: the agent is killed", less._replace(agent=False)
     yield "FAULT: the Hub is killed", less._replace(hub=_restarted(state.hub))
@@ -989,7 +989,7 @@ def faults(state: State) -> Iterator[Step]:
         yield "FAULT: a nap fails", less._replace(row=state.row._replace(order=""))
     lost = Row(Phase.STOPPED)
     if state.row != lost:
-        gone = less._replace(row=lost, term=state.term + 1, ending=frozenset())
+        gone = _anew(less)._replace(row=lost, term=state.term + 1)
         yield "FAULT: the journal is lost", gone
     if state.backup is None:
         copies = (state.row, state.hub, state.hub_inc, state.hub_saved)
@@ -1007,6 +1007,12 @@ def faults(state: State) -> Iterator[Step]:
         elif tree.state is TreeState.RESTORING:
             undone = tree._replace(state=TreeState.HOLDING, failed=True)
             yield "FAULT: a restore fails", less.but(undone)
+
+
+def _anew(state: State) -> State:
+    """What only the program knew is forgotten."""
+    silent = state.kinds & {AWAY, NODE, ALONE}  # else its first look comes first
+    return state._replace(ending=frozenset(), listed=not silent)
 
 
 def _of_kinds(state: State, less: State) -> Iterator[Step]:
@@ -1060,7 +1066,7 @@ def _put_back(
     state: State, less: State, row: Row, hub: HubState, inc: int, saved: int
 ) -> Iterator[Step]:
     """The journal, the Hub's database, or both, as they were when they were copied."""
-    journal = less._replace(row=row, term=state.term + 1, ending=frozenset())
+    journal = _anew(less)._replace(row=row, term=state.term + 1)
     if row != state.row:
         yield "FAULT: the journal is put back", journal
     if (hub, inc, saved) != (state.hub, state.hub_inc, state.hub_saved):

@@ -156,3 +156,21 @@ async def test_what_runs_is_joined_whatever_the_journal_says(world, tmp_path, st
     assert (plan.action, plan.incarnation) == ("adopt", place.incarnation)
     assert second._sessions.row(KEY).phase is Phase.RUNNING
     assert contents(world) == "newer"
+
+
+@pytest.mark.xfail(strict=True, reason="found by the explorer, and not mended yet")
+async def test_journal_lost_and_renamed_a_visit_before_any_look_is_no_cold_start(world):
+    """The Hub was told of no checkpoint, and no row says whose the saved one is."""
+    first = await world.controller()
+    await begun(world, first)
+    await suspend(world, first)
+    world.change(tick_interval=60.0)
+    second = await world.journal_lost(first)
+    eve = Placement(
+        key=SessionKey("eve"),
+        incarnation="new",
+        owner=ANN,
+        former="s1",
+        remembered=True,
+    )
+    assert (await second.plan_start(eve)).action == "refuse"
