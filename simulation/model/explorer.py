@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED
 from simulation.model.session import (
@@ -26,7 +27,7 @@ from simulation.model.session import (
 )
 
 if TYPE_CHECKING:
-    from simulation.model.session import Decide, Step
+    from simulation.model.session import Decide, Saved, Step, Tree
 
     #: Where each state was first reached from, and how.
     Came = dict[State, tuple[State, str] | None]
@@ -99,16 +100,19 @@ def _check(state: State) -> None:
     origins = [origin for origin in same if origin]
     if len(origins) != len(set(origins)):
         raise Broken("law 3: one checkpoint is restored twice")
-    if len(awake) > 1:
+    if len({tree.account for tree in awake}) < len(awake):
         raise Broken("law 6: two trees of one session run")
-    if state.row.phase in SAVED and state.row.checkpoint not in state.row.known:
+    known = {one.id for one in state.row.known}
+    missing = state.row.doubt == Reason.CHECKPOINT_MISSING.value
+    if state.row.phase in SAVED and state.row.checkpoint not in known and not missing:
         raise Broken("law 1: called saved without a checkpoint")
-    newest = max(
-        [one.value for one in state.store] + [tree.value for tree in state.trees],
-        default=-1,
-    )
-    if newest < state.truth:
+    left: list[Saved | Tree] = [*state.store, *state.trees]
+    mine = [one.value for one in left if one.account == state.owner]
+    if max(mine, default=-1) < state.truth:
         raise Broken("law 9: the newest state is nowhere")
+    formers = [one.value for one in left if one.account != state.owner]
+    if max(formers, default=-1) < state.former:
+        raise Broken("accounts: the former one's newest state is nowhere")
 
 
 def rests(state: State) -> bool:
@@ -123,6 +127,13 @@ def rests(state: State) -> bool:
     if state.hub is HubState.STOPPED and any(t.value >= state.truth for t in others):
         return True  # reported, and taken over as soon as somebody opens the page
     saved = state.saved(row.checkpoint)
+    if saved is None:
+        # The store is of before that: its user is told, and may have what is left.
+        saved = max(state.store, key=lambda one: one.value, default=None)
+    if state.owner != 1 and state.hub in {HubState.STOPPED, HubState.RUNNING}:
+        return True  # an administrator may have to say whose it is
+    if not state.store and state.truth < 0:
+        return row.phase is Phase.SUSPENDED and state.hub is HubState.STOPPED
     alone = not state.trees and state.hub is HubState.STOPPED
     return bool(
         row.phase is Phase.SUSPENDED and alone and saved and saved.value >= state.truth

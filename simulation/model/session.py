@@ -4,14 +4,18 @@ What the service decides is the product's own: ``settle`` of the reconciler, for
 and stops as well, the table of phases, ``lineage``. What it acts on is written here in
 a few rules: trees that are captured, released and restored, a store, a Hub that stops
 and starts, a person, and faults: each part is killed at any moment, orders come late or
-never, captures and restores fail, and the journal is put back to an earlier one. Time
-is left out: what is done only after a while happens when nothing else can.
+never, captures and restores fail, and the journal is put back to an earlier one. A
+start may allow further kinds of faults (``KINDS``); whose it is, the product's own
+rules say (``accounts``). Time is left out: what is done only after a while happens when
+nothing else can.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jupyterhub_gpu_reclaim.common.errors import StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Failure,
@@ -22,8 +26,11 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.models import Tree as AgentTree
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.term import Term
+from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
+from jupyterhub_gpu_reclaim.controlplane.loop.start import instead
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ANSWERS,
     Action,
@@ -37,16 +44,37 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import (
     SessionEvent,
     advance,
 )
-from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    CheckpointRow,
+    Intent,
+    Keeping,
+    SessionRow,
+)
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import DeletionOrder
 
     Decide = Callable[..., Action]
 
 KEY = SessionKey("ann")
 SETTINGS = Settings()
+
+#: Further kinds of faults, which a start of the model may allow:
+ORDERS = "orders"  #: those to end, release, or thaw a tree come late as well
+AWAY = "away"  #: the store does not answer: there is no list, not an empty one
+STORE = "store"  #: the store is put back to an earlier moment
+NODE = "node"  #: its node does not answer, and others do
+ALONE = "alone"  #: its agent is the only one, and starts are asked for without it
+ACCOUNTS = "accounts"  #: another account gets the name, and nobody has said so
+DELETED = "deleted"  #: the same after the user was deleted, with all that was its
+RENAMED = "renamed"  #: the user gets another name
+RECORDS = "records"  #: the agent's state folder is lost
+KINDS = frozenset(
+    {ORDERS, AWAY, STORE, NODE, ALONE, ACCOUNTS, DELETED, RENAMED, RECORDS}
+)
 
 
 class Broken(AssertionError):
@@ -64,6 +92,7 @@ class Tree(NamedTuple):
     term: int = 0  #: of the order to do so
     failed: bool = False  #: the restore under this init
     naps: bool = False  #: its GPU programs are stopped; also while it is captured
+    account: int = 1
     stuck: bool = False  #: it has something with which no return succeeds
 
     @property
@@ -89,6 +118,7 @@ class Saved(NamedTuple):
     term: int
     parent: int
     value: int
+    account: int = 1
 
 
 class Row(NamedTuple):
@@ -104,7 +134,16 @@ class Row(NamedTuple):
     order: str = ""  #: or to nap, or to wake
     placed: bool = False
     stop_asked: bool = False
-    known: frozenset[int] = frozenset()
+    known: frozenset[Saved] = frozenset()
+    dismissed: int = 0
+    doubt: str = ""  #: code of the question to its user
+    word: bool = False  #: its user's, that it is to come back
+    account: int = 0  #: 0: not known; -1: whoever comes
+    session: int = 1  #: that of the account with that number
+    claimed: bool = False
+    hidden: frozenset[int] = frozenset()  #: a former account's
+    doomed: frozenset[int] = frozenset()
+    deletion: DeletionOrder | None = None
 
 
 class State(NamedTuple):
@@ -115,14 +154,25 @@ class State(NamedTuple):
     store: tuple[Saved, ...] = ()
     hub: HubState = HubState.RUNNING
     hub_inc: int = 1
+    hub_saved: int = 0  #: checkpoint that the Hub remembers
     joined: bool = False  #: the start under way has made no place of its own
     service: bool = True
     agent: bool = True
+    silent: bool = False  #: its node does not answer, whatever goes on there
+    heard: int = 1  #: highest term that the agent has seen
+    mounted: bool = True  #: the store is there
+    listed: bool = True  #: this service has seen its list
+    #: incarnations whose end this service has ordered, without an answer
+    ending: frozenset[int] = frozenset()
     term: int = 1  #: of the service; one with an earlier journal rises above it
     #: copies of both databases, made at one moment: the journal, the Hub's
-    backup: tuple[Row, HubState, int] | None = None
+    backup: tuple[Row, HubState, int, int] | None = None
+    copy: tuple[Saved, ...] | None = None  #: of the store
+    gone: bool = False  #: what the person has last seen is, and nobody has said so
     late: tuple[str, int, int, int] | None = None  #: an order on its way
     insisted: bool = False  #: a stop of ours that came late waits for another capture
+    owner: int = 1  #: account that has the name
+    former: int = -1  #: what the account has last seen that had it before
     truth: int = 0  #: what the person has last seen
     next: int = 2  #: number of the next incarnation or checkpoint
     faults: int = 0  #: that may still happen; likewise the next three
@@ -131,6 +181,12 @@ class State(NamedTuple):
     works: int = 0
     naps: int = 0  #: orders to nap that may still be given
     changes: int = 0  #: likewise of what keeps its programs from coming back
+    kinds: frozenset[str] = frozenset()  #: of faults, beside the usual ones
+
+    @property
+    def answers(self) -> bool:
+        """Whether the service reaches the agent."""
+        return self.agent and not self.silent
 
     def tree(self, inc: int) -> Tree | None:
         """The tree of that incarnation, if anything is left of it."""
@@ -155,14 +211,18 @@ class State(NamedTuple):
         if tree is None:
             return self
         only = tree.state not in {TreeState.HOLDING, TreeState.RESTORING}
-        kept = any(one.value >= tree.value for one in self.store)
-        if only and tree.value >= self.truth and not kept:
+        mine = [one for one in self.store if one.account == tree.account]
+        kept = any(one.value >= tree.value for one in mine)
+        newest = self.truth if tree.account == self.owner else max(self.former, 0)
+        if self.former < 0 and tree.account != self.owner:
+            kept = True  # that user was deleted, with all that was its
+        if only and tree.value >= newest and not kept:
             raise Broken(law)
         return self._replace(trees=tuple(t for t in self.trees if t.inc != inc))
 
     def to(self, event: SessionEvent, **changes: Any) -> State:
         """With the journal moved on by the product's own table."""
-        row = self.row._replace(**changes)
+        row = self.row._replace(**{"doubt": "", "word": False, **changes})
         phase = advance(self.row.phase, event, saved=bool(row.checkpoint))
         done = phase not in LIVE or event in {SessionEvent.NAPS, SessionEvent.WAKES}
         order = "" if done else row.order
@@ -191,10 +251,19 @@ def service(
         patient: whether this has been so for long.
     """
     if not state.service:
-        yield "the service starts", state._replace(service=True)
+        yield "the service starts", state._replace(service=True, term=state.term + 1)
         return
-    if state.late is not None and state.agent and state.late[3] < state.term:
-        state = state._replace(late=None)  # the agent has heard of a higher one
+    if ORDERS in state.kinds and state.late is not None:
+        other = state._replace(term=state.term + 1, ending=frozenset())
+        if state.late[3] == state.term:
+            yield "another service takes over", other
+    before, state = state, _heard(state)
+    if _saved_of(state) is not None:
+        state = state._replace(listed=True)
+    if state != before:
+        yield "the service looks", state
+    if state.row.deletion is not None and state.answers and state.mounted:
+        yield "what was deleted is ended", accounts.carried_out(state)
     row = _row(state.row)
     now = SETTINGS.release_limit + 1 if patient else 0.0
     action = decide(row, _observed(state), now, SETTINGS)
@@ -203,6 +272,57 @@ def service(
     after = _act(state, action)
     if after is not None and after != state:
         yield f"service: {state.row.phase}: {action.kind}", after
+        if ORDERS in state.kinds and state.faults and state.late is None:
+            yield from _held_up(state, action)
+
+
+def _heard(state: State) -> State:
+    """The service asks the agent, which knows its term then.
+
+    An order of a former service that is still on its way is refused from now on.
+    """
+    if not state.answers:
+        return state
+    heard = max(state.heard, state.term)
+    late = state.late
+    if late is not None and _is_former(late[3], heard):
+        late = None
+    return state._replace(heard=heard, late=late)
+
+
+def _is_former(term: int, heard: int) -> bool:
+    """Whether an order of that term is refused by who has seen the other."""
+    if not heard:
+        return False
+    one, other = (Term(number=each, holder="one") for each in (term, heard))
+    return one.is_before(other)
+
+
+#: What the agent is told for each action that ends a tree, or takes its capture back.
+_ORDERS = {
+    ActionKind.KILL: "kill",
+    ActionKind.GIVE_UP: "kill",
+    ActionKind.RELEASE: "release",
+    ActionKind.THAW: "thaw",
+    ActionKind.CANCEL: "thaw",
+}
+
+
+def _held_up(state: State, action: Action) -> Iterator[Step]:
+    """The order for that action has no answer, and comes later, or never."""
+    what = _ORDERS.get(action.kind)
+    if what is None or action.tree is None:
+        return
+    inc = int(action.tree.incarnation)
+    ending = state.ending | {inc} if what == "kill" else state.ending
+    yield (
+        f"FAULT: the order to {what} {inc} is late",
+        state._replace(
+            faults=state.faults - 1,
+            late=(what, inc, state.row.checkpoint, state.term),
+            ending=ending,
+        ),
+    )
 
 
 def _act(state: State, action: Action) -> State | None:
@@ -227,7 +347,9 @@ def _act(state: State, action: Action) -> State | None:
             return _thaw(state, inc)
         case ActionKind.THAW:
             after = _thaw(state, inc)
-            return _thawed(after) if row.phase is Phase.RELEASING else after
+            tree = after.tree(inc)
+            done = tree is None or tree.state is not TreeState.CAPTURED
+            return _thawed(after) if done and row.phase is Phase.RELEASING else after
         case ActionKind.STOP_AT_HUB:
             row = row._replace(stop_asked=True)
             return state._replace(hub=HubState.STOPPING, row=row)
@@ -272,12 +394,23 @@ def _taken_note(
             return state.to(
                 SessionEvent.FOUND_CAPTURED,
                 inc=saved.inc,
+                session=saved.account,
                 checkpoint=saved.id,
                 attempt=0,
                 **_noted(state.row, saved),
             )
         case ActionKind.FOUND_SAVED | ActionKind.SET_ASIDE:
-            return _found_saved(state)
+            return _found_saved(state, action.saved)
+        case ActionKind.BRING_BACK if saved:
+            return state.to(
+                SessionEvent.BROUGHT_BACK,
+                inc=saved.inc,
+                session=saved.account,
+                checkpoint=saved.id,
+                attempt=0,
+                dismissed=state.row.checkpoint or state.row.dismissed,
+                word=True,
+            )
     return None
 
 
@@ -315,7 +448,7 @@ def _noted(row: Row, *saved: Saved) -> dict[str, Any]:
     """What the journal knows once it has taken these into account."""
     stamps = [(row.term, row.number), *((one.term, one.id) for one in saved)]
     term, number = max(stamps)
-    known = row.known.union(one.id for one in saved)
+    known = row.known.union(saved)
     return {"known": known, "term": term, "number": number}
 
 
@@ -324,6 +457,8 @@ def _thaw(state: State, inc: int) -> State:
     tree = state.tree(inc)
     if tree is None or tree.state not in {TreeState.CAPTURING, TreeState.CAPTURED}:
         return state
+    if tree.state is TreeState.CAPTURED and not state.mounted:
+        return state  # its checkpoint could not be dropped
     return state.but(tree.going_on()).deleted(tree.saving)
 
 
@@ -336,30 +471,40 @@ def _thawed(state: State) -> State:
 def _adopted(state: State, inc: int) -> State:
     tree = state.tree(inc)
     origin = tree.origin if tree is not None else 0
-    noted = origin == state.row.checkpoint or origin not in state.row.known
-    return state.to(
+    known = {one.id for one in state.row.known}
+    noted = origin == state.row.checkpoint or origin not in known
+    return state._replace(ending=state.ending - {inc}).to(
         SessionEvent.FOUND_RUNNING,
         inc=inc,
+        session=tree.account if tree is not None else 1,
         checkpoint=origin if noted else 0,
         attempt=0,
         placed=False,
     )
 
 
-def _found_saved(state: State) -> State:
+def _found_saved(state: State, wanted: CheckpointInfo | None = None) -> State:
     """The newest checkpoint that the journal missed is the session."""
-    noted = _noted(state.row, *state.store)
-    observed = _observed(state)
-    newest = None if observed.whole() else lineage.missed(_row(state.row), observed)
+    living = _observed(state).saved or ()
+    store = [one for one in state.store if str(one.id) in {each.id for each in living}]
+    noted = _noted(state.row, *store)
+    observed, row = _observed(state), _row(state.row)
+    hubs = wanted.id if wanted else str(state.hub_saved or "")
+    newest = None if observed.whole() else lineage.missed(row, observed, hubs)
     if newest is None:
         return state._replace(row=state.row._replace(**noted))
+    infos = [each.info for each in _kept(state.row) if each.info]
+    sure = lineage.agrees(hubs, newest, [*infos, *(observed.saved or ())])
     return state.to(
         SessionEvent.FOUND_SAVED,
         inc=int(newest.incarnation),
+        session=int(newest.account),
         checkpoint=int(newest.id),
         attempt=0,
         wanted=False,
         placed=False,
+        dismissed=state.row.checkpoint or state.row.dismissed,
+        doubt="" if sure else Reason.SAVED_FOUND.value,
         **noted,
     )
 
@@ -371,10 +516,18 @@ def deliver(state: State, order: tuple[str, int, int, int]) -> State:
     """An order reaches the agent, if that is there; it may refuse."""
     what, inc, checkpoint, term = order
     tree = state.tree(inc)
-    if not state.agent or tree is None:
+    if not state.answers or tree is None or _is_former(term, state.heard):
         return state
-    if what == "restore":
-        return _restore(state, inc, checkpoint)
+    state = state._replace(heard=max(state.heard, term))
+    match what:
+        case "restore":
+            return _restore(state, inc, checkpoint)
+        case "kill":
+            return state.without(inc, "law 9: a late order ends the newest state")
+        case "release":
+            return _release(state, inc, checkpoint)
+        case "thaw":
+            return _thaw(state, inc)
     if not tree.runs or tree.saving == checkpoint:
         return state
     return state.but(
@@ -391,7 +544,7 @@ def _restore(state: State, inc: int, checkpoint: int) -> State:
         one.origin == checkpoint and one.state is not TreeState.HOLDING
         for one in state.trees
     )
-    if there is None or leased:
+    if there is None or leased or not state.mounted:
         return state.but(tree._replace(failed=True, origin=checkpoint))
     return state.but(
         tree._replace(state=TreeState.RESTORING, origin=checkpoint, value=there.value)
@@ -403,7 +556,8 @@ def _release(state: State, inc: int, checkpoint: int) -> State:
     tree = state.tree(inc)
     if tree is None or tree.state is not TreeState.CAPTURED:
         return state
-    if state.saved(checkpoint) is None or tree.saving != checkpoint:
+    missing = not state.mounted or state.saved(checkpoint) is None
+    if missing or tree.saving != checkpoint:
         return state
     return state.without(inc, "law 1: released, and what it held is not saved")
 
@@ -413,17 +567,27 @@ def agent(state: State) -> Iterator[Step]:
     if not state.agent:
         yield "the agent starts", _recovered(state)._replace(agent=True)
         return
+    if state.silent:
+        yield "its node answers again", state._replace(silent=False)
+    if not state.mounted:
+        yield "the store is there again", state._replace(mounted=True)
     for tree in state.trees:
-        if tree.state is TreeState.CAPTURING and tree.stuck:
-            yield f"{tree.inc} would not come back", state.but(tree.going_on())
+        if tree.state is TreeState.CAPTURING and (tree.stuck or not state.mounted):
+            why = "would not come back" if tree.stuck else "cannot be saved now"
+            yield f"{tree.inc} {why}", state.but(tree.going_on())
         elif tree.state is TreeState.CAPTURING:
-            made = Saved(tree.saving, tree.inc, tree.term, tree.origin, tree.value)
+            made = Saved(
+                tree.saving, tree.inc, tree.term, tree.origin, tree.value, tree.account
+            )
             after = state.but(tree._replace(state=TreeState.CAPTURED))
             yield (
                 f"{tree.inc} is saved as {made.id}",
                 after._replace(store=(*state.store, made)),
             )
-        elif tree.state is TreeState.RESTORING:
+        elif tree.state is TreeState.RESTORING and state.saved(tree.origin) is None:
+            undone = tree._replace(state=TreeState.HOLDING, failed=True)
+            yield f"{tree.inc} finds no {tree.origin}", state.but(undone)
+        elif tree.state is TreeState.RESTORING and state.mounted:
             yield (
                 f"{tree.inc} is back from {tree.origin}",
                 state.but(tree._replace(state=TreeState.RUNNING)),
@@ -459,14 +623,14 @@ def hub(
         patient: whether it waits no longer.
     """
     mine = state.tree(state.hub_inc)
-    if state.hub is HubState.STOPPING and state.service and state.agent:
+    if state.hub is HubState.STOPPING and state.service and state.answers:
         after = _stop_plan(state, decide)
         if after is not None:
             yield "the Hub stops the server", after
     elif state.hub is HubState.UNSETTLED:
         if mine is None or mine.state is TreeState.HOLDING:
             after = state._replace(hub=HubState.STOPPED)
-            if mine is None and state.service and state.agent:
+            if mine is None and state.service and state.answers:
                 after = _stop_plan(state, decide) or after
             yield "the Hub finds no server", after
         elif mine.runs:
@@ -480,7 +644,7 @@ def hub(
 def _gives_up(state: State, mine: Tree) -> Iterator[Step]:
     """A Hub that gets no answer stops the server, which nobody has asked for."""
     stopped = state._replace(hub=HubState.STOPPED)
-    if state.row.inc == mine.inc and state.row.phase in SAVED and state.agent:
+    if state.row.inc == mine.inc and state.row.phase in SAVED and state.answers:
         stopped = _release(stopped, mine.inc, state.row.checkpoint)
     yield "the Hub gives its check up", stopped
 
@@ -489,15 +653,18 @@ def _spawn(state: State, mine: Tree | None) -> Iterator[Step]:
     row = state.row
     resuming = row.phase is Phase.RESUMING and row.inc == state.hub_inc
     if mine is None and resuming:
-        new = Tree(state.hub_inc, TreeState.HOLDING)
+        new = Tree(state.hub_inc, TreeState.HOLDING, account=state.owner)
         yield "a place is made", state._replace(trees=(*state.trees, new))
     elif mine is None:
         yield "the start has failed", state._replace(hub=HubState.STOPPED)
     elif mine.runs and (state.joined or row.inc == mine.inc):
+        if mine.account != state.owner:
+            raise Broken("accounts: another's session runs for it")
         if mine.value < state.truth:
             raise Broken("law 9: an older state is shown as the session")
         if state.joined or row.phase not in SAVED:
-            yield "the server answers", state._replace(hub=HubState.RUNNING)
+            up = state._replace(hub=HubState.RUNNING, hub_saved=0)
+            yield "the server answers", up
     elif resuming and not row.placed:
         yield "the place is reported", state._replace(row=row._replace(placed=True))
 
@@ -524,23 +691,26 @@ def _stop_plan(state: State, decide: Decide) -> State | None:
             return _thaw(state, mine.inc) if called_off else None
         if row.phase in LIVE and row.stop_asked and not frozen:
             return _insist(state)
-    asked = Asked(Want.STOP, str(state.hub_inc), listed=True)
-    action, state = _asked(state, asked, decide)
+    asked = _question(state, Want.STOP, state.hub_inc)
+    action, state, _ = _asked(state, asked, decide)
     done = state._replace(hub=HubState.STOPPED, insisted=False)
     mine = state.tree(state.hub_inc)
     match action.kind:
         case ActionKind.KEEP | ActionKind.REFUSE:
             return done  # its programs are kept
         case ActionKind.SAVED if mine is not None:
+            done = done._replace(hub_saved=state.row.checkpoint)
             after = _release(done, mine.inc, state.row.checkpoint)
             return after if after.tree(mine.inc) is None else None
         case ActionKind.SAVED:
-            return done
+            return done._replace(hub_saved=state.row.checkpoint)
         case ActionKind.END:
             after = done.without(
                 state.hub_inc, "law 1: stopped, and what it held is not saved"
             )
-            if after.trees or any(one.value >= state.truth for one in after.store):
+            left = [one.value for one in after.store if one.account == state.owner]
+            trees = [one for one in after.trees if one.account == state.owner]
+            if trees or any(value >= state.truth for value in left):
                 raise Broken("law 4: the Hub forgets what may come back")
             ours = state.row.inc == state.hub_inc and state.row.phase in LIVE
             return after.to(SessionEvent.STOPPED, checkpoint=0) if ours else after
@@ -558,17 +728,86 @@ def _insist(state: State) -> State | None:
     return state._replace(hub=HubState.STOPPED, insisted=False)
 
 
-def _asked(state: State, asked: Asked, decide: Decide) -> tuple[Action, State]:
+def _question(state: State, want: Want, inc: int) -> Asked:
+    """What the Hub's spawner asks, and what it remembers."""
+    return Asked(
+        want,
+        str(inc),
+        checkpoint=str(state.hub_saved or ""),
+        former=f"s{state.owner}" if state.hub_inc else "",
+        remembered=bool(state.hub_inc),
+        listed=state.listed,
+        kept=_kept(state.row),
+    )
+
+
+def _asked(
+    state: State, asked: Asked, decide: Decide
+) -> tuple[Action, State, Observed]:
     """The product's answer to a question, after all that it has done before it."""
+    state = _heard(state)
     while True:
-        seen = _observed(state._replace(hub=HubState.SPAWNING))
-        action = decide(_row(state.row), seen, 0.0, SETTINGS, asked)
+        action, seen = _answer(state, asked, decide)
         if action.kind in {*ANSWERS, ActionKind.UNANSWERED, ActionKind.WAIT}:
-            return action, state
+            return action, state, seen
         after = _act(state, action)
         if after is None or after == state:
+            if not state.mounted or not state.answers:
+                return Action(ActionKind.UNANSWERED), state, seen
             raise Broken(f"asked for a {asked.want}, it {action.kind} without end")
         state = after
+
+
+def _answer(state: State, asked: Asked, decide: Decide) -> tuple[Action, Observed]:
+    """What the product says, asking one part after the other, as it does itself."""
+    if state.answers and state.mounted:
+        seen = _observed(state)._replace(hub=HubState.SPAWNING)
+        asked = asked._replace(kept=_kept(state.row))
+        return decide(_row(state.row), seen, 0.0, SETTINGS, asked), seen
+    parts = _Parts(state, decide)
+    coroutine = parts._ask(_row(state.row), asked)
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        answer, _ = ended.value
+        return answer.action, answer.observed
+    raise AssertionError
+
+
+class _Parts(Questions):
+    """The product's questions to parts some of which are silent."""
+
+    def __init__(self, state: State, decide: Decide) -> None:
+        self._state = state
+        self._decide = decide
+        self._sessions: Any = self
+
+    async def _trees(self, key: SessionKey, observed: Observed) -> Observed:
+        del key
+        trees = _observed(self._state).trees
+        if trees is None:
+            node = NODE in self._state.kinds
+            raise Unreachable(Reason.NODE_SILENT if node else Reason.AGENT_UNREACHABLE)
+        return observed._replace(trees=trees)
+
+    async def _saved(self, key: SessionKey, observed: Observed) -> Observed:
+        del key
+        saved = _observed(self._state).saved
+        if saved is None:
+            raise StoreError(Reason.STORE_ABSENT)
+        return observed._replace(saved=saved)
+
+    def living(self, key: SessionKey, observed: Observed) -> Observed:
+        """Nothing of it is to be deleted."""
+        del key
+        return observed
+
+    def _settled(self, row: SessionRow, observed: Observed, asked: Asked) -> Any:
+        asked = asked._replace(kept=_kept(self._state.row))
+        known = frozenset(each.id for each in asked.kept)
+        observed = observed._replace(hub=HubState.SPAWNING, known=known)
+        action = self._decide(row, observed, 0.0, SETTINGS, asked)
+        return Answer(action, row, observed, asked)
 
 
 # --- a person, and faults -------------------------------------------------------------
@@ -596,31 +835,144 @@ def person(state: State, decide: Decide = settle) -> Iterator[Step]:
     if row.phase is Phase.NAPPING and state.service and row.order != "wake":
         yield "a wake is ordered", state._replace(row=row._replace(order="wake"))
     if state.hub is HubState.STOPPED and state.visits:
-        opened = _start_plan(state._replace(visits=state.visits - 1), decide)
+        less = state._replace(visits=state.visits - 1)
+        opened = _start_plan(less, decide)
         if opened is not None:
             yield "somebody opens the page", opened
+        if ORDERS in state.kinds and state.faults and state.late is None:
+            yield from _start_held_up(state._replace(visits=state.visits - 1), decide)
+    yield from _of_names(state)
+    if state.hub is HubState.STOPPED and row.doubt and not row.word:
+        said = _start_plan(state._replace(row=row._replace(word=True)), decide)
+        if said is not None:
+            yield "its user says that it is to come back", said
+
+
+def _of_names(state: State) -> Iterator[Step]:
+    """The Hub's administrator deletes users, or gives them other names."""
+    if state.hub is not HubState.STOPPED:
+        return
+    if state.kinds & {ACCOUNTS, DELETED} and state.owner == 1:
+        new = state._replace(owner=2, truth=-1, hub_inc=0, hub_saved=0)
+        if state.backup is not None:  # of that Hub, there is a copy without the first
+            new = new._replace(backup=(state.backup[0], HubState.STOPPED, 0, 0))
+        if ACCOUNTS in state.kinds:
+            former = new._replace(former=state.truth)
+            yield "another user has the name", former
+        elif state.service:
+            yield "the user is deleted, and another one made", accounts.ordered(new)
+    there = bool(state.trees or state.store)
+    asked = there and state.service and state.answers and state.mounted
+    if RENAMED in state.kinds and asked and not accounts.told_of_another_name(state):
+        raise Broken("names: started cold under the new one, in silence")
+
+
+def _start_held_up(state: State, decide: Decide) -> Iterator[Step]:
+    """What must be ordered before there is an answer has none itself: it is refused."""
+    if state.service and state.answers:
+        state = _heard(state)
+        asked = _question(state, Want.START, state.next)
+        action, _ = _answer(state, asked, decide)
+        yield from _held_up(state, action)
+
+
+#: Answers to a start by which its user knows that the newest state is not there.
+_TOLD = {
+    reason.value
+    for reason in (Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.CHECKPOINT_MISSING)
+}
 
 
 def _start_plan(state: State, decide: Decide) -> State | None:
     """The Hub asks how to start; None: refused for now."""
-    if not (state.service and state.agent):
+    silent = not state.answers and not state.kinds & {NODE, ALONE}
+    if not state.service or silent:
         return None
-    asked = Asked(Want.START, str(state.next), remembered=True, listed=True)
-    action, state = _asked(state, asked, decide)
+    if state.kinds & {ACCOUNTS, DELETED}:
+        state, may = accounts.check(accounts.spared(state))
+        if not may:
+            return state
+    while True:
+        asked = _question(state, Want.START, state.next)
+        action, state, seen = _asked(state, asked, decide)
+        row = state.row
+        missing = state.mounted and not state.saved(row.checkpoint)
+        if action.kind is ActionKind.RETURN and missing:
+            kept = _kept(row)
+            action = instead(_row(row), seen, asked._replace(kept=kept))
+        if action.kind is ActionKind.MISSING:
+            failure = Reason.CHECKPOINT_MISSING.value
+            state = state.to(
+                SessionEvent.FOUND_SAVED, checkpoint=state.hub_saved, doubt=failure
+            )
+        elif action.kind is ActionKind.BRING_BACK:
+            state = _act(state, action) or state
+        elif state.kinds & {ACCOUNTS, DELETED}:
+            return _for_its_owner(state, action)
+        else:
+            return _planned(state, action)
+
+
+def _for_its_owner(state: State, action: Action) -> State | None:
+    """The same, where it may be another account's: more may have been found."""
+    state, may = accounts.check(state)
+    if not may or (
+        action.kind is ActionKind.JOIN
+        and action.tree is not None
+        and not accounts.joins(state, action.tree)
+    ):
+        return state
+    anothers = state.saved(state.row.checkpoint)
+    returns = action.kind is ActionKind.RETURN and anothers is not None
+    if returns and anothers and anothers.account != state.owner:
+        raise Broken("accounts: another's session comes back to it")
+    starts = {ActionKind.COLD, ActionKind.JOIN, ActionKind.RETURN}
+    if action.kind in starts:
+        state = accounts.noted(state)
+    if action.kind is not ActionKind.COLD or state.truth >= 0:
+        return _planned(state, action)
+    fresh = Tree(state.next, TreeState.RUNNING, account=state.owner)
+    started = state._replace(trees=(*state.trees, fresh), truth=0)
+    started = started.to(
+        SessionEvent.STARTED, inc=state.next, session=state.owner, checkpoint=0
+    )
+    return started._replace(
+        row=started.row._replace(account=state.owner),
+        hub=HubState.RUNNING,
+        hub_inc=state.next,
+        next=state.next + 1,
+    )
+
+
+def _planned(state: State, action: Action) -> State | None:
     row = state.row
     match action.kind:
         case ActionKind.COLD:
             raise Broken("law 4: started cold, though its state was never given up")
+        case ActionKind.UNANSWERED:
+            return None
+        case ActionKind.ASK if action.failure is not None:
+            told = action.failure.code in _TOLD
+            asks = row._replace(doubt=action.failure.code, word=False)
+            return state._replace(row=asks, gone=state.gone and not told)
         case ActionKind.JOIN if action.tree is not None:
             inc = int(action.tree.incarnation)
+            if inc in state.ending:
+                # Its end was ordered; that is done first, and asked for again.
+                return state.without(inc, "law 9: ended when somebody comes")
             same = row.phase in {*LIVE, Phase.RESUMING} and inc == row.inc
             after = state if same else _adopted(state, inc)
-            return after._replace(hub=HubState.SPAWNING, hub_inc=inc, joined=True)
-        case ActionKind.RETURN if state.saved(row.checkpoint) is not None:
+            return after._replace(
+                hub=HubState.SPAWNING, hub_inc=inc, hub_saved=0, joined=True
+            )
+        case ActionKind.RETURN if state.mounted:
+            if state.gone:
+                raise Broken("law 9: an older state comes back, and nobody was told")
             started = state.to(SessionEvent.RESTORE, inc=state.next, placed=False)
             return started._replace(
                 hub=HubState.SPAWNING,
                 hub_inc=state.next,
+                hub_saved=row.checkpoint,
                 joined=False,
                 next=state.next + 1,
             )
@@ -633,7 +985,7 @@ def faults(state: State) -> Iterator[Step]:
         return
     less = state._replace(faults=state.faults - 1)
     if state.service:
-        yield "FAULT: the service is killed", less._replace(service=False)
+        yield "FAULT: the service is killed", _anew(less)._replace(service=False)
     if state.agent:
         yield "FAULT: the agent is killed", less._replace(agent=False)
     yield "FAULT: the Hub is killed", less._replace(hub=_restarted(state.hub))
@@ -641,13 +993,14 @@ def faults(state: State) -> Iterator[Step]:
         yield "FAULT: a nap fails", less._replace(row=state.row._replace(order=""))
     lost = Row(Phase.STOPPED)
     if state.row != lost:
-        gone = less._replace(row=lost, term=state.term + 1)
+        gone = _anew(less)._replace(row=lost, term=state.term + 1)
         yield "FAULT: the journal is lost", gone
     if state.backup is None:
-        copies = (state.row, state.hub, state.hub_inc)
+        copies = (state.row, state.hub, state.hub_inc, state.hub_saved)
         yield "the databases are copied", state._replace(backup=copies)
     else:
         yield from _put_back(state, less, *state.backup)
+    yield from _of_kinds(state, less)
     for tree in state.trees:
         if tree.state is TreeState.CAPTURING:
             yield "FAULT: a capture fails", less.but(tree.going_on())
@@ -660,16 +1013,69 @@ def faults(state: State) -> Iterator[Step]:
             yield "FAULT: a restore fails", less.but(undone)
 
 
+def _anew(state: State) -> State:
+    """What only the program knew is forgotten."""
+    silent = state.kinds & {AWAY, NODE, ALONE}  # else its first look comes first
+    return state._replace(ending=frozenset(), listed=not silent)
+
+
+def _of_kinds(state: State, less: State) -> Iterator[Step]:
+    """The faults of further kinds, where they are allowed."""
+    if AWAY in state.kinds and state.mounted:
+        yield "FAULT: the store is away", less._replace(mounted=False)
+    if STORE in state.kinds:
+        if state.copy is None:
+            yield "the store is copied", state._replace(copy=state.store)
+        elif state.copy != state.store:
+            yield "FAULT: the store is put back", _store_put_back(less, state.copy)
+    if NODE in state.kinds and not state.silent:
+        yield "FAULT: its node is silent", less._replace(silent=True)
+    if RECORDS in state.kinds and state.agent:
+        yield "FAULT: the agent's folder is lost", _without_records(less)
+
+
+def _store_put_back(state: State, store: tuple[Saved, ...]) -> State:
+    """The newest state is then what is left; the person must be told of what is not."""
+    state = state._replace(store=store)
+    empty = {TreeState.HOLDING, TreeState.RESTORING}
+    trees = [tree for tree in state.trees if tree.state not in empty]
+    values = [one.value for one in store] + [tree.value for tree in trees]
+    left = max(values, default=-1)
+    if left >= state.truth:
+        return state
+    return state._replace(truth=left, gone=True)
+
+
+def _without_records(state: State) -> State:
+    """What the processes tell is left, and what the store knows of what is frozen."""
+    trees = []
+    for tree in state.trees:
+        bare = tree._replace(origin=0, failed=False)
+        if tree.state is TreeState.RESTORING:
+            bare = bare._replace(state=TreeState.HOLDING, saving=0)
+        elif tree.state in {TreeState.CAPTURING, TreeState.CAPTURED}:
+            own = [one for one in state.store if one.inc == tree.inc]
+            last = max(own, key=lambda one: (one.term, one.id), default=None)
+            if last is None:
+                bare = bare._replace(saving=0).going_on()
+            else:
+                bare = bare._replace(state=TreeState.CAPTURED, saving=last.id)
+        else:
+            bare = bare._replace(saving=0)
+        trees.append(bare)
+    return state._replace(trees=tuple(trees), agent=False, heard=0)
+
+
 def _put_back(
-    state: State, less: State, row: Row, hub: HubState, inc: int
+    state: State, less: State, row: Row, hub: HubState, inc: int, saved: int
 ) -> Iterator[Step]:
     """The journal, the Hub's database, or both, as they were when they were copied."""
-    journal = less._replace(row=row, term=state.term + 1)
+    journal = _anew(less)._replace(row=row, term=state.term + 1)
     if row != state.row:
         yield "FAULT: the journal is put back", journal
-    if (hub, inc) != (state.hub, state.hub_inc):
+    if (hub, inc, saved) != (state.hub, state.hub_inc, state.hub_saved):
         for how, after in (("Hub's database is", less), ("databases are", journal)):
-            hubs = after._replace(hub=_restarted(hub), hub_inc=inc)
+            hubs = after._replace(hub=_restarted(hub), hub_inc=inc, hub_saved=saved)
             yield f"FAULT: the {how} put back", hubs
 
 
@@ -682,17 +1088,30 @@ def _restarted(hub: HubState) -> HubState:
 # --- as the product sees it -----------------------------------------------------------
 
 
+@cache
 def _row(row: Row) -> SessionRow:
+    failure = Failure(code=row.doubt, message="") if row.doubt else None
     return SessionRow(
         key=KEY,
         phase=row.phase,
+        since=float(row != Row(Phase.STOPPED)),
+        session=f"s{row.session}" if row.inc else "",
+        account=_account(row.account),
+        claimed=row.claimed,
         incarnation=str(row.inc),
         term=row.term,
         generation=_generation(row.term, row.number),
         checkpoint=str(row.checkpoint or ""),
         attempt=str(row.attempt or ""),
         placed=row.placed,
+        failure=failure,
+        dismissed=str(row.dismissed or ""),
+        intent=Intent.RESUME if row.word else Intent.NONE,
     )
+
+
+def _account(number: int) -> str:
+    return {0: "", -1: "*"}.get(number, str(number))
 
 
 def _generation(term: int, number: int) -> int:
@@ -700,27 +1119,71 @@ def _generation(term: int, number: int) -> int:
     return number - 1000 * term
 
 
-def _observed(state: State) -> Observed:
-    saved = tuple(
-        CheckpointInfo(
-            id=str(one.id),
-            key=KEY,
-            incarnation=str(one.inc),
-            term=one.term,
-            generation=_generation(one.term, one.id),
-            created=0.0,
-            logical_bytes=0,
-            stored_bytes=0,
-            parent=str(one.parent or ""),
-        )
-        for one in sorted(state.store, key=lambda one: (one.term, one.id))
+@cache
+def _info(one: Saved) -> CheckpointInfo:
+    return CheckpointInfo(
+        id=str(one.id),
+        key=KEY,
+        session=f"s{one.account}",
+        account=str(one.account),
+        incarnation=str(one.inc),
+        term=one.term,
+        generation=_generation(one.term, one.id),
+        created=0.0,
+        logical_bytes=0,
+        stored_bytes=0,
+        parent=str(one.parent or ""),
     )
-    known = frozenset(map(str, state.row.known))
-    if not state.agent:
-        return Observed(None, None, state.hub, known)
-    return Observed(tuple(map(_seen, state.trees)), saved, state.hub, known)
 
 
+@cache
+def _kept(row: Row) -> tuple[CheckpointRow, ...]:
+    """What the journal has of its checkpoints; that of its session, and others."""
+    before = {one.parent for one in row.known}
+    rows = []
+    for one in sorted(row.known):
+        info = _info(one)
+        keeping = Keeping.SUPERSEDED if one.id in before else Keeping.ASIDE
+        if one.id == row.checkpoint:
+            keeping = Keeping.CURRENT if row.phase in SAVED else Keeping.SUPERSEDED
+        if one.id in row.hidden:
+            keeping = Keeping.FORMER
+        if one.id in row.doomed:
+            keeping = Keeping.TO_DELETE
+        rows.append(
+            CheckpointRow(
+                id=info.id,
+                key=KEY,
+                generation=info.generation,
+                keeping=keeping,
+                info=info,
+            )
+        )
+    return tuple(rows)
+
+
+def _saved_of(state: State) -> tuple[Saved, ...] | None:
+    """The list of the store; any agent can give it."""
+    there = state.answers or NODE in state.kinds
+    return state.store if there and state.mounted else None
+
+
+def _observed(state: State) -> Observed:
+    known = frozenset(str(one.id) for one in state.row.known)
+    store = _saved_of(state)
+    trees = tuple(map(_seen, state.trees)) if state.answers else None
+    if NODE in state.kinds and not state.trees:
+        trees = ()  # that nothing of it is on that node, the cluster knows
+    seen = Observed(trees, None if store is None else _list(store), state.hub, known)
+    return accounts.living(state, seen)
+
+
+@cache
+def _list(store: tuple[Saved, ...]) -> tuple[CheckpointInfo, ...]:
+    return tuple(map(_info, sorted(store, key=lambda one: (one.term, one.id))))
+
+
+@cache
 def _seen(tree: Tree) -> AgentTree:
     busy = tree.state in {TreeState.CAPTURING, TreeState.CAPTURED}
     failure = None
@@ -729,9 +1192,12 @@ def _seen(tree: Tree) -> AgentTree:
     return AgentTree(
         incarnation=str(tree.inc),
         key=KEY,
+        session=f"s{tree.account}",
+        account=str(tree.account),
         state=tree.state,
         init_pid=1,
         checkpoint=str((tree.saving if busy else tree.origin) or ""),
+        origin=str(tree.origin or ""),
         failure=failure,
     )
 
@@ -745,10 +1211,13 @@ def start(
     naps: int = 0,
     changes: int = 0,
     stuck: bool = False,
+    kinds: Iterable[str] = (),
 ) -> State:
     """A session that runs, and what may still happen to it."""
+    kinds = frozenset(kinds)
+    account = int(bool(kinds & {ACCOUNTS, DELETED, RENAMED}))
     return State(
-        Row(Phase.RUNNING, inc=1),
+        Row(Phase.RUNNING, inc=1, account=account),
         (Tree(1, TreeState.RUNNING, stuck=stuck),),
         changes=changes,
         faults=faults,
@@ -756,4 +1225,8 @@ def start(
         visits=visits,
         works=works,
         naps=naps,
+        kinds=kinds,
     )
+
+
+from simulation.model import accounts  # noqa: E402 - it is about this module's states

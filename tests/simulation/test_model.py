@@ -5,12 +5,28 @@ from __future__ import annotations
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
+from jupyterhub_gpu_reclaim.common.term import Term
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import WAIT, Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import TABLE, SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.sessions import owners
+from simulation.model.__main__ import main
 from simulation.model.explorer import explore
 from simulation.model.paper import PAPER, is_step
-from simulation.model.session import Broken, start
+from simulation.model.session import (
+    ACCOUNTS,
+    ALONE,
+    AWAY,
+    DELETED,
+    NODE,
+    ORDERS,
+    RECORDS,
+    RENAMED,
+    STORE,
+    Broken,
+    start,
+)
 
 #: Steps of the paper that the model does not take: nobody is warned in it, nothing is
 #: started cold, and no other state is chosen.
@@ -42,7 +58,7 @@ def test_no_order_of_two_faults_breaks_a_law_or_keeps_a_session_from_rest():
 
 
 def test_no_order_of_two_faults_and_a_nap_breaks_a_law_or_lets_it_nap_on():
-    found = explore(start(faults=2, naps=1))
+    found = explore(start(faults=2, suspends=1, naps=1))
     assert found.states > 10_000
     taken = {(one, other) for one, other in found.moves if one is not other}
     assert all(is_step(*move) or in_two(*move) for move in taken)
@@ -122,6 +138,83 @@ def test_is_step_knows_which_phases_follow_each_other():
     assert not is_step(Phase.RUNNING, Phase.RELEASING, SessionEvent.COMMITTED)
     assert not is_step(Phase.RELEASING, Phase.RESUMING)
     assert not is_step(Phase.STOPPED, Phase.SUSPENDING)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounds"),
+    [
+        (ORDERS, {"faults": 2, "suspends": 1, "visits": 3}),
+        (NODE, {"faults": 2, "suspends": 1}),
+        (ALONE, {"faults": 2, "suspends": 1}),
+        (RECORDS, {"faults": 2, "suspends": 1}),
+        (AWAY, {"faults": 2, "suspends": 1}),
+        (STORE, {"faults": 1}),
+        (RENAMED, {"faults": 1}),
+    ],
+)
+def test_no_fault_of_a_further_kind_breaks_a_law(kind, bounds):
+    found = explore(start(kinds=[kind], **bounds))
+    print(kind, found.states, "states")
+    assert found.states > 10_000
+
+
+@pytest.mark.parametrize("kind", [ACCOUNTS, DELETED])
+def test_another_account_of_that_name_gets_nothing_and_deletes_nothing(kind):
+    found = explore(start(faults=0, suspends=3, visits=3, works=2, kinds=[kind]))
+    print(kind, found.states, "states")
+    assert found.states > 300
+
+
+@pytest.mark.xfail(raises=Broken, strict=True, reason="found, and not mended yet")
+@pytest.mark.parametrize(
+    ("kind", "faults"),
+    [(ACCOUNTS, 1), (DELETED, 1), (STORE, 2), (ALONE, 2)],
+)
+def test_what_is_open(kind, faults):
+    explore(start(faults=faults, kinds=[kind]))
+
+
+def lets_anybody_in(sessions, placement, settings):
+    """As if a name were enough."""
+
+
+def test_name_that_is_taken_for_an_account_is_found(monkeypatch):
+    monkeypatch.setattr(owners, "check", lets_anybody_in)
+    with pytest.raises(Broken, match="accounts: another's session"):
+        explore(start(faults=0, kinds=[ACCOUNTS]))
+
+
+def test_order_to_delete_that_spares_nobody_is_found(monkeypatch):
+    monkeypatch.setattr(Deletions, "_new", lambda self, order: frozenset())
+    with pytest.raises(Broken):
+        explore(start(faults=0, kinds=[DELETED]))
+
+
+def test_command_explores_with_other_bounds(capsys):
+    bounds = ["--faults", "0", "--suspends", "1", "--kinds", RENAMED, ORDERS]
+    assert main(bounds) == 0
+    assert "states" in capsys.readouterr().out
+    assert main(["--faults", "1", "--kinds", ACCOUNTS]) == 1
+
+
+def takes_silence_for_emptiness(row, observed, now, settings, asked=None):
+    """As if a store that is away had said that nothing is in it."""
+    if observed.saved is None and observed.trees is not None:
+        observed = observed._replace(saved=())
+    return settle(row, observed, now, settings, asked)
+
+
+def test_store_that_is_away_and_taken_for_empty_is_found():
+    with pytest.raises(Broken) as broken:
+        explore(start(faults=2, suspends=1, kinds=[AWAY]), takes_silence_for_emptiness)
+    assert "FAULT: the store is away" in str(broken.value)
+
+
+def test_late_order_that_is_obeyed_for_a_former_service_is_found(monkeypatch):
+    monkeypatch.setattr(Term, "is_before", lambda self, other: False)
+    with pytest.raises(Broken) as broken:
+        explore(start(faults=2, suspends=1, visits=3, kinds=[ORDERS]))
+    assert "is late" in str(broken.value)
 
 
 @pytest.mark.parametrize("orders", [1, 2])

@@ -77,7 +77,7 @@ def missed(
     return newest(
         info
         for info in observed.unknown()
-        if info.id == pointer != row.checkpoint
+        if (info.id == pointer and (own is None or info.stamp > own.stamp))
         or (info.stamp > known and info.aside is None)
     )
 

@@ -14,7 +14,7 @@ any          something of it is left, not frozen    end it
              frozen, while anything is under way    keep it
              being captured                         refuse: in flight
              captured in what is current, or new    found captured (→ RELEASING)
-             captured, not committed                end it
+             captured, not committed                keep it
              captured in what was set aside         as if none was there
              its own newer checkpoint               found saved (→ SUSPENDED)
              another newer checkpoint               keep it: the reconciler asks
@@ -28,6 +28,7 @@ RESUMING     it has come back                       restored (→ RUNNING)
              otherwise                              it is saved
 RUNNING …,   being captured                         refuse: in flight
 STOPPED      captured in what is current, or new    found captured (→ RELEASING)
+             captured, not committed                keep it
              not gone, otherwise                    end it
              gone, another one is there             keep it: Hub and journal are older
              gone, saved and not known              found saved (→ SUSPENDED)
@@ -114,8 +115,8 @@ def _frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
     if observed.saved is None:
         return UNANSWERED
     saved = observed.checkpoint(tree.checkpoint)
-    if saved is None:
-        return Action(ActionKind.END, tree)
+    if saved is None:  # as in a store that was put back: it is all there is
+        return KEEP
     over = lineage.takes_over(row, observed, tree)
     return Action(ActionKind.FOUND_CAPTURED, tree, saved) if over else None
 
