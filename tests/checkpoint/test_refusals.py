@@ -43,7 +43,7 @@ def test_capture_that_was_called_off_by_its_store_may_be_tried_again(places, eng
     def sink(name):
         raise OSError(5, "no store")
 
-    with pytest.raises(RolledBack) as caught:
+    with pytest.raises(RolledBack, match="suspended: no store") as caught:
         engine.dump(world.place, sink)
     assert caught.value.retryable
 

@@ -276,9 +276,11 @@ class CaptureServer(StreamServer):
         pipe = receive_pipe(connection)
         try:
             sink = self._sinks(name)
-        except BaseException:
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            # Kept before CRIU can notice: what it then complains of is not the cause.
+            self.fail(error)
             os.close(pipe)
-            raise
+            return
         if name.startswith(PAGES) and isinstance(sink, PipeSink):
             self._spawn(pipe, name, lambda end: self._hand_over(end, name, sink))
         else:
@@ -347,7 +349,11 @@ class RestoreServer(StreamServer):
         self._source = source
 
     def _open(self, connection: socket.socket, name: str) -> None:
-        buffers = self._source(name)
+        try:
+            buffers = self._source(name)
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            self.fail(error)
+            return
         connection.sendall(reply(exists=buffers is not None))
         if buffers is not None:
             pipe = receive_pipe(connection)
