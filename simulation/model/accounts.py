@@ -41,8 +41,6 @@ class Desk:
         state: it is replaced with each change.
     """
 
-    seats_per_gpu = 1
-
     def __init__(self, state: State) -> None:
         self.state = state
         self.journal = self
@@ -114,16 +112,20 @@ class Desk:
         row = row._replace(known=known, doomed=row.doomed - {number})
         self.state = self.state._replace(row=row)
 
-    def forget(self, key: SessionKey, *written: Any) -> None:
-        """The row's end; without more, of what only the program knows of it."""
-        if not written:
-            return
+    def remove(
+        self,
+        key: SessionKey,
+        line: AuditRow,
+        checkpoints: Iterable[CheckpointRow] = (),
+        also: Iterable[Any] = (),
+    ) -> None:
+        """The row's end."""
         row = self.state.row
         bare = model.Row(
             Phase.STOPPED, known=row.known, hidden=row.hidden, doomed=row.doomed
         )
         self.state = self.state._replace(row=bare)
-        self.keep(written[1])
+        self.keep(checkpoints)
 
     def write(self, *statements: Any) -> None:
         """Orders stand in ``settled``; the rest is about nothing of the model."""

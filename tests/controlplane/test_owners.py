@@ -214,9 +214,9 @@ async def test_new_account_is_not_given_a_tree_that_still_stands_captured(world)
     await world.until(lambda: world.phase(controller) == "releasing")
     await _refused(controller, "i2", NEW)
     await controller.users.start_fresh(KEY, "ada")
-    await world.until(lambda: "i1" not in world.node.places)
     plan = await controller.plan_start(_placement("i3", NEW))
     assert plan.action == "cold"
+    assert "i1" not in world.node.places
     assert len(world.node.saved) == 1  # kept, for whom an administrator finds
 
 

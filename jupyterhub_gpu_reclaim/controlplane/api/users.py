@@ -358,13 +358,15 @@ class UserApi:
         Raises:
             NotFound: no such session.
             Refused: ``wrong_phase``: it is not suspended; ``not_adopted``: it runs, and
-                is a former account's.
+                is a former account's; ``operation_in_flight``: that one may run soon.
         """
         seconds = self._settings.set_aside
         row = self._known(key)
         if self._renames.dismiss(key, by):
             return self._sessions.view(key)
         if row.claimed:
+            if row.phase is Phase.RESUMING:
+                raise Refused(Reason.OPERATION_IN_FLIGHT, operation="resume")
             owners.spare(self._sessions, key)
             owners.hand_over(self._sessions, key, self._settings)
             self._queue.add(key)

@@ -31,14 +31,8 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
-from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
-from jupyterhub_gpu_reclaim.controlplane.sessions import (
-    keep_quota,
-    nap_memory,
-    owners,
-    reclaimed,
-)
+from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
@@ -155,52 +149,22 @@ class Deletions:
         ]
         return [*old, *audit_log.set_mark(_MARK + name, now)]
 
-    def order(
-        self,
-        key: SessionKey,
-        what: str = "forget",
-        message: str = _DELETED,
-        *,
-        account: str = "",
-        spared: Iterable[str] = (),
-    ) -> None:
+    def order(self, key: SessionKey) -> None:
         """Order that nothing of a session is left; idempotent.
 
         Checkpoints that are kept for a former account of that name keep their own time.
-
-        Args:
-            key: the session.
-            what: the audit's word for it.
-            message: what the audit says.
-            account: whose session; empty: not known.
-            spared: checkpoints that are not that session's; the journal may not yet
-                know them.
 
         Raises:
             StoreError: it could not be written; nothing is changed.
         """
         if key not in self.take_up():
-            self._order(
-                Deletion(user=key.user, server=key.server, account=account),
-                what,
-                message,
-                spared,
-            )
-        for checkpoint in spared:
-            self.spare(key, checkpoint)
+            self._order(Deletion(user=key.user, server=key.server))
 
-    def _order(
-        self,
-        deletion: Deletion,
-        what: str = "forget",
-        message: str = _DELETED,
-        spared: Iterable[str] = (),
-        also: Iterable[Any] = (),
-    ) -> None:
+    def _order(self, deletion: Deletion, also: Iterable[Any] = ()) -> None:
         sessions, key = self._sessions, deletion.key
-        row, now = sessions.row(key), sessions.clock.now()
-        order = self._new_order(deletion, row, frozenset(spared))
-        line = sessions.audit_line(key, SERVICE, what, message)
+        row = sessions.row(key)
+        order = self._new_order(deletion, row)
+        line = sessions.audit_line(key, SERVICE, "forget", _DELETED)
         to_delete = [
             each
             for r in self._rows(order)
@@ -208,29 +172,19 @@ class Deletions:
             for each in expiry.kept(sessions, r.id, Keeping.TO_DELETE, seconds=0)
         ]
         if order.concerns(owners.account_of(sessions, row)):
-            ended = [
-                *keep_quota.end(key, now),
-                *reclaimed.ended(row, now, sessions.seats_per_gpu),
-                *nap_memory.ended(key, now),
-            ]
-            left = accounting.leaving(row, now, sessions.seats_per_gpu)
-            also = [*_written(order), *ended, *also]
-            sessions.journal.forget(key, line, to_delete, left, also)
-            sessions.forget(key)
+            sessions.remove(key, line, to_delete, [*_written(order), *also])
         else:  # the session of somebody who has had the name before
             sessions.journal.keep(to_delete)
             sessions.journal.write(schema.insert_audit(line), *_written(order), *also)
         self._all()[key] = order
 
-    def _new_order(
-        self, deletion: Deletion, row: SessionRow, spared: frozenset[str]
-    ) -> DeletionOrder:
+    def _new_order(self, deletion: Deletion, row: SessionRow) -> DeletionOrder:
         """The order, which takes over what a pending one is about."""
         order = DeletionOrder(
             key=row.key,
             stamp=(self._term(), self._sessions.highest_generation(row.key)),
             names=frozenset(deletion.sessions),
-            spared=spared,
+            spared=frozenset(),
             accounts=frozenset({deletion.account} - {""}),
         )
         names = {each.info.incarnation for each in self._rows(order) if each.info}

@@ -29,10 +29,9 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     WHOEVER_COMES,
     Keeping,
 )
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -71,7 +70,7 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
     elif row.phase is Phase.STOPPED or (
         row.phase is Phase.SUSPENDED and row.checkpoint == pointer and its
     ):
-        hand_over(sessions, key, settings, spared=[pointer] if pointer else [])
+        hand_over(sessions, key, settings)
     else:
         sessions.update(key, claimed=True)
         spare(sessions, key)
@@ -139,25 +138,20 @@ def trust(sessions: Sessions, key: SessionKey) -> None:
         sessions.update(key, account=WHOEVER_COMES, claimed=False)
 
 
-def hand_over(
-    sessions: Sessions, key: SessionKey, settings: Settings, spared: Iterable[str] = ()
-) -> None:
+def hand_over(sessions: Sessions, key: SessionKey, settings: Settings) -> None:
     """Give the name to whoever comes, with nothing of the former account's.
 
-    Its checkpoints are kept for a while, hidden, and what still runs is ended. Spared
-    are those that are not its own; the journal may not know them.
+    Its checkpoints are kept for a while, hidden. What still stands captured is ended by
+    the next start.
 
     Raises:
         StoreError: it could not be written; it has to be repeated.
     """
     _hide(sessions, sessions.journal.checkpoints(key), settings)
     keeps = schema.keeps
-    sessions.journal.write(keeps.delete().where(schema.of_session(keeps, key)))
-    if sessions.deletions is not None and sessions.journal.session(key):
-        former = sessions.row(key).account
-        sessions.deletions.order(
-            key, "new account", _NEW, account=former, spared=spared
-        )
+    forgotten = keeps.delete().where(schema.of_session(keeps, key))
+    line = sessions.audit_line(key, SERVICE, "new account", _NEW)
+    sessions.remove(key, line, also=[forgotten])
 
 
 def _runs(sessions: Sessions, key: SessionKey) -> Refused:

@@ -508,6 +508,34 @@ class Sessions:
             if runtime.operation is not None:
                 runtime.operation.abandon()
 
+    def remove(
+        self,
+        key: SessionKey,
+        line: AuditRow,
+        checkpoints: Iterable[CheckpointRow] = (),
+        also: Iterable[Any] = (),
+    ) -> None:
+        """Remove the session's row, and count what it has held until now.
+
+        Args:
+            key: the session.
+            line: what the audit says.
+            checkpoints: its rows that change with it; the others stay.
+            also: statements of the same transaction.
+
+        Raises:
+            StoreError: it could not be written; nothing is changed.
+        """
+        row, now = self.row(key), self.clock.now()
+        ended = [
+            *keep_quota.end(key, now),
+            *reclaimed.ended(row, now, self.seats_per_gpu),
+            *nap_memory.ended(key, now),
+        ]
+        left = accounting.leaving(row, now, self.seats_per_gpu)
+        self.journal.forget(key, line, checkpoints, left, [*ended, *also])
+        self.forget(key)
+
     def forget(self, key: SessionKey) -> None:
         """Drop what is only in memory."""
         self.end(key, Reason.CANCELLED)
