@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase, Placement, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
@@ -235,7 +236,14 @@ def spared(state: State) -> State:
 def ordered(state: State) -> State:
     """A person has deleted the user."""
     desk = Desk(state)
-    desk.deletions.order(model.KEY)
+    desk.deletions.take(
+        Deletion(
+            user=model.KEY.user,
+            server=model.KEY.server,
+            account=model._account(state.owner),
+            sessions=(f"s{state.owner}",),
+        )
+    )
     return desk.settled()
 
 

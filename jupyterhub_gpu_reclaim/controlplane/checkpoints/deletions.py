@@ -121,9 +121,10 @@ class Deletions:
         """Order what the spawner tells, unless that order was taken up before.
 
         Such a call is late, and there may be a new session of that name by now.
+        Checkpoints that are kept for a former account of that name keep their own time.
 
         Raises:
-            StoreError: as :meth:`order`.
+            StoreError: it could not be written; nothing is changed.
         """
         key, name = deletion.key, deletion.order
         if key not in self.take_up() and not (name and self._is_known(name)):
@@ -148,17 +149,6 @@ class Deletions:
             for statement in audit_log.set_mark(known, None)
         ]
         return [*old, *audit_log.set_mark(_MARK + name, now)]
-
-    def order(self, key: SessionKey) -> None:
-        """Order that nothing of a session is left; idempotent.
-
-        Checkpoints that are kept for a former account of that name keep their own time.
-
-        Raises:
-            StoreError: it could not be written; nothing is changed.
-        """
-        if key not in self.take_up():
-            self._order(Deletion(user=key.user, server=key.server))
 
     def _order(self, deletion: Deletion, also: Iterable[Any] = ()) -> None:
         sessions, key = self._sessions, deletion.key
