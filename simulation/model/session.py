@@ -72,6 +72,7 @@ ACCOUNTS = "accounts"  #: another account gets the name, and nobody has said so
 DELETED = "deleted"  #: the same after the user was deleted, with all that was its
 RENAMED = "renamed"  #: the user gets another name
 RECORDS = "records"  #: the agent's state folder is lost
+_SILENT = frozenset({AWAY, NODE, ALONE})  # where a part may not answer
 KINDS = frozenset(
     {ORDERS, AWAY, STORE, NODE, ALONE, ACCOUNTS, DELETED, RENAMED, RECORDS}
 )
@@ -161,7 +162,8 @@ class State(NamedTuple):
     silent: bool = False  #: its node does not answer, whatever goes on there
     heard: int = 1  #: highest term that the agent has seen
     mounted: bool = True  #: the store is there
-    listed: bool = True  #: this service has seen its list
+    #: checkpoints that it had when this service last saw its list; None: it has not
+    listed: frozenset[int] | None = frozenset()
     #: incarnations whose end this service has ordered, without an answer
     ending: frozenset[int] = frozenset()
     term: int = 1  #: of the service; one with an earlier journal rises above it
@@ -258,8 +260,8 @@ def service(
         if state.late[3] == state.term:
             yield "another service takes over", other
     before, state = state, _heard(state)
-    if _saved_of(state) is not None:
-        state = state._replace(listed=True)
+    if state.kinds & _SILENT and (store := _saved_of(state)) is not None:
+        state = state._replace(listed=frozenset(one.id for one in store))
     if state != before:
         yield "the service looks", state
     if state.row.deletion is not None and state.answers and state.mounted:
@@ -736,7 +738,8 @@ def _question(state: State, want: Want, inc: int) -> Asked:
         checkpoint=str(state.hub_saved or ""),
         former=f"s{state.owner}" if state.hub_inc else "",
         remembered=bool(state.hub_inc),
-        listed=state.listed,
+        listed=state.listed is not None
+        and state.listed <= {one.id for one in state.row.known},
         kept=_kept(state.row),
     )
 
@@ -1015,8 +1018,8 @@ def faults(state: State) -> Iterator[Step]:
 
 def _anew(state: State) -> State:
     """What only the program knew is forgotten."""
-    silent = state.kinds & {AWAY, NODE, ALONE}  # else its first look comes first
-    return state._replace(ending=frozenset(), listed=not silent)
+    silent = state.kinds & _SILENT  # else its first look comes first
+    return state._replace(ending=frozenset(), listed=None if silent else frozenset())
 
 
 def _of_kinds(state: State, less: State) -> Iterator[Step]:

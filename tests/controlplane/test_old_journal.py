@@ -158,7 +158,7 @@ async def test_journal_and_hub_of_before_a_return_to_a_silent_node_forget_nothin
 
     world.node.trees = silent
     second = await restored_journal(world, first, backup)
-    await world.until(lambda: second._sessions.store_seen)
+    await world.until(lambda: second._sessions.listed is not None)
     with pytest.raises(Unreachable):
         await second.plan_stop(Placement(key=KEY, incarnation=earlier))
 

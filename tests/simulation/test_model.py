@@ -6,7 +6,10 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.term import Term
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import (
+    DeletionOrder,
+    Deletions,
+)
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import WAIT, Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import TABLE, SessionEvent
@@ -145,12 +148,13 @@ def test_is_step_knows_which_phases_follow_each_other():
     [
         (ORDERS, {"faults": 2, "suspends": 1, "visits": 3}),
         (NODE, {"faults": 2, "suspends": 1}),
-        (ALONE, {"faults": 2, "suspends": 1}),
+        (ALONE, {"faults": 2}),
         (RECORDS, {"faults": 2, "suspends": 1}),
         (AWAY, {"faults": 2, "suspends": 1}),
         (STORE, {"faults": 1}),
         (RENAMED, {"faults": 1}),
         (ACCOUNTS, {"faults": 1}),
+        (DELETED, {"faults": 1}),
     ],
 )
 def test_no_fault_of_a_further_kind_breaks_a_law(kind, bounds):
@@ -167,12 +171,12 @@ def test_another_account_of_that_name_gets_nothing_and_deletes_nothing(kind):
 
 
 @pytest.mark.xfail(raises=Broken, strict=True, reason="found, and not mended yet")
-@pytest.mark.parametrize(
-    ("kind", "faults"),
-    [(DELETED, 1), (STORE, 2), (ALONE, 2)],
-)
-def test_what_is_open(kind, faults):
-    explore(start(faults=faults, kinds=[kind]))
+def test_journal_lost_between_the_stop_that_we_asked_for_and_the_hubs():
+    """The store is put back first, so that what was saved runs on, and is stopped.
+
+    Without the journal nobody can tell our stop from a person's.
+    """
+    explore(start(faults=2, kinds=[STORE]))
 
 
 def lets_anybody_in(sessions, placement, settings):
@@ -186,6 +190,7 @@ def test_name_that_is_taken_for_an_account_is_found(monkeypatch):
 
 
 def test_order_to_delete_that_spares_nobody_is_found(monkeypatch):
+    monkeypatch.setattr(DeletionOrder, "concerns", lambda self, account: True)
     monkeypatch.setattr(Deletions, "_new", lambda self, order: frozenset())
     with pytest.raises(Broken):
         explore(start(faults=0, kinds=[DELETED]))
@@ -195,7 +200,7 @@ def test_command_explores_with_other_bounds(capsys):
     bounds = ["--faults", "0", "--suspends", "1", "--kinds", RENAMED, ORDERS]
     assert main(bounds) == 0
     assert "states" in capsys.readouterr().out
-    assert main(["--faults", "1", "--kinds", DELETED]) == 1
+    assert main(["--faults", "2", "--kinds", STORE]) == 1
 
 
 def takes_silence_for_emptiness(row, observed, now, settings, asked=None):

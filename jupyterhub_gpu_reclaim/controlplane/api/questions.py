@@ -140,7 +140,7 @@ class Questions:
             checkpoint=placement.checkpoint,
             former=placement.former,
             remembered=placement.remembered,
-            listed=self._sessions.store_seen,
+            listed=self._sessions.is_listed(key),
             came_back=self._sessions.has_come_back(key),
             elsewhere=elsewhere,
         )

@@ -78,11 +78,11 @@ class Rebuild:
         self._observer.refuse_silence(state)
         keys = {row.key for row in self._sessions.journal.sessions()} | state.keys()
         return [
-            (key, state.session(key, self._observer.known(key))) for key in sorted(keys)
+            (key, state.session(key, self._sessions.known(key))) for key in sorted(keys)
         ]
 
     def _known_now(self, key: SessionKey, observed: Observed) -> Observed:
-        return observed._replace(known=self._observer.known(key))
+        return observed._replace(known=self._sessions.known(key))
 
     def _follow(self, row: SessionRow, observed: Observed) -> str:
         action = settle(row, observed, self._sessions.clock.now(), self._settings)

@@ -38,8 +38,8 @@ class ObservedState:
         asked: float,
     ) -> None:
         self.asked = asked  #: before the first of them answered (monotonic)
-        self._trees = _by_key(trees)
-        self._saved = _by_key(None if saved is None else in_order(saved))
+        self._trees = None if trees is None else _by_key(trees)
+        self._saved = None if saved is None else _by_key(in_order(saved))
         self._servers = servers
 
     @property
@@ -116,7 +116,7 @@ class Observer:
             self._saved = await self._ask("agent's store", self._agent.checkpoints)
             self._listed = now
             if self._saved is not None:
-                self._sessions.store_seen = True
+                self._sessions.listed = _by_key(in_order(self._saved))
         return self._saved
 
     async def one(self, key: SessionKey) -> Observed:
@@ -130,16 +130,9 @@ class Observer:
             trees=None if trees is None else tuple(trees),
             saved=None if saved is None else in_order(saved),
             hub=hub,
-            known=self.known(key),
+            known=self._sessions.known(key),
         )
         return self._sessions.living(key, observed)
-
-    def known(self, key: SessionKey) -> frozenset[str]:
-        """The checkpoints of a session that the journal knows, or knew until now."""
-        rows = self._sessions.journal.checkpoints(key)
-        known = frozenset(row.id for row in rows)
-        runtime = self._sessions.runtimes.get(key)
-        return known | runtime.deleted if runtime is not None else known
 
     async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """The answer, or None; logged once per silence."""
@@ -163,10 +156,8 @@ def in_order(infos: Iterable[CheckpointInfo]) -> tuple[CheckpointInfo, ...]:
     return tuple(sorted(infos, key=lambda info: info.stamp))
 
 
-def _by_key(values: Iterable[V] | None) -> dict[SessionKey, tuple[V, ...]] | None:
+def _by_key(values: Iterable[V]) -> dict[SessionKey, tuple[V, ...]]:
     """Those of each session, in the order given."""
-    if values is None:
-        return None
     found: dict[SessionKey, list[V]] = {}
     for value in values:
         found.setdefault(value.key, []).append(value)

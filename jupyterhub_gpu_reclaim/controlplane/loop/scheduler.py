@@ -166,7 +166,7 @@ class ControlLoops:
 
     def _compare(self, key: SessionKey, state: ObservedState) -> None:
         """Whether one session is as it should be."""
-        observed = state.session(key, self._observer.known(key))
+        observed = state.session(key, self._sessions.known(key))
         observed = self._sessions.living(key, observed)
         row = self._sessions.row(key)
         if observed.hub is HubState.UNSETTLED:

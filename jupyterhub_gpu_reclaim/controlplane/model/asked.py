@@ -28,7 +28,7 @@ class Asked(NamedTuple):
     former: str = ""
     remembered: bool = False  #: whether the Hub remembers a session there
     kept: tuple[CheckpointRow, ...] = ()  #: what the journal has of it
-    listed: bool = False  #: whether this service has seen the store's list
+    listed: bool = False  #: whether the journal knows what the store last had of it
     came_back: bool = False  #: whether the restore under way has ended well
     elsewhere: bool = False  #: whether that incarnation is there under another name
     silence: Reason | None = None  #: why a part did not answer; None: none was silent

@@ -33,6 +33,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
+from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
@@ -59,10 +60,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.decide.own_idle_time import OwnIdleTimes
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-    from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 
 _log = logging.getLogger(__name__)
@@ -89,9 +90,8 @@ class Sessions:
         self.seats_per_gpu = 1  #: how many sessions share one GPU
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
-        #: whether the store was listed by this program, so that the journal is known
-        #: to be no older than it
-        self.store_seen = False
+        #: what the store had when it was last listed; None: not by this program
+        self.listed: Mapping[SessionKey, tuple[CheckpointInfo, ...]] | None = None
         #: deleted servers that are not quite gone yet
         self.deletions: Deletions | None = None
         #: what rules set for a session; None: there are no rules
@@ -265,6 +265,25 @@ class Sessions:
         """
         self.take_up_deletions()
         return self.deletions.living(key, observed) if self.deletions else observed
+
+    def known(self, key: SessionKey) -> frozenset[str]:
+        """The checkpoints of a session that the journal knows, or knew until now."""
+        known = frozenset(row.id for row in self.journal.checkpoints(key))
+        runtime = self.runtimes.get(key)
+        return known | runtime.deleted if runtime is not None else known
+
+    def is_listed(self, key: SessionKey) -> bool:
+        """Whether the store was listed, and the journal knows what it had.
+
+        Then the journal is no older than the store, as far as that session goes.
+
+        Raises:
+            StoreError: see ``take_up_deletions``.
+        """
+        if self.listed is None:
+            return False
+        had = Observed(None, self.listed.get(key, ()), None, self.known(key))
+        return not self.living(key, had).unknown()
 
     def note_node(self, key: SessionKey, tree: Tree | None) -> None:
         """Note where its programs are, as far as that is known.
