@@ -34,7 +34,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
-from jupyterhub_gpu_reclaim.node.workflows import capture, nap
+from jupyterhub_gpu_reclaim.node.workflows import capture, nap, save
 from jupyterhub_gpu_reclaim.node.workflows.again import looking_again
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
@@ -71,7 +71,7 @@ _NEXT_WAKE_SECONDS = 60.0
 #: Killed sessions of which a repeated kill still hears that they are gone.
 _REMEMBERED = 256
 #: A kill waits until these have been called off, or have ended.
-_AWAITED = frozenset({"restore", trees.RECOVER, trees.NAP, nap.WAKE})
+_AWAITED = frozenset({"restore", trees.RECOVER, trees.NAP, nap.WAKE, trees.SAVE})
 
 
 @dataclass(kw_only=True, eq=False)
@@ -196,6 +196,7 @@ class LocalNode:
             Refused: ``order_late``, so long after that it may be in use again.
         """
         await self._call_off_waiting(incarnation, seen)
+        await self._call_off_save(incarnation)
         known = self.operations.attach(incarnation, "capture", checkpoint)
         if known is not None:
             return known.follow()
@@ -226,6 +227,38 @@ class LocalNode:
 
         return self._begin(session, operation, self._again(session, attempt)).follow()
 
+    async def save(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save it while it goes on, attach to that, or repeat how it ended.
+
+        Args:
+            incarnation: of the session.
+            checkpoint: id of the new checkpoint.
+            generation: its number.
+        """
+        known = self.operations.attach(incarnation, trees.SAVE, checkpoint)
+        if known is not None:
+            return known.follow()
+        ended = await asyncio.to_thread(self.outcomes.captured, incarnation, checkpoint)
+        if ended is not None:
+            return _told(ended)
+        session = await self._find(incarnation)
+        tree = await self.tree(incarnation)
+        # The same call may have come twice; nothing is awaited from here to begin().
+        again = self.operations.attach(incarnation, trees.SAVE, checkpoint)
+        if again is not None:
+            return again.follow()
+        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
+            raise Refused(
+                Reason.WRONG_PHASE, phase=tree.state.value, action="be saved now"
+            )
+        self.operations.work_for(session.key)
+        operation = Operation(trees.SAVE, session.key, checkpoint)
+        stamp = self.term.number, generation
+        work = save.Save(self.tools, session, operation, stamp)
+        return self._begin(session, operation, work.run).follow()
+
     async def nap(
         self,
         incarnation: str,
@@ -245,6 +278,7 @@ class LocalNode:
             Refused: ``order_late`` likewise.
         """
         session = await self._find(incarnation)
+        await self._call_off_save(incarnation)
         tree = await self.tree(incarnation)
         # Nothing is awaited from here to begin().
         known = self._under_way(incarnation, trees.NAP)
@@ -273,6 +307,7 @@ class LocalNode:
                 its group is woken. None: all of them are.
         """
         session = await self._find(incarnation)
+        await self._call_off_save(incarnation)
         tree = await self.tree(incarnation)
         known = self._under_way(incarnation, nap.WAKE)
         if known is not None:
@@ -464,6 +499,14 @@ class LocalNode:
         waits = self.tools.accelerator.shortage_of(incarnation) is not None
         if running is not None and running.kind == nap.WAKE and waits:
             self._refuse_late(seen)
+            self.term.confirm()
+            running.cancel.set()
+            await running.wait(_CALL_OFF_SECONDS)
+
+    async def _call_off_save(self, incarnation: str) -> None:
+        """A save point is in the way of nothing."""
+        running = self.operations.running(incarnation)
+        if running is not None and running.kind == trees.SAVE:
             self.term.confirm()
             running.cancel.set()
             await running.wait(_CALL_OFF_SECONDS)

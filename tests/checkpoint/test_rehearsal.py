@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
     KeptImages,
     WithoutMemory,
+    without_pages,
 )
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import PROGRAM, empty_place
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped, rehearse
@@ -142,7 +143,7 @@ def test_rehearsal_of_a_file_that_its_user_may_not_open_refuses(
         engine.rehearse(world.place, saved)
     assert caught.value.reason is Reason.WOULD_NOT_RETURN
     assert str(path) in caught.value.message
-    assert "(python) has it" in caught.value.message
+    assert f"({Path(sys.executable).name}) has it" in caught.value.message
     assert not caught.value.retryable
     assert not places_there()
 
@@ -185,7 +186,8 @@ assert ctypes.CDLL(None).mlock(ctypes.c_void_p(address), 32 << 20) == 0
 """
     world, saved = dumped(setup)
     pids = {one.ns_pid: one.pid for one in world.place.tree.processes}
-    source = WithoutMemory(saved.images, cut=(), addresses=(), pids=pids)
+    memory = without_pages(saved.images, pids)
+    source = WithoutMemory(saved.images, cut=(), addresses=(), memory=memory)
     pages = [f"pages-{number}.img" for number in range(1, 9)]
     assert any(source.size(name) for name in pages)  # the vDSO
     assert sum(source.size(name) or 0 for name in pages) < 1 << 20

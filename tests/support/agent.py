@@ -187,6 +187,10 @@ class Agent:
         path = f"/v1/sessions/{place.incarnation}/capture"
         return self.events(path, body, until)
 
+    def save(self, place, checkpoint: str, generation: int = 1, until=None):
+        body = {"checkpoint": checkpoint, "generation": generation}
+        return self.events(f"/v1/sessions/{place.incarnation}/save", body, until)
+
     def restore(self, place, checkpoint: str, until=None, *, lazy: bool = False):
         path = f"/v1/sessions/{place.incarnation}/restore"
         body = {"checkpoint": checkpoint, **({"lazy": True} if lazy else {})}

@@ -87,7 +87,7 @@ class WithoutMemory:
         files: what :class:`KeptImages` has kept.
         cut: inodes of connections that were cut.
         addresses: those of the place.
-        pids: pid in the session → pid here, of the tree that stands.
+        memory: what :func:`without_pages` has made of them.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class WithoutMemory:
         *,
         cut: Collection[int],
         addresses: Collection[Address],
-        pids: Mapping[int, int],
+        memory: Mapping[str, bytes],
     ) -> None:
-        self._files = {name: bytes(data) for name, data in files.items()}
+        self._files = {name: bytes(data) for name, data in files.items()} | {**memory}
         files_image = self._files[_FILES]
         self.ended = inet.ended_connections(files_image, addresses, cut)
         closed = inet.close_external(files_image, addresses, cut)
@@ -106,9 +106,7 @@ class WithoutMemory:
         if LOCKS in self._files:
             self._files[LOCKS] = without_entries(self._files[LOCKS])
         for name in list(self._files):
-            if name.startswith(_PAGEMAP):
-                self._empty(name, pids)
-            elif name.startswith(_GHOST):
+            if name.startswith(_GHOST):
                 self._files[name] = _hollow(self._files[name])
 
     def size(self, name: str) -> int | None:
@@ -127,41 +125,65 @@ class WithoutMemory:
         """See ``ImageSource``; there is nothing to copy."""
         raise NotImplementedError
 
-    def _empty(self, name: str, pids: Mapping[int, int]) -> None:
-        """Leave out of a pagemap, and of its pages, all that CRIU does not read."""
-        number, areas = images.read_pagemap(self._files[name])
-        process = name.removeprefix(_PAGEMAP).removesuffix(".img")
-        kept: list[Span] = []
-        if process.isdecimal():
-            kept = self._read_by_criu(int(process))
-        left = [
-            images.Area(part.start, (part.end - part.start) // PAGE, area.flags)
-            for area in areas
-            if area.flags & images.PRESENT
-            for part in overlap(
-                Span(area.address, area.address + area.pages * PAGE), kept
-            )
-        ]
-        self._files[name] = images.write_pagemap(number, left)
-        self._files[f"{PAGES}{number}.img"] = b"".join(
-            _read(pids[int(process)], area.address, area.pages * PAGE) for area in left
-        )
 
-    def _read_by_criu(self, process: int) -> list[Span]:
-        """The areas of a process that CRIU reads; none of the others is locked."""
-        name = f"{_MEMORY}{process}.img"
-        if name not in self._files:
-            return []
-        payload = images.only(self._files[name], images.MM_MAGIC)
-        memory = images.parse("mm_entry", payload)
-        for area in memory.vmas:
-            area.flags &= ~_MAP_LOCKED
-        self._files[name] = images.join(images.MM_MAGIC, [images.serialize(memory)])
-        return [
-            Span(area.start, area.end)
-            for area in memory.vmas
-            if area.status & _READ_BY_CRIU
-        ]
+def without_pages(
+    files: Mapping[str, bytes | bytearray], pids: Mapping[int, int]
+) -> dict[str, bytes]:
+    """The images of address spaces, without all pages that CRIU does not read.
+
+    Args:
+        files: what :class:`KeptImages` has kept.
+        pids: pid in the session → pid here, of the tree that stands.
+
+    Returns:
+        name → contents of those that differ.
+
+    Raises:
+        OSError: a page cannot be read.
+    """
+    found: dict[str, bytes] = {}
+    for name in files:
+        if name.startswith(_PAGEMAP):
+            found |= _emptied(name, files, pids)
+    return found
+
+
+def _emptied(
+    name: str, files: Mapping[str, bytes | bytearray], pids: Mapping[int, int]
+) -> dict[str, bytes]:
+    """A pagemap, its pages, and the address space that it is of."""
+    number, areas = images.read_pagemap(bytes(files[name]))
+    process = name.removeprefix(_PAGEMAP).removesuffix(".img")
+    found: dict[str, bytes] = {}
+    kept: list[Span] = []
+    memory = f"{_MEMORY}{process}.img"
+    if process.isdecimal() and memory in files:
+        found[memory], kept = _read_by_criu(bytes(files[memory]))
+    left = [
+        images.Area(part.start, (part.end - part.start) // PAGE, area.flags)
+        for area in areas
+        if area.flags & images.PRESENT
+        for part in overlap(Span(area.address, area.address + area.pages * PAGE), kept)
+    ]
+    found[name] = images.write_pagemap(number, left)
+    found[f"{PAGES}{number}.img"] = b"".join(
+        _read(pids[int(process)], area.address, area.pages * PAGE) for area in left
+    )
+    return found
+
+
+def _read_by_criu(image: bytes) -> tuple[bytes, list[Span]]:
+    """An address space with nothing locked, and its areas that CRIU reads."""
+    memory = images.parse("mm_entry", images.only(image, images.MM_MAGIC))
+    for area in memory.vmas:
+        area.flags &= ~_MAP_LOCKED
+    unlocked = images.join(images.MM_MAGIC, [images.serialize(memory)])
+    read = [
+        Span(area.start, area.end)
+        for area in memory.vmas
+        if area.status & _READ_BY_CRIU
+    ]
+    return unlocked, read
 
 
 def without_entries(image: bytes) -> bytes:

@@ -12,7 +12,10 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import passes
-from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import WithoutMemory
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
+    WithoutMemory,
+    without_pages,
+)
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import (
     empty_place,
     scratch_folder,
@@ -47,12 +50,15 @@ class Dumped(NamedTuple):
         result: of the dump.
         opened: the fingerprints of its files.
         cut: inodes of the connections that were cut before.
+        memory: ``without_pages`` of the images, where the tree goes on; None: it
+            stands until the rehearsal has ended.
     """
 
     images: Mapping[str, bytes | bytearray]
     result: DumpResult
     opened: Sequence[FileFingerprint]
     cut: Collection[int]
+    memory: Mapping[str, bytes] | None = None
 
 
 def rehearse(
@@ -69,7 +75,7 @@ def rehearse(
 
     Args:
         criu: which CRIU.
-        session: whose tree stands.
+        session: whose tree it is.
         dumped: its images.
         folder: an empty folder of ours for CRIU's socket and log, mode 0700.
         limit: seconds that it may take.
@@ -85,13 +91,16 @@ def rehearse(
     """
     begun = time.monotonic()
     tree = processes.snapshot(session.init_pid, session.init_start)
+    memory = dumped.memory
+    if memory is None:
+        memory = without_pages(dumped.images, pids_of(tree))
     try:
         with scratch_folder() as scratch, empty_place(session) as place:
             source = WithoutMemory(
                 dumped.images,
                 cut=dumped.cut,
                 addresses=sock_diag.own_addresses(place.init_pid),
-                pids={one.ns_pid: one.pid for one in tree.processes},
+                memory=memory,
             )
             engine.restore(
                 criu,
@@ -111,6 +120,11 @@ def rehearse(
     except RestoreFailed as error:
         raise _refused(error, tree) from error
     return time.monotonic() - begun
+
+
+def pids_of(tree: Snapshot) -> dict[int, int]:
+    """Pid in the session → pid here."""
+    return {one.ns_pid: one.pid for one in tree.processes}
 
 
 def _refused(error: RestoreFailed, tree: Snapshot) -> RolledBack:

@@ -100,6 +100,11 @@ class Node(Protocol):
     ) -> AsyncIterator[Event]:
         """Restore it under a holding init, or attach to the restore under way."""
 
+    async def save(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save it while it goes on, or attach to that."""
+
     async def thaw(self, incarnation: str) -> Tree:
         """Thaw a captured tree; its checkpoint is discarded."""
 
@@ -273,7 +278,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class CaptureOrder(Value, frozen=True, kw_only=True):
-    """Body of ``capture``; the last five are for sessions in pods."""
+    """Body of ``capture`` and ``save``; the last five are for sessions in pods."""
 
     checkpoint: Identifier
     generation: int = 1
@@ -446,28 +451,13 @@ class PostOrder(SessionHandler):
 
     async def post(self, incarnation: str, order: str) -> None:
         """Do as ordered."""
-        if order not in {"capture", "restore"}:
+        if order not in {"capture", "save", "restore"}:
             await self.set_hint(incarnation)
         match order:
             case "preflight":
                 self.answer(await self.node.preflight(incarnation))
-            case "capture":
-                capture = self.body(CaptureOrder)
-                await self.set_hint(
-                    incarnation,
-                    key=capture.key,
-                    image=capture.image,
-                    node_labels=capture.node_labels,
-                    session=capture.session,
-                    account=capture.account,
-                )
-                events = await self.node.capture(
-                    incarnation,
-                    capture.checkpoint,
-                    capture.generation,
-                    seen=capture.seen,
-                )
-                await self.stream(events)
+            case "capture" | "save":
+                await self.stream(await self._saving(incarnation, order))
             case "restore":
                 restore = self.body(RestoreOrder)
                 await self.set_hint(incarnation, key=restore.key, image=restore.image)
@@ -493,6 +483,22 @@ class PostOrder(SessionHandler):
             case _:
                 await self.node.cancel(incarnation)
                 self.answer({}, 202)
+
+    async def _saving(self, incarnation: str, order: str) -> AsyncIterator[Event]:
+        """Capture it, or save it while it goes on."""
+        body = self.body(CaptureOrder)
+        await self.set_hint(
+            incarnation,
+            key=body.key,
+            image=body.image,
+            node_labels=body.node_labels,
+            session=body.session,
+            account=body.account,
+        )
+        checkpoint, number = body.checkpoint, body.generation
+        if order == "save":
+            return await self.node.save(incarnation, checkpoint, number)
+        return await self.node.capture(incarnation, checkpoint, number, seen=body.seen)
 
 
 class ListCheckpoints(Handler):
@@ -559,7 +565,7 @@ def make_application(
         term: which service is obeyed; None: known to this application only.
     """
     name = f"({_IDENTIFIER.pattern})"
-    orders = "(preflight|capture|restore|nap|wake|thaw|release|kill|cancel)"
+    orders = "(preflight|capture|save|restore|nap|wake|thaw|release|kill|cancel)"
     bound = {
         "node": node,
         "token": token,

@@ -56,7 +56,7 @@ class TimeLimits:
 
 #: Kinds of operations that undo what they have begun when they are cancelled, or leave
 #: it to be tried again.
-CANCELLABLE = frozenset({"capture", "nap", "wake"})
+CANCELLABLE = frozenset({"capture", "nap", "save", "wake"})
 #: With so many threads that go on though their time was up, nothing that looks at its
 #: programs and files is begun for a session.
 MOST_LATE: Final = 4

@@ -144,7 +144,7 @@ class Record(Value, frozen=True, kw_only=True):
     """
 
     format: int = 1
-    operation: str  #: capture, restore or nap
+    operation: str  #: capture, save, restore or nap
     incarnation: str
     key: SessionKey
     stage: Stage

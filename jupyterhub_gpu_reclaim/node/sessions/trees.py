@@ -29,6 +29,8 @@ _IN_HAND = {"capture": TreeState.CAPTURING, "restore": TreeState.RESTORING}
 RECOVER = "recover"
 #: The operation in which a session still counts as running.
 NAP = "nap"
+#: Another: it stands still for a moment, and is saved behind it.
+SAVE = "save"
 #: The operation that ends one, whatever it does.
 KILL = "kill"
 #: Of what it settles, this is as unfinished as it was then.
@@ -163,7 +165,7 @@ def gone(record: Record | Session, checkpoint: str = "") -> Tree:
 
 
 def _checkpoint(record: Record | None, operation: Operation | None) -> str:
-    if operation is not None and operation.checkpoint:
+    if operation is not None and operation.checkpoint and operation.kind != SAVE:
         return operation.checkpoint
     return record.checkpoint if record else ""
 
@@ -190,7 +192,8 @@ def _state(
         return TreeState.CAPTURED
     if session.holding and not has_programs(session):
         return TreeState.HOLDING
-    if record is not None and record.nap is not None and record.naps and kind != NAP:
+    naps = record is not None and (record.naps or kind == SAVE)
+    if naps and record is not None and record.nap is not None and kind != NAP:
         return TreeState.RUNNING if record.nap.partly else TreeState.NAPPING
     if record is not None and record.stage is Stage.RESTORING:
         return TreeState.RESTORING  # half of it, which could not be ended

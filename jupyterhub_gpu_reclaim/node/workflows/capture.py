@@ -68,8 +68,10 @@ from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.node.jupyter.server import ServerState
     from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.requirements import Gpus, HostRequirements
@@ -83,6 +85,14 @@ _log = logging.getLogger(__name__)
 
 #: Aborting a writer only removes files; a store that hangs must not keep the tree.
 _ABORT_SECONDS = 30.0
+
+
+class Told(NamedTuple):
+    """What is known of a session beside its images."""
+
+    state: ServerState  #: of its server
+    standing: dict[str, int]  #: what its users of a GPU have left unread
+    cut: list[int]  #: inodes of the connections that were ended
 
 
 class Look(NamedTuple):
@@ -191,20 +201,7 @@ class Capture:
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         """Yields what must be durable before the next step is taken."""
         snapshot, login, look = await self._look()
-        init_pid, gpus = self._session.init_pid, look.gpus
-        limit = LimitRecord()
-        stopped = await self._thread(
-            "preflight", lambda: self._stopped_before(snapshot)
-        )
-        if gpus:
-            pod = self._session.hint.pod
-            limit = cgroups.find_memory_limit(init_pid, pod)
-        yield self._note(
-            Stage.CAPTURING,
-            stopped_before=sorted(stopped),
-            gpus=gpus,
-            memory_limit=limit,
-        )
+        yield await self._begun(snapshot, look)
         try:
             info = await self._save(snapshot, login, look.survey)
             yield self._note(Stage.CAPTURED)
@@ -225,6 +222,22 @@ class Capture:
                 "commit", lambda: self._tools.store.info(self._checkpoint)
             )
         yield Event(checkpoint=info)
+
+    async def _begun(self, snapshot: Snapshot, look: Look) -> Record:
+        """The record of it from the first thing on that is touched."""
+        stopped = await self._thread(
+            "preflight", lambda: self._stopped_before(snapshot)
+        )
+        limit = LimitRecord()
+        if look.gpus:
+            pod = self._session.hint.pod
+            limit = cgroups.find_memory_limit(self._session.init_pid, pod)
+        return self._note(
+            Stage.CAPTURING,
+            stopped_before=sorted(stopped),
+            gpus=look.gpus,
+            memory_limit=limit,
+        )
 
     def _learn(self, why: ReclaimError, snapshot: Snapshot) -> None:
         """Keep what has failed from stopping the session again for nothing."""
@@ -291,6 +304,9 @@ class Capture:
         self._tools.store_room.claim(
             self._operation, self._session.incarnation, look.most, self._taken
         )
+        self._promise_memory(snapshot, look)
+
+    def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
         before = trees.resident_bytes(snapshot)
         need = dataclasses.replace(
             _need(self._session, look.gpus),
@@ -313,40 +329,53 @@ class Capture:
         frozen = self._tools.clock.monotonic()
         standing = await self._empty(survey)
         cut = await self._cut(snapshot)
-        kept = KeptImages(lambda name: writer.file(checkpoint_files.IMAGES + name))
-        result = await self._dump(writer, kept, snapshot)
+        dumped = await self._image(writer, snapshot, login, Told(state, standing, cut))
+        with self._rehearsal(dumped) as rehearsal:
+            await self._archive(writer)
+            info = await self._commit(writer, rehearsal, self._since(frozen))
+        # The manifest cannot tell how long its own commit took; the service is told.
+        return msgspec.structs.replace(
+            info, steps=self._operation.steps, frozen_seconds=self._since(frozen)
+        )
+
+    async def _image(
+        self,
+        target: CheckpointWriter | Staging,
+        snapshot: Snapshot,
+        login: ServerLogin,
+        told: Told,
+    ) -> Dumped:
+        """Stop the tree and write its image; it stays stopped."""
+        kept = KeptImages(lambda name: target.file(checkpoint_files.IMAGES + name))
+        result = await self._dump(target, kept, snapshot)
         world = await self._thread(
             "files",
             lambda: filesystem.describe(
                 self._session,
                 criu=self._tools.criu.version(),
                 result=result,
-                cut=cut,
-                server_state=state,
+                cut=told.cut,
+                server_state=told.state,
                 uid=login.uid,
                 gpus=self._record.all_gpus(),
-                standing=standing,
+                standing=told.standing,
             ),
         )
         if world.shares_network:
             self._refuse_ports(bytes(kept.files["files.img"]), world)
-        writer.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
-        writer.add(checkpoint_files.WORLD, codec.encode(world))
-        with self._rehearsal(Dumped(kept.files, result, world.files, cut)) as rehearsal:
-            async with self._progress.step("files", "Saving its temporary files"):
-                await in_thread(
-                    lambda: filesystem.save_archives(
-                        self._session, writer, self._cancel
-                    ),
-                    step="files",
-                    limit=self._limits.archive,
-                )
-            self._cancel.check()
-            info = await self._commit(writer, rehearsal, frozen)
-        # The manifest cannot tell how long its own commit took; the service is told.
-        return msgspec.structs.replace(
-            info, steps=self._operation.steps, frozen_seconds=self._since(frozen)
-        )
+        target.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
+        target.add(checkpoint_files.WORLD, codec.encode(world))
+        return Dumped(kept.files, result, world.files, told.cut)
+
+    async def _archive(self, target: CheckpointWriter | Staging) -> None:
+        """Write what is in its private file systems."""
+        async with self._progress.step("files", "Saving its temporary files"):
+            await in_thread(
+                lambda: filesystem.save_archives(self._session, target, self._cancel),
+                step="files",
+                limit=self._limits.archive,
+            )
+        self._cancel.check()
 
     def _refuse_ports(self, files_img: bytes, world: HostRequirements) -> None:
         """Refuse more ports than may be kept, of which no list may have told before."""
@@ -363,13 +392,13 @@ class Capture:
         return Rehearsal(self._tools, self._session, self._operation, dumped)
 
     async def _commit(
-        self, writer: CheckpointWriter, rehearsal: Rehearsal | None, frozen: float
+        self, writer: CheckpointWriter, rehearsal: Rehearsal | None, seconds: float
     ) -> CheckpointInfo:
         """Make it exist, unless it would not come back."""
         async with self._progress.step(
             "commit", "Making it safe", done=lambda: writer.stored_bytes
         ):
-            steps, seconds = self._operation.steps, self._since(frozen)
+            steps = self._operation.steps
             gpus = self._record.all_gpus()
             self._committing = True
             return await in_thread(
@@ -448,15 +477,18 @@ class Capture:
             return sorted(cut.inodes)
 
     async def _dump(
-        self, writer: CheckpointWriter, kept: KeptImages, snapshot: Snapshot
+        self,
+        target: CheckpointWriter | Staging,
+        kept: KeptImages,
+        snapshot: Snapshot,
     ) -> dump.DumpResult:
-        """Stop the tree and stream it into the store; it stays stopped."""
+        """Stop the tree and stream it out; it stays stopped."""
         total = trees.resident_bytes(snapshot)
         async with self._progress.step(
             "dump",
             "Saving the memory",
-            done=lambda: writer.logical_bytes,
-            total=lambda: max(total, writer.logical_bytes),
+            done=lambda: target.logical_bytes,
+            total=lambda: max(total, target.logical_bytes),
         ):
             return await in_thread(
                 lambda: self._run_criu(kept),

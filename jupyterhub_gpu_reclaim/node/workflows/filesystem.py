@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name
     from jupyterhub_gpu_reclaim.checkpoint.sockets.held import HeldPorts
+    from jupyterhub_gpu_reclaim.checkpoint.staging import StagedFile, Staging
     from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.requirements import Gpus
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
     from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
-    from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
+    from jupyterhub_gpu_reclaim.store.write.writer import (
+        CheckpointWriter,
+        FileWriter,
+    )
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +150,9 @@ def refuse_ports(
     return ports.findings(session.key.user, bound_now(session.init_pid, pids))
 
 
-def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) -> None:
+def save_archives(
+    session: Session, writer: CheckpointWriter | Staging, cancel: Cancel
+) -> None:
     """Stream every private file system of the session into the checkpoint.
 
     Raises:
@@ -155,9 +161,9 @@ def save_archives(session: Session, writer: CheckpointWriter, cancel: Cancel) ->
     """
     for number, mount in enumerate(_private(session)):
         with ExitStack() as stack:
-            file = stack.enter_context(
-                writer.file(checkpoint_files.ARCHIVE.format(number=number))
-            )
+            name = checkpoint_files.ARCHIVE.format(number=number)
+            file: FileWriter | StagedFile = writer.file(name)
+            stack.enter_context(file)
             folder = rootfs.open_contents(session.init_pid, mount)
             stack.callback(os.close, folder)
             merged = None

@@ -1,0 +1,241 @@
+"""Holds the files of a checkpoint in memory until a store has taken them.
+
+So a tree stands still for a copy in memory, however slow the store is: it goes on, and
+:meth:`Staging.deliver` hands everything over behind it. What a store has taken is given
+back to the machine piece by piece.
+
+Nearly all of the time of such a copy is spent by the kernel on finding fresh pages: 1.0
+to 1.5 s for 1 GiB, against 0.22 s into pages that are there, on the machine where this
+was measured (two cores, Linux 6.18). So they are taken before the tree is stopped, and
+as huge ones where the kernel has them, which takes 0.1 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+
+#: What is taken from the machine at once, and what of it a file gets at once.
+_TAKEN: Final = 128 << 20
+_PIECE: Final = 4 << 20
+#: One read or write of a pipe at most.
+_BLOCK: Final = 1 << 20
+#: madvise(2): have the pages now (Linux 5.14).
+_POPULATE_WRITE: Final = 23
+
+
+class StoreFile(Protocol):
+    """A file of a store that is being written (``store.write.writer.FileWriter``)."""
+
+    def write(self, data: memoryview, /) -> object:
+        """Take these bytes; the buffer is used again after the return."""
+
+    def take_pipe(self, pipe: int, /) -> int:
+        """Take everything up to the pipe's end; return how many bytes that was."""
+
+    def close(self) -> None:
+        """The file is complete."""
+
+
+class _Piece(NamedTuple):
+    """A part of some memory."""
+
+    memory: mmap.mmap
+    start: int
+
+    def view(self, length: int = _PIECE) -> memoryview:
+        """Its first bytes."""
+        return memoryview(self.memory)[self.start : self.start + length]
+
+    def give_back(self) -> None:
+        """Its pages go back to the machine; what is in it is gone."""
+        self.memory.madvise(mmap.MADV_DONTNEED, self.start, _PIECE)
+
+
+class Staging:
+    """The files of one checkpoint; each is written by one thread.
+
+    Args:
+        expected: bytes of memory that are taken at once; more is taken when needed.
+
+    Raises:
+        OSError: there is no memory.
+    """
+
+    def __init__(self, expected: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._free: list[_Piece] = []
+        self._files: dict[str, StagedFile] = {}
+        while len(self._free) * _PIECE < expected:
+            self._free += _take()
+
+    @property
+    def logical_bytes(self) -> int:
+        """Bytes that it holds, or has held."""
+        return sum(file.length for file in list(self._files.values()))
+
+    def file(self, name: str) -> StagedFile:
+        """Begin a file, under the name that it gets in the store."""
+        file = self._files[name] = StagedFile(name, self._piece)
+        return file
+
+    def add(self, name: str, data: bytes) -> None:
+        """A whole small file."""
+        with self.file(name) as file:
+            file.write(data)
+
+    def deliver(self, file: Callable[[str], StoreFile], cancel: Cancel) -> None:
+        """Hand every file over, one after the other, and forget its contents.
+
+        Args:
+            file: begins a file in the store.
+            cancel: ends it.
+
+        Raises:
+            ReclaimError: the store does not take it, it was cancelled, or a file was
+                not completed.
+        """
+        with self._lock:
+            free, self._free = self._free, []
+        for piece in free:
+            piece.give_back()
+        for name, staged in list(self._files.items()):
+            cancel.check()
+            target = file(name)
+            staged.deliver(target, cancel)
+            target.close()
+
+    def _piece(self) -> _Piece:
+        with self._lock:
+            if not self._free:
+                self._free = _take()
+            return self._free.pop()
+
+
+def _take() -> list[_Piece]:
+    """Some memory of the machine's."""
+    memory = mmap.mmap(-1, _TAKEN, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in (mmap.MADV_HUGEPAGE, _POPULATE_WRITE):
+        with contextlib.suppress(OSError):  # an older kernel: it only takes longer
+            memory.madvise(advice)
+    return [_Piece(memory, start) for start in range(0, _TAKEN, _PIECE)]
+
+
+class StagedFile:
+    """One file in memory; a ``PipeSink`` of ``criu.stream``, and a context manager.
+
+    Args:
+        name: for what is told of errors.
+        piece: takes more memory.
+    """
+
+    def __init__(self, name: str, piece: Callable[[], _Piece]) -> None:
+        self._name = name
+        self._piece = piece
+        self._pieces: list[_Piece] = []
+        self._small = bytearray()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._whole = False
+        self.length = 0  #: bytes so far
+
+    def write(self, data: memoryview | bytes, /) -> None:
+        """Append."""
+        self._small += data
+        self.length += len(data)
+
+    def take_pipe(self, pipe: int, /) -> int:
+        """Take everything up to the pipe's end; return how many bytes that was.
+
+        Nothing may be written to the same file.
+
+        Raises:
+            ReclaimError: it was cancelled.
+        """
+        os.set_blocking(pipe, False)
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            at = self.length % _PIECE
+            if not at and self.length == len(self._pieces) * _PIECE:
+                self._pieces.append(self._piece())
+            if any(ready == self._wake for ready, _ in poll.poll()):
+                raise ReclaimError(Reason.CANCELLED)
+            try:
+                count = os.readv(pipe, [self._pieces[-1].view()[at : at + _BLOCK]])
+            except BlockingIOError:
+                continue
+            if not count:
+                return self.length
+            self.length += count
+
+    def cancel(self) -> None:
+        """Make a ``take_pipe`` raise soon."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """The file is complete."""
+        self._whole = True
+
+    def deliver(self, target: StoreFile, cancel: Cancel) -> None:
+        """Write all of it into a store's file; its memory is given back meanwhile.
+
+        Raises:
+            ReclaimError: the store does not take it, it was cancelled, or the file was
+                not completed.
+        """
+        if not self._whole:
+            raise ReclaimError(Reason.INTERNAL, detail=f"{self._name} is not whole")
+        if not self._pieces:
+            target.write(memoryview(self._small))
+            return
+        end, begin = os.pipe2(os.O_CLOEXEC)
+        feeding = threading.Thread(
+            target=self._feed, args=(begin, cancel), name="staged", daemon=True
+        )
+        feeding.start()
+        try:
+            target.take_pipe(end)
+        finally:
+            os.close(end)  # then who still feeds it hears of that
+            feeding.join()
+        cancel.check()
+
+    def _feed(self, pipe: int, cancel: Cancel) -> None:
+        """Write everything into a pipe, and close it."""
+        left = self.length
+        try:
+            for piece in self._pieces:
+                data = piece.view(min(left, _PIECE))
+                left -= len(data)
+                while data and not cancel.is_set:
+                    data = data[os.write(pipe, data[:_BLOCK]) :]
+                piece.give_back()
+        except BrokenPipeError:
+            pass  # the store has failed, and says so
+        finally:
+            os.close(pipe)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def __del__(self) -> None:
+        os.close(self._wake)

@@ -1,0 +1,162 @@
+"""Saves a session that goes on: it stands still for a copy in memory, and no longer.
+
+The order is that of a capture, but for three things. Connections that lead out of the
+session are not ended: their other ends notice nothing, and only the image does without
+them. What is written goes into memory first (``checkpoint/staging.py``), and the tree
+goes on before anything of it is in the store. And its return is rehearsed beside the
+tree that runs: such a save point ends nothing, so nothing waits for that.
+
+It is called off by whatever else is ordered of the session, before or after it has
+stood still. What it has written is then removed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
+from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import RolledBack
+from jupyterhub_gpu_reclaim.common.models import Event
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
+from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state
+from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
+from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
+from jupyterhub_gpu_reclaim.node.operations.records import Stage
+from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows.capture import (
+    Capture,
+    Look,
+    Told,
+    thaw_limit,
+    thaw_tree,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
+    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+    from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
+    from jupyterhub_gpu_reclaim.node.operations.records import Record
+
+
+class Save(Capture):
+    """One save point of one session."""
+
+    _staging: Staging
+
+    async def _steps(self) -> AsyncGenerator[Record | Event, None]:
+        """Yields what must be durable before the next step is taken."""
+        snapshot, login, look = await self._look()
+        state = await ask_state(self._tools.client, self._session, login)
+        self._writer = await self._thread("store", lambda: self._begin(snapshot))
+        await self._thread("memory", lambda: self._take_memory(snapshot, look))
+        yield await self._begun(snapshot, look)
+        frozen = self._tools.clock.monotonic()
+        try:
+            dumped = await self._stand(snapshot, login, state, look)
+            await self._go_on()
+        except Exception as error:
+            why = reported(error, RolledBack, Reason.CAPTURE_FAILED)
+            yield self._note(Stage.ROLLING_BACK, failure=codec.failure_of(why))
+            if await self._roll_back() is Stage.FAILED:
+                yield self._settled()
+            raise why from error
+        seconds = self._since(frozen)
+        # From here on it is a session that runs, whatever becomes of what it was.
+        yield self._settled()
+        try:
+            info = await self._store(dumped, seconds)
+        except Exception as error:
+            await self._keep()
+            raise reported(error, RolledBack, Reason.CAPTURE_FAILED) from error
+        yield self._settled(parent=info.id)
+        yield Event(checkpoint=info)
+
+    def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
+        """Keep what its GPUs' memory needs, and the copy of all of it."""
+        del snapshot
+        moved = look.gpus.bytes() if look.gpus else 0
+        need = Need(look.most + moved, os.getpid())
+        self._tools.memory.promise(self._operation, need)
+
+    def _take_memory(self, snapshot: Snapshot, look: Look) -> None:
+        """Take the memory of the copy now, while nothing stands still."""
+        self._staging = Staging(trees.resident_bytes(snapshot))
+        super()._promise_memory(snapshot, look)
+
+    async def _stand(
+        self,
+        snapshot: Snapshot,
+        login: ServerLogin,
+        state: ServerState,
+        look: Look,
+    ) -> Dumped:
+        """Stop the tree and copy all that is saved of it; it stays stopped."""
+        told = Told(state, await self._empty(look.survey), cut=[])
+        dumped = await self._image(self._staging, snapshot, login, told)
+        await self._archive(self._staging)
+        if not self._tools.rehearses:
+            return dumped
+        memory = await self._thread(
+            "rehearsal", lambda: without_pages(dumped.images, pids_of(self._tree()))
+        )
+        return dumped._replace(memory=memory)
+
+    async def _go_on(self) -> None:
+        """Let the tree go on.
+
+        Raises:
+            ReclaimError: not all of it could; that is tried again.
+        """
+        async with self._progress.step("thaw", "Letting it go on"):
+            await in_thread(
+                lambda: thaw_tree(self._tools.accelerator, self._session, self._record),
+                step="thaw",
+                limit=thaw_limit(self._limits, self._record),
+            )
+
+    def _settled(self, parent: str = "") -> Record:
+        """The record of a tree that goes on.
+
+        Args:
+            parent: the save point; empty: what it had come from before.
+        """
+        return self._note(
+            Stage.SETTLED,
+            operation="save",
+            checkpoint="",
+            parent=parent or self._record.parent,
+            stopped_before=[],
+            gpus=None,
+            memory_limit=LimitRecord(),
+            failure=None,
+        )
+
+    async def _store(self, dumped: Dumped, frozen: float) -> CheckpointInfo:
+        """Hand the copy to the store and make it exist."""
+        writer = self._writer
+        assert writer is not None
+        with self._rehearsal(dumped) as rehearsal:
+            async with self._progress.step(
+                "save",
+                "Saving it while it goes on",
+                done=lambda: writer.logical_bytes,
+                total=lambda: self._staging.logical_bytes,
+            ):
+                await in_thread(
+                    lambda: self._staging.deliver(writer.file, self._cancel),
+                    step="save",
+                    limit=self._limits.dump,
+                )
+            return await self._commit(writer, rehearsal, frozen)
+
+    def _learn(self, why: ReclaimError, snapshot: Snapshot) -> None:
+        """Nothing stops because of it: a suspend finds out for itself."""
