@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -102,3 +103,16 @@ def recovery(folder):
             limits=TimeLimits(criu=4.0),
         ),
     )
+
+
+@pytest.fixture
+def small_store(agent):
+    """Room for the beginning of a session in the agent's store."""
+    store = f"{agent.folder}/store"
+    identity = Path(store, "identity").read_bytes()
+    options = ["-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", store]
+    subprocess.run(["mount", *options], check=True)
+    Path(store, "identity").write_bytes(identity)  # else it is another store
+    yield Path(store)
+    agent.kill()
+    subprocess.run(["umount", "-l", store], check=True)

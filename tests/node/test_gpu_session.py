@@ -4,9 +4,6 @@ The program ends when it runs while its card is away, so each of these tests als
 that it does not.
 """
 
-import subprocess
-from pathlib import Path
-
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
@@ -45,19 +42,6 @@ def test_a_saved_session_is_taken_back(agent, session):
     computes(session)
     assert holders(session) == 1
     assert agent.get("/v1/checkpoints").json() == []
-
-
-@pytest.fixture
-def small_store(agent):
-    """Room for the beginning of a session in the agent's store."""
-    store = f"{agent.folder}/store"
-    identity = Path(store, "identity").read_bytes()
-    options = ["-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", store]
-    subprocess.run(["mount", *options], check=True)
-    Path(store, "identity").write_bytes(identity)  # else it is another store
-    yield Path(store)
-    agent.kill()
-    subprocess.run(["umount", "-l", store], check=True)
 
 
 def test_store_that_is_full_in_the_middle_gives_the_card_its_memory_back(

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from tests.support.agent import wait_for
+import hashlib
+import json
+import os
+import threading
+import uuid
 
+import pytest
 
-def _held(steps) -> float:
-    """Seconds that the session stood still."""
-    return steps[-1]["checkpoint"]["frozen_seconds"]
+from tests.node.test_crash import at, remains, settled
+from tests.node.test_nap import nap, naps, wake
+from tests.support.agent import goes_on, wait_for
+from tests.support.fake_cards import computes, holders
+
+#: Steps in the order in which they come; from ``save`` on it goes on.
+STEPS = ["preflight", "dump", "files", "thaw", "save", "commit"]
+#: As much as takes a store some moments.
+MUCH = "import os; much = os.urandom(300 << 20)"
 
 
 def test_session_goes_on_and_comes_back_as_it_was_when_it_was_saved(
@@ -29,4 +40,186 @@ def test_session_goes_on_and_comes_back_as_it_was_when_it_was_saved(
     holding = places("hold")
     restored = agent.restore(holding, "cp-1")
     assert restored[-1]["tree"]["state"] == "running", restored[-1]
-    assert server.run(kernel, "x, os.getpid()") == f"([1, 2, 3], {pid})"
+    # IPython may add that its history has gone on without it.
+    assert server.run(kernel, "x, os.getpid()").startswith(f"([1, 2, 3], {pid})")
+
+
+class Counted(threading.Thread):
+    """A cell that counts, on one connection that must not be cut."""
+
+    def __init__(self, server, kernel: str, numbers: int) -> None:
+        super().__init__()
+        self._server, self._kernel, self._numbers = server, kernel, numbers
+        self.text = ""
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        code = (
+            "import time\n"
+            f"for i in range({self._numbers}):\n"
+            "    print(i, flush=True)\n"
+            "    time.sleep(0.01)\n"
+        )
+        session = uuid.uuid4().hex
+        try:
+            with self._server.channel(self._kernel, session) as channel:
+                message = self._server.execute(channel, session, code)
+                while True:
+                    answer = json.loads(channel.recv(30))
+                    if answer["parent_header"].get("msg_id") != message:
+                        continue
+                    content = answer["content"]
+                    self.text += content.get("text", "")
+                    if content.get("execution_state") == "idle":
+                        return
+        except Exception as error:
+            self.failure = error
+
+
+def test_connections_are_not_cut_and_no_output_is_lost(agent, jupyter):
+    server = jupyter()
+    kernel = server.start_kernel()
+    (server.home / "large").write_bytes(os.urandom(64 << 20))
+    expected = hashlib.sha256((server.home / "large").read_bytes()).hexdigest()
+    counted = Counted(server, kernel, 600)
+    counted.start()
+    with server.client.stream("GET", "files/large", timeout=60) as download:
+        got = hashlib.sha256()
+        parts = download.iter_bytes(1 << 20)
+        got.update(next(parts))
+        for number in range(1, 6):
+            saved = agent.save(server.place, f"cp-{number}", number)
+            assert saved[-1].get("checkpoint"), saved[-1]
+            got.update(next(parts))
+        for part in parts:
+            got.update(part)
+    assert got.hexdigest() == expected
+    counted.join(60)
+    assert counted.failure is None, counted.failure
+    assert counted.text.split() == [str(number) for number in range(600)]
+
+
+def test_second_save_point_stores_what_has_changed(agent, jupyter):
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, MUCH)
+    first, second = (
+        agent.save(server.place, f"cp-{number}", number)[-1]["checkpoint"]
+        for number in (1, 2)
+    )
+    assert first["stored_bytes"] > 300 << 20
+    assert second["stored_bytes"] < 0.05 * second["logical_bytes"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_else_is_ordered_calls_it_off_and_it_goes_on(agent, counter, step):
+    agent.save(counter, "cp-1", until=at(step, "begun"))
+    captured = agent.capture(counter, "cp-2", 2)
+    assert captured[-1]["checkpoint"]["id"] == "cp-2", captured[-1]
+    assert agent.tree(counter)["state"] == "captured"
+    agent.post(f"/v1/sessions/{counter.incarnation}/thaw")
+    assert goes_on(counter)
+
+
+def test_cancel_ends_it_and_leaves_nothing(agent, jupyter):
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, MUCH)
+    agent.save(server.place, "cp-1", until=at("save", "begun"))
+    path = f"/v1/sessions/{server.place.incarnation}"
+    assert agent.post(f"{path}/cancel").status_code == 202
+    wait_for(lambda: not agent.tree(server.place)["operation"])
+    assert agent.get("/v1/checkpoints").json() == []
+    assert remains(agent) == []
+    assert agent.tree(server.place)["origin"] == ""
+    assert server.run(kernel, "len(much)") == str(300 << 20)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_agent_killed_the_session_goes_on(agent, counter, step):
+    agent.save(counter, "cp-1", until=at(step, "begun"))
+    assert settled(agent, counter)["state"] == "running"
+    assert goes_on(counter)
+    assert [one["id"] for one in agent.get("/v1/checkpoints").json()] in ([], ["cp-1"])
+    again = agent.save(counter, "cp-2", 2)
+    assert again[-1].get("checkpoint"), again[-1]
+    assert goes_on(counter)
+
+
+@pytest.mark.usefixtures("small_store")
+def test_store_that_is_full_costs_the_save_point_alone(agent, counter):
+    failed = agent.save(counter, "cp-1")
+    assert failed[-1]["failure"]["code"] == "store_full", failed[-1]
+    assert goes_on(counter)
+    assert agent.tree(counter)["state"] == "running"
+
+
+def test_save_point_of_a_session_that_runs_is_restored_nowhere_else(
+    agent, counter, places
+):
+    assert agent.save(counter, "cp-1")[-1].get("checkpoint")
+    refused = agent.restore(places("hold"), "cp-1")[-1]
+    assert refused["code"] == "checkpoint_busy", refused
+    assert goes_on(counter)
+
+
+def test_session_that_ends_behind_its_copy_is_saved(agent, jupyter, places):
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, MUCH)
+    agent.save(server.place, "cp-1", until=at("save", "begun"))
+    server.place.kill()
+    wait_for(lambda: agent.get("/v1/checkpoints").json())
+    server.place = places("hold")
+    restored = agent.restore(server.place, "cp-1")
+    assert restored[-1]["tree"]["state"] == "running", restored[-1]
+    assert server.run(kernel, "len(much)") == str(300 << 20)
+
+
+@pytest.mark.usefixtures("driver")
+def test_nap_is_saved_while_it_naps_on(agent, start, places):
+    session = start()
+    computes(session)
+    nap(agent, session)
+    saved = agent.save(session, "cp-1")
+    assert saved[-1].get("checkpoint"), saved[-1]
+    assert {"napping"} == {agent.tree(session)["state"]}
+    assert naps(session)
+    again = agent.save(session, "cp-2", 2)
+    assert again[-1].get("checkpoint"), again[-1]
+    assert wake(agent, session)["tree"]["state"] == "running"
+    computes(session)
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("step", STEPS)
+def test_wake_calls_the_save_point_of_a_nap_off(agent, start, step):
+    session = start()
+    computes(session)
+    nap(agent, session)
+    agent.save(session, "cp-1", until=at(step, "begun"))
+    assert wake(agent, session)["tree"]["state"] == "running"
+    computes(session)
+    assert holders(session)
+
+
+@pytest.mark.usefixtures("driver")
+def test_session_with_a_card_gets_its_memory_back_before_it_goes_on(agent, start):
+    session = start()
+    computes(session)
+    saved = agent.save(session, "cp-1")
+    assert saved[-1].get("checkpoint"), saved[-1]
+    computes(session)
+    assert holders(session)
+    assert agent.tree(session)["state"] == "running"
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("step", ["gpu", *STEPS])
+def test_agent_killed_a_session_with_a_card_computes_on(agent, start, step):
+    session = start()
+    computes(session)
+    agent.save(session, "cp-1", until=at(step, "begun"))
+    assert settled(agent, session)["state"] == "running"
+    computes(session)
+    assert holders(session)

@@ -407,11 +407,20 @@ class Capture:
                     frozen_seconds=seconds,
                     gpus=gpus.held() if gpus else (),
                     timeout=self._limits.commit,
-                    last_look=rehearsal.wait if rehearsal is not None else None,
+                    last_look=lambda: self._word(rehearsal),
                 ),
                 step="commit",
                 limit=self._limits.commit * 2,
             )
+
+    def _word(self, rehearsal: Rehearsal | None) -> None:
+        """Wait for the rehearsal, in a thread.
+
+        Raises:
+            RolledBack: it would not come back, or that could not be found out.
+        """
+        if rehearsal is not None:
+            rehearsal.wait()
 
     def _since(self, begun: float) -> float:
         return round(self._tools.clock.monotonic() - begun, 3)

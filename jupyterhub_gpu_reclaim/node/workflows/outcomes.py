@@ -81,9 +81,9 @@ class Outcomes:
         if operations.restoring(checkpoint):
             raise busy
         for record in self.records.list():
-            if record.checkpoint != checkpoint or record.incarnation == incarnation:
+            if record.incarnation == incarnation or not _holds(record, checkpoint):
                 continue
-            if record.stage in _NEEDED | {Stage.RESTORED} and self._stands(record):
+            if self._stands(record):
                 raise busy
 
     def refuse_if_needed(self, checkpoint: str) -> None:
@@ -109,3 +109,11 @@ class Outcomes:
             return trees.has_programs(session)
         except NotFound:
             return False
+
+
+def _holds(record: Record, checkpoint: str) -> bool:
+    """Whether that incarnation's tree is, or was saved as, what is in it."""
+    if record.stage is Stage.SETTLED:
+        return record.parent == checkpoint
+    needs = record.stage in _NEEDED | {Stage.RESTORED}
+    return needs and record.checkpoint == checkpoint

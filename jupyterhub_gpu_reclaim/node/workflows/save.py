@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
 from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import RolledBack
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
-    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
     from jupyterhub_gpu_reclaim.node.operations.records import Record
+    from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
 
 class Save(Capture):
@@ -157,6 +157,25 @@ class Save(Capture):
                     limit=self._limits.dump,
                 )
             return await self._commit(writer, rehearsal, frozen)
+
+    def _word(self, rehearsal: Rehearsal | None) -> None:
+        """Wait for the rehearsal; a session that has ended has nothing but the copy.
+
+        Raises:
+            RolledBack: it would not come back, or that could not be found out.
+        """
+        try:
+            super()._word(rehearsal)
+        except ReclaimError:
+            self._cancel.check()
+            if self._lives():
+                raise
+
+    def _lives(self) -> bool:
+        try:
+            return self._tree().root is not None
+        except NotFound:
+            return False
 
     def _learn(self, why: ReclaimError, snapshot: Snapshot) -> None:
         """Nothing stops because of it: a suspend finds out for itself."""
