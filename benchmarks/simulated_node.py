@@ -136,6 +136,12 @@ class SimulatedAgent(MemoryAgent[Place]):
         async for event in self.begin_capture(incarnation, checkpoint, generation):
             yield event
 
+    async def save(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        async for event in self.begin_save(incarnation, checkpoint, generation):
+            yield event
+
     async def restore(
         self, incarnation: str, checkpoint: str, *, lazy: bool = False
     ) -> AsyncIterator[Event]:

@@ -754,6 +754,11 @@ class Reason(Enum):
         ),
         ("To have it suspended first: --save-running, or the page's Bring back."),
     )
+    ENDED_SINCE_SAVED = (
+        "ended_since_saved",
+        "The session ended on {ended}; its last save point is from {when}.",
+        "Resume it as it was then, or start fresh; nothing is deleted meanwhile.",
+    )
     ENDED_AFTER_RETURN = (
         "ended_after_return",
         "The session ended soon after it came back; its checkpoint is kept.",

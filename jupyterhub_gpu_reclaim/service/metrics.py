@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
 
-OPERATIONS = ("suspend", "resume", "nap", "wake")
+OPERATIONS = ("suspend", "resume", "save", "nap", "wake")
 OUTCOMES = ("ok", "failed")
-#: The agent's steps, as ``capture.py``, ``restore.py`` and ``nap.py`` in
+#: The agent's steps, as ``capture.py``, ``restore.py``, ``save.py`` and ``nap.py`` in
 #: ``node/workflows`` name them.
 STEPS = {
     "suspend": (
@@ -53,6 +53,16 @@ STEPS = {
         "commit",
     ),
     "resume": ("check", "files", "programs", "memory", "gpu", "answer"),
+    "save": (
+        "preflight",
+        "gpu",
+        "dump",
+        "files",
+        "thaw",
+        "save",
+        "rehearsal",
+        "commit",
+    ),
     "nap": ("preflight", "gpu"),
     "wake": ("room", "gpu"),
 }
@@ -201,7 +211,7 @@ def _durations(now: MetricsSnapshot) -> Iterator[Metric]:
     yield still
     family = HistogramMetricFamily(
         PREFIX + "step_duration_seconds",
-        "Time that one step of a suspend, a resume, a nap or a wake took.",
+        "Time that one step of a suspend, a resume, a save, a nap or a wake took.",
         labels=["operation", "step"],
     )
     usual = {(operation, step) for operation in STEPS for step in STEPS[operation]}

@@ -260,6 +260,7 @@ class MemoryAgent(Generic[S]):
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
         """Capture a session, attach to that capture, or repeat how it ended."""
+        self._call_off_save(incarnation)
         known = self._attach(incarnation, "capture", checkpoint)
         if known is not None:
             return known.follow()
@@ -272,6 +273,56 @@ class MemoryAgent(Generic[S]):
         session.state = TreeState.CAPTURING
         session.term, session.generation = self.term(), generation
         return self._begin(session, "capture", checkpoint).follow()
+
+    def begin_save(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save a session that goes on, attach to that, or repeat how it ended."""
+        known = self._attach(incarnation, "save", checkpoint)
+        if known is not None:
+            return known.follow()
+        held = self.saved.get(checkpoint)
+        if held is not None and held[0].incarnation == incarnation:
+            return _only(Event(checkpoint=held[0]))
+        session = self._find(incarnation)
+        if session.state not in {TreeState.RUNNING, TreeState.NAPPING}:
+            raise _wrong(session, "be saved now")
+        operation = session.operation = MemoryOperation("save", checkpoint)
+        stamp = self.term(), generation
+        work = self._save(session, operation, stamp)
+        operation.task = asyncio.create_task(work)
+        return operation.follow()
+
+    async def _save(
+        self, session: S, operation: MemoryOperation, stamp: tuple[int, int]
+    ) -> None:
+        image = self.image(session)  # as it is at the beginning
+        failure = await self._follow(self.capturing(session), operation)
+        if failure is None and session.stuck:
+            error = RolledBack(Reason.WOULD_NOT_RETURN, why=session.stuck)
+            failure = codec.failure_of(error)
+        if failure is not None:
+            operation.add(Event(failure=failure))
+            return
+        info = msgspec.structs.replace(
+            self.info(session),
+            id=operation.checkpoint,
+            term=stamp[0],
+            generation=stamp[1],
+        )
+        self.keep(info, image)
+        self._gpu_memory[info.id] = session.gpu_memory
+        session.parent = info.id
+        operation.add(Event(checkpoint=info))
+
+    def _call_off_save(self, incarnation: str) -> None:
+        """A save is in the way of nothing; the session goes on as it does."""
+        running = self._running(incarnation)
+        if running is not None and running.kind == "save":
+            running.cancelled = True
+            running.add(Event(failure=_cancelled()))
+            if running.task is not None:
+                running.task.cancel()
 
     def begin_restore(
         self, incarnation: str, checkpoint: str, *, lazy: bool = False
@@ -362,6 +413,7 @@ class MemoryAgent(Generic[S]):
         if incarnation not in self.places:
             return await self.tree(incarnation)
         session = self._find(incarnation)
+        self._call_off_save(incarnation)
         running = session.running
         if running is not None and running.kind == "capture":
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
@@ -380,7 +432,7 @@ class MemoryAgent(Generic[S]):
         running = self._running(incarnation)
         if running is None:
             await self.tree(incarnation)
-        elif running.kind in {"capture", "nap", "wake"}:
+        elif running.kind in {"capture", "nap", "save", "wake"}:
             running.cancelled = True
         else:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
@@ -454,6 +506,8 @@ class MemoryAgent(Generic[S]):
 
     def _uses(self, session: S, checkpoint: str) -> bool:
         """Whether a session's tree, stopped or running, stands for that checkpoint."""
+        if session.parent == checkpoint and session.tree().lives:
+            return True  # it runs on from there
         return session.checkpoint == checkpoint and session.state in {
             TreeState.CAPTURED,
             TreeState.RESTORING,
@@ -465,6 +519,7 @@ class MemoryAgent(Generic[S]):
         self, incarnation: str, kind: str, wanted: TreeState, *, partly: bool = False
     ) -> AsyncIterator[Event]:
         session = self._find(incarnation)
+        self._call_off_save(incarnation)
         running = session.running
         if running is not None and running.kind != kind:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)

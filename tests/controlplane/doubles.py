@@ -291,6 +291,9 @@ class NodeInMemory(MemoryAgent[Place]):
         self._take_up(seen)
         return self._told(self.begin_capture(incarnation, checkpoint, generation))
 
+    async def save(self, incarnation, checkpoint, generation):
+        return self._told(self.begin_save(incarnation, checkpoint, generation))
+
     async def restore(self, incarnation, checkpoint, *, lazy=False):
         self.lazily.append(lazy)
         return self._told(self.begin_restore(incarnation, checkpoint, lazy=lazy))

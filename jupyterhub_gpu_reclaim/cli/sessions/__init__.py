@@ -67,21 +67,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _which(resume, idle=False)
     _waiting(resume)
 
-    nap = add(
-        "nap", "actions", "move the GPU memory of sessions out, while they run on"
-    )
-    _which(nap)
-    _waiting(nap)
-    nap.epilog = (
-        "For administrators. Programs with a GPU are stopped; what somebody sends to"
-        f" one of them wakes the session by itself. {nap.epilog}"
-    )
-
-    wake = add("wake", "actions", "move the GPU memory of napping sessions back")
-    _which(wake, idle=False)
-    _waiting(wake)
-    wake.epilog = f"For administrators. {wake.epilog}"
-
+    _register_for_running(add)
     renew = add(
         "renew-login",
         "actions",
@@ -157,6 +143,33 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         const=0.0,
         help="end it now",
     )
+
+
+def _register_for_running(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """What is done to sessions that run on."""
+    save = add("save", "actions", "save sessions while they go on")
+    _which(save)
+    _waiting(save)
+    save.epilog = (
+        "Each stands still for as long as its memory takes to be copied. If it ends, or"
+        " its node is lost, its user can bring it back as it was at its last save"
+        f" point. {save.epilog}"
+    )
+
+    nap = add(
+        "nap", "actions", "move the GPU memory of sessions out, while they run on"
+    )
+    _which(nap)
+    _waiting(nap)
+    nap.epilog = (
+        "For administrators. Programs with a GPU are stopped; what somebody sends to"
+        f" one of them wakes the session by itself. {nap.epilog}"
+    )
+
+    wake = add("wake", "actions", "move the GPU memory of napping sessions back")
+    _which(wake, idle=False)
+    _waiting(wake)
+    wake.epilog = f"For administrators. {wake.epilog}"
 
 
 def seconds(text: str) -> float:

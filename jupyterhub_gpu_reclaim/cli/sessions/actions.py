@@ -42,6 +42,7 @@ _LIVE = tuple(phase for phase in Phase if phase.live)
 _FROM = {
     "suspend": _LIVE,
     "resume": (Phase.SUSPENDED,),
+    "save": _LIVE,
     "nap": (Phase.RUNNING,),
     "wake": (Phase.NAPPING,),
     "renew-login": (Phase.SUSPENDED,),
@@ -66,6 +67,11 @@ def suspend(args: argparse.Namespace) -> int:
 def resume(args: argparse.Namespace) -> int:
     """Resume suspended sessions."""
     return _act(args, "resume", lambda client: lambda view: client.resume(view.key))
+
+
+def save(args: argparse.Namespace) -> int:
+    """Save sessions that go on."""
+    return _act(args, "save", lambda client: lambda view: client.save(view.key))
 
 
 def nap(args: argparse.Namespace) -> int:

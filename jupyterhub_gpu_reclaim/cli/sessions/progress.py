@@ -49,7 +49,9 @@ class Result(Value, frozen=True, kw_only=True):
 
 
 def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None:
-    """How ``suspend``, ``resume``, ``nap`` or ``wake`` has ended; None: not yet.
+    """How ``suspend``, ``resume``, ``save``, ``nap`` or ``wake`` has ended.
+
+    None: not yet.
 
     The service keeps the request as ``intent`` until the worker begins it. So a session
     that is where it began, without that intent, has been tried and has failed.
@@ -57,6 +59,8 @@ def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None
     pending = view.facts.intent == action
     if action in {"nap", "wake"}:
         return None if pending else _nap_outcome(action, view)
+    if action == "save" and view.phase.live:
+        return None if pending else _save_outcome(view)
     # one that is on its way back already has been suspended
     goal = {Phase.SUSPENDED, Phase.RESUMING} if action == "suspend" else _LIVE
     start = _LIVE if action == "suspend" else {Phase.SUSPENDED}
@@ -67,6 +71,11 @@ def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None
     if view.phase in start and not pending:
         return How.FAILED, view.failure or _failure(Reason.CANCELLED)
     return None
+
+
+def _save_outcome(view: SessionView) -> tuple[How, Failure | None]:
+    """The same for a save point; one that succeeds clears the last failure."""
+    return (How.DONE, None) if view.failure is None else (How.FAILED, view.failure)
 
 
 def _nap_outcome(action: str, view: SessionView) -> tuple[How, Failure | None]:
@@ -86,7 +95,7 @@ class Following:
     """The sessions of an action, until each has ended.
 
     Args:
-        action: ``suspend``, ``resume``, ``nap`` or ``wake``.
+        action: ``suspend``, ``resume``, ``save``, ``nap`` or ``wake``.
         tell: called with a session, its step, bytes done and in all.
         ended: called with a session that has ended.
     """

@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
 from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import fenced_agent, fenced_hub
 from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
@@ -127,6 +128,7 @@ class Controller:
         line = GpuQueue(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
         napper = Napper(sessions, agent, settings)
+        saver = Saver(sessions, agent, settings, new_id)
         self._observer = observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
         judge = Judge(sessions, decide, naps, is_lazy)
@@ -142,6 +144,7 @@ class Controller:
             suspender=suspender,
             resumer=resumer,
             napper=napper,
+            saver=saver,
             room=room,
             settings=settings,
         )

@@ -7,6 +7,7 @@ waits for an operation. The policy is not asked whether a person may do somethin
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
+    ReclaimError,
     Refused,
     StoreError,
     Unreachable,
@@ -159,8 +161,29 @@ class UserApi:
         gone = {Phase.SUSPENDING, Phase.RELEASING, Phase.SUSPENDED}
         if row.phase in LIVE:
             self._wish(row, Intent.SUSPEND, by)
+            await self._call_off_save(row)
         elif row.phase not in gone or row.intent is Intent.RESUME:
             raise _wrong(row, SessionEvent.SUSPEND)
+        return self._sessions.view(key)
+
+    async def save(self, key: SessionKey, by: str) -> SessionView:
+        """Save a session as soon as possible, while it goes on.
+
+        The policy is not asked.
+
+        Raises:
+            NotFound: no such session.
+            Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: another
+                order is to be carried out first.
+        """
+        row = self._known(key)
+        if row.phase not in LIVE:
+            raise Refused(
+                Reason.WRONG_PHASE, phase=row.phase.value, action="be saved now"
+            )
+        if row.intent not in {Intent.NONE, Intent.SAVE}:
+            raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
+        self._wish(row, Intent.SAVE, by)
         return self._sessions.view(key)
 
     async def nap(self, key: SessionKey, by: str) -> SessionView:
@@ -173,7 +196,7 @@ class UserApi:
             Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: its
                 suspend was ordered.
         """
-        return self._order_nap(key, Intent.NAP, SessionEvent.NAPS, by)
+        return await self._order_nap(key, Intent.NAP, SessionEvent.NAPS, by)
 
     async def wake(self, key: SessionKey, by: str) -> SessionView:
         """Move its GPU memory back; one that is awake is no error.
@@ -182,9 +205,9 @@ class UserApi:
             NotFound: no such session.
             Refused: as for ``nap``.
         """
-        return self._order_nap(key, Intent.WAKE, SessionEvent.WAKES, by)
+        return await self._order_nap(key, Intent.WAKE, SessionEvent.WAKES, by)
 
-    def _order_nap(
+    async def _order_nap(
         self, key: SessionKey, intent: Intent, event: SessionEvent, by: str
     ) -> SessionView:
         row = self._known(key)
@@ -193,6 +216,7 @@ class UserApi:
         if row.intent is Intent.SUSPEND:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
         self._wish(row, intent, by)
+        await self._call_off_save(row)
         return self._sessions.view(key)
 
     async def resume(
@@ -432,6 +456,7 @@ class UserApi:
             )
         elif row.phase in LIVE and save_running:
             bringing.wish(self._sessions, row, wanted, by)
+            await self._call_off_save(row)
         elif row.phase in LIVE:
             raise Refused(Reason.SESSION_RUNS)
         else:
@@ -654,6 +679,12 @@ class UserApi:
         """Nobody deletes what a former account of their name has left."""
         if by == of_user(key.user) and self._sessions.row(key).claimed:
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
+
+    async def _call_off_save(self, row: SessionRow) -> None:
+        """What is wanted next does not wait for a save point."""
+        if row.intent is Intent.SAVE:
+            with suppress(ReclaimError):
+                await self._agent.cancel(row.incarnation)
 
     def _wish(self, row: SessionRow, intent: Intent, by: str) -> None:
         """Write an intent into the row; the worker carries it out."""

@@ -53,6 +53,23 @@ def current(info: CheckpointInfo, now: float) -> CheckpointRow:
     )
 
 
+def save_point(info: CheckpointInfo, now: float) -> CheckpointRow:
+    """What its session, which goes on, was saved as; kept as long as it runs."""
+    return msgspec.structs.replace(current(info, now), keeping=Keeping.SUPERSEDED)
+
+
+def outdated(
+    sessions: Sessions, key: SessionKey, seconds: float
+) -> list[CheckpointRow]:
+    """Save points that are kept without limit, now that there is a newer one."""
+    now = sessions.clock.now()
+    return [
+        row.kept(row.keeping, now, now + seconds)
+        for row in sessions.journal.checkpoints(key)
+        if row.keeping is Keeping.SUPERSEDED and row.expires is None
+    ]
+
+
 def aside(
     info: CheckpointInfo,
     now: float,

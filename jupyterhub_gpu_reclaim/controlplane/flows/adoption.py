@@ -64,12 +64,21 @@ def running(
 
 
 def lost(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionRow:
-    """A session ended by itself soon after its return: back to its checkpoint."""
+    """A session ended by itself: back to where it came from, or to its save point.
+
+    Of that its user has seen more since, and is asked.
+    """
+    now = sessions.clock.now()
+    failure = failure_of(Reason.ENDED_AFTER_RETURN)
+    if saved.incarnation == row.incarnation:
+        failure = failure_of(
+            Reason.ENDED_SINCE_SAVED, ended=moment(now), when=moment(saved.created)
+        )
     return sessions.apply(
         row.key,
         SessionEvent.LOST,
-        failure=failure_of(Reason.ENDED_AFTER_RETURN),
-        checkpoints=[expiry.current(saved, sessions.clock.now())],
+        failure=failure,
+        checkpoints=[expiry.current(saved, now)],
         checkpoint=saved.id,
         **lineage.highest(row, [saved]),
     )
@@ -181,6 +190,7 @@ def _beside(
         before = {parent} | lineage.goes_back_to(parent, observed) - _by_word(observed)
         rows = _superseded(rows, before, until)
         changes["checkpoint"] = parent
+        rows = [_kept_on(each, parent, row) for each in rows]
     if not row.since:  # nothing that runs or is suspended: only what may come back
         sessions.journal.keep(rows)
         sessions.touch(row.key)
@@ -215,6 +225,14 @@ def _superseded(
         msgspec.structs.replace(each, **superseded) if each.id in line else each
         for each in rows
     ]
+
+
+def _kept_on(each: CheckpointRow, parent: str, row: SessionRow) -> CheckpointRow:
+    """A save point of what runs is kept as long as that."""
+    its = each.info is not None and each.info.incarnation == row.incarnation
+    if its and each.id == parent:
+        return msgspec.structs.replace(each, expires=None)
+    return each
 
 
 def _asides(

@@ -163,7 +163,10 @@ class Suspender:
             SessionEvent.COMMITTED,
             note=f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
             f" written; that took {duration(now - row.since)}.",
-            checkpoints=[expiry.current(info, now)],
+            checkpoints=[
+                *expiry.outdated(self._sessions, row.key, self._settings.grace),
+                expiry.current(info, now),
+            ],
             checkpoint=info.id,
             failures=0,
             backoff_until=None,

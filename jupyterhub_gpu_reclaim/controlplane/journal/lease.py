@@ -337,8 +337,8 @@ class _Fenced:
 
 
 class _FencedAgent(_Fenced):
-    _orders = frozenset({"capture", "restore", "nap", "wake", "thaw", "release"})
-    _orders |= {"kill", "cancel", "discard", "lay_aside"}
+    _orders = frozenset({"capture", "save", "restore", "nap", "wake", "thaw"})
+    _orders |= {"release", "kill", "cancel", "discard", "lay_aside"}
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
         """The committed ones; from now on the term is not below any of theirs.

@@ -198,6 +198,8 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     mine = next((info for info in infos if info.id == row.checkpoint), None)
     if mine is None:
         return None
+    if row.failure is not None and row.failure.code == Reason.ENDED_SINCE_SAVED.value:
+        return row.failure  # it has gone on since then
     its = {mine.session, mine.incarnation} - {""}
     agreed = asked.former in its or lineage.agrees(asked.checkpoint, mine, infos)
     if row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value:

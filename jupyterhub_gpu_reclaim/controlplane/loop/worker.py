@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+    from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
     from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
@@ -72,6 +73,7 @@ class Worker:
         suspender: Suspender,
         resumer: Resumer,
         napper: Napper,
+        saver: Saver,
         room: RoomMaker,
         settings: Settings,
     ) -> None:
@@ -83,6 +85,7 @@ class Worker:
         self._suspender = suspender
         self._resumer = resumer
         self._napper = napper
+        self._saver = saver
         self._room = room
         self._settings = settings
         self._captures = asyncio.Semaphore(settings.captures)
@@ -259,6 +262,9 @@ class Worker:
             return await self._suspend(row.key, row.intent_by)
         if row.intent is Intent.NAP and action.tree is not None:
             return await self._nap_or_wake(row, action.tree)
+        if row.intent is Intent.SAVE:
+            await self._saver.save(row)
+            return self._settings.pace
         if row.bring_back:  # it went on after all
             row = bring_back.call_off(self._sessions, row, self._settings)
         now = self._sessions.clock.now()

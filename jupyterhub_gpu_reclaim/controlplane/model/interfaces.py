@@ -76,6 +76,15 @@ class Agent(Protocol):
         somebody asks for it, idle or not.
         """
 
+    def save(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save a tree that goes on; the last event has ``checkpoint`` or ``failure``.
+
+        Any other order for it calls it off, where its agent has not ended it yet. An
+        older agent refuses it (``invalid``).
+        """
+
     def restore(
         self, incarnation: str, checkpoint: str, *, lazy: bool = False
     ) -> AsyncIterator[Event]:
@@ -122,7 +131,7 @@ class Agent(Protocol):
         """End an orphan; refused while a capture runs."""
 
     async def cancel(self, incarnation: str) -> None:
-        """Cancel a running capture, nap or wake."""
+        """Cancel a running capture, save, nap or wake."""
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
         """The committed ones; with a ``key``, those of that session alone."""

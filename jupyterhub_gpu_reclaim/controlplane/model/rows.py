@@ -31,6 +31,7 @@ class Intent(StrEnum):
     RESUME = "resume"
     NAP = "nap"
     WAKE = "wake"
+    SAVE = "save"
 
 
 class SessionRow(Value, frozen=True, kw_only=True):
@@ -49,7 +50,7 @@ class SessionRow(Value, frozen=True, kw_only=True):
     generation: int = 0
     term: int = 0
     #: committed, and what a start of this session restores; while RUNNING it is the
-    #: one that the session came from, kept for the time of grace
+    #: one that the session came from, kept for the time of grace, or its save point
     checkpoint: str = ""
     attempt: str = ""  #: id of the capture under way, not (yet) committed
     intent: Intent = Intent.NONE
@@ -88,7 +89,9 @@ class Keeping(StrEnum):
     """Why a checkpoint is kept."""
 
     CURRENT = "current"  #: the session is suspended in it
-    SUPERSEDED = "superseded"  #: the session came back from it; kept for a while
+    #: the session came back from it, which is kept for a while, or was saved as it
+    #: while it ran
+    SUPERSEDED = "superseded"
     ASIDE = "aside"  #: the user started fresh; kept for days
     FORMER = "former"  #: of a former account of its user's name; kept for days, unseen
     WANTED = "wanted"  #: to be brought back as soon as the session is suspended

@@ -24,7 +24,10 @@ except ImportError:  # JupyterHub 5
 
 STATUS = 409
 #: Reasons for which a person has to choose what is to come back.
-ASKS = frozenset({Reason.SAVED_FOUND.value, Reason.SAVED_OLDER.value})
+ASKS = frozenset(
+    reason.value
+    for reason in (Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.ENDED_SINCE_SAVED)
+)
 #: Reasons that an administrator understands and mends, and no user. The page has them
 #: behind "details".
 OPERATORS_OWN = frozenset(

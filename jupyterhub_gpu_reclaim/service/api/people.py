@@ -175,6 +175,25 @@ class Resume(PersonRoute):
         self.answer(view, 202)
 
 
+class SaveSession(PersonRoute):
+    """Save a session that goes on."""
+
+    path: ClassVar = "api/sessions/{user}/{server}/save"
+    for_tabs: ClassVar = True
+
+    @operation(
+        "Save the session while it goes on; if it ends, it can come back as it was",
+        answer=SessionView,
+        status=202,
+        errors=(404, 409),
+    )
+    async def post(self, user: str, server: str) -> None:
+        """Begin the save; answers before it is done."""
+        key = self.key(user, server)
+        view = await self.context.control.users.save(key, self.person.label)
+        self.answer(view, 202)
+
+
 class NapSession(PersonRoute):
     """Move a session's GPU memory out."""
 
@@ -440,6 +459,7 @@ ROUTES: tuple[type[Route], ...] = (
     Why,
     Suspend,
     Resume,
+    SaveSession,
     NapSession,
     WakeSession,
     KeepSession,

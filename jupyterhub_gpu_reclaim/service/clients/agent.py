@@ -221,6 +221,19 @@ class AgentClient:
         }
         return self._stream(_session(incarnation, "capture", pod), body)
 
+    def save(
+        self,
+        incarnation: str,
+        checkpoint: str,
+        generation: int,
+        *,
+        pod: str = "",
+        **facts: Any,
+    ) -> AsyncIterator[Event]:
+        """Save a tree that goes on, or attach to that; the last event is the end."""
+        body = {"checkpoint": checkpoint, "generation": generation, **facts}
+        return self._stream(_session(incarnation, "save", pod), body)
+
     def restore(
         self,
         incarnation: str,
@@ -270,7 +283,7 @@ class AgentClient:
         return await self._order(_session(incarnation, "kill", pod))
 
     async def cancel(self, incarnation: str, *, pod: str = "") -> None:
-        """Cancel a running capture, nap or wake."""
+        """Cancel a running capture, save, nap or wake."""
         path = _session(incarnation, "cancel", pod)
         await self._post(path, dict[str, Any], limit=self._quick)
 

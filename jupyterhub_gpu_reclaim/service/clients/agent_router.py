@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -241,21 +241,34 @@ class AgentRouter:
     ) -> AsyncIterator[Event]:
         """Capture a tree, with what its return will need."""
         pod, client = await self._seat(incarnation, running=True)
-        events = client.capture(
-            incarnation,
-            checkpoint,
-            generation,
-            seen=seen,
-            pod=pod.uid,
-            key=pod.key,
-            image=pod.image,
-            node_labels=await self._labels_of(pod),
-            session=pod.session,
-            account=pod.account,
-        )
+        facts = await self._facts_of(pod)
+        events = client.capture(incarnation, checkpoint, generation, seen=seen, **facts)
         with named(pod.node):
             async for event in events:
                 yield event
+
+    async def save(
+        self, incarnation: str, checkpoint: str, generation: int
+    ) -> AsyncIterator[Event]:
+        """Save a tree that goes on, likewise."""
+        pod, client = await self._seat(incarnation, running=True)
+        facts = await self._facts_of(pod)
+        with named(pod.node):
+            async for event in client.save(
+                incarnation, checkpoint, generation, **facts
+            ):
+                yield event
+
+    async def _facts_of(self, pod: Pod) -> dict[str, Any]:
+        """What the API server knows of a session, for its checkpoint."""
+        return {
+            "pod": pod.uid,
+            "key": pod.key,
+            "image": pod.image,
+            "node_labels": await self._labels_of(pod),
+            "session": pod.session,
+            "account": pod.account,
+        }
 
     async def restore(
         self, incarnation: str, checkpoint: str, *, lazy: bool = False

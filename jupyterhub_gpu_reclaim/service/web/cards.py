@@ -444,14 +444,15 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
     renew = Button("renew-login", "Restore its login", "main")
     if view.phase.live:
         suspend = Button("suspend", "Suspend now", asks=_suspend_asks(view))
-        if not manages:
-            return [suspend]
-        if code == Reason.NOT_ADOPTED.value:
+        if manages and code == Reason.NOT_ADOPTED.value:
             return [renew, suspend]
+        save = Button("save", "Save point")
+        if not manages:
+            return [suspend, save]
         awake = view.gpus and (view.phase is Phase.RUNNING or not view.facts.nap)
         naps = [Button("nap", "Nap now")] if awake else []
         wakes = [Button("wake", "Wake up")] if view.facts.nap else []
-        return [suspend, *naps, *wakes]
+        return [suspend, save, *naps, *wakes]
     if view.phase is Phase.SUSPENDED:
         if manages and code == Reason.TOKEN_REVOKED.value:
             return [renew, Button("resume", "Try again")]

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 #: Failures for which a person has to choose what comes back: a visit alone does not.
-ASKS = frozenset({Reason.SAVED_FOUND.value, Reason.SAVED_OLDER.value})
+ASKS = frozenset(
+    reason.value
+    for reason in (Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.ENDED_SINCE_SAVED)
+)
 
 
 class Act(Page):
@@ -63,6 +66,8 @@ class Act(Page):
         control, by = self.context.control, self.person.label
         if action == "suspend":
             await control.users.suspend(key, by)
+        elif action == "save":
+            await control.users.save(key, by)
         elif action == "resume":
             await control.users.resume(key, by, manages=self.person.manages)
         elif action == "keep":
@@ -150,7 +155,7 @@ class Fresh(Page):
 
 
 _ACTIONS = (
-    "suspend|resume|nap|wake|keep|idle-time|pin|delete|bring-back|renew-login|end-tree"
+    "suspend|resume|save|nap|wake|keep|idle-time|pin|delete|bring-back|renew-login|end-tree"
     "|revoke-tabs"
 )
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 DONE = {
     "suspend": "Suspending the session.",
     "resume": "Resuming the session.",
+    "save": "The session is being saved; it keeps running.",
     "nap": "Its GPU memory is being moved out; the session keeps running.",
     "wake": "Its GPU memory is being moved back.",
     "keep": "The session is kept running.",

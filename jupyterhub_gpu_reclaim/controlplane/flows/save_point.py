@@ -1,0 +1,132 @@
+"""Save point: a session that runs is saved, and goes on.
+
+What is saved is what the session goes back to if its programs end, or are lost with
+their node; its user is asked then. The newest one is kept as long as it runs. The agent
+calls a save off by itself for whatever else is ordered, and the session goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import duration, size
+from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Event, Failure
+    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+_log = logging.getLogger(__name__)
+
+
+class Saver:
+    """The steps of a save point."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        agent: Agent,
+        settings: Settings,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._sessions = sessions
+        self._agent = agent
+        self._settings = settings
+        self._new_id = new_id
+
+    async def save(self, row: SessionRow) -> None:
+        """Carry the order of the row out; it is none any more then.
+
+        Raises:
+            Unreachable: the agent was lost on the way; it may go on there.
+            Refused: ``operation_in_flight``: another one has to end first.
+        """
+        try:
+            async with asyncio.timeout(self._settings.operation_limit):
+                end = await self._carried_out(row)
+        except TimeoutError:
+            await self._agent.cancel(row.incarnation)
+            raise Unreachable(Reason.AGENT_UNREACHABLE, detail="save") from None
+        except Unreachable:
+            raise
+        except ReclaimError as error:
+            if error.reason is Reason.OPERATION_IN_FLIGHT:
+                raise
+            self._failed(row, codec.failure_of(error))
+            return
+        if end.checkpoint is not None:
+            self._saved(row, end.checkpoint)
+        elif end.failure is not None:
+            self._failed(row, end.failure)
+
+    async def _carried_out(self, row: SessionRow) -> Event:
+        """The last event."""
+        generation = self._sessions.next_generation(row.key)
+        events = self._agent.save(row.incarnation, self._new_id(), generation)
+        async for event in events:
+            if event.step is None:
+                return event
+            self._sessions.counters.step("save", event.step)
+        raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
+
+    def _saved(self, row: SessionRow, info: CheckpointInfo) -> None:
+        """From now on it is what the session goes back to."""
+        sessions, now = self._sessions, self._sessions.row(row.key)
+        self._count("ok")
+        if now.incarnation != row.incarnation or now.phase not in LIVE:
+            return  # it is found in the store
+        note = (
+            f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
+            f" written; it stood still for {duration(info.frozen_seconds)}."
+        )
+        at = sessions.clock.now()
+        sessions.counters.still.observe(info.frozen_seconds)
+        sessions.update(
+            row.key,
+            sessions.audit_line(row.key, row.intent_by, "save point", note),
+            checkpoints=[
+                *expiry.outdated(sessions, row.key, self._settings.grace),
+                expiry.save_point(info, at),
+            ],
+            checkpoint=info.id,
+            failure=None,
+            **lineage.highest(now, [info]),
+            **_done(now),
+        )
+
+    def _failed(self, row: SessionRow, failure: Failure) -> None:
+        """The session goes on as if it had not been ordered."""
+        sessions, now = self._sessions, self._sessions.row(row.key)
+        self._count("failed", failure.code)
+        if failure.code == Reason.CANCELLED.value:
+            return  # where nobody wants anything else, it is tried again
+        if now.incarnation != row.incarnation or now.phase not in LIVE:
+            return
+        _log.info("%s: not saved: %s", row.key, failure.message)
+        line = sessions.audit_line(
+            row.key, row.intent_by, "save point failed", failure.message
+        )
+        sessions.update(row.key, line, failure=failure, **_done(now))
+
+    def _count(self, outcome: str, code: str = "") -> None:
+        self._sessions.counters.operations["save", outcome] += 1
+        if code:
+            self._sessions.counters.failures["save", code] += 1
+
+
+def _done(row: SessionRow) -> dict[str, Any]:
+    """Without that order, unless somebody has ordered something else meanwhile."""
+    mine = row.intent is Intent.SAVE
+    return {"intent": Intent.NONE, "intent_by": ""} if mine else {}

@@ -1,0 +1,145 @@
+"""A save point: what a session goes back to when it ends, and nothing before."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import Placement
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
+from tests.controlplane.conftest import KEY
+
+
+def row(controller):
+    return controller._sessions.row(KEY)
+
+
+def kept(controller) -> dict[str, Keeping]:
+    rows = controller._sessions.journal.checkpoints(KEY)
+    return {each.id: each.keeping for each in rows}
+
+
+async def saved(world, controller) -> str:
+    """The id of a new save point of the session."""
+    before = set(world.node.saved)
+    await controller.users.save(KEY, "ada")
+    await world.until(lambda: row(controller).intent is Intent.NONE)
+    (new,) = set(world.node.saved) - before
+    return new
+
+
+async def running(world, contents: str = "as saved"):
+    controller = await world.controller()
+    incarnation = await world.running(contents)
+    await world.until(lambda: world.phase(controller) == "running")
+    return controller, incarnation
+
+
+def lost(world, incarnation: str) -> None:
+    """Its node is gone, and the Hub has noticed that."""
+    world.node.end(incarnation)
+    world.hub.states[KEY] = "stopped"
+
+
+async def test_session_that_is_lost_comes_back_as_it_was_saved_once_its_user_says_so(
+    world,
+):
+    controller, incarnation = await running(world)
+    checkpoint = await saved(world, controller)
+    assert world.phase(controller) == "running"
+    assert row(controller).checkpoint == checkpoint
+    world.node.places[incarnation].contents = "later"
+    lost(world, incarnation)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    for _ in range(2):
+        plan = await controller.plan_start(Placement(key=KEY, incarnation="i2"))
+        assert (plan.action, plan.failure.code) == ("refuse", "ended_since_saved")
+    await controller.users.resume(KEY, "ada")
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    (place,) = world.node.places.values()
+    assert place.contents == "as saved"
+
+
+async def test_user_may_start_fresh_instead(world):
+    controller, incarnation = await running(world)
+    checkpoint = await saved(world, controller)
+    lost(world, incarnation)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    await controller.users.start_fresh(KEY, "ada")
+    assert await world.hub.start(KEY) == "cold"
+    assert kept(controller) == {checkpoint: Keeping.ASIDE}
+
+
+async def test_only_the_newest_is_kept_without_limit(world):
+    controller, _ = await running(world)
+    first, second = await saved(world, controller), await saved(world, controller)
+    rows = {r.id: r for r in controller._sessions.journal.checkpoints(KEY)}
+    assert rows[first].expires is not None
+    assert rows[second].expires is None
+    assert row(controller).checkpoint == second
+
+
+async def test_suspend_makes_it_superfluous_and_a_stop_puts_it_aside(world):
+    controller, _ = await running(world)
+    checkpoint = await saved(world, controller)
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    rows = {r.id: r for r in controller._sessions.journal.checkpoints(KEY)}
+    assert rows[checkpoint].keeping is Keeping.SUPERSEDED
+    assert rows[checkpoint].expires is not None
+    await controller.users.resume(KEY, "ada")
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    again = await saved(world, controller)
+    await world.hub.stop(KEY)
+    await world.until(lambda: world.phase(controller) == "stopped")
+    assert kept(controller)[again] is Keeping.ASIDE
+    assert await world.hub.start(KEY) == "cold"
+
+
+async def test_journal_that_is_lost_meanwhile_costs_nothing(world):
+    first, incarnation = await running(world)
+    checkpoint = await saved(world, first)
+    second = await world.journal_lost(first)
+    await world.until(lambda: row(second).checkpoint == checkpoint)
+    await world.until(lambda: checkpoint in kept(second))
+    assert kept(second) == {checkpoint: Keeping.SUPERSEDED}
+    (there,) = second._sessions.journal.checkpoints(KEY)
+    assert there.expires is None
+    lost(world, incarnation)
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert row(second).failure.code == "ended_since_saved"
+
+
+async def test_service_killed_before_it_hears_of_it_finds_it(world):
+    first, _ = await running(world)
+    world.node.breaks_streams = True
+    await first.users.save(KEY, "ada")
+    await world.until(lambda: world.node.saved)
+    await world.kill(first)
+    world.node.breaks_streams = False
+    second = await world.controller()
+    await world.until(lambda: row(second).intent is Intent.NONE)
+    assert row(second).checkpoint in world.node.saved
+    assert world.phase(second) == "running"
+
+
+async def test_one_that_fails_is_told_and_the_session_goes_on(world):
+    controller, _ = await running(world)
+    world.node.places[row(controller).incarnation].stuck = "It has what cannot."
+    await controller.users.save(KEY, "ada")
+    await world.until(lambda: row(controller).intent is Intent.NONE)
+    assert row(controller).failure.code == "would_not_return"
+    assert world.phase(controller) == "running"
+    assert world.node.saved == {}
+
+
+async def test_nobody_saves_what_does_not_run(world):
+    controller, _ = await running(world)
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    with pytest.raises(Refused) as refused:
+        await controller.users.save(KEY, "ada")
+    assert refused.value.reason is Reason.WRONG_PHASE
