@@ -351,6 +351,63 @@ async def test_cancel_of_nothing_changes_nothing(node):
     assert (await node.agent.tree(name)).state is TreeState.CAPTURED
 
 
+# --- save
+
+
+async def test_save_ends_with_its_checkpoint_and_a_tree_that_goes_on(node):
+    name = node.run(ANN)
+    ended = await last(node.agent.save(name, "c1", 3))
+    info = ended.checkpoint
+    assert (info.id, info.key, info.incarnation) == ("c1", ANN, name)
+    assert info.generation == 3
+    tree = await node.agent.tree(name)
+    assert (tree.state, tree.origin) == (TreeState.RUNNING, "c1")
+    assert await stored(node) == ["c1"]
+
+
+async def test_save_ordered_again_tells_how_it_ended(node):
+    name = node.run(ANN)
+    for _ in range(2):
+        ended = await last(node.agent.save(name, "c1", 1))
+        assert ended.checkpoint.id == "c1"
+
+
+async def test_save_is_called_off_by_a_capture(node):
+    name = node.run(ANN)
+    async with aclosing(node.agent.save(name, "c1", 1)) as events:
+        await anext(events)
+        ended = await last(node.agent.capture(name, "c2", 2))
+    assert ended.checkpoint.id == "c2"
+    assert await stored(node) == ["c2"]
+
+
+async def test_save_is_cancelled_and_the_tree_goes_on(node):
+    name = node.run(ANN)
+    async with aclosing(node.agent.save(name, "c1", 1)) as events:
+        await anext(events)
+        await node.agent.cancel(name)
+        ended = await last(node.agent.save(name, "c1", 1))
+    assert ended.failure.code == Reason.CANCELLED.value
+    assert await stored(node) == []
+    assert (await node.agent.tree(name)).state is TreeState.RUNNING
+
+
+async def test_save_of_what_is_captured_is_refused(node):
+    name = await captured(node)
+    refused = await refusal(node.agent.save(name, "c2", 2))
+    assert refused is Reason.WRONG_PHASE
+
+
+async def test_what_was_saved_is_restored_nowhere_while_it_goes_on(node):
+    name = node.run(ANN)
+    await last(node.agent.save(name, "c1", 1))
+    held = node.hold(ANN)
+    assert await refusal(node.agent.restore(held, "c1")) is Reason.CHECKPOINT_BUSY
+    await node.agent.kill(name)
+    ended = await last(node.agent.restore(held, "c1"))
+    assert ended.tree.state is TreeState.RUNNING
+
+
 # --- restore
 
 
