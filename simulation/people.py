@@ -37,6 +37,7 @@ class People:
             "delete": self.delete,
             "bring back": self.bring_back,
             "reload": self.visit,
+            "save": self.save,
             "nap": self.nap,
             "wake": self.wake,
             "write": self.write,
@@ -184,6 +185,12 @@ class People:
         if users := self._users():
             self._world.asked[key] = self._world.loop.time()
             await users.suspend(key, key.user)
+
+    async def save(self, key: SessionKey, event: Event) -> None:
+        """The button for a save point."""
+        del event
+        if users := self._users():
+            await users.save(key, key.user)
 
     async def nap(self, key: SessionKey, event: Event) -> None:
         """An administrator's button."""

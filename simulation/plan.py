@@ -55,6 +55,9 @@ NOT_UNMOUNTED = NOT_STUCK
 FORMER_FROM, FORMER, GIVEN_UP = 3_000_000_000, 0.3, 0.5
 NOT_FORMER = NOT_UNMOUNTED
 
+#: Seeds from here on have save points, likewise, and the share of those.
+SAVED_FROM, SAVED = 9_000_000_000, 0.4
+
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
 
@@ -85,6 +88,19 @@ NAP_FAULTS = {
     "the agent is gone for good": 1,
 }
 NAP_FAULTED = 0.4
+#: What comes soon after the order for a save point, with their weights.
+SAVE_ACTS = {"work": 5, "save": 2, "suspend": 2, "visit": 2, "stop": 1}
+SAVE_FAULTS = {
+    "the tree dies": 4,
+    "the machine loses power": 2,
+    "the agent is killed": 3,
+    "the service is killed": 3,
+    "the agent is gone for good": 1,
+    "the journal is lost": 1,
+    "CRIU and the driver fail": 1,
+    "the store is full": 1,
+    "the store is away": 1,
+}
 #: What administrators do to many sessions, or to an account, with their weights.
 OPERATIONS = {"drain": 3, "rename": 3, "the service is upgraded": 3}
 #: Faults, with their weights.
@@ -185,7 +201,24 @@ def draw(seed: int) -> Plan:
     unmounted = seed >= UNMOUNTED_FROM and seed not in NOT_UNMOUNTED
     drawn = _unmounted(drawn) if unmounted else drawn
     former = seed >= FORMER_FROM and seed not in NOT_FORMER
-    return _former(drawn) if former else drawn
+    drawn = _former(drawn) if former else drawn
+    return _saved(drawn) if seed >= SAVED_FROM else drawn
+
+
+def _saved(plan: Plan) -> Plan:
+    """The same plan, sometimes with save points, and what comes in between or after."""
+    rng = random.Random(f"saves {plan.seed}")
+    if rng.random() >= SAVED:
+        return plan
+    events = list(plan.events)
+    for _ in range(rng.randint(1, 6)):
+        at, key = rng.uniform(20.0, SPAN), rng.choice(plan.keys)
+        events.append(_draw(rng, {"save": 1}, key, at))
+        for what in (SAVE_ACTS, SAVE_FAULTS, SAVE_ACTS):
+            if rng.random() < NEAR:
+                at = min(SPAN, at + rng.uniform(0.0, SOON))
+                events.append(_draw(rng, what, key, at))
+    return replace(plan, events=_in_order(events))
 
 
 def _former(plan: Plan) -> Plan:

@@ -420,6 +420,12 @@ class AgentOverWire:
             "capture", incarnation, checkpoint, generation, silence=60.0, seen=seen
         )
 
+    def save(
+        self, incarnation: str, checkpoint: str, generation: int, **more: Any
+    ) -> AsyncIterator[Event]:
+        del more
+        return self._stream("save", incarnation, checkpoint, generation, silence=60.0)
+
     def restore(
         self, incarnation: str, checkpoint: str, *, lazy: bool = False, **more: Any
     ) -> AsyncIterator[Event]:

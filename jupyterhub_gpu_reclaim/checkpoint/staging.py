@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 
@@ -44,9 +45,6 @@ class StoreFile(Protocol):
 
     def take_pipe(self, pipe: int, /) -> int:
         """Take everything up to the pipe's end; return how many bytes that was."""
-
-    def close(self) -> None:
-        """The file is complete."""
 
 
 class _Piece(NamedTuple):
@@ -96,11 +94,15 @@ class Staging:
         with self.file(name) as file:
             file.write(data)
 
-    def deliver(self, file: Callable[[str], StoreFile], cancel: Cancel) -> None:
+    def deliver(
+        self,
+        file: Callable[[str], AbstractContextManager[StoreFile]],
+        cancel: Cancel,
+    ) -> None:
         """Hand every file over, one after the other, and forget its contents.
 
         Args:
-            file: begins a file in the store.
+            file: begins a file in the store, which is complete at the block's end.
             cancel: ends it.
 
         Raises:
@@ -113,9 +115,8 @@ class Staging:
             piece.give_back()
         for name, staged in list(self._files.items()):
             cancel.check()
-            target = file(name)
-            staged.deliver(target, cancel)
-            target.close()
+            with file(name) as target:
+                staged.deliver(target, cancel)
 
     def _piece(self) -> _Piece:
         with self._lock:

@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
+from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as tree_restore
 from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
@@ -59,6 +60,7 @@ from jupyterhub_gpu_reclaim.node.workflows import (
     rehearsal,
     release,
     restore,
+    save,
 )
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse, ProcessUse
@@ -671,6 +673,9 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (capture, "refuse_beyond_agent", nothing),
         (capture, "refuse_reaching", nothing),
         (capture, "tempfile", folder),
+        (save, "ask_state", no_state),
+        (save, "Staging", lambda _: Staging()),
+        (save, "without_pages", lambda *_: {}),
         (release, "thaw", kernel.thaw),
         (restore, "_compare", kernel.compare),
         (restore, "without_lost", lambda session, there, images: ([], dict(images))),

@@ -1,0 +1,108 @@
+"""Save points on a real card: training goes on, and can be taken up at one of them."""
+
+import json
+import statistics
+import time
+
+from tests.gpu.conftest import PATIENCE
+from tests.gpu.test_frameworks import TORCH
+from tests.gpu.test_notebook import MODEL
+from tests.support.agent import wait_for
+
+#: GiB of a card that cannot be compressed.
+LARGE = """
+import torch
+parts = [torch.randint(0, 1 << 31, (1 << 27,), dtype=torch.int64, device="cuda")
+         for _ in range({gib})]
+torch.cuda.synchronize()
+"""
+SUM = "int(sum(int(part.sum()) for part in parts))"
+
+
+def test_training_through_ten_save_points_and_once_more_from_the_fifth(
+    agent, jupyter, places
+):
+    server = jupyter()
+    twin, kernel = server.start_kernel("twin.ipynb"), server.start_kernel("train.ipynb")
+    for one in (twin, kernel):
+        server.run(one, MODEL)
+    expected = json.loads(server.run(twin, "train(66)"))
+    seen, still = json.loads(server.run(kernel, "train(6)")), []
+    for number in range(1, 11):
+        saved = agent.save(server.place, f"training-{number}", number)
+        info = saved[-1].get("checkpoint")
+        assert info, saved[-1]
+        still.append(info["frozen_seconds"])
+        seen += json.loads(server.run(kernel, "train(6)"))
+    assert seen == expected
+    print("stood still for", still, "stored at last", info["stored_bytes"])
+
+    server.place.kill()
+    server.place = places("hold")
+    restored = agent.restore(server.place, "training-5")
+    assert restored[-1].get("tree"), restored[-1]
+    again = json.loads(server.run(kernel, "train(36)").partition("]")[0] + "]")
+    assert again == expected[30:]
+
+
+def test_nap_is_saved_while_it_naps_and_woken_in_the_middle(agent, session):
+    one = session()
+    one(TORCH + "None")
+    before = one("float(x.sum())")
+    assert one.order("nap")["state"] == "napping"
+    assert agent.save(one.place, "nap-1", 1)[-1].get("checkpoint")
+    assert one.state == "napping"
+    for number, step in enumerate(("dump", "thaw", "save"), 2):
+        agent.save(
+            one.place,
+            f"nap-{number}",
+            number,
+            lambda event, step=step: (event.get("step") or {}).get("step") == step,
+        )
+        assert one.order("wake")["state"] == "running"
+        assert one("float(x.sum())") == before
+        assert one.order("nap")["state"] == "napping"
+    one.order("wake")
+    one.place.kill()
+    one.come_back("nap-1")
+    wait_for(lambda: one.state in {"running", "napping"}, PATIENCE)
+    assert one("float(x.sum())") == before
+
+
+def test_how_long_a_large_one_stands_still_and_takes_to_wake(agent, session):
+    """Measured and printed; what it holds stays as it was."""
+    one = session()
+    one(LARGE.format(gib=16) + "None")
+    before = one(SUM)
+    bare, waking, saved, woken = [], [], [], []
+    for number in range(3):
+        begun = time.monotonic()
+        one.order("nap")
+        middle = time.monotonic()
+        one.order("wake")
+        waking.append(time.monotonic() - middle)
+        bare.append(time.monotonic() - begun)
+        info = agent.save(one.place, f"awake-{number}", number + 1)[-1]["checkpoint"]
+        saved.append((info["frozen_seconds"], info["stored_bytes"]))
+    for number in range(3):
+        one.order("nap")
+        agent.save(
+            one.place,
+            f"asleep-{number}",
+            number + 10,
+            lambda event: (event.get("step") or {}).get("step") == "dump",
+        )
+        time.sleep(0.5)
+        begun = time.monotonic()
+        one.order("wake")
+        woken.append(time.monotonic() - begun)
+    one.order("nap")
+    info = agent.save(one.place, "asleep", 20)[-1]["checkpoint"]
+    assert one.state == "napping"
+    one.order("wake")
+    assert one(SUM) == before
+    print("bare out and back", bare, "wake alone", waking)
+    print("awake: stood still for, stored", saved)
+    print("asleep: stood still for", info["frozen_seconds"], info["stored_bytes"])
+    print("woken in the middle of a save", woken)
+    assert statistics.median(woken) < 3 * statistics.median(waking) + 5
