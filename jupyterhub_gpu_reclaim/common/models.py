@@ -489,6 +489,7 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
     idle_after: float | None = None
     warn_for: float | None = None
     nap_after: float | None = None
+    save_every: float | None = None
     resume_gpu: str | None = None
     never: bool | None = None
     quiet_hours: list[str] | None = None

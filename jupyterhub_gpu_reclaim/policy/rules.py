@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 Rule = dict[str, Any]
 
 #: What a rule may set for a session, in the order of display.
-_SECONDS = ("idle_after", "nap_after", "warn_for", "min_age", "cool_down")
+_SECONDS = (
+    "idle_after",
+    "nap_after",
+    "save_every",
+    "warn_for",
+    "min_age",
+    "cool_down",
+)
 #: Of ``IdlePolicy``, which checks them.
 _OF_IDLENESS = (
     "busy_cpu_percent",
@@ -75,10 +82,11 @@ class Rules(Configurable):
         ``user_options["profile"]``), ``option`` and ``label`` (of the pod), the latter
         two as ``name=value`` or just ``name``. Values are patterns (``h100*``) or
         lists of them, one of which must fit; of several keys in one rule all must fit.
-        What: ``idle_after``, ``nap_after``, ``warn_for``, ``min_age``, ``cool_down``
-        (seconds), ``resume_gpu`` (``at_once`` or ``lazy``), ``never`` (True: no policy
-        suspends it or lets it nap), ``quiet_hours`` (a list), and, with the same values
-        as in ``IdlePolicy``, None included: ``busy_cpu_percent``, ``busy_gpu_percent``,
+        What: ``idle_after``, ``nap_after``, ``save_every``, ``warn_for``, ``min_age``,
+        ``cool_down`` (seconds), ``resume_gpu`` (``at_once`` or ``lazy``), ``never``
+        (True: no policy suspends it or lets it nap), ``quiet_hours`` (a list), and,
+        with the same values as in ``IdlePolicy``, None included:
+        ``busy_cpu_percent``, ``busy_gpu_percent``,
         ``busy_data_rate``, ``page_data_rate``, ``page_burst_rate``,
         ``prompt_idle_after``, ``connections_after`` and ``connected_is_active``. For
         each of these the first rule that fits and sets it decides; where none does,

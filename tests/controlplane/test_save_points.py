@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
-from jupyterhub_gpu_reclaim.common.models import Placement
+from jupyterhub_gpu_reclaim.common.models import KernelSample, Placement, SessionPolicy
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
 from tests.controlplane.conftest import KEY
@@ -143,3 +146,54 @@ async def test_nobody_saves_what_does_not_run(world):
     with pytest.raises(Refused) as refused:
         await controller.users.save(KEY, "ada")
     assert refused.value.reason is Reason.WRONG_PHASE
+
+
+def used(world, at: float) -> None:
+    """From now on its server says that it was used then."""
+    world.node.kernels = [
+        KernelSample(id="k", name="a.ipynb", execution_state="idle", last_activity=at)
+    ]
+
+
+async def test_rule_saves_what_was_used_since_and_nothing_else(world):
+    world.change(save_every=0.2)
+    used(world, time.time() + 0.5)
+    controller, _ = await running(world)
+    await world.until(lambda: len(world.node.saved) >= 1)
+    used(world, time.time() - 60.0)
+    await world.until(lambda: row(controller).checkpoint in world.node.saved)
+    first = row(controller).checkpoint
+    assert first in world.node.saved
+    calls = len(world.node.saved)
+    await asyncio.sleep(0.6)
+    assert len(world.node.saved) == calls  # nobody has used it since
+    used(world, time.time() + 60.0)
+    await world.until(lambda: len(world.node.saved) > calls)
+    assert row(controller).checkpoint != first
+    assert world.phase(controller) == "running"
+
+
+async def test_rule_for_a_group_stands_above_the_time_for_all(world):
+    controller, _ = await running(world)
+    await asyncio.sleep(0.3)
+    assert not world.node.saved
+    terms = SessionPolicy(save_every=0.2)
+    controller._sessions.policies = lambda key: terms
+    used(world, time.time() + 60.0)
+    await world.until(lambda: world.node.saved)
+
+
+async def test_session_with_a_card_is_saved_once_in_each_nap_and_not_before(world):
+    world.change(save_every=0.1)
+    world.node.card = 80 << 30
+    controller, incarnation = await running(world)
+    used(world, time.time() + 60.0)
+    world.node.places[incarnation].gpu_memory = 8 << 30
+    await asyncio.sleep(0.5)
+    assert not world.node.saved
+    await controller.users.nap(KEY, "root")
+    await world.until(lambda: world.phase(controller) == "napping")
+    await world.until(lambda: world.node.saved)
+    await asyncio.sleep(0.5)
+    assert len(world.node.saved) == 1
+    assert world.phase(controller) == "napping"

@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.controlplane.decide.own_idle_time import OwnIdleTime
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
 from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
 from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
@@ -129,6 +130,7 @@ class Controller:
         resumer = Resumer(sessions, agent, hub, settings, line)
         napper = Napper(sessions, agent, settings)
         saver = Saver(sessions, agent, settings, new_id)
+        saving = Saving(sessions, settings.save_every)
         self._observer = observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
         judge = Judge(sessions, decide, naps, is_lazy)
@@ -145,6 +147,7 @@ class Controller:
             resumer=resumer,
             napper=napper,
             saver=saver,
+            saving=saving,
             room=room,
             settings=settings,
         )
@@ -196,6 +199,7 @@ class Controller:
             observer=observer,
             sampler=sampler,
             judge=judge,
+            saving=saving,
             warnings=warnings,
             queue=queue,
             tally=self._tally,

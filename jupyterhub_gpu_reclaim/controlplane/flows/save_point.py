@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +47,12 @@ class Saver:
         self._settings = settings
         self._new_id = new_id
 
-    async def save(self, row: SessionRow) -> None:
-        """Carry the order of the row out; it is none any more then.
+    async def save(self, row: SessionRow, by: str) -> None:
+        """Save it; an order to do so in its row is carried out then.
+
+        Args:
+            row: the session.
+            by: who wants it.
 
         Raises:
             Unreachable: the agent was lost on the way; it may go on there.
@@ -64,12 +69,12 @@ class Saver:
         except ReclaimError as error:
             if error.reason is Reason.OPERATION_IN_FLIGHT:
                 raise
-            self._failed(row, codec.failure_of(error))
+            self._failed(row, by, codec.failure_of(error))
             return
         if end.checkpoint is not None:
-            self._saved(row, end.checkpoint)
+            self._saved(row, by, end.checkpoint)
         elif end.failure is not None:
-            self._failed(row, end.failure)
+            self._failed(row, by, end.failure)
 
     async def _carried_out(self, row: SessionRow) -> Event:
         """The last event."""
@@ -81,7 +86,7 @@ class Saver:
             self._sessions.counters.step("save", event.step)
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
 
-    def _saved(self, row: SessionRow, info: CheckpointInfo) -> None:
+    def _saved(self, row: SessionRow, by: str, info: CheckpointInfo) -> None:
         """From now on it is what the session goes back to."""
         sessions, now = self._sessions, self._sessions.row(row.key)
         self._count("ok")
@@ -95,7 +100,7 @@ class Saver:
         sessions.counters.still.observe(info.frozen_seconds)
         sessions.update(
             row.key,
-            sessions.audit_line(row.key, row.intent_by, "save point", note),
+            sessions.audit_line(row.key, by, "save point", note),
             checkpoints=[
                 *expiry.outdated(sessions, row.key, self._settings.grace),
                 expiry.save_point(info, at),
@@ -106,7 +111,7 @@ class Saver:
             **_done(now),
         )
 
-    def _failed(self, row: SessionRow, failure: Failure) -> None:
+    def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
         """The session goes on as if it had not been ordered."""
         sessions, now = self._sessions, self._sessions.row(row.key)
         self._count("failed", failure.code)
@@ -115,10 +120,9 @@ class Saver:
         if now.incarnation != row.incarnation or now.phase not in LIVE:
             return
         _log.info("%s: not saved: %s", row.key, failure.message)
-        line = sessions.audit_line(
-            row.key, row.intent_by, "save point failed", failure.message
-        )
-        sessions.update(row.key, line, failure=failure, **_done(now))
+        line = sessions.audit_line(row.key, by, "save point failed", failure.message)
+        told = now.failure if by == SERVICE else failure
+        sessions.update(row.key, line, failure=told, **_done(now))
 
     def _count(self, outcome: str, code: str = "") -> None:
         self._sessions.counters.operations["save", outcome] += 1

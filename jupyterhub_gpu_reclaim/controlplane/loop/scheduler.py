@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+    from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.loop.observer import (
@@ -68,6 +69,7 @@ class ControlLoops:
         observer: Observer,
         sampler: SessionSampler,
         judge: Judge,
+        saving: Saving,
         warnings: Warnings,
         queue: WorkQueue,
         tally: TotalsLog,
@@ -83,6 +85,7 @@ class ControlLoops:
         self._sampler = sampler
         self._warnings = warnings
         self._judge = judge
+        self._saving = saving
         self._queue = queue
         self._tally = tally
         self._line = line
@@ -237,7 +240,8 @@ class ControlLoops:
             reclaim = self._judge.naps(row) or reclaim
             reclaim = reclaim or bool(self._judge.idle_kernels(row))
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
-            return reclaim or wished or row.stop_asked is not None
+            due = self._saving.is_due(row)
+            return reclaim or wished or due or row.stop_asked is not None
         return kind is not ActionKind.NOTHING or row.intent is not Intent.NONE
 
     def metrics_snapshot(self) -> MetricsSnapshot:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Decision, Tree
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
+    from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
@@ -74,6 +75,7 @@ class Worker:
         resumer: Resumer,
         napper: Napper,
         saver: Saver,
+        saving: Saving,
         room: RoomMaker,
         settings: Settings,
     ) -> None:
@@ -86,6 +88,7 @@ class Worker:
         self._resumer = resumer
         self._napper = napper
         self._saver = saver
+        self._saving = saving
         self._room = room
         self._settings = settings
         self._captures = asyncio.Semaphore(settings.captures)
@@ -263,8 +266,7 @@ class Worker:
         if row.intent is Intent.NAP and action.tree is not None:
             return await self._nap_or_wake(row, action.tree)
         if row.intent is Intent.SAVE:
-            await self._saver.save(row)
-            return self._settings.pace
+            return await self._save(row, row.intent_by)
         if row.bring_back:  # it went on after all
             row = bring_back.call_off(self._sessions, row, self._settings)
         now = self._sessions.clock.now()
@@ -272,6 +274,9 @@ class Worker:
             row = self._sessions.update(row.key, stop_asked=None)
         if not self._judge.reclaims(row):
             self._warnings.spare(row)
+            if self._saving.is_due(row):
+                self._saving.note_tried(row)
+                return await self._save(row, SERVICE)
             return await self._nap_when_idle(row)
         wait = self._warnings.warn(row)
         if wait > 0:
@@ -289,6 +294,12 @@ class Worker:
             async for _ in self._suspender.run(key, by, why):
                 pass
         return 0.0
+
+    async def _save(self, row: SessionRow, by: str) -> float:
+        if not self._captures.locked():
+            async with self._captures:
+                await self._saver.save(row, by)
+        return self._settings.pace
 
     async def _attach(self, row: SessionRow, action: Action) -> float:
         del action

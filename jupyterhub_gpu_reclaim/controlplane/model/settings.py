@@ -51,6 +51,9 @@ class Settings:
     #: longest one of 0: they choose none.
     own_idle_shortest: float = 300.0
     own_idle_longest: float = 0.0
+    #: How long after its last save point a session that was used since is saved again,
+    #: while it goes on; 0: only by order.
+    save_every: float = 0.0
     #: Wait after a failed suspend, doubled with each failure in a row, and its bound.
     backoff: float = 60.0
     backoff_limit: float = 3600.0

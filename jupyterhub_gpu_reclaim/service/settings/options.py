@@ -205,6 +205,17 @@ class Options(Configurable):
         " it. Longer lets them hold GPUs longer. 0: they choose none. Example: 7200.",
     ).tag(config=True)
 
+    save_every = Float(
+        _DEFAULTS.save_every,
+        min=0,
+        max=366 * _DAY,
+        help="Seconds after its last save point after which a session that was used"
+        " since is saved again while it goes on, so that its user can have it back if"
+        " its programs end or its machine is lost. It stands still for a copy in"
+        " memory. One that holds a GPU is saved once in each nap instead. More often"
+        " loses less, and stores more. 0: only by order. Example: 1800.",
+    ).tag(config=True)
+
     keep_per_day = Float(
         _DEFAULTS.keep_per_day,
         min=0,
@@ -391,6 +402,7 @@ class Options(Configurable):
             seats_per_gpu=self.seats_per_gpu,
             keep_limit=self.keep_limit,
             keep_per_day=self.keep_per_day,
+            save_every=self.save_every,
             own_idle_shortest=self.own_idle_shortest,
             own_idle_longest=self.own_idle_longest,
             backoff=self.backoff,

@@ -1,0 +1,76 @@
+"""When a session that goes on is saved by rule: a while after its last save point.
+
+A session is saved again only if it was used since. One that holds a GPU would stand
+still until its memory is out and in again, so it is saved once in each nap instead,
+where it stands still anyway. Where it is not known when it was used last, it may have
+been.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import Usage
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+
+class Saving:
+    """Says which session is to be saved.
+
+    Args:
+        sessions: the rows and what is known of their use.
+        usually: seconds between two save points, where no rule sets it; 0: none.
+    """
+
+    def __init__(self, sessions: Sessions, usually: float) -> None:
+        self._sessions = sessions
+        self._usually = usually
+
+    def is_due(self, row: SessionRow) -> bool:
+        """Whether the session is to be saved now, while it goes on."""
+        every = self._every(row)
+        if not every or row.phase not in LIVE or row.phase is Phase.WARNED:
+            return False
+        now, runtime = self._sessions.clock.now(), self._sessions.runtime(row.key)
+        last = self._last(row)
+        tried = runtime.save_tried
+        if tried is not None and now - tried < every:
+            return False
+        nap = runtime.nap_of(row.incarnation)
+        if nap is not None:
+            return last is None or last < nap.begun
+        if runtime.usage is None or runtime.cards(row.incarnation):
+            return False
+        if last is None:
+            last = row.resumed_at or row.started_at or row.since
+        return now - last >= every and _is_used(runtime.usage, last)
+
+    def note_tried(self, row: SessionRow) -> None:
+        """It was tried, however that ends: it is not tried again at once."""
+        runtime = self._sessions.runtime(row.key)
+        runtime.save_tried = self._sessions.clock.now()
+
+    def _every(self, row: SessionRow) -> float:
+        policies = self._sessions.policies
+        terms = policies(row.key) if policies is not None else None
+        set_to = terms.save_every if terms is not None else None
+        return self._usually if set_to is None else set_to
+
+    def _last(self, row: SessionRow) -> float | None:
+        """When what runs was saved last; None: never."""
+        saved = self._sessions.journal.checkpoint(row.checkpoint)
+        if saved is None or saved.info is None:
+            return None
+        its = saved.info.incarnation == row.incarnation
+        return saved.changed if its else None
+
+
+def _is_used(usage: Usage, since: float) -> bool:
+    """Whether anything was, as far as is known; a cell that runs is."""
+    active = usage.last_active
+    return usage.busy_kernel is not None or active is None or active > since
