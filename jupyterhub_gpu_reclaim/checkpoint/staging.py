@@ -109,14 +109,27 @@ class Staging:
             ReclaimError: the store does not take it, it was cancelled, or a file was
                 not completed.
         """
-        with self._lock:
-            free, self._free = self._free, []
-        for piece in free:
-            piece.give_back()
+        self._give_back_free()
         for name, staged in list(self._files.items()):
             cancel.check()
             with file(name) as target:
                 staged.deliver(target, cancel)
+
+    def release(self) -> None:
+        """Give all of its memory back; nobody writes or delivers any more. Idempotent.
+
+        Whoever still knows of it, as an error does by its traceback, keeps none.
+        """
+        self._give_back_free()
+        for staged in self._files.values():
+            staged.release()
+        self._files.clear()
+
+    def _give_back_free(self) -> None:
+        with self._lock:
+            free, self._free = self._free, []
+        for piece in free:
+            piece.give_back()
 
     def _piece(self) -> _Piece:
         with self._lock:
@@ -228,6 +241,12 @@ class StagedFile:
             pass  # the store has failed, and says so
         finally:
             os.close(pipe)
+
+    def release(self) -> None:
+        """Give its memory back; idempotent."""
+        for piece in self._pieces:
+            piece.give_back()
+        self._pieces, self._small = [], bytearray()
 
     def __enter__(self) -> Self:
         return self

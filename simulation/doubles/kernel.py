@@ -292,7 +292,8 @@ class Kernel:
         if self.fails():
             raise RolledBack(Reason.INTERNAL)
         if place.tree is not None and place.tree.stuck:
-            self.refused(place)
+            if place.tree.frozen:  # one that goes on was only saved
+                self.refused(place)
             raise RolledBack(Reason.WOULD_NOT_RETURN, why="It has an odd file open.")
         return 1.0
 

@@ -4,6 +4,8 @@ import json
 import statistics
 import time
 
+import pytest
+
 from tests.gpu.conftest import PATIENCE
 from tests.gpu.test_frameworks import TORCH
 from tests.gpu.test_notebook import MODEL
@@ -41,7 +43,9 @@ def test_training_through_ten_save_points_and_once_more_from_the_fifth(
     server.place = places("hold")
     restored = agent.restore(server.place, "training-5")
     assert restored[-1].get("tree"), restored[-1]
-    again = json.loads(server.run(kernel, "train(36)").partition("]")[0] + "]")
+    said = server.run(kernel, "train(36)")
+    # IPython may say that its history has gone on without it.
+    again = json.loads(said[said.index("[") : said.index("]") + 1])
     assert again == expected[30:]
 
 
@@ -69,13 +73,14 @@ def test_nap_is_saved_while_it_naps_and_woken_in_the_middle(agent, session):
     assert one("float(x.sum())") == before
 
 
+@pytest.mark.timeout(400)
 def test_how_long_a_large_one_stands_still_and_takes_to_wake(agent, session):
     """Measured and printed; what it holds stays as it was."""
     one = session()
     one(LARGE.format(gib=16) + "None")
     before = one(SUM)
     bare, waking, saved, woken = [], [], [], []
-    for number in range(3):
+    for number in range(2):
         begun = time.monotonic()
         one.order("nap")
         middle = time.monotonic()

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -223,3 +224,20 @@ def test_agent_killed_a_session_with_a_card_computes_on(agent, start, step):
     assert settled(agent, session)["state"] == "running"
     computes(session)
     assert holders(session)
+
+
+def test_agent_keeps_no_memory_of_a_save_point_that_was_called_off(agent, jupyter):
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, MUCH)
+
+    def resident() -> int:
+        fields = Path(f"/proc/{agent.popen.pid}/statm").read_text().split()
+        return int(fields[1]) * 4096
+
+    before = resident()
+    for number in range(3):
+        agent.save(server.place, f"cp-{number}", number, until=at("save", "begun"))
+        agent.post(f"/v1/sessions/{server.place.incarnation}/cancel")
+        wait_for(lambda: not agent.tree(server.place)["operation"])
+    assert resident() - before < 100 << 20

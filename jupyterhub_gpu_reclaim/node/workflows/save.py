@@ -12,6 +12,7 @@ stood still. What it has written is then removed.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
@@ -37,12 +38,13 @@ from jupyterhub_gpu_reclaim.node.workflows.capture import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
+    from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
@@ -50,7 +52,16 @@ if TYPE_CHECKING:
 class Save(Capture):
     """One save point of one session."""
 
-    _staging: Staging
+    _staging: Staging | None = None
+
+    async def run(self, operation: Operation) -> AsyncIterator[Event]:
+        """Run it; the last event is the checkpoint."""
+        try:
+            async for event in super().run(operation):
+                yield event
+        finally:
+            if self._staging is not None:
+                await asyncio.to_thread(self._staging.release)
 
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         """Yields what must be durable before the next step is taken."""
@@ -101,6 +112,7 @@ class Save(Capture):
     ) -> Dumped:
         """Stop the tree and copy all that is saved of it; it stays stopped."""
         told = Told(state, await self._empty(look.survey), cut=[])
+        assert self._staging is not None
         dumped = await self._image(self._staging, snapshot, login, told)
         await self._archive(self._staging)
         if not self._tools.rehearses:
@@ -142,17 +154,18 @@ class Save(Capture):
 
     async def _store(self, dumped: Dumped, frozen: float) -> CheckpointInfo:
         """Hand the copy to the store and make it exist."""
-        writer = self._writer
+        writer, staging = self._writer, self._staging
         assert writer is not None
+        assert staging is not None
         with self._rehearsal(dumped) as rehearsal:
             async with self._progress.step(
                 "save",
                 "Saving it while it goes on",
                 done=lambda: writer.logical_bytes,
-                total=lambda: self._staging.logical_bytes,
+                total=lambda: staging.logical_bytes,
             ):
                 await in_thread(
-                    lambda: self._staging.deliver(writer.file, self._cancel),
+                    lambda: staging.deliver(writer.file, self._cancel),
                     step="save",
                     limit=self._limits.dump,
                 )
