@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, processes, procfs
+from jupyterhub_gpu_reclaim.node.workflows.recovery import end_criu
 from tests.checkpoint.conftest import Image
 
 #: Something for pages-*.img: more than a pipe holds.
@@ -451,6 +452,7 @@ def test_restore_agent_killed_leaves_only_the_init(
     with agent:
         assert agent.stdout.readline() == b"reached\n"
         agent.send_signal(signal.SIGKILL)
+    end_criu(place, 10)  # its CRIU outlives it, and may only now make the first one
     wait_for(lambda: place.tree.processes == ())
     proceed(engine.restore(place, image, result), result.stopped)
     assert_runs(world.at(place))

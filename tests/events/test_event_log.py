@@ -128,6 +128,7 @@ def test_what_does_not_fit_its_schema_is_not_written(place):
 WITHOUT_A_WORD = {
     "ask to bring back",
     "ask to nap",
+    "ask to save",
     "ask to wake",
     "brought_back",
     "end second tree",
@@ -141,6 +142,8 @@ WITHOUT_A_WORD = {
     "renew login",
     "report",
     "revoke tabs",
+    "save point",
+    "save point failed",
     "start fresh",
     "wakes",
 }

@@ -198,6 +198,10 @@ class SessionsInMemory:
         self.calls.append(("resume", key, by))
         return self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
 
+    async def save(self, key: SessionKey, by: str) -> SessionView:
+        self.calls.append(("save", key, by))
+        return self._ordered(key, "save")
+
     async def nap(self, key: SessionKey, by: str) -> SessionView:
         self.calls.append(("nap", key, by))
         return self._ordered(key, "nap")

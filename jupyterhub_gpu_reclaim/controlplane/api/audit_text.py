@@ -40,6 +40,9 @@ class AuditPage(Value, frozen=True, kw_only=True):
 _SENTENCES = {
     "ask to suspend": "{who} asked to suspend it.",
     "ask to resume": "{who} asked to resume it.",
+    "ask to save": "{who} asked for a save point.",
+    "save point": "It was saved while it ran:",
+    "save point failed": "It could not be saved while it ran.",
     "ask to nap": "{who} asked it to nap.",
     "ask to wake": "{who} asked to wake it.",
     "naps": "It began to nap: its GPU memory was moved to the machine's memory.",
@@ -59,7 +62,7 @@ _SENTENCES = {
     "started": "It was started.",
     "stopped": "It was stopped.",
     "vanished": "Its programs ended by themselves.",
-    "lost": "Its programs ended soon after its return; its checkpoint was kept.",
+    "lost": "Its programs ended; the checkpoint that it goes back to was kept.",
     "discarded": "Its checkpoint was deleted.",
     "put_aside": "{who} started fresh; its checkpoint was put aside.",
     "start fresh": "{who} started fresh; the session under the former name is kept.",

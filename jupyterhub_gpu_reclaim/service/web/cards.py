@@ -444,15 +444,14 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
     renew = Button("renew-login", "Restore its login", "main")
     if view.phase.live:
         suspend = Button("suspend", "Suspend now", asks=_suspend_asks(view))
-        if manages and code == Reason.NOT_ADOPTED.value:
-            return [renew, suspend]
-        save = Button("save", "Save point")
         if not manages:
-            return [suspend, save]
+            return [suspend]
+        if code == Reason.NOT_ADOPTED.value:
+            return [renew, suspend]
         awake = view.gpus and (view.phase is Phase.RUNNING or not view.facts.nap)
         naps = [Button("nap", "Nap now")] if awake else []
         wakes = [Button("wake", "Wake up")] if view.facts.nap else []
-        return [suspend, save, *naps, *wakes]
+        return [suspend, *naps, *wakes]
     if view.phase is Phase.SUSPENDED:
         if manages and code == Reason.TOKEN_REVOKED.value:
             return [renew, Button("resume", "Try again")]
@@ -486,6 +485,7 @@ def _more(view: SessionView, longest_keep: float, *, manages: bool) -> list[Butt
     ]
     if view.kept_until is not None:
         buttons.append(Button("keep", "Keep no longer", sends=("seconds", "0")))
+    buttons.append(Button("save", "Save point"))
     if view.facts.opted_out_by:
         buttons.append(Button("pin", "Suspend when idle again", sends=("out", "0")))
     elif manages:
