@@ -275,6 +275,48 @@ def test_a_node_lost_before_the_release_is_named_and_what_is_saved_comes_back(
     elsewhere.do(node.start_agent)
 
 
+def test_a_session_whose_node_is_lost_comes_back_elsewhere_as_it_was_saved(
+    hub, elsewhere, user
+):
+    cluster = elsewhere.cluster
+    start(hub, user)
+    wait(lambda: phase(hub, user) == "running", hub)
+    pod = cluster.pod(f"jupyter-{user}")
+    node = next(n for n in cluster.nodes if n.name == pod["spec"]["nodeName"])
+    path = f"sessions/{user}/-"
+    assert reclaim(hub, "POST", f"{path}/save").ok
+    wait(lambda: reclaim(hub, "GET", path).json().get("checkpoint"), hub)
+    (place,) = [p for p in node.agent.places.values() if p.key.user == user]
+    place.contents = "later"
+    # its kubelet and agent are silent; the cloud's controller removes node and pod
+    node.lost, node.schedulable = True, False
+    elsewhere.do(node.silence_agent)
+    elsewhere.do(cluster.drop, "pods", pod)
+    wait(lambda: phase(hub, user) == "suspended", hub, 60)
+    view = reclaim(hub, "GET", path).json()
+    assert view["failure"]["code"] == "ended_since_saved", view
+    # nothing comes back without its user's word
+    hub.api("POST", f"users/{user}/server")
+    wait(lambda: not (hub.server(user) or {}).get("pending"), hub)
+    assert phase(hub, user) == "suspended"
+    assert reclaim(hub, "POST", f"{path}/resume").ok
+    wait(lambda: phase(hub, user) == "running", hub, 60)
+    assert cluster.pod(f"jupyter-{user}")["spec"]["nodeName"] != node.name
+    (back,) = [
+        p
+        for other in cluster.nodes
+        if other is not node
+        for p in other.agent.places.values()
+        if p.key.user == user
+    ]
+    assert back.contents != "later"
+    assert cluster.violations == []
+    node.lost, node.schedulable = False, True
+    node.agent.places.clear()
+    elsewhere.do(node.stop_agent)
+    elsewhere.do(node.start_agent)
+
+
 def test_a_session_that_is_drained_is_not_recorded_as_stopped_by_its_user(
     hub, elsewhere, user
 ):

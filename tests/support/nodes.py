@@ -54,6 +54,14 @@ class Agent(NodeInMemory):
         self.tokens: dict[str, str] = {}  # of each incarnation's pod
 
     async def capture(self, incarnation, checkpoint, generation, **more):
+        self._keep_login(incarnation, checkpoint)
+        return await super().capture(incarnation, checkpoint, generation, **more)
+
+    async def save(self, incarnation, checkpoint, generation):
+        self._keep_login(incarnation, checkpoint)
+        return await super().save(incarnation, checkpoint, generation)
+
+    def _keep_login(self, incarnation, checkpoint):
         told = self.told[incarnation][-1]
         self.logins[checkpoint] = Identity(
             api_token=self.tokens[incarnation],
@@ -61,7 +69,6 @@ class Agent(NodeInMemory):
             image=told.image,
             node_labels=told.node_labels,
         )
-        return await super().capture(incarnation, checkpoint, generation, **more)
 
     async def restore(self, incarnation, checkpoint, **more):
         self.tokens[incarnation] = self.logins[checkpoint].api_token
