@@ -197,3 +197,33 @@ async def test_session_with_a_card_is_saved_once_in_each_nap_and_not_before(worl
     await asyncio.sleep(0.5)
     assert len(world.node.saved) == 1
     assert world.phase(controller) == "napping"
+
+
+async def test_user_goes_back_to_a_save_point_and_the_present_is_saved_first(world):
+    controller, incarnation = await running(world)
+    checkpoint = await saved(world, controller)
+    world.node.places[incarnation].contents = "later"
+    with pytest.raises(Refused) as refused:
+        await controller.users.bring_back(KEY, checkpoint, "ada")
+    assert refused.value.reason is Reason.SESSION_RUNS
+    await controller.users.bring_back(KEY, checkpoint, "ada", save_running=True)
+    await world.until(lambda: row(controller).checkpoint == checkpoint)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    (place,) = world.node.places.values()
+    assert place.contents == "as saved"
+    assert Keeping.ASIDE in kept(controller).values()  # the present
+
+
+async def test_suspend_that_is_ordered_meanwhile_calls_it_off(world):
+    controller, _ = await running(world)
+    world.node.hold_at = "dump"
+    await controller.users.save(KEY, "ada")
+    await world.until(
+        lambda: any(place.running for place in world.node.places.values())
+    )
+    world.node.hold_at = ""
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert len(world.node.saved) == 1
