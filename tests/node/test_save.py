@@ -13,6 +13,7 @@ import pytest
 
 from tests.node.test_crash import at, remains, settled
 from tests.node.test_nap import nap, naps, wake
+from tests.node.test_undo import fill
 from tests.support.agent import goes_on, wait_for
 from tests.support.fake_cards import computes, holders
 
@@ -241,3 +242,13 @@ def test_agent_keeps_no_memory_of_a_save_point_that_was_called_off(agent, jupyte
         agent.post(f"/v1/sessions/{server.place.incarnation}/cancel")
         wait_for(lambda: not agent.tree(server.place)["operation"])
     assert resident() - before < 100 << 20
+
+
+@pytest.mark.usefixtures("small_store")
+def test_one_that_cannot_be_begun_leaves_nothing_behind(agent, counter):
+    fill(Path(f"{agent.folder}/store"))
+    failed = agent.save(counter, "cp-1")[-1]
+    assert failed.get("code", failed.get("failure", {}).get("code")) == "store_full"
+    assert goes_on(counter)
+    Path(f"{agent.folder}/store/ballast").unlink()
+    assert [Path(one).name for one in remains(agent)] in ([], ["identity"])

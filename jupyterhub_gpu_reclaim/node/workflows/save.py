@@ -28,7 +28,6 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
 from jupyterhub_gpu_reclaim.node.operations.records import Stage
-from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows.capture import (
     Capture,
     Look,
@@ -66,12 +65,12 @@ class Save(Capture):
     async def _steps(self) -> AsyncGenerator[Record | Event, None]:
         """Yields what must be durable before the next step is taken."""
         snapshot, login, look = await self._look()
-        state = await ask_state(self._tools.client, self._session, login)
-        self._writer = await self._thread("store", lambda: self._begin(snapshot))
         await self._thread("memory", lambda: self._take_memory(snapshot, look))
+        state = await ask_state(self._tools.client, self._session, login)
         yield await self._begun(snapshot, look)
-        frozen = self._tools.clock.monotonic()
         try:
+            self._writer = await self._thread("store", lambda: self._begin(snapshot))
+            frozen = self._tools.clock.monotonic()
             dumped = await self._stand(snapshot, login, state, look)
             await self._go_on()
         except Exception as error:
@@ -100,7 +99,7 @@ class Save(Capture):
 
     def _take_memory(self, snapshot: Snapshot, look: Look) -> None:
         """Take the memory of the copy now, while nothing stands still."""
-        self._staging = Staging(trees.resident_bytes(snapshot))
+        self._staging = Staging(look.most)
         super()._promise_memory(snapshot, look)
 
     async def _stand(
