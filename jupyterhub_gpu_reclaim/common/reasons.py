@@ -1307,6 +1307,10 @@ class Reason(Enum):
     )
 
 
+#: Reasons for which a person has to choose what comes back: a visit alone does not.
+ASKS = frozenset({Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.ENDED_SINCE_SAVED})
+
+
 class _Facts(dict[str, Any]):
     """Facts for a template; what is missing shows as its own name."""
 

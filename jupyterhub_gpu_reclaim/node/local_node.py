@@ -34,6 +34,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
+from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap, save
 from jupyterhub_gpu_reclaim.node.workflows.again import looking_again
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
@@ -51,11 +52,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
-    from jupyterhub_gpu_reclaim.node.sessions.placements import (
-        Placements,
-        PodHint,
-        Session,
-    )
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, PodHint
     from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler
     from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
     from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
@@ -197,22 +194,12 @@ class LocalNode:
         """
         await self._call_off_waiting(incarnation, seen)
         await self._call_off_save(incarnation)
-        known = self.operations.attach(incarnation, "capture", checkpoint)
-        if known is not None:
-            return known.follow()
-        ended = await asyncio.to_thread(self.outcomes.captured, incarnation, checkpoint)
-        if ended is not None:
-            return _told(ended)
-        session = await self._find(incarnation)
-        tree = await self.tree(incarnation)
-        # The same call may have come twice; nothing is awaited from here to begin().
-        again = self.operations.attach(incarnation, "capture", checkpoint)
-        if again is not None:
-            return again.follow()
-        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
-            raise Refused(
-                Reason.WRONG_PHASE, phase=tree.state.value, action="be suspended now"
-            )
+        known = await self._saved(
+            incarnation, "capture", checkpoint, "be suspended now"
+        )
+        if not isinstance(known, Session):
+            return known
+        session = known
         self._refuse_late(seen)
         if seen is None:
             self.tools.refusals.forget(incarnation)
@@ -237,22 +224,10 @@ class LocalNode:
             checkpoint: id of the new checkpoint.
             generation: its number.
         """
-        known = self.operations.attach(incarnation, trees.SAVE, checkpoint)
-        if known is not None:
-            return known.follow()
-        ended = await asyncio.to_thread(self.outcomes.captured, incarnation, checkpoint)
-        if ended is not None:
-            return _told(ended)
-        session = await self._find(incarnation)
-        tree = await self.tree(incarnation)
-        # The same call may have come twice; nothing is awaited from here to begin().
-        again = self.operations.attach(incarnation, trees.SAVE, checkpoint)
-        if again is not None:
-            return again.follow()
-        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
-            raise Refused(
-                Reason.WRONG_PHASE, phase=tree.state.value, action="be saved now"
-            )
+        known = await self._saved(incarnation, trees.SAVE, checkpoint, "be saved now")
+        if not isinstance(known, Session):
+            return known
+        session = known
         self.operations.work_for(session.key)
         operation = Operation(trees.SAVE, session.key, checkpoint)
         stamp = self.term.number, generation
@@ -481,6 +456,31 @@ class LocalNode:
             )
 
     # --- what is shared -----------------------------------------------------------
+
+    async def _saved(
+        self, incarnation: str, kind: str, checkpoint: str, action: str
+    ) -> Session | AsyncIterator[Event]:
+        """The session to be saved now, or the events of that save, known already.
+
+        Nothing may be awaited from here to begin(): the same call may have come twice.
+
+        Raises:
+            Refused: it cannot be now.
+        """
+        known = self.operations.attach(incarnation, kind, checkpoint)
+        if known is not None:
+            return known.follow()
+        ended = await asyncio.to_thread(self.outcomes.captured, incarnation, checkpoint)
+        if ended is not None:
+            return _told(ended)
+        session = await self._find(incarnation)
+        tree = await self.tree(incarnation)
+        again = self.operations.attach(incarnation, kind, checkpoint)
+        if again is not None:
+            return again.follow()
+        if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
+            raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action=action)
+        return session
 
     def _refuse_late(self, seen: float | None) -> None:
         """Refuse to begin what a sample of long ago has led to.

@@ -261,12 +261,9 @@ class MemoryAgent(Generic[S]):
     ) -> AsyncIterator[Event]:
         """Capture a session, attach to that capture, or repeat how it ended."""
         self._call_off_save(incarnation)
-        known = self._attach(incarnation, "capture", checkpoint)
+        known = self._known_save(incarnation, "capture", checkpoint)
         if known is not None:
-            return known.follow()
-        held = self.saved.get(checkpoint)
-        if held is not None and held[0].incarnation == incarnation:
-            return _only(Event(checkpoint=held[0]))
+            return known
         session = self._find(incarnation)
         if session.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise _wrong(session, "be suspended now")
@@ -278,12 +275,9 @@ class MemoryAgent(Generic[S]):
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
         """Save a session that goes on, attach to that, or repeat how it ended."""
-        known = self._attach(incarnation, "save", checkpoint)
+        known = self._known_save(incarnation, "save", checkpoint)
         if known is not None:
-            return known.follow()
-        held = self.saved.get(checkpoint)
-        if held is not None and held[0].incarnation == incarnation:
-            return _only(Event(checkpoint=held[0]))
+            return known
         session = self._find(incarnation)
         if session.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise _wrong(session, "be saved now")
@@ -293,14 +287,32 @@ class MemoryAgent(Generic[S]):
         operation.task = asyncio.create_task(work)
         return operation.follow()
 
-    async def _save(
-        self, session: S, operation: MemoryOperation, stamp: tuple[int, int]
-    ) -> None:
-        image = self.image(session)  # as it is at the beginning
+    def _known_save(
+        self, incarnation: str, kind: str, checkpoint: str
+    ) -> AsyncIterator[Event] | None:
+        """Events of that capture or save, under way or ended; None: it has to begin."""
+        known = self._attach(incarnation, kind, checkpoint)
+        if known is not None:
+            return known.follow()
+        held = self.saved.get(checkpoint)
+        mine = held is not None and held[0].incarnation == incarnation
+        return _only(Event(checkpoint=held[0])) if held and mine else None
+
+    async def _not_saved(
+        self, session: S, operation: MemoryOperation
+    ) -> Failure | None:
+        """Take the steps of a capture or save; why it has failed, if so."""
         failure = await self._follow(self.capturing(session), operation)
         if failure is None and session.stuck:
             error = RolledBack(Reason.WOULD_NOT_RETURN, why=session.stuck)
             failure = codec.failure_of(error)
+        return failure
+
+    async def _save(
+        self, session: S, operation: MemoryOperation, stamp: tuple[int, int]
+    ) -> None:
+        image = self.image(session)  # as it is at the beginning
+        failure = await self._not_saved(session, operation)
         if failure is not None:
             operation.add(Event(failure=failure))
             return
@@ -563,10 +575,7 @@ class MemoryAgent(Generic[S]):
         return operation
 
     async def _capture(self, session: S, operation: MemoryOperation) -> None:
-        failure = await self._follow(self.capturing(session), operation)
-        if failure is None and session.stuck:
-            error = RolledBack(Reason.WOULD_NOT_RETURN, why=session.stuck)
-            failure = codec.failure_of(error)
+        failure = await self._not_saved(session, operation)
         if failure is not None:
             self._fail(session, operation, session.goes_on_as, failure)
             return

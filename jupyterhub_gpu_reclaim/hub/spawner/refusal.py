@@ -15,7 +15,7 @@ from tornado import web
 
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
-from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
 
 try:
     from jupyterhub.spawner import SpawnException
@@ -23,11 +23,6 @@ except ImportError:  # JupyterHub 5
     SpawnException = None
 
 STATUS = 409
-#: Reasons for which a person has to choose what is to come back.
-ASKS = frozenset(
-    reason.value
-    for reason in (Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.ENDED_SINCE_SAVED)
-)
 #: Reasons that an administrator understands and mends, and no user. The page has them
 #: behind "details".
 OPERATORS_OWN = frozenset(
@@ -164,7 +159,7 @@ def _choices(
     error: ReclaimError, spawn_url: str, fresh_url: str, kept_days: float
 ) -> str:
     """One button for what is most likely wanted, and a link for the other."""
-    if error.reason.value in ASKS and fresh_url:  # trying again is no answer
+    if error.reason in ASKS and fresh_url:  # trying again is no answer
         return (
             f'<a class="btn btn-lg btn-primary" id="gpu-reclaim-choose"'
             f' href="{escape(fresh_url)}">Choose what comes back</a>'

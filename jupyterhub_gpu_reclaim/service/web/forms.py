@@ -15,7 +15,7 @@ from tornado.web import HTTPError
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
 from jupyterhub_gpu_reclaim.service.api.base import Forbidden
 from jupyterhub_gpu_reclaim.service.api.people import check_opt_out
 from jupyterhub_gpu_reclaim.service.web.manager.table import Wanted
@@ -23,13 +23,6 @@ from jupyterhub_gpu_reclaim.service.web.pages import DONE, Page
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
-
-
-#: Failures for which a person has to choose what comes back: a visit alone does not.
-ASKS = frozenset(
-    reason.value
-    for reason in (Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.ENDED_SINCE_SAVED)
-)
 
 
 class Act(Page):
@@ -142,7 +135,7 @@ class Fresh(Page):
             saved=view.phase is Phase.SUSPENDED and bool(view.checkpoint),
             renamed=failure is not None and failure.code == Reason.RENAMED.value,
             start=self.start_url(self.key(user, server)),
-            asks=failure is not None and failure.code in ASKS,
+            asks=failure is not None and Reason.of(failure.code) in ASKS,
             days=f"{self.context.limits.set_aside_days:g}",
             xsrf=self.xsrf(),
         )
