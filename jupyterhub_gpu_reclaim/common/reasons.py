@@ -204,6 +204,11 @@ class Reason(Enum):
         "Idle for {idle}, and somebody is waiting for a GPU ({count} in the queue).",
         "Nothing to do: it will be suspended.",
     )
+    NODE_DRAINS = (
+        "node_drains",
+        "{node} is being drained{why}: the sessions on it are suspended.",
+        "Nothing to do: it comes back as it was.",
+    )
     NOBODY_WAITS = (
         "nobody_waits",
         "Nobody is waiting for this session's GPU.",
@@ -1133,6 +1138,17 @@ class Reason(Enum):
         "The agent of the session's machine does not answer.",
         "Is jupyterhub-gpu-reclaim-agent running there?",
         True,
+    )
+    NODE_CLOSED = (
+        "node_closed",
+        "This machine is being drained for maintenance, so no session starts now.",
+        "Try again later; suspended sessions are kept.",
+        True,
+    )
+    NOT_DRAINED = (
+        "not_drained",
+        "{node} is not being drained.",
+        "The page of nodes shows which ones are.",
     )
     NODE_SILENT = (
         "node_silent",

@@ -131,6 +131,7 @@ class NodeInMemory(MemoryAgent[Place]):
         self.calls: list[str] = []
         self.lazily: list[bool] = []  # of each order to restore: whether it may nap
         self.kernels: list | None = None
+        self.kernels_of: dict[str, list] = {}  # of single incarnations
         self.sampled = 0  #: how often it was asked for samples
         self.seen: list[float | None] = []  #: what orders went by
         self.orders_are_late = False
@@ -266,7 +267,7 @@ class NodeInMemory(MemoryAgent[Place]):
                 incarnation=place.incarnation,
                 key=place.key,
                 at=now,
-                kernels=self.kernels,
+                kernels=self.kernels_of.get(place.incarnation, self.kernels),
                 gpus=self._gpus_of(place),
                 pod=place.pod,
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.controlplane.api.nodes import NodeApi
 from jupyterhub_gpu_reclaim.controlplane.api.questions import Questions
 from jupyterhub_gpu_reclaim.controlplane.api.rebuild import Rebuild
 from jupyterhub_gpu_reclaim.controlplane.api.starts import (
@@ -19,6 +20,7 @@ from jupyterhub_gpu_reclaim.controlplane.api.starts import (
 from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
 from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
 from jupyterhub_gpu_reclaim.controlplane.decide.own_idle_time import OwnIdleTimes
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
@@ -133,9 +135,10 @@ class Controller:
         saving = Saving(sessions, settings.save_every)
         self._observer = observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
-        judge = Judge(sessions, decide, naps, is_lazy)
+        draining = Draining(sessions, settings.captures)
+        judge = Judge(sessions, decide, draining, naps, is_lazy)
         resumer.is_lazy = judge.resumes_lazily
-        warnings = Warnings(sessions, sampler, judge, settings.warn_for)
+        warnings = Warnings(sessions, sampler, judge, draining, settings.warn_for)
         self._room = room = RoomMaker(sessions, line, agent, judge)
         worker = Worker(
             sessions=sessions,
@@ -149,6 +152,7 @@ class Controller:
             saver=saver,
             saving=saving,
             room=room,
+            draining=draining,
             settings=settings,
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
@@ -163,6 +167,8 @@ class Controller:
             renames=renames,
             settings=settings,
         )
+        #: what may be asked of nodes
+        self.nodes = NodeApi(sessions, queue)
         questions = Questions(
             sessions=sessions,
             agent=agent,

@@ -78,12 +78,16 @@ class Questions:
         self._settings = settings
 
     async def call_off(self, key: SessionKey) -> None:
-        """Cancel a capture under way; returns when it has ended either way."""
+        """Cancel a capture under way; returns when it has ended either way.
+
+        One whose node is drained goes on, and its session comes back elsewhere.
+        """
         row = self._sessions.row(key)
         if row.phase is not Phase.SUSPENDING:
             return
-        with suppress(Refused, NotFound):
-            await self._agent.cancel(row.incarnation)
+        if self._sessions.drains.of_session(row) is None:
+            with suppress(Refused, NotFound):
+                await self._agent.cancel(row.incarnation)
         self._look(key)
         await self.moved(key, lambda now: now.phase is not Phase.SUSPENDING)
 

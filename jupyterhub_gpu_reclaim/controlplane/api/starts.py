@@ -138,6 +138,9 @@ class StartPlanner:
         action, row = answer.action, answer.row
         if self._sessions.row(row.key) != row:
             return None
+        begins = action.kind in {ActionKind.COLD, ActionKind.RETURN}
+        if begins and row.phase is not Phase.RESUMING and self._is_closed():
+            raise Refused(Reason.NODE_CLOSED)
         match action.kind:
             case ActionKind.COLD:
                 return StartPlan(action="cold")
@@ -158,6 +161,10 @@ class StartPlanner:
                     row.key, failure=action.failure, intent=Intent.NONE, intent_by=""
                 )
         return StartPlan(action="refuse", failure=action.failure)
+
+    def _is_closed(self) -> bool:
+        """Whether the Hub's own machine is drained; a cluster places pods elsewhere."""
+        return self._sessions.drains.of("") is not None
 
     async def _begin_restore(
         self, answer: Answer, placement: Placement

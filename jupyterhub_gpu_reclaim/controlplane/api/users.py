@@ -224,6 +224,8 @@ class UserApi:
     ) -> SessionView:
         """Resume a suspended session; a suspend under way is cancelled.
 
+        Where its node is drained, the suspend goes on, and it comes back after that.
+
         Args:
             key: the session.
             by: who asks.
@@ -238,7 +240,8 @@ class UserApi:
         self._settle_account(key, by, manages=manages)
         if row.phase in {Phase.SUSPENDED, Phase.RELEASING, Phase.SUSPENDING}:
             self._wish(row, Intent.RESUME, by)
-            if row.phase is Phase.SUSPENDING:
+            drained = self._sessions.drains.of_session(row) is not None
+            if row.phase is Phase.SUSPENDING and not drained:
                 await self._agent.cancel(row.incarnation)
         elif row.phase is Phase.STOPPED:
             raise _wrong(row, SessionEvent.RESTORE)
@@ -261,12 +264,15 @@ class UserApi:
         Raises:
             NotFound: no such session.
             BadRequest: not a sensible time.
-            Refused: longer than allowed, ``keep_spent``: too much in one day, or
-                ``wrong_phase``: it is stopped, and its next start is a new session.
+            Refused: longer than allowed; ``keep_spent``: too much in one day;
+                ``node_drains``; or ``wrong_phase``: it is stopped, and its next start
+                is a new session.
         """
         row = self._known(key)
         if row.phase is Phase.STOPPED and seconds:
             raise Refused(Reason.WRONG_PHASE, phase="stopped", action="be kept")
+        if seconds and (drain := self._sessions.drains.of_session(row)) is not None:
+            raise Refused(Reason.NODE_DRAINS, node=drain.name, why=drain.because)
         self._check_keep(seconds, manages=manages)
         now = self._sessions.clock.now()
         spent = self._keeps.wish(key, seconds, now, bound=not manages)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         KernelSample,
         SessionKey,
     )
+    from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, HubFacts
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -80,6 +81,7 @@ class Judge:
     Args:
         sessions: the rows and the runtime state.
         decide: the policy.
+        draining: knows what has to go, whatever the policy says.
         naps: the same for naps; None: no session naps by itself.
         is_lazy: whether a session of that policy may come back napping; pure.
     """
@@ -88,10 +90,12 @@ class Judge:
         self,
         sessions: Sessions,
         decide: Decide,
+        draining: Draining,
         naps: DecideNap | None = None,
         is_lazy: Callable[[SessionPolicy], bool] = lambda _: False,
     ) -> None:
         self._sessions = sessions
+        self._draining = draining
         self._decide = decide
         self._naps = naps
         self._is_lazy = is_lazy
@@ -100,6 +104,10 @@ class Judge:
         """Ask the policy; returns whether the session is to be suspended."""
         now = self._sessions.clock.now()
         decisions = list(self._decide(snapshot_of(self._sessions, row), now))
+        goes = self._draining.decision(row)
+        if goes is not None:
+            waits = row.backoff_until is not None and row.backoff_until > now
+            decisions = decisions if waits else [goes, *decisions]
         self._sessions.judged(row.key, decisions)
         return bool(decisions) and decisions[0].reclaim
 

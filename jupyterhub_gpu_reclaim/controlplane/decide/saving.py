@@ -37,7 +37,7 @@ class Saving:
         if not every or row.phase not in LIVE or row.phase is Phase.WARNED:
             return False
         now, runtime = self._sessions.clock.now(), self._sessions.runtime(row.key)
-        last = self._last(row)
+        last = last_saved(self._sessions, row)
         tried = runtime.save_tried
         if tried is not None and now - tried < every:
             return False
@@ -48,7 +48,7 @@ class Saving:
             return False
         if last is None:
             last = row.resumed_at or row.started_at or row.since
-        return now - last >= every and _is_used(runtime.usage, last)
+        return now - last >= every and is_used(runtime.usage, last)
 
     def note_tried(self, row: SessionRow) -> None:
         """It was tried, however that ends: it is not tried again at once."""
@@ -61,16 +61,16 @@ class Saving:
         set_to = terms.save_every if terms is not None else None
         return self._usually if set_to is None else set_to
 
-    def _last(self, row: SessionRow) -> float | None:
-        """When what runs was saved last; None: never."""
-        saved = self._sessions.journal.checkpoint(row.checkpoint)
-        if saved is None or saved.info is None:
-            return None
-        its = saved.info.incarnation == row.incarnation
-        return saved.changed if its else None
+
+def last_saved(sessions: Sessions, row: SessionRow) -> float | None:
+    """When what runs was saved last; None: never."""
+    saved = sessions.journal.checkpoint(row.checkpoint)
+    if saved is None or saved.info is None:
+        return None
+    return saved.changed if saved.info.incarnation == row.incarnation else None
 
 
-def _is_used(usage: Usage, since: float) -> bool:
+def is_used(usage: Usage, since: float) -> bool:
     """Whether anything was, as far as is known; a cell that runs is."""
     active = usage.last_active
     return usage.busy_kernel is not None or active is None or active > since

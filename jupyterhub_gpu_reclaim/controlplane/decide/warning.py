@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -29,16 +30,23 @@ class Warnings:
         sessions: the rows and the runtime state.
         sampler: for the last sample.
         judge: asks the policy.
+        draining: knows how much time is left.
         warn_for: seconds between the warning and the suspend, unless a rule sets them;
             0: no warning.
     """
 
     def __init__(
-        self, sessions: Sessions, sampler: SessionSampler, judge: Judge, warn_for: float
+        self,
+        sessions: Sessions,
+        sampler: SessionSampler,
+        judge: Judge,
+        draining: Draining,
+        warn_for: float,
     ) -> None:
         self._sessions = sessions
         self._sampler = sampler
         self._judge = judge
+        self._draining = draining
         self._warn_for = warn_for
 
     def spared(self) -> list[SessionKey]:
@@ -74,19 +82,18 @@ class Warnings:
         if row.phase is Phase.WARNED:
             self._sessions.touch(row.key)
         else:
-            left = duration(warn_for)
-            self._note(
-                row,
-                SessionEvent.WARNED,
-                f" It is suspended in {left} unless somebody uses it.",
-            )
+            goes = self._draining.decision(row) is not None
+            unless = "" if goes else " unless somebody uses it"
+            more = f" It is suspended in {duration(warn_for)}{unless}."
+            self._note(row, SessionEvent.WARNED, more)
         return warn_for
 
     def _seconds(self, row: SessionRow) -> float:
         """For how long that session is warned."""
         policy = self._sessions.policy_of(row)
         ruled = policy.warn_for if policy is not None else None
-        return self._warn_for if ruled is None else ruled
+        usually = self._warn_for if ruled is None else ruled
+        return self._draining.warn_for(row, usually)
 
     async def confirm(self, row: SessionRow) -> bool:
         """Sample once more, since the last judgement may be old, and judge again.

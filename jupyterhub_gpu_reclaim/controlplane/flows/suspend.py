@@ -76,7 +76,12 @@ class Suspender:
         self._new_id = new_id
 
     async def run(
-        self, key: SessionKey, by: str, why: Decision | None = None
+        self,
+        key: SessionKey,
+        by: str,
+        why: Decision | None = None,
+        *,
+        in_use: bool = False,
     ) -> AsyncIterator[SessionRow]:
         """Suspend a running session; the last row is RELEASING or RUNNING again.
 
@@ -84,6 +89,7 @@ class Suspender:
             key: the session.
             by: who wants it.
             why: the policy's reason, for the audit; None if a person wants it.
+            in_use: whether it goes even if somebody has used it since it was judged.
 
         Raises:
             Unreachable: the agent was lost on the way; the capture may go on there.
@@ -103,7 +109,8 @@ class Suspender:
         )
         self._sessions.counters.causes[why.code if why else "request"] += 1
         self._sessions.begin(key, "suspend")
-        seen = self._sessions.runtime(key).seen if why is not None else None
+        judged = why is not None and not in_use
+        seen = self._sessions.runtime(key).seen if judged else None
         async for after in self._follow(row, seen):
             yield after
 

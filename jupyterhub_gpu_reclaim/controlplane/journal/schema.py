@@ -226,6 +226,19 @@ store = Table(
     Column("begun", Boolean, nullable=False),  # an agent has seen it
 )
 
+#: Nodes that are to be free of sessions; see ``common/drain.py``.
+drains = Table(
+    "drains",
+    metadata,
+    Column("node", Text, primary_key=True),
+    Column("by", Text, nullable=False),
+    Column("since", Float, nullable=False),
+    Column("until", Float),
+    Column("why", Text, nullable=False),
+    Column("comes_back", Boolean, nullable=False),
+    Column("over", Boolean, nullable=False),
+)
+
 audit_by_user = Index("audit_by_user", audit.c.user, audit.c.id)
 
 
@@ -361,6 +374,14 @@ def _deleted_accounts(connection: Connection) -> None:
     _add_column(connection, deletions.c.accounts)
 
 
+def _drains(connection: Connection) -> None:
+    """Version 16: nodes that are drained; and orders to save, in sessions' rows.
+
+    An older release does not know that word, as of version 7.
+    """
+    drains.create(connection, checkfirst=True)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -377,6 +398,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _stamps,
     _accounts,
     _deleted_accounts,
+    _drains,
 )
 
 

@@ -32,7 +32,9 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 from jupyterhub_gpu_reclaim.policy.decide import allow
 
 if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.drain import Drain
     from jupyterhub_gpu_reclaim.common.models import Decision, Tree
+    from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
@@ -77,6 +79,7 @@ class Worker:
         saver: Saver,
         saving: Saving,
         room: RoomMaker,
+        draining: Draining,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
@@ -90,6 +93,7 @@ class Worker:
         self._saver = saver
         self._saving = saving
         self._room = room
+        self._draining = draining
         self._settings = settings
         self._captures = asyncio.Semaphore(settings.captures)
         self._handlers: dict[ActionKind, Handler] = {
@@ -261,10 +265,10 @@ class Worker:
     # --- suspend
     async def _ready(self, row: SessionRow, action: Action) -> float | None:
         """A session that runs as it should: suspend it, warn it, or leave it alone."""
-        if row.intent is Intent.SUSPEND:
-            return await self._suspend(row.key, row.intent_by)
         if row.intent is Intent.NAP and action.tree is not None:
             return await self._nap_or_wake(row, action.tree)
+        if row.intent is Intent.SUSPEND:
+            return await self._suspend(row.key, row.intent_by)
         if row.intent is Intent.SAVE:
             return await self._save(row, row.intent_by)
         if row.bring_back:  # it went on after all
@@ -273,14 +277,23 @@ class Worker:
         if row.stop_asked is not None and now - row.stop_asked > STOP_FORGOTTEN:
             row = self._sessions.update(row.key, stop_asked=None)
         if not self._judge.reclaims(row):
-            self._warnings.spare(row)
-            if self._saving.is_due(row):
-                self._saving.note_tried(row)
-                return await self._save(row, SERVICE)
-            return await self._nap_when_idle(row)
+            return await self._stays(row)
         wait = self._warnings.warn(row)
-        if wait > 0:
-            return wait
+        return wait if wait > 0 else await self._warned(row)
+
+    async def _stays(self, row: SessionRow) -> float | None:
+        """The policy leaves it alone: it is saved or naps, where that is due."""
+        self._warnings.spare(row)
+        if self._saving.is_due(row):
+            self._saving.note_tried(row)
+            return await self._save(row, SERVICE)
+        return await self._nap_when_idle(row)
+
+    async def _warned(self, row: SessionRow) -> float:
+        """Its warning is over: suspend it, if it is still to go."""
+        drain = self._sessions.drains.of_session(row)
+        if drain is not None:
+            return await self._drain(row, drain)
         if not await self._warnings.confirm(row):
             return self._settings.pace
         return await self._suspend(row.key, SERVICE, self._judge.why(row.key))
@@ -293,6 +306,20 @@ class Worker:
         async with self._captures:
             async for _ in self._suspender.run(key, by, why):
                 pass
+        return 0.0
+
+    async def _drain(self, row: SessionRow, drain: Drain) -> float:
+        """Its node is to be free of sessions: suspend it when its turn has come."""
+        if self._captures.locked() or not self._draining.has_turn(row):
+            return self._settings.pace
+        back = self._draining.comes_back(row)
+        why = self._judge.why(row.key)
+        async with self._captures:
+            async for now in self._suspender.run(row.key, drain.by, why, in_use=True):
+                if back and now.phase is Phase.SUSPENDING:
+                    self._sessions.update(
+                        row.key, intent=Intent.RESUME, intent_by=drain.by
+                    )
         return 0.0
 
     async def _save(self, row: SessionRow, by: str) -> float:

@@ -47,6 +47,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions import (
     suspensions,
     views,
 )
+from jupyterhub_gpu_reclaim.controlplane.sessions.drains import Drains
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
     Broadcast,
@@ -99,6 +100,7 @@ class Sessions:
         #: idle times that users have chosen; None: they may not
         self.own_idle_times: OwnIdleTimes | None = None
         self.retention = Retention()  #: the administrator's limits of checkpoints
+        self.drains = Drains(journal)  #: nodes that are to be free of sessions
         self.tab_keys = TabKeys(self)
         self.resume_times = suspensions.ResumeTimes()
         #: the highest generation known under a name, or given out by this service

@@ -1,0 +1,95 @@
+"""Node API: orders to drain a node, by people and by the cluster."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.drain import Drain
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport, Notice
+    from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+_log = logging.getLogger(__name__)
+
+#: The longest time that may be given, seconds.
+LONGEST = 30 * 86400.0
+
+
+class NodeApi:
+    """What may be asked of nodes; see ``Controller.nodes``."""
+
+    def __init__(self, sessions: Sessions, queue: WorkQueue) -> None:
+        self._sessions = sessions
+        self._queue = queue
+
+    def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
+        """Suspend whatever runs there, and what comes there later.
+
+        Args:
+            node: its name; empty: the Hub's own machine.
+            order: how much time there is, and what becomes of sessions at work.
+            by: who asks.
+
+        Raises:
+            BadRequest: not a sensible time, or nowhere to come back to.
+            StoreError: the journal cannot be written; nothing is done.
+        """
+        seconds, now = order.seconds, self._sessions.clock.now()
+        if seconds is not None and not 0 < seconds <= LONGEST:
+            what = "The time for a drain is more than 0 seconds, and at most 30 days."
+            raise BadRequest(Reason.INVALID, what=what)
+        if order.comes_back and not node:
+            what = "There is no other machine where sessions could go on."
+            raise BadRequest(Reason.INVALID, what=what)
+        until = None if seconds is None else now + seconds
+        drain = Drain(
+            node=node, by=by, since=now, until=until, comes_back=order.comes_back
+        )
+        self._sessions.drains.begin(drain)
+        self._begun(drain)
+        return self._sessions.drains.report(drain)
+
+    def undrain(self, node: str, by: str) -> None:
+        """Take that back: what runs there stays, and what is suspended may return.
+
+        Raises:
+            NotFound: ``not_drained``.
+            StoreError: the journal cannot be written.
+        """
+        if self._sessions.drains.of(node) is None:
+            raise NotFound(Reason.NOT_DRAINED, node=node or "This machine")
+        self._sessions.drains.end(node)
+        _log.info("%s: no longer drained, by %s", node or "This machine", by)
+        self._look_at(node)
+
+    def follow(self, notices: Iterable[Notice]) -> None:
+        """Drain what the cluster gives notice of, for as long as it does.
+
+        Raises:
+            StoreError: the journal cannot be written.
+        """
+        now = self._sessions.clock.now()
+        for drain in self._sessions.drains.follow(notices, SERVICE, now):
+            self._begun(drain)
+
+    def drains(self) -> list[DrainReport]:
+        """How far each drain is, by node."""
+        return [self._sessions.drains.report(d) for d in self._sessions.drains.all()]
+
+    def _begun(self, drain: Drain) -> None:
+        _log.info("%s: drained, by %s%s", drain.name, drain.by, drain.because)
+        self._look_at(drain.node)
+
+    def _look_at(self, node: str) -> None:
+        for row in self._sessions.journal.sessions():
+            if row.node == node and row.phase in LIVE:
+                self._queue.add(row.key)

@@ -1,0 +1,105 @@
+"""Whose turn it is on a node that is drained: idle and small first, at work last.
+
+A few sessions are saved at a time, so that each of them is safe soon. Which ones wait
+is only in memory: each asks again and again, and one that has not asked lately (its
+node is silent, its Hub busy) holds up nobody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.decide.saving import is_used, last_saved
+from jupyterhub_gpu_reclaim.policy.decide import allow
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+#: A session that was used in the last seconds counts as in use.
+IN_USE = 600.0
+#: Whoever has not asked for so many seconds does not wait for its turn.
+STALE = 5.0
+#: The part of the time that is left for which a session in use is warned.
+WARNED_PART = 0.25
+
+
+class Draining:
+    """Gives turns.
+
+    Args:
+        sessions: the rows, what is known of their use, and the drains.
+        at_once: sessions of a node that are saved at the same time.
+    """
+
+    def __init__(self, sessions: Sessions, at_once: int) -> None:
+        self._sessions = sessions
+        self._at_once = at_once
+        #: who waits: on which node, and when it has asked last (monotonic)
+        self._waiting: dict[SessionKey, tuple[str, float]] = {}
+
+    def decision(self, row: SessionRow) -> Decision | None:
+        """Why it is suspended; None: its node is not drained."""
+        drain = self._sessions.drains.of_session(row)
+        if drain is None:
+            return None
+        now = self._sessions.clock.now()
+        return allow(Reason.NODE_DRAINS, now, node=drain.name, why=drain.because)
+
+    def warn_for(self, row: SessionRow, usually: float) -> float:
+        """Seconds for which it is warned: none of a short time, if nobody uses it."""
+        drain = self._sessions.drains.of_session(row)
+        if drain is None or drain.until is None:
+            return usually
+        if not self.is_in_use(row):
+            return 0.0
+        left = max(0.0, drain.until - self._sessions.clock.now())
+        return min(usually, left * WARNED_PART)
+
+    def has_turn(self, row: SessionRow) -> bool:
+        """Whether it is saved now; ask again and again.
+
+        Nobody has a turn at the first time, so that the others can ask, too.
+        """
+        now = self._sessions.clock.monotonic()
+        self._waiting = {
+            key: (node, asked)
+            for key, (node, asked) in self._waiting.items()
+            if now - asked < STALE and self._sessions.row(key).phase.live
+        }
+        first = row.key not in self._waiting
+        self._waiting[row.key] = row.node, now
+        if first:
+            return False
+        rows = [
+            self._sessions.row(key)
+            for key, (node, _) in self._waiting.items()
+            if node == row.node
+        ]
+        ahead = sum(self._rank(each) < self._rank(row) for each in rows)
+        return ahead + self._under_way(row.node) < self._at_once
+
+    def comes_back(self, row: SessionRow) -> bool:
+        """Whether it is to be started again at once, elsewhere."""
+        drain = self._sessions.drains.of_session(row)
+        return drain is not None and drain.comes_back and self.is_in_use(row)
+
+    def is_in_use(self, row: SessionRow) -> bool:
+        """Whether somebody or something uses it, as far as is known."""
+        usage = self._sessions.runtime(row.key).usage
+        return usage is None or is_used(usage, self._sessions.clock.now() - IN_USE)
+
+    def _under_way(self, node: str) -> int:
+        rows = self._sessions.journal.sessions()
+        return sum(r.node == node and r.phase is Phase.SUSPENDING for r in rows)
+
+    def _rank(self, row: SessionRow) -> tuple[bool, bool, float, SessionKey]:
+        """In use last; of the others what is saved already; the small ones first."""
+        usage = self._sessions.runtime(row.key).usage
+        saved = last_saved(self._sessions, row)
+        safe = saved is not None and usage is not None and not is_used(usage, saved)
+        held = (usage.gpu_memory or 0) + (usage.memory or 0) if usage else 0
+        return self.is_in_use(row), safe, held, row.key

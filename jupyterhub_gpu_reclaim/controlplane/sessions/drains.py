@@ -1,0 +1,140 @@
+"""Which nodes are drained, by whose order, and what is on them; in the journal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import decoders
+from jupyterhub_gpu_reclaim.common.drain import Drain, DrainedSession, DrainReport
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.controlplane.journal import schema
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from jupyterhub_gpu_reclaim.common.drain import Notice
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+
+_SAVING = {Phase.SUSPENDING, Phase.RELEASING}
+
+
+class Drains:
+    """The orders; read once, then written through."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._orders = {
+            row["node"]: _drain(row) for row in journal.read(schema.drains.select())
+        }
+
+    def all(self) -> list[Drain]:
+        """Those under way, by node."""
+        drains = (self._orders[node] for node in sorted(self._orders))
+        return [drain for drain in drains if not drain.over]
+
+    def of(self, node: str) -> Drain | None:
+        """The one of that node; None: it is not drained."""
+        drain = self._orders.get(node)
+        return None if drain is None or drain.over else drain
+
+    def of_session(self, row: SessionRow) -> Drain | None:
+        """The one of the node that it runs on."""
+        return self.of(row.node) if row.phase is not Phase.STOPPED else None
+
+    def begin(self, drain: Drain) -> None:
+        """Write the order down; it takes the place of that node's last one.
+
+        Raises:
+            StoreError: the journal cannot be written.
+        """
+        self._journal.write(
+            _of(drain.node),
+            schema.drains.insert().values(msgspec.structs.asdict(drain)),
+        )
+        self._orders[drain.node] = drain
+
+    def end(self, node: str) -> None:
+        """Take the order back, by a person's word; a notice that stands is no new one.
+
+        Raises:
+            StoreError: the journal cannot be written.
+        """
+        drain = self._orders.get(node)
+        if drain is None or drain.over:
+            return
+        if drain.why:
+            self.begin(msgspec.structs.replace(drain, over=True))
+        else:
+            self._forget(node)
+
+    def follow(self, notices: Iterable[Notice], by: str, now: float) -> list[Drain]:
+        """Drain what the cluster gives notice of, for as long as it does.
+
+        Args:
+            notices: all that stand now.
+            by: whose word they are.
+            now: seconds since the epoch.
+
+        Returns:
+            Those that are new, or have an end now.
+
+        Raises:
+            StoreError: the journal cannot be written.
+        """
+        standing = {notice.node: notice for notice in notices}
+        for node, drain in list(self._orders.items()):
+            if drain.why and node not in standing:
+                self._forget(node)
+        begun = []
+        for notice in standing.values():
+            until = None if notice.seconds is None else now + notice.seconds
+            before = self._orders.get(notice.node)
+            if before is None:
+                drain = Drain(
+                    node=notice.node, by=by, since=now, until=until, why=notice.why
+                )
+            elif before.over or until is None or before.until is not None:
+                continue
+            else:  # what was cordoned, say, has an end now
+                drain = msgspec.structs.replace(before, until=until)
+            self.begin(drain)
+            begun.append(drain)
+        return begun
+
+    def _forget(self, node: str) -> None:
+        self._journal.write(_of(node))
+        self._orders.pop(node, None)
+
+    def report(self, drain: Drain) -> DrainReport:
+        """How far it is."""
+        rows = sorted(self._journal.sessions(), key=lambda row: row.key)
+        told = [_told(row, drain) for row in rows if row.node == drain.node]
+        return DrainReport(drain=drain, sessions=[each for each in told if each])
+
+
+def _of(node: str) -> Any:
+    return schema.drains.delete().where(schema.drains.c.node == node)
+
+
+def _drain(row: Mapping[Any, Any]) -> Drain:
+    columns = {str(name): value for name, value in row.items()}
+    return decoders.convert(columns, Drain, strict=False)
+
+
+def _told(row: SessionRow, drain: Drain) -> DrainedSession | None:
+    if row.phase in _SAVING:
+        return DrainedSession(key=row.key, state="saving")
+    if row.phase in LIVE or row.phase is Phase.RESUMING:
+        failed = row.failures > 0 and row.failure is not None
+        return DrainedSession(
+            key=row.key,
+            state="refused" if failed else "waiting",
+            failure=row.failure if failed else None,
+        )
+    if row.phase is Phase.SUSPENDED and row.since >= drain.since:
+        return DrainedSession(key=row.key, state="saved")
+    return None
