@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlsplit
 
 from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import (
@@ -121,6 +122,18 @@ class SessionsClient:
         body = {"save_running": save_running}
         return await self._ask("POST", path, SessionView, body)
 
+    async def drain(self, node: str, order: DrainOrder) -> DrainReport:
+        """Begin to suspend whatever runs on a node; empty: the Hub's own machine."""
+        return await self._ask("POST", _drain_of(node), DrainReport, order)
+
+    async def drains(self) -> list[DrainReport]:
+        """How far each node is that is being drained."""
+        return await self._ask("GET", "drains", list[DrainReport])
+
+    async def undrain(self, node: str) -> None:
+        """Take the order to drain a node back."""
+        await self._sent("DELETE", _drain_of(node))
+
     async def journal(self, *, rebuild: bool) -> list[Compared]:
         """Compare journal, store and Hub, or correct the journal from the store."""
         method = "POST" if rebuild else "GET"
@@ -189,6 +202,10 @@ class SessionsClient:
         return Unreachable(
             Reason.API_UNREACHABLE, url=self._url, why=why, detail=str(detail)
         )
+
+
+def _drain_of(node: str) -> str:
+    return f"nodes/{quote(node, safe='') or '-'}/drain"
 
 
 def _parts(url: str) -> tuple[str, str]:

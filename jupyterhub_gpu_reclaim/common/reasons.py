@@ -1145,6 +1145,11 @@ class Reason(Enum):
         "Try again later; suspended sessions are kept.",
         True,
     )
+    UNKNOWN_NODE = (
+        "unknown_node",
+        "There is no node {node} with an agent.",
+        "The page of nodes lists them; a new one is there after some seconds.",
+    )
     NOT_DRAINED = (
         "not_drained",
         "{node} is not being drained.",

@@ -257,7 +257,13 @@ class ReclaimService(Application, Options):
             folder=folder,
         )
         stores = StoreWatch(agent, journal)
-        nodes = NodeWatch(agent, SystemClock(), controller.note_silent, stores.settle)
+        nodes = NodeWatch(
+            agent,
+            SystemClock(),
+            controller.note_silent,
+            stores.settle,
+            controller.nodes.follow,
+        )
         try:
             async with (
                 feeding(journal, self.event_log, SystemClock()) as events,

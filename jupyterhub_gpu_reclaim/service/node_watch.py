@@ -3,7 +3,7 @@
 Every agent is asked every few seconds, none waits for another, and one that does not
 answer in that time is silent. It is for people: the page of nodes, the strip on the
 managers' pages, and the steps of what is under way on a silent node. Nothing is decided
-by it (law 5), but which store is meant (``store_watch``).
+by it (law 5), but which store is meant (``store_watch``) and which node is drained.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
+    from jupyterhub_gpu_reclaim.common.drain import Notice
     from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,9 @@ class Nodes(Protocol):
     async def status(self, node: str) -> NodeStatus:
         """How that node is."""
 
+    async def notices(self) -> list[Notice]:
+        """What is said of nodes that are about to go."""
+
 
 async def _nothing(nodes: Sequence[NodeHealth]) -> None:
     """There is nothing to be settled with the nodes."""
@@ -53,6 +57,7 @@ class NodeWatch:
         clock: time and waiting.
         told: called after each round with the silent nodes and since when they are.
         settle: called after each round with all of them.
+        noticed: called after each round with the notices that stand, if they are known.
     """
 
     def __init__(
@@ -61,12 +66,15 @@ class NodeWatch:
         clock: Clock,
         told: Callable[[Mapping[str, float]], None],
         settle: Callable[[Sequence[NodeHealth]], Awaitable[None]] = _nothing,
+        noticed: Callable[[Sequence[Notice]], None] = lambda _: None,
     ) -> None:
+        self._noticed = noticed
         self._settle = settle
         self._agents = agents
         self._clock = clock
         self._told = told
         self._known: dict[str, NodeHealth] = {}
+        self._deaf = False  #: notices are not known now
 
     def now(self) -> list[NodeHealth]:
         """Every node, by name."""
@@ -91,6 +99,20 @@ class NodeWatch:
             }
         )
         await self._settle(found)
+        await self._heed()
+
+    async def _heed(self) -> None:
+        """Ask for notices; those of before stand while they are not known."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                notices = await self._agents.notices()
+        except (TimeoutError, ReclaimError) as error:
+            if not self._deaf:
+                _log.warning("notices of nodes: not known now: %s", error)
+            self._deaf = True
+            return
+        self._deaf = False
+        self._noticed(notices)
 
     async def _one(self, node: str) -> NodeHealth:
         asked = self._clock.now()

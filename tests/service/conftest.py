@@ -18,6 +18,12 @@ from tornado.web import Application, RequestHandler
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
+from jupyterhub_gpu_reclaim.common.drain import (
+    Drain,
+    DrainedSession,
+    DrainOrder,
+    DrainReport,
+)
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
@@ -90,7 +96,8 @@ class SessionsInMemory:
     """Sessions without anything behind them: only the phases change."""
 
     def __init__(self) -> None:
-        self.users = self  # all calls in one double
+        self.users = self.nodes = self  # all calls in one double
+        self.drains_known: dict[str, DrainReport] = {}
         self.views: dict[SessionKey, SessionView] = {}
         self.calls: list[tuple[object, ...]] = []
         self.readers: list[asyncio.Queue[SessionView | None]] = []
@@ -140,6 +147,33 @@ class SessionsInMemory:
 
     def sessions(self) -> list[SessionView]:
         return list(self.views.values())
+
+    def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
+        self.calls.append(("drain", node, order.seconds, order.comes_back, by))
+        until = None if order.seconds is None else 1_700_000_000.0 + order.seconds
+        drain = Drain(node=node, by=by, since=1_700_000_000.0, until=until)
+        self.drains_known[node] = DrainReport(drain=drain)
+        self.drained(node, *(v.key.user for v in self.views.values()))
+        return self.drains_known[node]
+
+    def drained(self, node: str, *users: str, state: str = "waiting", **more: Any):
+        """Sessions of a node that is being drained, in another state from now on."""
+        report = self.drains_known[node]
+        known = {each.key: each for each in report.sessions}
+        for user in users:
+            key = SessionKey(user)
+            known[key] = DrainedSession(key=key, state=state, **more)
+        self.drains_known[node] = msgspec.structs.replace(
+            report, sessions=list(known.values())
+        )
+
+    def undrain(self, node: str, by: str) -> None:
+        self.calls.append(("undrain", node, by))
+        if self.drains_known.pop(node, None) is None:
+            raise NotFound(Reason.NOT_DRAINED, node=node)
+
+    def drains(self) -> list[DrainReport]:
+        return list(self.drains_known.values())
 
     def session(self, key: SessionKey) -> SessionView:
         if key not in self.views:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.drain import Notice
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Event, GpuSample, Nap, Usage
@@ -51,6 +52,8 @@ class Machines:
     def __init__(self) -> None:
         self.gone: set[str] = set()
         self.hung: set[str] = set()
+        self.noticed: list[Notice] = []
+        self.forbidden = False
 
     def nodes(self) -> list[str]:
         return ["b", "a"]
@@ -61,6 +64,24 @@ class Machines:
         if node in self.gone:
             raise Unreachable(Reason.NODE_SILENT, node=node, detail="cut off")
         return UP
+
+    async def notices(self) -> list[Notice]:
+        if self.forbidden:
+            raise Unreachable(Reason.CLUSTER_FORBIDS, verb="get", resource="nodes")
+        return self.noticed
+
+
+async def test_notices_of_before_stand_while_they_are_not_known():
+    machines, told = Machines(), []
+    watch = NodeWatch(machines, ManualClock(NOW), lambda _: None, noticed=told.append)
+    machines.noticed = [Notice("a", "cordoned")]
+    await watch.ask()
+    machines.forbidden = True
+    await watch.ask()
+    assert told == [machines.noticed]
+    machines.forbidden, machines.noticed = False, []
+    await watch.ask()
+    assert told[1:] == [[]]
 
 
 async def test_agent_that_does_not_answer_is_silent_since_it_was_asked(monkeypatch):

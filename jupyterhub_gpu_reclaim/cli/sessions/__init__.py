@@ -68,6 +68,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _waiting(resume)
 
     _register_for_running(add)
+    _register_for_nodes(add)
     renew = add(
         "renew-login",
         "actions",
@@ -170,6 +171,54 @@ def _register_for_running(add: Callable[..., argparse.ArgumentParser]) -> None:
     _which(wake, idle=False)
     _waiting(wake)
     wake.epilog = f"For administrators. {wake.epilog}"
+
+
+def _register_for_nodes(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """What is done to whole nodes."""
+    drain = add("drain", "drains", "suspend whatever runs on a node")
+    undrain = add("undrain", "drains", "take the order to drain a node back")
+    for parser in (drain, undrain):
+        parser.add_argument(
+            "node",
+            metavar="NODE",
+            nargs="?",
+            default="",
+            help="its name (default: the Hub's own machine)",
+        )
+    drain.add_argument(
+        "--deadline",
+        metavar="TIME",
+        type=seconds,
+        help="when the node may be gone, such as 30s or 10m: users are warned for a"
+        " part of that, and idle sessions are not warned",
+    )
+    drain.add_argument(
+        "--resume",
+        action="store_true",
+        help="start sessions at work again at once, on other nodes",
+    )
+    drain.add_argument(
+        "--wait",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="wait until it is done (default), or only ask for it",
+    )
+    drain.add_argument(
+        "--time-limit",
+        metavar="TIME",
+        type=seconds,
+        default=1800.0,
+        help="wait no longer than that (default: 30m), nor than the deadline; it goes"
+        " on all the same",
+    )
+    drain.epilog = (
+        "For administrators. Idle and small sessions go first, those at work last; what"
+        " cannot be suspended runs on, and is tried again until the node is undrained."
+        " On a cluster, cordon the node first, so that nothing new is placed there; on"
+        " the Hub's own machine nothing starts until it is undrained."
+        f" {_EPILOG}Exit code 4: not done in time."
+    )
+    undrain.epilog = f"For administrators. {_EPILOG}"
 
 
 def seconds(text: str) -> float:

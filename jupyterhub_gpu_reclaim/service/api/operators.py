@@ -7,12 +7,13 @@ rest is for managers.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from jupyterhub_gpu_reclaim import __version__
-from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport
+from jupyterhub_gpu_reclaim.common.errors import NotFound, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Compared, Value
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -23,6 +24,25 @@ from jupyterhub_gpu_reclaim.service.api.base import (
     Route,
 )
 from jupyterhub_gpu_reclaim.service.api.openapi import operation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+#: The Hub's own machine, as a segment of a path; no node of a cluster is called that.
+HERE = "-"
+
+
+def node_of(nodes: Iterable[NodeHealth], segment: str) -> str:
+    """The name of a node that is known.
+
+    Raises:
+        NotFound: ``unknown_node``.
+    """
+    name = "" if segment == HERE else segment
+    if all(each.node != name for each in nodes):
+        raise NotFound(Reason.UNKNOWN_NODE, node=segment)
+    return name
 
 
 class Health(Value, frozen=True, kw_only=True):
@@ -106,6 +126,51 @@ class ListNodes(ManagerRoute):
         self.answer(self.context.nodes())
 
 
+class ListDrains(ManagerRoute):
+    """Every node that is drained."""
+
+    path: ClassVar = "api/drains"
+
+    @operation(
+        "How far each node is that is being drained; for administrators",
+        answer=list[DrainReport],
+    )
+    async def get(self) -> None:
+        """List them, by node."""
+        self.answer(self.context.control.nodes.drains())
+
+
+class DrainNode(ManagerRoute):
+    """The drain of one node; ``-`` is the Hub's own machine."""
+
+    path: ClassVar = "api/nodes/{node}/drain"
+
+    @operation(
+        "Suspend whatever runs on a node, and what comes there later; for"
+        " administrators",
+        body=DrainOrder,
+        answer=DrainReport,
+        status=202,
+        errors=(400, 404),
+    )
+    async def post(self, node: str) -> None:
+        """Begin; an order of before is replaced."""
+        control, name = self.context.control, node_of(self.context.nodes(), node)
+        order = self.body(DrainOrder)
+        self.answer(control.nodes.drain(name, order, self.person.label), 202)
+
+    @operation(
+        "Take the order to drain a node back; for administrators",
+        status=204,
+        errors=(404,),
+    )
+    async def delete(self, node: str) -> None:
+        """What runs there stays."""
+        name = "" if node == HERE else node
+        self.context.control.nodes.undrain(name, self.person.label)
+        self.no_content()
+
+
 class CompareJournal(ManagerRoute):
     """Journal, store and Hub compared."""
 
@@ -152,6 +217,8 @@ ROUTES: tuple[type[Route], ...] = (
     Metrics,
     Document,
     ListNodes,
+    ListDrains,
+    DrainNode,
     SecondTree,
     CompareJournal,
 )

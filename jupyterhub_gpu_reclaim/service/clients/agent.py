@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Collection, Container
     from pathlib import Path
 
+    from jupyterhub_gpu_reclaim.common.drain import Notice
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
     from jupyterhub_gpu_reclaim.service.clients.authority import HeldLease
@@ -131,6 +132,10 @@ class AgentClient:
         # 503 is the same answer, for probes that look at the status alone.
         answer = await self._ask("GET", "/readyz", limit=self._quick, good={200, 503})
         return _understood(answer.body, _Ready, "/readyz").findings
+
+    async def notices(self) -> list[Notice]:
+        """None: no cluster gives notice of this machine."""
+        return []
 
     def nodes(self) -> list[str]:
         """The one machine, which has no name here."""

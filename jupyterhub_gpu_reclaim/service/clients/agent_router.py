@@ -21,11 +21,13 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.clients import node_notices
 from jupyterhub_gpu_reclaim.service.clients.agents import named, silent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
 
+    from jupyterhub_gpu_reclaim.common.drain import Notice
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
@@ -75,6 +77,7 @@ class AgentRouter:
         sessions: the pod registry.
         agents: the agents by node.
         node_labels: which labels of its node a session with a GPU needs again.
+        heeds: which signs count that a node is about to go; see ``node_notices``.
         gpu_use: an additional source of GPU use; None: only the agents.
     """
 
@@ -85,12 +88,14 @@ class AgentRouter:
         sessions: PodRegistry,
         agents: Agents,
         node_labels: Sequence[str] = (),
+        heeds: Sequence[str] = (),
         gpu_use: DcgmUse | None = None,
     ) -> None:
         self._cluster = cluster
         self._sessions = sessions
         self._agents = agents
         self._node_labels = frozenset(node_labels)
+        self._heeds = frozenset(heeds)
         self._gpu_use = gpu_use
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -127,6 +132,24 @@ class AgentRouter:
         """How that node is."""
         with named(node):
             return await self._agents.on(node).status()
+
+    async def notices(self) -> list[Notice]:
+        """What the cluster says of nodes that are about to go.
+
+        Raises:
+            ReclaimError: it does not answer for one of them.
+        """
+        if not self._heeds:
+            return []
+        found = await asyncio.gather(*map(self._notice_of, self.nodes()))
+        return [notice for notice in found if notice is not None]
+
+    async def _notice_of(self, name: str) -> Notice | None:
+        try:
+            node = await self._cluster.node(name)
+        except NotFound:
+            return None
+        return node_notices.notice_of(node, self._heeds)
 
     async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
         """Say to that node which store is meant."""

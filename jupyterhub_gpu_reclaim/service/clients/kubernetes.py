@@ -69,7 +69,7 @@ RULES = (
     Rule("pods", ("list", "watch"), "sessions", "which session runs on which node"),
     Rule("pods", ("delete",), "sessions", "remove the pod of a suspended session"),
     Rule("pods", ("list", "watch"), "agents", "find the agent of a session's node"),
-    Rule("nodes", ("get",), "cluster", "which GPU a session needs when it comes back"),
+    Rule("nodes", ("get",), "cluster", "its GPU's model; whether it is about to go"),
 )
 
 

@@ -291,10 +291,31 @@ class Pods(_Object, frozen=True, rename="camel"):
     items: list[Pod] | None = None
 
 
+class Taint(_Object, frozen=True, rename="camel"):
+    """What keeps pods from a node."""
+
+    key: str = ""
+
+
+class NodeSpec(_Object, frozen=True, rename="camel"):
+    """What was ordered for a node."""
+
+    unschedulable: bool = False  #: cordoned
+    taints: list[Taint] | None = None
+
+
+class NodeState(_Object, frozen=True, rename="camel"):
+    """A node as it is reported."""
+
+    conditions: list[Condition] | None = None
+
+
 class ClusterNode(_Object, frozen=True, rename="camel"):
     """A node."""
 
     metadata: Meta
+    spec: NodeSpec = NodeSpec()
+    status: NodeState = NodeState()
 
 
 class Thing(_Object, frozen=True, rename="camel"):

@@ -13,6 +13,7 @@ from traitlets.config import Configurable
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from jupyterhub_gpu_reclaim.service.api.context import Limits
+from jupyterhub_gpu_reclaim.service.clients import node_notices
 
 _DEFAULTS = Settings()
 _DAY = 86400.0
@@ -100,6 +101,17 @@ class Options(Configurable):
         help="With `placement = kubernetes`: labels of its node that a session with a"
         " GPU needs again when it comes back, so that it waits for a fitting node."
         " Empty: any node; the agent there refuses what does not fit.",
+    ).tag(config=True)
+
+    drain_on = List(
+        Enum(node_notices.KINDS),
+        ["notice"],
+        help="With `placement = kubernetes`: signs that a node is about to go, on which"
+        " its sessions are saved and suspended without being asked. `notice`: a cloud's"
+        " or an autoscaler's own (GKE, AKS, Karpenter, the AWS node termination handler"
+        " with its taints, the cluster autoscaler). `cordon`: also `kubectl cordon`,"
+        " for clusters where that always comes before a drain. Empty: only by order."
+        " Example: ['notice', 'cordon'].",
     ).tag(config=True)
 
     state_dir = Unicode(

@@ -82,6 +82,7 @@ async def _fleet(
             lambda ip: _connect(options, token, lease, ip),
         ),
         node_labels=options.gpu_node_labels,
+        heeds=options.drain_on,
         gpu_use=gpu_use,
     )
     fleet.start()

@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jupyterhub_gpu_reclaim.common import text as words
+from jupyterhub_gpu_reclaim.common.drain import DrainOrder
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
 from jupyterhub_gpu_reclaim.service.api.base import PersonRoute
+from jupyterhub_gpu_reclaim.service.api.operators import HERE, node_of
 from jupyterhub_gpu_reclaim.service.web.health import called
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from jupyterhub_gpu_reclaim.common.drain import DrainReport
     from jupyterhub_gpu_reclaim.common.models import Finding, SessionView
     from jupyterhub_gpu_reclaim.common.node_status import CardStatus, NodeHealth
 
@@ -59,10 +64,23 @@ class NodeCard:
     findings: list[Finding]
     cards: list[CardBar] | None  #: None: they do not answer
     sessions: int
+    drain: DrainProgress | None  #: None: it is not being drained
+
+
+@dataclass(frozen=True)
+class DrainProgress:
+    """How far the drain of a node is."""
+
+    about: str  #: "Being drained by root since 2 min: 3 saved, 1 left."
+    refused: list[str]  #: a sentence for each session that could not be suspended
 
 
 def node_card(
-    node: NodeHealth, views: Sequence[SessionView], now: float, prefix: str = ""
+    node: NodeHealth,
+    views: Sequence[SessionView],
+    now: float,
+    prefix: str = "",
+    report: DrainReport | None = None,
 ) -> NodeCard:
     """One node.
 
@@ -71,6 +89,7 @@ def node_card(
         views: all sessions.
         now: seconds since the epoch.
         prefix: before the address of a session's page.
+        report: how far its drain is; None: it is not being drained.
     """
     state, tone = _state(node, now)
     status = node.status
@@ -88,6 +107,26 @@ def node_card(
         if cards is None
         else [card_bar(card, views, now, prefix) for card in cards],
         sessions=sum(view.phase.live for view in mine),
+        drain=None if report is None else _progress(report, now),
+    )
+
+
+def _progress(report: DrainReport, now: float) -> DrainProgress:
+    drain, sessions = report.drain, report.sessions
+    saved = sum(each.state == "saved" for each in sessions)
+    whose = drain.why or f"by {drain.by}"
+    since = words.duration(now - drain.since)
+    left = ""
+    if drain.until is not None:
+        left = f", {words.duration(max(0.0, drain.until - now))} left"
+    told = f"{saved} saved, {len(sessions) - saved} to go"
+    return DrainProgress(
+        about=f"Being drained ({whose}) for {since}{left}: {told}.",
+        refused=[
+            f"{each.key}: {each.failure.message}"
+            for each in sessions
+            if each.failure is not None
+        ],
     )
 
 
@@ -205,11 +244,38 @@ class NodesPage(ManagerPage):
         """What the template prints."""
         context = self.context
         views, now = context.control.users.sessions(), context.clock.now()
-        return [node_card(node, views, now, context.prefix) for node in context.nodes()]
+        drains = {each.drain.node: each for each in context.control.nodes.drains()}
+        return [
+            node_card(node, views, now, context.prefix, drains.get(node.node))
+            for node in context.nodes()
+        ]
 
     async def get(self) -> None:
         """Show it."""
         self.page("nodes.html", nodes=self.nodes(), xsrf=self.xsrf())
+
+
+class DrainButton(ManagerPage):
+    """A button of a node was pressed; it works without scripts."""
+
+    async def post(self, action: str) -> None:
+        """Do it and lead back to the page."""
+        control, by = self.context.control, self.person.label
+        node = self.get_body_argument("node", "")
+        if action == "undrain":
+            control.nodes.undrain(node, by)
+        else:
+            name = node_of(self.context.nodes(), node or HERE)
+            control.nodes.drain(name, DrainOrder(seconds=self._seconds()), by)
+        self.redirect(f"{self.context.prefix}nodes", status=303)
+
+    def _seconds(self) -> float | None:
+        text = self.get_body_argument("seconds", "")
+        try:
+            return float(text) if text else None
+        except ValueError:
+            what = "The form's 'seconds' must be a number."
+            raise BadRequest(Reason.INVALID, what=what) from None
 
 
 class _ForScript(ManagerPage):
@@ -229,7 +295,7 @@ class NodesPart(_ForScript, NodesPage):
 
     async def get(self) -> None:
         """Show them."""
-        self.page("nodes_list.html", nodes=self.nodes())
+        self.page("nodes_list.html", nodes=self.nodes(), xsrf=self.xsrf())
 
 
 class HealthPart(_ForScript):
@@ -246,5 +312,6 @@ def rules(prefix: str) -> list[tuple[Any, ...]]:
     return [
         (rf"{base}nodes", NodesPage),
         (rf"{base}nodes/list", NodesPart),
+        (rf"{base}nodes/(drain|undrain)", DrainButton),
         (rf"{base}health", HealthPart),
     ]

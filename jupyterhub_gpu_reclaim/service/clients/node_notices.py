@@ -1,0 +1,70 @@
+"""What a cluster says of a node that is about to go: taints, a condition, a cordon.
+
+Clouds and autoscalers each have a signal of their own, and documented it; the table has
+them with the shortest time that is promised after each. Pure.
+
+* GKE: *Manage GKE node disruption for GPUs and TPUs* (cloud.google.com)
+* AWS: ``TAINT_NODE`` in the README of ``aws-node-termination-handler``; two minutes for
+  a spot instance. Without that option it cordons the node.
+* AKS: *Node auto-drain* (learn.microsoft.com); 30 seconds for a spot instance
+* Karpenter, cluster autoscaler: their taints before they delete a node
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from jupyterhub_gpu_reclaim.common.drain import Notice
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from jupyterhub_gpu_reclaim.service.clients.pods import ClusterNode
+
+Kind = Literal["notice", "cordon"]
+#: All that may be heeded.
+KINDS: tuple[Kind, ...] = ("notice", "cordon")
+
+_AWS = "aws-node-termination-handler/"
+#: Taints, with seconds until the node may be gone; None: that is not promised.
+TAINTS: dict[str, float | None] = {
+    "cloud.google.com/impending-node-termination": 30.0,
+    f"{_AWS}spot-itn": 120.0,
+    f"{_AWS}asg-lifecycle-termination": None,
+    f"{_AWS}scheduled-maintenance": None,
+    "remediator.kubernetes.azure.com/unschedulable": 30.0,
+    "karpenter.sh/disrupted": None,
+    "ToBeDeletedByClusterAutoscaler": None,
+}
+#: AKS' condition, true from the announcement of an event on; what its message names
+#: there without effect on a session.
+EVENT = "VMEventScheduled"
+_HARMLESS = "freeze"
+_EVENT_SECONDS = 30.0
+
+
+def notice_of(node: ClusterNode, kinds: Collection[str]) -> Notice | None:
+    """The most urgent one that stands.
+
+    Args:
+        node: as the API server has it.
+        kinds: which are heeded.
+    """
+    found: list[Notice] = []
+    name = node.metadata.name
+    if "notice" in kinds:
+        keys = [taint.key for taint in node.spec.taints or () if taint.key in TAINTS]
+        found += [Notice(name, f"taint {key}", TAINTS[key]) for key in keys]
+        for told in node.status.conditions or ():
+            said = f"{told.reason or ''} {told.message or ''}".strip()
+            harmless = _HARMLESS in said.lower()
+            if told.type == EVENT and told.status == "True" and not harmless:
+                why = said[:200] or EVENT
+                found.append(Notice(name, why, _EVENT_SECONDS))
+    if "cordon" in kinds and node.spec.unschedulable:
+        found.append(Notice(name, "cordoned"))
+    return min(found, key=_left, default=None)
+
+
+def _left(notice: Notice) -> float:
+    return float("inf") if notice.seconds is None else notice.seconds

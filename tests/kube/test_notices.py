@@ -1,0 +1,117 @@
+"""What a cluster says of a node that is about to go, and that it is heeded."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.common.drain import Notice
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
+from jupyterhub_gpu_reclaim.service.clients.node_notices import (
+    KINDS,
+    TAINTS,
+    notice_of,
+)
+from jupyterhub_gpu_reclaim.service.clients.pods import ClusterNode
+
+EVENT = {
+    "type": "VMEventScheduled",
+    "status": "True",
+    "reason": "VMEventScheduled",
+    "message": "Preempt Scheduled: Fri, 27 Nov 2026 14:02:00 GMT",
+}
+
+
+def node(**fields) -> ClusterNode:
+    return msgspec.convert({"metadata": {"name": "n1"}, **fields}, ClusterNode)
+
+
+def tainted(*keys: str, **more) -> ClusterNode:
+    taints = [{"key": key, "effect": "NoSchedule", "value": "x"} for key in keys]
+    return node(spec={"taints": taints, **more})
+
+
+@pytest.mark.parametrize(("key", "seconds"), TAINTS.items())
+def test_taint_of_a_cloud_or_autoscaler_is_a_notice(key, seconds):
+    assert notice_of(tainted("other", key), KINDS) == Notice(
+        "n1", f"taint {key}", seconds
+    )
+    assert notice_of(tainted(key), ["cordon"]) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "node.kubernetes.io/unschedulable",
+        "nvidia.com/gpu",
+        "DeletionCandidateOfClusterAutoscaler",
+        "aws-node-termination-handler/rebalance-recommendation",
+    ],
+)
+def test_other_taints_are_none(key):
+    assert notice_of(tainted(key), KINDS) is None
+
+
+def test_cordon_counts_where_it_is_to():
+    cordoned = node(spec={"unschedulable": True})
+    assert notice_of(cordoned, ["notice", "cordon"]) == Notice("n1", "cordoned")
+    assert notice_of(cordoned, ["notice"]) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "is_one"),
+    [
+        ({}, True),
+        ({"status": "False"}, False),
+        ({"status": "Unknown"}, False),
+        ({"message": "Freeze Scheduled: Fri, 27 Nov 2026 14:02:00 GMT"}, False),
+        ({"message": "Reboot Scheduled: Fri, 27 Nov 2026 14:02:00 GMT"}, True),
+        ({"message": None}, True),
+        ({"type": "Ready"}, False),
+    ],
+)
+def test_announced_event_of_an_azure_machine_is_a_notice(change, is_one):
+    found = notice_of(node(status={"conditions": [{**EVENT, **change}]}), KINDS)
+    assert (found is not None) is is_one
+    assert found is None or found.seconds == 30.0
+
+
+def test_most_urgent_notice_counts():
+    spot = "aws-node-termination-handler/spot-itn"
+    found = notice_of(
+        tainted("karpenter.sh/disrupted", spot, unschedulable=True), KINDS
+    )
+    assert found == Notice("n1", f"taint {spot}", 120.0)
+
+
+# --- of a cluster
+
+
+def router(service, *kinds: str) -> AgentRouter:
+    fleet = service.fleet
+    return AgentRouter(
+        service.api, sessions=fleet._sessions, agents=fleet._agents, heeds=kinds
+    )
+
+
+async def test_nodes_with_an_agent_are_looked_at(cluster, service):
+    watched = router(service, *KINDS)
+    await service.knows(lambda pods: len(service.fleet.nodes()) == 2)
+    assert await watched.notices() == []
+    (two,) = (
+        thing for (_, name), thing in cluster.objects["nodes"].items() if name == "two"
+    )
+    cluster.put("nodes", {**two, "spec": {"unschedulable": True}})
+    assert await watched.notices() == [Notice("two", "cordoned")]
+    assert await router(service).notices() == []
+    cluster.drop("nodes", two)
+    assert await watched.notices() == []
+
+
+async def test_server_that_does_not_say_gives_no_word(cluster, service):
+    watched = router(service, *KINDS)
+    await service.knows(lambda pods: len(service.fleet.nodes()) == 2)
+    cluster.forbidden.add(("get", "nodes"))
+    with pytest.raises(ReclaimError):
+        await watched.notices()

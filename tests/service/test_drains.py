@@ -1,0 +1,155 @@
+"""A drain ordered by command, by button and over the API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from jupyterhub_gpu_reclaim.cli.sessions import drains
+from jupyterhub_gpu_reclaim.common.drain import DrainReport
+from jupyterhub_gpu_reclaim.common.models import Failure
+from jupyterhub_gpu_reclaim.common.node_status import NodeHealth, NodeStatus
+from tests.service.conftest import PREFIX
+from tests.support.forms import Browser
+
+BROKEN = Failure(code="capture_failed", message="It did not work.", hint="Look.")
+EVIL = "<b>n</b>"
+
+
+@pytest.fixture(autouse=True)
+def nodes(control, monkeypatch):
+    monkeypatch.setattr(drains, "PAUSE", 0.01)
+    up = NodeStatus(host="vm", version="1.0", criu="4.2", cards=[])
+    names = ("", "n1", EVIL)
+    control.nodes_known = [NodeHealth(node=name, status=up) for name in names]
+
+
+async def ordered(control) -> None:
+    """Until the command has ordered the drain, and has looked at it once or twice."""
+    while "n1" not in control.drains_known:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+
+
+async def soon(control, *steps) -> None:
+    await ordered(control)
+    for step in steps:
+        control.drained("n1", *step[1:-1], state=step[0], **step[-1])
+        await asyncio.sleep(0.05)
+
+
+async def test_drain_waits_and_reports_what_became_of_each(command, control):
+    control.put("ada")
+    control.put("bob")
+    after = asyncio.create_task(
+        soon(
+            control,
+            ("saving", "ada", {}),
+            ("saved", "ada", {}),
+            ("refused", "bob", {"failure": BROKEN}),
+        )
+    )
+    code, out, err = await command("drain", "n1")
+    await after
+    assert code == 1
+    assert out.splitlines()[1].split()[:2] == ["ada/", "saved"]
+    assert "bob/" in out
+    assert "It did not work." in out
+    assert "1 session saved, 1 left." in out
+    assert "until it is undrained" in err
+    assert ("drain", "n1", None, False, "root") in control.calls
+
+
+async def test_all_saved_is_success_and_deadline_is_sent(command, control):
+    control.put("ada")
+    after = asyncio.create_task(soon(control, ("saved", "ada", {})))
+    more = ("--deadline", "10m", "--resume", "--json")
+    code, out, _ = await command("drain", "n1", *more)
+    await after
+    assert code == 0
+    assert json.loads(out)[0]["state"] == "saved"
+    assert ("drain", "n1", 600.0, True, "root") in control.calls
+
+
+async def test_session_that_came_back_elsewhere_meanwhile_is_saved(command, control):
+    control.put("ada")
+
+    async def comes_back() -> None:
+        await soon(control, ("saving", "ada", {}))
+        report = control.drains_known["n1"]
+        control.drains_known["n1"] = DrainReport(drain=report.drain)
+
+    after = asyncio.create_task(comes_back())
+    code, out, _ = await command("drain", "n1")
+    await after
+    assert (code, "1 session saved, 0 left." in out) == (0, True)
+
+
+async def test_deadline_ends_the_wait(command, control):
+    control.put("ada")
+    code, out, _ = await command("drain", "n1", "--deadline", "0.2s")
+    assert (code, "0 sessions saved, 1 left." in out) == (4, True)
+
+
+async def test_drain_that_is_called_off_says_so(command, control):
+    control.put("ada")
+
+    async def called_off() -> None:
+        await ordered(control)
+        control.drains_known.clear()
+
+    after = asyncio.create_task(called_off())
+    code, _, err = await command("drain", "n1")
+    await after
+    assert (code, "called off" in err) == (1, True)
+
+
+async def test_hubs_own_machine_needs_no_name(command, control):
+    code, out, _ = await command("drain")
+    assert (code, out) == (0, "No session runs on this machine.\n")
+    code, out, _ = await command("undrain")
+    assert (code, out) == (0, "This machine is no longer being drained.\n")
+    code, _, err = await command("undrain")
+    assert (code, "(not_drained)" in err) == (1, True)
+
+
+async def test_unknown_node_and_users_are_refused(command, control, monkeypatch):
+    code, _, err = await command("drain", "n7")
+    assert (code, "(unknown_node)" in err) == (1, True)
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "token-ada")
+    code, _, err = await command("drain", "n1")
+    assert (code, "(forbidden)" in err) == (1, True)
+    assert control.calls == []
+
+
+@pytest.mark.parametrize("body", ["", "[]", '{"seconds": "soon"}'])
+async def test_bad_order_is_refused(service, body):
+    answer = await service.call("api/nodes/n1/drain", "token-root", "POST", body=body)
+    assert answer.code == 400
+    assert service.control.calls == []
+
+
+async def test_buttons_of_the_page_drain_and_show_how_far_it_is(service):
+    service.control.put("ada")
+    root = Browser(service, "token-root")
+    page = (await root.get("nodes")).body.decode()
+    assert EVIL not in page
+    proof = {"_xsrf": await root.xsrf(), "node": "n1"}
+    answer = await root.post("nodes/drain", seconds="600", **proof)
+    assert (answer.code, answer.headers["Location"]) == (303, f"{PREFIX}nodes")
+    assert ("drain", "n1", 600.0, False, "root") in service.control.calls
+    service.control.drained("n1", "ada", state="refused", failure=BROKEN)
+    page = (await root.get("nodes")).body.decode()
+    assert "Being drained (by root)" in page
+    assert "0 saved, 1 to go" in page
+    assert "ada/: It did not work." in page
+    await root.post("nodes/undrain", **proof)
+    assert ("undrain", "n1", "root") in service.control.calls
+    assert (await root.post("nodes/drain", seconds="x", **proof)).code == 400
+    assert (await root.post("nodes/drain", node="n1")).code in {401, 403}
+    ada = Browser(service, "token-ada")
+    theirs = {**proof, "_xsrf": await ada.xsrf()}
+    assert (await ada.post("nodes/drain", **theirs)).code == 403
+    assert len(service.control.calls) == 2
