@@ -787,7 +787,7 @@ class Reason(Enum):
     SESSION_DISRUPTED = (
         "session_disrupted",
         "The session's pod on {node} was ended, and not by the Hub: {why}.",
-        "Start it again; a node whose sessions are suspended first can be drained.",
+        "Start it again; 'jupyterhub-gpu-reclaim drain' saves a node's sessions first.",
     )
     RELEASE_FAILED = (
         "release_failed",
