@@ -8,9 +8,11 @@ is told to the ledger before it is said, since a lost answer may still be obeyed
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from jupyterhub_gpu_reclaim.common.drain import DrainOrder
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey
 
@@ -44,6 +46,7 @@ class People:
             "begin what cannot come back": self.begin_stuck,
             "end what cannot come back": self.end_stuck,
             "drain": self.drain,
+            "drain in time": self.drain_in_time,
             "rename": self.rename,
         }
 
@@ -174,6 +177,34 @@ class People:
         for each in dict.fromkeys(place.key for place in places if place.tree):
             with suppress(ReclaimError):
                 await self.suspend(each, event)
+
+    async def drain_in_time(self, key: SessionKey, event: Event) -> None:
+        """The administrator drains one machine, and some time later no more."""
+        del key
+        world, machine = self._world, self._world.machine(event.count)
+        node = machine.name if world.plan.nodes else ""
+        hurried = DrainOrder(
+            seconds=event.share * 120.0 + 1.0, comes_back=bool(world.plan.nodes)
+        )
+        if not (nodes := self._nodes()):
+            return
+        world.drained[machine.name] = math.inf
+        nodes.drain(node, hurried if event.count % 2 else DrainOrder(), "admin")
+        await asyncio.sleep(event.share * 180.0)
+        if nodes := self._nodes():
+            with suppress(ReclaimError):
+                nodes.undrain(node, "admin")
+                world.drained[machine.name] = world.loop.time()
+
+    def undrain_all(self) -> None:
+        """All machines are as usual again."""
+        if nodes := self._nodes():
+            for report in nodes.drains():
+                nodes.undrain(report.drain.node, "admin")
+
+    def _nodes(self) -> Any:
+        service = self._world.working()
+        return service.controller.nodes if service and service.controller else None
 
     def _users(self) -> Any:
         service = self._world.working()

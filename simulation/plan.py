@@ -58,6 +58,9 @@ NOT_FORMER = NOT_UNMOUNTED
 #: Seeds from here on have save points, likewise, and the share of those.
 SAVED_FROM, SAVED = 9_000_000_000, 0.4
 
+#: Seeds from here on have drains of machines, likewise, and the share of those.
+DRAINED_FROM, DRAINED = 10_000_000_000, 0.4
+
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
 
@@ -101,6 +104,8 @@ SAVE_FAULTS = {
     "the store is full": 1,
     "the store is away": 1,
 }
+#: What people do while their machine is drained, with their weights.
+DRAIN_ACTS = {"visit": 5, "work": 3, "resume": 3, "keep": 1, "stop": 1, "save": 1}
 #: What administrators do to many sessions, or to an account, with their weights.
 OPERATIONS = {"drain": 3, "rename": 3, "the service is upgraded": 3}
 #: Faults, with their weights.
@@ -202,7 +207,24 @@ def draw(seed: int) -> Plan:
     drawn = _unmounted(drawn) if unmounted else drawn
     former = seed >= FORMER_FROM and seed not in NOT_FORMER
     drawn = _former(drawn) if former else drawn
-    return _saved(drawn) if seed >= SAVED_FROM else drawn
+    drawn = _saved(drawn) if seed >= SAVED_FROM else drawn
+    return _drained(drawn) if seed >= DRAINED_FROM else drawn
+
+
+def _drained(plan: Plan) -> Plan:
+    """The same plan, sometimes with drains, and what comes in between."""
+    rng = random.Random(f"drains {plan.seed}")
+    if rng.random() >= DRAINED:
+        return plan
+    events = list(plan.events)
+    for _ in range(rng.randint(1, 3)):
+        at, key = rng.uniform(20.0, SPAN), rng.choice(plan.keys)
+        events.append(_draw(rng, {"drain in time": 1}, key, at))
+        for what in (DRAIN_ACTS, FAULTS, DRAIN_ACTS):
+            if rng.random() < NEAR:
+                at = min(SPAN, at + rng.uniform(0.0, SOON))
+                events.append(_draw(rng, what, rng.choice(plan.keys), at))
+    return replace(plan, events=_in_order(events))
 
 
 def _saved(plan: Plan) -> Plan:

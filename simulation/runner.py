@@ -170,6 +170,7 @@ class Run:
         return ""
 
     async def _returns(self) -> None:
+        self._people.undrain_all()
         for key in self._world.plan.keys:
             await self._come_back(key)
             if self._world.plan.naps and not self._world.plan.crowded:

@@ -154,6 +154,8 @@ class World:
         self.asked: dict[SessionKey, float] = {}
         #: incarnations that would not come back, and the agent that has found that out
         self.refused_by: dict[str, Program | None] = {}
+        #: until when each machine is, or was, drained
+        self.drained: dict[str, float] = {}
         #: when somebody last asked for a nap of each session
         self.asked_to_nap: dict[SessionKey, float] = {}
         self.rooms = NapsForOthers(self)
@@ -498,6 +500,7 @@ class World:
             if place is None or place.tree is None or machine.skew or self.skew:
                 continue
             tree, asked = place.tree, self.asked.get(place.key, -1.0)
+            asked = max(asked, self.drained.get(machine.name, -1.0))
             # What began since the sample that the order goes by, nobody knows.
             works = tree.active > tree.since
             unseen = ORDER_SECONDS if works else 0.0
