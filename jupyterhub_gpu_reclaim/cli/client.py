@@ -76,9 +76,10 @@ class SessionsClient:
         """Begin to suspend it. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/suspend", SessionView)
 
-    async def save(self, key: SessionKey) -> SessionView:
+    async def save(self, key: SessionKey, name: str = "") -> SessionView:
         """Begin to save it while it goes on. Idempotent."""
-        return await self._ask("POST", f"sessions/{key.path}/save", SessionView)
+        body = {"name": name} if name else None
+        return await self._ask("POST", f"sessions/{key.path}/save", SessionView, body)
 
     async def nap(self, key: SessionKey) -> SessionView:
         """Begin to move its GPU memory out. Idempotent."""

@@ -293,6 +293,8 @@ class KeptState(Value, frozen=True, kw_only=True):
     #: current (the session is suspended in it), superseded (it came back from it), or
     #: aside
     keeping: str
+    name: str = ""  #: that a person has given it
+    save_point: bool = False  #: the session has gone on since
     expires: float | None = None  #: when it is deleted; None: not by itself
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
 from jupyterhub_gpu_reclaim.common.models import KernelSample, Placement, SessionPolicy
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
@@ -23,10 +23,10 @@ def kept(controller) -> dict[str, Keeping]:
     return {each.id: each.keeping for each in rows}
 
 
-async def saved(world, controller) -> str:
+async def saved(world, controller, name: str = "") -> str:
     """The id of a new save point of the session."""
     before = set(world.node.saved)
-    await controller.users.save(KEY, "ada")
+    await controller.users.save(KEY, "ada", name)
     await world.until(lambda: row(controller).intent is Intent.NONE)
     (new,) = set(world.node.saved) - before
     return new
@@ -73,6 +73,65 @@ async def test_user_may_start_fresh_instead(world):
     await controller.users.start_fresh(KEY, "ada")
     assert await world.hub.start(KEY) == "cold"
     assert kept(controller) == {checkpoint: Keeping.ASIDE}
+
+
+async def test_last_few_are_kept_where_their_user_finds_them(world):
+    world.change(save_points=3)
+    controller, _ = await running(world)
+    ids = [await saved(world, controller) for _ in range(4)]
+    assert [kept(controller)[each] for each in ids[1:]] == [
+        Keeping.ASIDE,
+        Keeping.ASIDE,
+        Keeping.SUPERSEDED,
+    ]
+    journal = controller._sessions.journal
+    oldest, second = journal.checkpoint(ids[0]), journal.checkpoint(ids[1])
+    assert oldest.expires < time.time() + world.settings.grace + 5
+    assert second.expires > time.time() + world.settings.set_aside - 60
+    states = controller.users.session(KEY).kept
+    assert [each.id for each in states if each.save_point][:3] == ids[:0:-1]
+
+
+async def test_named_one_is_kept_beside_later_ones_and_can_come_back(world):
+    controller, incarnation = await running(world)
+    named = await saved(world, controller, " before the upgrade ")
+    await saved(world, controller)
+    plain = await saved(world, controller)
+    named_row = controller._sessions.journal.checkpoint(named)
+    assert (named_row.keeping, named_row.name) == (Keeping.ASIDE, "before the upgrade")
+    (state,) = [s for s in controller.users.session(KEY).kept if s.id == named]
+    assert (state.name, state.save_point) == ("before the upgrade", True)
+    await world.until(lambda: world.node.saved[named][0].aside is not None)
+    world.node.places[incarnation].contents = "later"
+    await controller.users.bring_back(KEY, named, "ada", save_running=True)
+    await world.until(lambda: row(controller).checkpoint == named)
+    await world.until(lambda: world.phase(controller) == "running")
+    (place,) = world.node.living(KEY)
+    assert place.contents == "as saved"
+    # What ran until then can be brought back likewise.
+    present = [s for s in controller.users.session(KEY).kept if s.keeping == "aside"]
+    assert {s.id for s in present} - {named, plain}
+
+
+async def test_name_outlives_the_service(world):
+    controller, _ = await running(world)
+    world.node.hold_at = "dump"
+    await controller.users.save(KEY, "ada", "mine")
+    await world.kill(controller)
+    world.node.hold_at = ""
+    controller = await world.controller()
+    await world.until(lambda: row(controller).intent is Intent.NONE)
+    names = {each.name for each in controller._sessions.journal.checkpoints(KEY)}
+    assert "mine" in names
+    assert row(controller).save_name == ""
+
+
+@pytest.mark.parametrize("name", ["x" * 81, "two\nlines", "\x1b[31m"])
+async def test_what_is_no_name_is_refused(world, name):
+    controller, _ = await running(world)
+    with pytest.raises(BadRequest):
+        await controller.users.save(KEY, "ada", name)
+    assert row(controller).intent is Intent.NONE
 
 
 async def test_only_the_newest_is_kept_without_limit(world):
@@ -168,8 +227,7 @@ async def test_rule_saves_what_was_used_since_and_nothing_else(world):
     await asyncio.sleep(0.6)
     assert len(world.node.saved) == calls  # nobody has used it since
     used(world, time.time() + 60.0)
-    await world.until(lambda: len(world.node.saved) > calls)
-    assert row(controller).checkpoint != first
+    await world.until(lambda: row(controller).checkpoint != first)
     assert world.phase(controller) == "running"
 
 

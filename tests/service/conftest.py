@@ -232,8 +232,8 @@ class SessionsInMemory:
         self.calls.append(("resume", key, by))
         return self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
 
-    async def save(self, key: SessionKey, by: str) -> SessionView:
-        self.calls.append(("save", key, by))
+    async def save(self, key: SessionKey, by: str, name: str = "") -> SessionView:
+        self.calls.append(("save", key, by, *([name] if name else [])))
         return self._ordered(key, "save")
 
     async def nap(self, key: SessionKey, by: str) -> SessionView:

@@ -227,3 +227,30 @@ def test_checkpoint_that_was_put_aside_is_listed_once():
     assert [state.id for state in one.states] == ["c1"]
     assert one.states[0].deletable
     assert one.saved == []
+
+
+def test_save_points_say_what_they_are_and_their_names():
+    kept = [
+        KeptState(
+            id="c2",
+            generation=2,
+            created=NOW - 60,
+            keeping="superseded",
+            save_point=True,
+        ),
+        KeptState(
+            id="c1",
+            generation=1,
+            created=NOW - 3600,
+            keeping="aside",
+            name="<b>mine</b>",
+            save_point=True,
+        ),
+        KeptState(id="c0", generation=0, created=NOW - 7200, keeping="superseded"),
+    ]
+    states = made(Phase.RUNNING, kept=kept).states
+    assert states[0].title.startswith("Save point of ")
+    assert "resumed from it" not in states[0].about
+    assert states[1].title.startswith("<b>mine</b>, Save point of ")
+    assert states[1].deletable
+    assert "resumed from it" in states[2].about

@@ -340,3 +340,13 @@ async def test_report_without_a_name_of_programs_has_no_button(service):
     service.control.put("ada", failure=old)
     root = Browser(service, "token-root")
     assert "end-tree" not in (await root.get("sessions/ada/-")).body.decode()
+
+
+async def test_save_point_is_named_on_the_sessions_page(service):
+    service.control.put("ada")
+    ada = Browser(service, "token-ada")
+    page = (await ada.get("sessions/ada/-")).body.decode()
+    assert "Save point with a name" in page
+    proof = await ada.xsrf()
+    await ada.post("sessions/ada/-/save", _xsrf=proof, name="mine", page="one")
+    assert ("save", SessionKey("ada"), "ada", "mine") in service.control.calls

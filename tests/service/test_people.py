@@ -430,3 +430,18 @@ async def test_who_was_refused_a_change_is_told_to_the_event_log(service, failur
         ("", 401, "token_unknown"),
     ]
     assert told[0].path.endswith("/bob/-/suspend")
+
+
+async def test_save_point_may_be_given_a_name(service):
+    service.control.put("ada")
+    one = "api/sessions/ada/-/save"
+    assert (await service.call(one, method="POST", body="")).code == 202
+    body = {"name": "before the upgrade"}
+    assert (await service.call(one, method="POST", body=body)).code == 202
+    key = SessionKey("ada")
+    assert service.control.calls == [
+        ("save", key, "ada"),
+        ("save", key, "ada", "before the upgrade"),
+    ]
+    for wrong in ("[]", '{"name": 3}', "x"):
+        assert (await service.call(one, method="POST", body=wrong)).code == 400

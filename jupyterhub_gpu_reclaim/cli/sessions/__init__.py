@@ -150,6 +150,11 @@ def _register_for_running(add: Callable[..., argparse.ArgumentParser]) -> None:
     """What is done to sessions that run on."""
     save = add("save", "actions", "save sessions while they go on")
     _which(save)
+    save.add_argument(
+        "--name",
+        default="",
+        help="what the save point is called; it is kept beside later ones then",
+    )
     _waiting(save)
     save.epilog = (
         "Each stands still for as long as its memory takes to be copied. If it ends, or"

@@ -71,7 +71,11 @@ def resume(args: argparse.Namespace) -> int:
 
 def save(args: argparse.Namespace) -> int:
     """Save sessions that go on."""
-    return _act(args, "save", lambda client: lambda view: client.save(view.key))
+
+    def call(client: SessionsClient) -> Call:
+        return lambda view: client.save(view.key, args.name)
+
+    return _act(args, "save", call)
 
 
 def nap(args: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import KeptState
 
-_STATES = ("ID", "GENERATION", "SUSPENDED", "SIZE", "KEPT AS", "UNTIL")
+_STATES = ("ID", "NAME", "GENERATION", "SAVED", "SIZE", "NEW", "KEPT AS", "UNTIL")
 _JOURNAL = ("SESSION", "JOURNAL SAYS", "IN THE STORE", "STATE", "DONE")
 
 
@@ -31,7 +31,9 @@ def saved(args: argparse.Namespace) -> int:
     if args.json:
         print_json(states)
         return DONE
-    print_table(_STATES, [_cells(state) for state in states], right="GENERATION SIZE")
+    print_table(
+        _STATES, [_cells(state) for state in states], right="GENERATION SIZE NEW"
+    )
     return DONE
 
 
@@ -76,7 +78,18 @@ def _cells(state: KeptState) -> tuple[object, ...]:
     until = "" if state.expires is None else _here(state.expires)
     size = text.size(state.logical_bytes)
     when = _here(state.created)
-    return (state.id, state.generation, when, size, state.keeping, until)
+    new = text.size(state.stored_bytes)
+    why = "save point" if state.save_point else state.keeping
+    return (
+        state.id,
+        state.name,
+        state.generation,
+        when,
+        size,
+        new,
+        why,
+        until,
+    )
 
 
 def _here(at: float) -> str:

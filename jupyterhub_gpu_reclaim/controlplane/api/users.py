@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: Characters of a save point's name.
+LONGEST_NAME = 80
 #: Why a checkpoint is still there after its user has deleted what can be deleted.
 _WHY = {
     Keeping.CURRENT: "The session is being suspended in it, or resumed from it.",
@@ -166,13 +168,19 @@ class UserApi:
             raise _wrong(row, SessionEvent.SUSPEND)
         return self._sessions.view(key)
 
-    async def save(self, key: SessionKey, by: str) -> SessionView:
+    async def save(self, key: SessionKey, by: str, name: str = "") -> SessionView:
         """Save a session as soon as possible, while it goes on.
 
         The policy is not asked.
 
+        Args:
+            key: the session.
+            by: who asks.
+            name: of the save point, which is then kept beside later ones.
+
         Raises:
             NotFound: no such session.
+            BadRequest: that is no name.
             Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: another
                 order is to be carried out first.
         """
@@ -183,6 +191,7 @@ class UserApi:
             )
         if row.intent not in {Intent.NONE, Intent.SAVE}:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
+        self._sessions.update(key, save_name=_name(name) or row.save_name)
         self._wish(row, Intent.SAVE, by)
         return self._sessions.view(key)
 
@@ -700,6 +709,19 @@ class UserApi:
 
     def _to_delete(self, checkpoint: str) -> list[CheckpointRow]:
         return expiry.kept(self._sessions, checkpoint, Keeping.TO_DELETE, seconds=0)
+
+
+def _name(text: str) -> str:
+    """A name for people, as one line.
+
+    Raises:
+        BadRequest: it is too long, or has what no line has.
+    """
+    name = text.strip()
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        what = f"A name is one line of at most {LONGEST_NAME} characters."
+        raise BadRequest(Reason.INVALID, what=what)
+    return name
 
 
 def _wrong(row: SessionRow, happened: SessionEvent) -> Refused:

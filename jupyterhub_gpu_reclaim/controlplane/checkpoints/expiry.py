@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
     from jupyterhub_gpu_reclaim.policy.retention import Retention
 
@@ -53,21 +54,52 @@ def current(info: CheckpointInfo, now: float) -> CheckpointRow:
     )
 
 
-def save_point(info: CheckpointInfo, now: float) -> CheckpointRow:
+def save_point(info: CheckpointInfo, now: float, name: str = "") -> CheckpointRow:
     """What its session, which goes on, was saved as; kept as long as it runs."""
-    return msgspec.structs.replace(current(info, now), keeping=Keeping.SUPERSEDED)
+    return msgspec.structs.replace(
+        current(info, now), keeping=Keeping.SUPERSEDED, name=name
+    )
+
+
+def is_save_point(row: CheckpointRow, incarnation: str) -> bool:
+    """Whether it is what that incarnation was saved as, and no suspend of it."""
+    return row.info is not None and row.info.incarnation == incarnation != ""
 
 
 def outdated(
-    sessions: Sessions, key: SessionKey, seconds: float
+    sessions: Sessions, key: SessionKey, settings: Settings
 ) -> list[CheckpointRow]:
-    """Save points that are kept without limit, now that there is a newer one."""
-    now = sessions.clock.now()
-    return [
-        row.kept(row.keeping, now, now + seconds)
+    """Save points, now that there is a newer one.
+
+    Those that have a name, and the last few of the others, are set aside, where their
+    user finds them; what is beyond that is kept for the time of grace.
+    """
+    now, incarnation = sessions.clock.now(), sessions.row(key).incarnation
+    rows = [
+        row
         for row in sessions.journal.checkpoints(key)
         if row.keeping is Keeping.SUPERSEDED and row.expires is None
     ]
+    spare = [
+        row
+        for row in sessions.journal.checkpoints(key)
+        if row.keeping is Keeping.ASIDE and is_save_point(row, incarnation)
+    ]
+    plain = [row for row in [*spare, *rows] if not row.name]
+    over = {row.id for row in plain[: max(0, len(plain) - settings.save_points + 1)]}
+    changed = []
+    for row in rows:
+        aside = is_save_point(row, incarnation) and row.id not in over
+        keeping = Keeping.ASIDE if aside else Keeping.SUPERSEDED
+        seconds = settings.set_aside if aside else settings.grace
+        changed.append(row.kept(keeping, now, now + seconds, by_word=aside))
+    soon = now + settings.grace
+    changed += [
+        row.kept(Keeping.ASIDE, row.changed, soon, by_word=True)
+        for row in spare
+        if row.id in over and (row.expires is None or row.expires > soon)
+    ]
+    return changed
 
 
 def aside(

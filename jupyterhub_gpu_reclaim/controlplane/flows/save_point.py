@@ -102,8 +102,8 @@ class Saver:
             row.key,
             sessions.audit_line(row.key, by, "save point", note),
             checkpoints=[
-                *expiry.outdated(sessions, row.key, self._settings.grace),
-                expiry.save_point(info, at),
+                *expiry.outdated(sessions, row.key, self._settings),
+                expiry.save_point(info, at, row.save_name),
             ],
             checkpoint=info.id,
             failure=None,
@@ -132,5 +132,6 @@ class Saver:
 
 def _done(row: SessionRow) -> dict[str, Any]:
     """Without that order, unless somebody has ordered something else meanwhile."""
-    mine = row.intent is Intent.SAVE
-    return {"intent": Intent.NONE, "intent_by": ""} if mine else {}
+    if row.intent is not Intent.SAVE:
+        return {}
+    return {"intent": Intent.NONE, "intent_by": "", "save_name": ""}

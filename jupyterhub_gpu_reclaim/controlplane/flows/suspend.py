@@ -171,7 +171,7 @@ class Suspender:
             note=f"{size(info.logical_bytes)}, {size(info.stored_bytes)} of it newly"
             f" written; that took {duration(now - row.since)}.",
             checkpoints=[
-                *expiry.outdated(self._sessions, row.key, self._settings.grace),
+                *expiry.outdated(self._sessions, row.key, self._settings),
                 expiry.current(info, now),
             ],
             checkpoint=info.id,

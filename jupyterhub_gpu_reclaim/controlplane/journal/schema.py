@@ -89,6 +89,7 @@ sessions = Table(
     Column("account", Text, nullable=False, server_default=""),
     Column("term", Integer, nullable=False, server_default="0"),
     Column("claimed", Boolean, nullable=False, server_default=false()),
+    Column("save_name", Text, nullable=False, server_default=""),
 )
 
 checkpoints = Table(
@@ -102,6 +103,7 @@ checkpoints = Table(
     Column("info", Text),  # JSON of models.CheckpointInfo
     Column("changed", Float, nullable=False),
     Column("expires", Float),
+    Column("name", Text, nullable=False, server_default=""),
     Index("checkpoints_by_session", "user", "server"),
 )
 
@@ -375,11 +377,13 @@ def _deleted_accounts(connection: Connection) -> None:
 
 
 def _drains(connection: Connection) -> None:
-    """Version 16: nodes that are drained; and orders to save, in sessions' rows.
+    """Version 16: nodes that are drained; orders to save, and names of save points.
 
-    An older release does not know that word, as of version 7.
+    An older release does not know the word for such an order, as of version 7.
     """
     drains.create(connection, checkfirst=True)
+    _add_column(connection, sessions.c.save_name)
+    _add_column(connection, checkpoints.c.name)
 
 
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (

@@ -55,6 +55,7 @@ class SessionRow(Value, frozen=True, kw_only=True):
     attempt: str = ""  #: id of the capture under way, not (yet) committed
     intent: Intent = Intent.NONE
     intent_by: str = ""
+    save_name: str = ""  #: what the save point that is wanted is to be called
     failure: Failure | None = None
     failures: int = 0  #: in a row
     backoff_until: float | None = None
@@ -113,6 +114,7 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
     info: CheckpointInfo | None = None
     changed: float = 0.0
     expires: float | None = None  #: None: not by itself
+    name: str = ""  #: that a person has given it
 
     @property
     def stamp(self) -> tuple[int, int]:

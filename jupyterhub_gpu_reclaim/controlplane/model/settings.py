@@ -54,6 +54,9 @@ class Settings:
     #: How long after its last save point a session that was used since is saved again,
     #: while it goes on; 0: only by order.
     save_every: float = 0.0
+    #: How many save points of a session are kept while it runs; those with a name are
+    #: kept besides.
+    save_points: int = 1
     #: Wait after a failed suspend, doubled with each failure in a row, and its bound.
     backoff: float = 60.0
     backoff_limit: float = 3600.0

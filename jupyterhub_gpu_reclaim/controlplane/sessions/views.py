@@ -70,7 +70,7 @@ def view_of(
         saved=[
             c.info for c in kept if c.keeping is Keeping.ASIDE and c.info is not None
         ],
-        kept=kept_states(kept),
+        kept=kept_states(kept, row),
         facts=msgspec.structs.replace(
             _facts(row, runtime, policy),
             suspension=UNSET if suspension is None else suspension,
@@ -79,7 +79,7 @@ def view_of(
     )
 
 
-def kept_states(rows: list[CheckpointRow]) -> list[KeptState]:
+def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptState]:
     """The session's checkpoints that can be brought back, the newest first."""
     return [
         KeptState(
@@ -89,11 +89,23 @@ def kept_states(rows: list[CheckpointRow]) -> list[KeptState]:
             logical_bytes=row.info.logical_bytes if row.info else 0,
             stored_bytes=row.info.stored_bytes if row.info else 0,
             keeping=row.keeping.value,
+            name=row.name,
+            save_point=bool(row.name) or _of_this_run(row, session),
             expires=row.expires,
         )
         for row in reversed(rows)
         if row.keeping not in HIDDEN
     ]
+
+
+def _of_this_run(row: CheckpointRow, session: SessionRow) -> bool:
+    """Whether it is of what runs, which has gone on since."""
+    info = row.info
+    return (
+        info is not None
+        and session.phase.live
+        and info.incarnation == session.incarnation
+    )
 
 
 def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:

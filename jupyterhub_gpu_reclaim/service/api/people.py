@@ -175,6 +175,12 @@ class Resume(PersonRoute):
         self.answer(view, 202)
 
 
+class SaveOrder(Value, frozen=True, kw_only=True):
+    """What a person says with the order; nothing needs to be sent."""
+
+    name: str = ""  #: of the save point, which is then kept beside later ones
+
+
 class SaveSession(PersonRoute):
     """Save a session that goes on."""
 
@@ -183,14 +189,17 @@ class SaveSession(PersonRoute):
 
     @operation(
         "Save the session while it goes on; if it ends, it can come back as it was",
+        body=SaveOrder,
         answer=SessionView,
         status=202,
-        errors=(404, 409),
+        errors=(400, 404, 409),
     )
     async def post(self, user: str, server: str) -> None:
         """Begin the save; answers before it is done."""
         key = self.key(user, server)
-        view = await self.context.control.users.save(key, self.person.label)
+        order = self.body(SaveOrder) if self.request.body else SaveOrder()
+        users, by = self.context.control.users, self.person.label
+        view = await users.save(key, by, order.name)
         self.answer(view, 202)
 
 

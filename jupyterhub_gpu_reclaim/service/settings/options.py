@@ -228,6 +228,16 @@ class Options(Configurable):
         " loses less, and stores more. 0: only by order. Example: 1800.",
     ).tag(config=True)
 
+    save_points = Int(
+        _DEFAULTS.save_points,
+        min=1,
+        max=100,
+        help="How many save points of a session are kept while it runs. The newest is"
+        " what it comes back as if it ends; older ones can be brought back by its user"
+        " for `set_aside_days`, as can those that were given a name, which do not"
+        " count. More takes more of the store: what has changed between. Example: 5.",
+    ).tag(config=True)
+
     keep_per_day = Float(
         _DEFAULTS.keep_per_day,
         min=0,
@@ -415,6 +425,7 @@ class Options(Configurable):
             keep_limit=self.keep_limit,
             keep_per_day=self.keep_per_day,
             save_every=self.save_every,
+            save_points=self.save_points,
             own_idle_shortest=self.own_idle_shortest,
             own_idle_longest=self.own_idle_longest,
             backoff=self.backoff,

@@ -152,6 +152,7 @@ class SessionCard:
     main: list[Button]
     more: list[Button]
     can_start_fresh: bool
+    can_save: bool  #: it runs
     deletes: str  #: the checkpoint that "delete" names; empty: none
     saved: list[AsideCheckpoint]
     states: list[OtherCheckpoint]
@@ -218,6 +219,7 @@ def card(
         main=_main(view, manages=manages),
         more=_more(view, longest_keep, manages=manages),
         can_start_fresh=has_saved,
+        can_save=live,
         deletes=view.checkpoint if has_saved else "",
         saved=[
             AsideCheckpoint(one.id, saved_words(one, now))
@@ -236,7 +238,7 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
     return [
         OtherCheckpoint(
             id=one.id,
-            title=f"Checkpoint of {words.moment(one.created)}",
+            title=_title(one),
             about=_about(one, now),
             suspends_first=live,
             deletable=one.keeping == "aside",
@@ -246,10 +248,16 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
     ]
 
 
+def _title(state: KeptState) -> str:
+    what = "Save point" if state.save_point else "Checkpoint"
+    name = f"{state.name}, " if state.name else ""
+    return f"{name}{what} of {words.moment(state.created)}"
+
+
 def _about(state: KeptState, now: float) -> str:
     """How old, how large, and how long it is kept: "5 min ago, 1.2 GB, …"."""
     parts = [ago(state.created, now).words, words.size(state.logical_bytes)]
-    if state.keeping == "superseded":
+    if state.keeping == "superseded" and not state.save_point:
         parts.append("the session was resumed from it")
     if state.expires is not None:
         parts.append(f"kept for {words.duration(state.expires - now)}")

@@ -60,7 +60,7 @@ class Act(Page):
         if action == "suspend":
             await control.users.suspend(key, by)
         elif action == "save":
-            await control.users.save(key, by)
+            await control.users.save(key, by, self.get_body_argument("name", ""))
         elif action == "resume":
             await control.users.resume(key, by, manages=self.person.manages)
         elif action == "keep":
