@@ -424,3 +424,59 @@ async def test_times_of_a_page_without_a_script_of_its_own_are_the_readers(
     page = await tab("token-ada", timezone_id="Asia/Kathmandu", locale="en-GB")
     await page.goto(service.url + "sessions/ada/-/fresh")
     await expect(page.get_by_text("Checkpoint of 13 Sept 2020, 18:11")).to_be_visible()
+
+
+async def test_node_is_drained_by_its_button_and_shows_how_far_it_is(service, tab):
+    control = service.control
+    control.put("ada", facts={"node": NODE})
+    control.put("bob", facts={"node": NODE})
+    up = NodeStatus(host="vm", version="1.0", criu="4.2", cards=[])
+    control.nodes_known = [NodeHealth(node=name, status=up) for name in (NODE, "n2")]
+    page = await tab(path="nodes")
+    card = page.locator("article", has_text=NODE)
+    await card.get_by_text("Drain…").click()
+    await shot(page, "nodes-drain-asks")
+    await card.get_by_role("button", name="In 10 minutes").click()
+    await expect(card.get_by_text("0 saved, 2 to go")).to_be_visible()
+    broken = Failure(code="capture_failed", message="It did not work.", hint="Look.")
+    control.drained(NODE, "ada", state="saved")
+    control.drained(NODE, "bob", state="refused", failure=broken)
+    await expect(card.get_by_text("1 saved, 1 to go")).to_be_visible()
+    await expect(card.get_by_text("bob/: It did not work.")).to_be_visible()
+    await shot(page, "nodes-drain")
+    assert await axe.problems_there(page) == []
+    await card.get_by_role("button", name="Stop draining").click()
+    await expect(card.get_by_text("Drain…")).to_be_visible()
+    assert ("undrain", NODE, "root") in control.calls
+
+
+async def test_save_point_gets_its_name_on_the_sessions_page(service, tab):
+    service.control.put(
+        "ada",
+        kept=[
+            KeptState(
+                id=f"c{number}",
+                generation=number,
+                created=time.time() - 3600 * (4 - number),
+                logical_bytes=1_500_000_000,
+                keeping="aside" if number < 3 else "superseded",
+                name="before the upgrade" if number == 1 else "",
+                save_point=True,
+                expires=time.time() + 6 * 86400 if number < 3 else None,
+            )
+            for number in (3, 2, 1)
+        ],
+    )
+    page = await tab(path="sessions/ada/-")
+    await page.get_by_text("Save point with a name…").click()
+    name = page.get_by_label("Name")
+    await name.fill("good so")
+    service.control.put("ada", since=time.time())  # the page is renewed meanwhile
+    await expect(page.get_by_text("Running for 0 s")).to_be_visible()
+    await name.press_sequentially(" far")
+    await expect(name).to_have_value("good so far")
+    await shot(page, "save-point-name")
+    await page.get_by_role("button", name="Save", exact=True).click()
+    await expect(page.get_by_text("The session is being saved")).to_be_visible()
+    called = ("save", SessionKey("ada"), "root", "good so far")
+    assert called in service.control.calls

@@ -251,6 +251,6 @@ def test_save_points_say_what_they_are_and_their_names():
     states = made(Phase.RUNNING, kept=kept).states
     assert states[0].title.startswith("Save point of ")
     assert "resumed from it" not in states[0].about
-    assert states[1].title.startswith("<b>mine</b>, Save point of ")
+    assert states[1].title.startswith("Save point “<b>mine</b>” of ")
     assert states[1].deletable
     assert "resumed from it" in states[2].about

@@ -250,8 +250,8 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
 
 def _title(state: KeptState) -> str:
     what = "Save point" if state.save_point else "Checkpoint"
-    name = f"{state.name}, " if state.name else ""
-    return f"{name}{what} of {words.moment(state.created)}"
+    name = f" “{state.name}”" if state.name else ""
+    return f"{what}{name} of {words.moment(state.created)}"
 
 
 def _about(state: KeptState, now: float) -> str:

@@ -38,8 +38,8 @@ export async function fetched(url, xsrf) {
 const parsed = (html) =>
   inLocalTime(new DOMParser().parseFromString(html, "text/html").body);
 
-/** Put a fresh element in the place of an old one: what is open stays open, what has
-    the focus keeps it, and what is the same is not touched. */
+/** Put a fresh element in the place of an old one: what is open stays open, what was
+    typed stays typed, what has the focus keeps it, and what is the same is not touched. */
 export function replaced(old, fresh) {
   keepOpen(old, fresh);
   if (old.outerHTML === fresh.outerHTML) return;
@@ -67,11 +67,12 @@ function takeFocus(fresh, had) {
 }
 
 function keepOpen(old, fresh) {
-  for (const mine of fresh.querySelectorAll("details[data-keep]")) {
-    const same = [...old.querySelectorAll("details[data-keep]")].find(
+  for (const mine of fresh.querySelectorAll("[data-keep]")) {
+    const same = [...old.querySelectorAll("[data-keep]")].find(
       (other) => other.dataset.keep === mine.dataset.keep,
     );
-    if (same) mine.open = same.open;
+    if (same?.matches("details")) mine.open = same.open;
+    if (same?.matches("input")) mine.value = same.value;
   }
 }
 
