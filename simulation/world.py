@@ -500,6 +500,8 @@ class World:
             if place is None or place.tree is None or machine.skew or self.skew:
                 continue
             tree, asked = place.tree, self.asked.get(place.key, -1.0)
+            if self._is_drained(machine):
+                continue
             asked = max(asked, self.drained.get(machine.name, -1.0))
             # What began since the sample that the order goes by, nobody knows.
             works = tree.active > tree.since
@@ -510,6 +512,17 @@ class World:
                     "an order ends with its session",
                     f"{place.key} is suspended at work, and nobody has asked for that",
                 )
+
+    def _is_drained(self, machine: Machine) -> bool:
+        """By an order in some service's journal, however that has come back."""
+        node = machine.name if self.plan.nodes else ""
+        controllers = [service.controller for service in self.services]
+        return any(
+            report.drain.node == node
+            for controller in controllers
+            if controller is not None
+            for report in controller.nodes.drains()
+        )
 
     @property
     def never_idle(self) -> bool:

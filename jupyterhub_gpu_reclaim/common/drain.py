@@ -9,7 +9,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Value
 
 
-class Notice(NamedTuple):
+class NodeNotice(NamedTuple):
     """What a cluster says of a node that is about to go."""
 
     node: str

@@ -44,7 +44,9 @@ from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service import metrics
 from jupyterhub_gpu_reclaim.service.api.context import Context
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
+from jupyterhub_gpu_reclaim.service.drain_watch import DrainWatch
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
+from jupyterhub_gpu_reclaim.service.lost_nodes import LostNodes
 from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch, watching
 from jupyterhub_gpu_reclaim.service.notices.courier import telling
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
@@ -257,12 +259,13 @@ class ReclaimService(Application, Options):
             folder=folder,
         )
         stores = StoreWatch(agent, journal)
+        drains = DrainWatch(agent, controller.nodes.follow)
+        lost = LostNodes(agent, SystemClock(), self.node_lost_after)
         nodes = NodeWatch(
             agent,
             SystemClock(),
             controller.note_silent,
-            stores.settle,
-            controller.nodes.follow,
+            (stores.settle, drains.settle, lost.settle),
         )
         try:
             async with (

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.drain import Notice
     from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+
+    #: What is settled with the nodes, as they were heard of now; never raises
+    #: ``ReclaimError``.
+    Settle = Callable[[Sequence[NodeHealth]], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
@@ -41,13 +44,6 @@ class Nodes(Protocol):
     async def status(self, node: str) -> NodeStatus:
         """How that node is."""
 
-    async def notices(self) -> list[Notice]:
-        """What is said of nodes that are about to go."""
-
-
-async def _nothing(nodes: Sequence[NodeHealth]) -> None:
-    """There is nothing to be settled with the nodes."""
-
 
 class NodeWatch:
     """Asks the agents, and remembers.
@@ -56,8 +52,7 @@ class NodeWatch:
         agents: to ask.
         clock: time and waiting.
         told: called after each round with the silent nodes and since when they are.
-        settle: called after each round with all of them.
-        noticed: called after each round with the notices that stand, if they are known.
+        settles: called in turn after each round, with all of them.
     """
 
     def __init__(
@@ -65,16 +60,13 @@ class NodeWatch:
         agents: Nodes,
         clock: Clock,
         told: Callable[[Mapping[str, float]], None],
-        settle: Callable[[Sequence[NodeHealth]], Awaitable[None]] = _nothing,
-        noticed: Callable[[Sequence[Notice]], None] = lambda _: None,
+        settles: Sequence[Settle] = (),
     ) -> None:
-        self._noticed = noticed
-        self._settle = settle
+        self._settles = settles
         self._agents = agents
         self._clock = clock
         self._told = told
         self._known: dict[str, NodeHealth] = {}
-        self._deaf = False  #: notices are not known now
 
     def now(self) -> list[NodeHealth]:
         """Every node, by name."""
@@ -98,21 +90,8 @@ class NodeWatch:
                 if each.silent_since is not None
             }
         )
-        await self._settle(found)
-        await self._heed()
-
-    async def _heed(self) -> None:
-        """Ask for notices; those of before stand while they are not known."""
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                notices = await self._agents.notices()
-        except (TimeoutError, ReclaimError) as error:
-            if not self._deaf:
-                _log.warning("notices of nodes: not known now: %s", error)
-            self._deaf = True
-            return
-        self._deaf = False
-        self._noticed(notices)
+        for settle in self._settles:
+            await settle(found)
 
     async def _one(self, node: str) -> NodeHealth:
         asked = self._clock.now()

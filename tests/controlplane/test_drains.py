@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.drain import DrainOrder, Notice
+from jupyterhub_gpu_reclaim.common.drain import DrainOrder, NodeNotice
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
@@ -187,14 +187,14 @@ async def test_what_is_not_drained_cannot_be_undrained(world):
 
 async def test_notice_drains_until_it_is_withdrawn(world):
     controller = await world.controller()
-    controller.nodes.follow([Notice("n1", "cordoned")])
+    controller.nodes.follow([NodeNotice("n1", "cordoned")])
     (report,) = controller.nodes.drains()
     assert (report.drain.why, report.drain.until) == ("cordoned", None)
-    controller.nodes.follow([Notice("n1", "spot", 120.0)])
+    controller.nodes.follow([NodeNotice("n1", "spot", 120.0)])
     (report,) = controller.nodes.drains()
     assert report.drain.until == pytest.approx(time.time() + 120, abs=10)
     until = report.drain.until
-    controller.nodes.follow([Notice("n1", "spot", 120.0)])
+    controller.nodes.follow([NodeNotice("n1", "spot", 120.0)])
     assert controller.nodes.drains()[0].drain.until == until
     controller.nodes.follow([])
     assert controller.nodes.drains() == []
@@ -202,18 +202,18 @@ async def test_notice_drains_until_it_is_withdrawn(world):
 
 async def test_persons_word_stands_against_a_notice(world):
     controller = await world.controller()
-    controller.nodes.follow([Notice("n1", "cordoned")])
+    controller.nodes.follow([NodeNotice("n1", "cordoned")])
     controller.nodes.undrain("n1", "root")
-    controller.nodes.follow([Notice("n1", "cordoned")])
+    controller.nodes.follow([NodeNotice("n1", "cordoned")])
     assert controller.nodes.drains() == []
     controller.nodes.follow([])
-    controller.nodes.follow([Notice("n1", "cordoned")])
+    controller.nodes.follow([NodeNotice("n1", "cordoned")])
     assert len(controller.nodes.drains()) == 1
 
 
 async def test_order_of_a_person_does_not_end_with_a_notice(world):
     controller = await world.controller()
     controller.nodes.drain("n1", DrainOrder(), "root")
-    controller.nodes.follow([Notice("n1", "spot", 30.0)])
+    controller.nodes.follow([NodeNotice("n1", "spot", 30.0)])
     controller.nodes.follow([])
     assert len(controller.nodes.drains()) == 1

@@ -8,9 +8,15 @@ import time
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
-from jupyterhub_gpu_reclaim.common.models import KernelSample, Placement, SessionPolicy
+from jupyterhub_gpu_reclaim.common.models import (
+    Failure,
+    KernelSample,
+    Placement,
+    SessionPolicy,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
+from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.controlplane.conftest import KEY
 
 
@@ -63,6 +69,46 @@ async def test_session_that_is_lost_comes_back_as_it_was_saved_once_its_user_say
     await world.until(lambda: world.phase(controller) == "running")
     (place,) = world.node.places.values()
     assert place.contents == "as saved"
+
+
+def ended_by(monkeypatch, code: str) -> None:
+    """A cluster's word about the pod, which an agent alone does not have."""
+    told = Failure(code=code, message="Its pod on n1 was ended: node lost.")
+    monkeypatch.setattr(AgentClient, "ending", lambda *_: told)
+
+
+async def test_what_ended_it_is_told_with_the_question(world, monkeypatch):
+    controller, incarnation = await running(world)
+    await saved(world, controller)
+    ended_by(monkeypatch, "session_disrupted")
+    lost(world, incarnation)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    message = row(controller).failure.message
+    assert "(its pod on n1 was ended: node lost); its last save point" in message
+
+
+@pytest.mark.parametrize(
+    ("code", "comes"), [("session_disrupted", True), ("session_out_of_memory", False)]
+)
+async def test_what_the_cluster_has_ended_comes_back_by_itself_where_that_is_set(
+    world, monkeypatch, code, comes
+):
+    world.change(return_disrupted=True)
+    controller, incarnation = await running(world)
+    await saved(world, controller)
+    world.node.places[incarnation].contents = "later"
+    ended_by(monkeypatch, code)
+    lost(world, incarnation)
+    if not comes:
+        await world.until(lambda: world.phase(controller) == "suspended")
+        await asyncio.sleep(0.5)
+        assert world.phase(controller) == "suspended"
+        return
+    await world.until(lambda: world.node.living(KEY))
+    await world.until(lambda: world.phase(controller) == "running")
+    (place,) = world.node.living(KEY)
+    assert place.contents == "as saved"
+    assert world.hub.plans[-1] == "start restore"
 
 
 async def test_user_may_start_fresh_instead(world):

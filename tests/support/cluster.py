@@ -230,7 +230,9 @@ class Cluster:
     def delete_pod(self, pod: dict[str, Any], grace: int) -> None:
         """As the API server and the kubelet do it together."""
         if grace == 0 or "nodeName" not in pod["spec"]:
-            self.violations += ["a pod was deleted by force"] if grace == 0 else []
+            gone = self._is_lost(pod["spec"].get("nodeName", ""))
+            by_force = ["a pod was deleted by force"]
+            self.violations += by_force if grace == 0 and not gone else []
             self.drop("pods", pod)
             return
         if "deletionTimestamp" in pod["metadata"]:
@@ -240,6 +242,9 @@ class Cluster:
         pod["metadata"]["deletionGracePeriodSeconds"] = grace
         self.put("pods", pod)
         asyncio.get_running_loop().create_task(self._end(pod))
+
+    def _is_lost(self, name: str) -> bool:
+        return any(node.name == name and node.lost for node in self.nodes)
 
     def evict(self, pod: dict[str, Any], grace: int = 30) -> None:
         """As ``kubectl drain`` has it done: the condition first, then the deletion."""

@@ -95,9 +95,22 @@ class Node:
         self.agent.words = former.words
         self._agent_server: HTTPServer | None = None
         self._agent_pod: dict[str, Any] = {}
-        cluster.put("nodes", {"metadata": {"name": name, "labels": labels}})
+        self.tell(ready=True)
         cluster.nodes.append(self)
         self.start_agent()
+
+    def tell(self, *, ready: bool) -> None:
+        """What the API server has of it: its kubelet is well, or has not reported."""
+        condition = {
+            "type": "Ready",
+            "status": "True" if ready else "Unknown",
+            "reason": "KubeletReady" if ready else "NodeStatusUnknown",
+            "lastTransitionTime": "2026-11-27T14:02:00Z",
+        }
+        metadata = {"name": self.name, "labels": self.labels}
+        self.cluster.put(
+            "nodes", {"metadata": metadata, "status": {"conditions": [condition]}}
+        )
 
     async def close(self) -> None:
         for task in self._watches.values():

@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport, Notice
+    from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport, NodeNotice
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -71,7 +71,7 @@ class NodeApi:
         _log.info("%s: no longer drained, by %s", node or "This machine", by)
         self._look_at(node)
 
-    def follow(self, notices: Iterable[Notice]) -> None:
+    def follow(self, notices: Iterable[NodeNotice]) -> None:
         """Drain what the cluster gives notice of, for as long as it does.
 
         Raises:

@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
+    Intent,
     Keeping,
     SessionRow,
 )
@@ -63,17 +64,37 @@ def running(
     )
 
 
-def lost(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionRow:
+def lost(
+    sessions: Sessions,
+    row: SessionRow,
+    saved: CheckpointInfo,
+    ended: Failure | None,
+    settings: Settings,
+) -> SessionRow:
     """A session ended by itself: back to where it came from, or to its save point.
 
-    Of that its user has seen more since, and is asked.
+    Of that its user has seen more since, and is asked, unless the administrator wants
+    what the cluster has ended to come back by itself.
+
+    Args:
+        sessions: the rows.
+        row: the session.
+        saved: what it goes back to.
+        ended: how, as the cluster says; None: it does not say.
+        settings: the administrator's.
     """
     now = sessions.clock.now()
     failure = failure_of(Reason.ENDED_AFTER_RETURN)
+    order: dict[str, Any] = {}
     if saved.incarnation == row.incarnation:
+        how = "" if ended is None else f" ({_in_brackets(ended.message)})"
+        when = moment(saved.created)
         failure = failure_of(
-            Reason.ENDED_SINCE_SAVED, ended=moment(now), when=moment(saved.created)
+            Reason.ENDED_SINCE_SAVED, ended=moment(now), how=how, when=when
         )
+        disrupted = ended is not None and ended.code == Reason.SESSION_DISRUPTED.value
+        if disrupted and settings.return_disrupted:
+            order = {"intent": Intent.RESUME, "intent_by": SERVICE}
     return sessions.apply(
         row.key,
         SessionEvent.LOST,
@@ -81,7 +102,12 @@ def lost(sessions: Sessions, row: SessionRow, saved: CheckpointInfo) -> SessionR
         checkpoints=[expiry.current(saved, now)],
         checkpoint=saved.id,
         **lineage.highest(row, [saved]),
+        **order,
     )
+
+
+def _in_brackets(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
 
 
 def captured(

@@ -199,7 +199,8 @@ class Worker:
             case ActionKind.VANISHED:
                 vanished.take(sessions, self._agent, row)
             case ActionKind.LOST if action.saved is not None:
-                adoption.lost(sessions, row, action.saved)
+                ended = self._agent.ending(row.incarnation)
+                adoption.lost(sessions, row, action.saved, ended, settings)
             case ActionKind.FOUND_CAPTURED if action.saved is not None:
                 adoption.captured(sessions, row, action.saved, settings)
             case ActionKind.FOUND_SAVED | ActionKind.SET_ASIDE:

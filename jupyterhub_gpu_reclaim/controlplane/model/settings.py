@@ -57,6 +57,9 @@ class Settings:
     #: How many save points of a session are kept while it runs; those with a name are
     #: kept besides.
     save_points: int = 1
+    #: Whether a session that was ended by the cluster comes back by itself as at its
+    #: last save point; else its user is asked.
+    return_disrupted: bool = False
     #: Wait after a failed suspend, doubled with each failure in a row, and its bound.
     backoff: float = 60.0
     backoff_limit: float = 3600.0

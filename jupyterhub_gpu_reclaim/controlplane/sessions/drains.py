@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from jupyterhub_gpu_reclaim.common.drain import Notice
+    from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
@@ -71,7 +71,7 @@ class Drains:
         else:
             self._forget(node)
 
-    def follow(self, notices: Iterable[Notice], by: str, now: float) -> list[Drain]:
+    def follow(self, notices: Iterable[NodeNotice], by: str, now: float) -> list[Drain]:
         """Drain what the cluster gives notice of, for as long as it does.
 
         Args:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Collection, Container
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.common.drain import Notice
+    from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
     from jupyterhub_gpu_reclaim.service.clients.authority import HeldLease
@@ -133,9 +133,19 @@ class AgentClient:
         answer = await self._ask("GET", "/readyz", limit=self._quick, good={200, 503})
         return _understood(answer.body, _Ready, "/readyz").findings
 
-    async def notices(self) -> list[Notice]:
+    async def node_notices(self) -> list[NodeNotice]:
         """None: no cluster gives notice of this machine."""
         return []
+
+    async def is_down(self, node: str) -> bool:
+        """Nobody else knows of this machine."""
+        del node
+        return False
+
+    async def forsake(self, node: str) -> int:
+        """There are no pods."""
+        del node
+        return 0
 
     def nodes(self) -> list[str]:
         """The one machine, which has no name here."""

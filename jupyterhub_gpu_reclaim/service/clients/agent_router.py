@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.service.clients.agents import named, silent
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
 
-    from jupyterhub_gpu_reclaim.common.drain import Notice
+    from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
@@ -62,7 +62,7 @@ NODE_WAITS = (0.5, 2.0)
 class Cluster(Protocol):
     """Calls of ``kubernetes.Api`` beside the lists of pods."""
 
-    async def delete(self, pod: Pod) -> None:
+    async def delete(self, pod: Pod, *, force: bool = False) -> None:
         """Delete that very pod, if it is still there."""
 
     async def node(self, name: str) -> ClusterNode:
@@ -133,7 +133,7 @@ class AgentRouter:
         with named(node):
             return await self._agents.on(node).status()
 
-    async def notices(self) -> list[Notice]:
+    async def node_notices(self) -> list[NodeNotice]:
         """What the cluster says of nodes that are about to go.
 
         Raises:
@@ -144,12 +144,34 @@ class AgentRouter:
         found = await asyncio.gather(*map(self._notice_of, self.nodes()))
         return [notice for notice in found if notice is not None]
 
-    async def _notice_of(self, name: str) -> Notice | None:
+    async def _notice_of(self, name: str) -> NodeNotice | None:
         try:
             node = await self._cluster.node(name)
         except NotFound:
             return None
         return node_notices.notice_of(node, self._heeds)
+
+    async def is_down(self, node: str) -> bool:
+        """Whether the API server says that it is not ready, or knows no such node.
+
+        Raises:
+            ReclaimError: it does not answer.
+        """
+        try:
+            return not (await self._cluster.node(node)).ready
+        except NotFound:
+            return True
+
+    async def forsake(self, node: str) -> int:
+        """Delete the sessions' pods there by force; how many there were.
+
+        Raises:
+            ReclaimError: the API server does not answer, or refuses.
+        """
+        pods = [pod for pod in self._sessions.now() if pod.node == node]
+        for pod in pods:
+            await self._cluster.delete(pod, force=True)
+        return len(pods)
 
     async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
         """Say to that node which store is meant."""

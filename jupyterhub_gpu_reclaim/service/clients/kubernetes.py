@@ -175,15 +175,19 @@ class Api:
             finally:
                 response.close()
 
-    async def delete(self, pod: Pod) -> None:
+    async def delete(self, pod: Pod, *, force: bool = False) -> None:
         """Delete that very pod, whose session has ended; a missing one is fine.
 
-        Never by force, and never another pod of the same name. A container beside the
-        session's that is deaf to SIGTERM keeps the pod's GPU no longer than our grace.
+        Never another pod of the same name. A container beside the session's that is
+        deaf to SIGTERM keeps the pod's GPU no longer than our grace.
+
+        Args:
+            pod: which.
+            force: its node is lost: nobody is waited for who would end it.
         """
         options = client.V1DeleteOptions(
             preconditions=client.V1Preconditions(uid=pod.uid),
-            grace_period_seconds=GRACE_SECONDS,
+            grace_period_seconds=0 if force else GRACE_SECONDS,
         )
         deleted = self._core.delete_namespaced_pod_without_preload_content(
             pod.metadata.name, pod.metadata.namespace, body=options

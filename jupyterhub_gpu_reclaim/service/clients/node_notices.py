@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from jupyterhub_gpu_reclaim.common.drain import Notice
+from jupyterhub_gpu_reclaim.common.drain import NodeNotice
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -43,28 +43,28 @@ _HARMLESS = "freeze"
 _EVENT_SECONDS = 30.0
 
 
-def notice_of(node: ClusterNode, kinds: Collection[str]) -> Notice | None:
+def notice_of(node: ClusterNode, kinds: Collection[str]) -> NodeNotice | None:
     """The most urgent one that stands.
 
     Args:
         node: as the API server has it.
         kinds: which are heeded.
     """
-    found: list[Notice] = []
+    found: list[NodeNotice] = []
     name = node.metadata.name
     if "notice" in kinds:
         keys = [taint.key for taint in node.spec.taints or () if taint.key in TAINTS]
-        found += [Notice(name, f"taint {key}", TAINTS[key]) for key in keys]
+        found += [NodeNotice(name, f"taint {key}", TAINTS[key]) for key in keys]
         for told in node.status.conditions or ():
             said = f"{told.reason or ''} {told.message or ''}".strip()
             harmless = _HARMLESS in said.lower()
             if told.type == EVENT and told.status == "True" and not harmless:
                 why = said[:200] or EVENT
-                found.append(Notice(name, why, _EVENT_SECONDS))
+                found.append(NodeNotice(name, why, _EVENT_SECONDS))
     if "cordon" in kinds and node.spec.unschedulable:
-        found.append(Notice(name, "cordoned"))
+        found.append(NodeNotice(name, "cordoned"))
     return min(found, key=_left, default=None)
 
 
-def _left(notice: Notice) -> float:
+def _left(notice: NodeNotice) -> float:
     return float("inf") if notice.seconds is None else notice.seconds

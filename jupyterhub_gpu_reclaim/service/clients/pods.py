@@ -317,6 +317,12 @@ class ClusterNode(_Object, frozen=True, rename="camel"):
     spec: NodeSpec = NodeSpec()
     status: NodeState = NodeState()
 
+    @property
+    def ready(self) -> bool:
+        """Whether its kubelet has reported lately, and is well."""
+        told = self.status.conditions or ()
+        return any(c.type == "Ready" and c.status == "True" for c in told)
+
 
 class Thing(_Object, frozen=True, rename="camel"):
     """The object of a watch event: a pod, or (ERROR) a status."""

@@ -114,6 +114,27 @@ class Options(Configurable):
         " Example: ['notice', 'cordon'].",
     ).tag(config=True)
 
+    node_lost_after = Float(
+        0.0,
+        min=0,
+        help="With `placement = kubernetes`: seconds for which a node must be silent to"
+        " the service and not ready to the API server until its sessions' pods are"
+        " deleted by force, so that they can come back elsewhere from their last save"
+        " points. Set it only where a node that is cut off ends soon, or where it does"
+        " no harm if its sessions go on for a while, out of everybody's reach, with the"
+        " same home folders. 0: never; a cloud's controller, or an administrator with"
+        " the taint `node.kubernetes.io/out-of-service`, says that a node is gone."
+        " Example: 600.",
+    ).tag(config=True)
+
+    return_disrupted = Bool(
+        _DEFAULTS.return_disrupted,
+        help="With `placement = kubernetes`: whether a session that was lost with its"
+        " node, or evicted, comes back by itself as at its last save point, on another"
+        " node. False: its user is asked at the next visit. Example: True where"
+        " sessions compute without their users.",
+    ).tag(config=True)
+
     state_dir = Unicode(
         "/var/lib/jupyterhub-gpu-reclaim/service",
         help="Folder of the service (made with mode 0700): the journal and the secret"
@@ -426,6 +447,7 @@ class Options(Configurable):
             keep_per_day=self.keep_per_day,
             save_every=self.save_every,
             save_points=self.save_points,
+            return_disrupted=self.return_disrupted,
             own_idle_shortest=self.own_idle_shortest,
             own_idle_longest=self.own_idle_longest,
             backoff=self.backoff,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.drain import Notice
+from jupyterhub_gpu_reclaim.common.drain import NodeNotice
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.node_notices import (
@@ -13,7 +13,8 @@ from jupyterhub_gpu_reclaim.service.clients.node_notices import (
     TAINTS,
     notice_of,
 )
-from jupyterhub_gpu_reclaim.service.clients.pods import ClusterNode
+from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, ClusterNode
+from tests.kube.conftest import session_pod
 
 EVENT = {
     "type": "VMEventScheduled",
@@ -34,7 +35,7 @@ def tainted(*keys: str, **more) -> ClusterNode:
 
 @pytest.mark.parametrize(("key", "seconds"), TAINTS.items())
 def test_taint_of_a_cloud_or_autoscaler_is_a_notice(key, seconds):
-    assert notice_of(tainted("other", key), KINDS) == Notice(
+    assert notice_of(tainted("other", key), KINDS) == NodeNotice(
         "n1", f"taint {key}", seconds
     )
     assert notice_of(tainted(key), ["cordon"]) is None
@@ -55,7 +56,7 @@ def test_other_taints_are_none(key):
 
 def test_cordon_counts_where_it_is_to():
     cordoned = node(spec={"unschedulable": True})
-    assert notice_of(cordoned, ["notice", "cordon"]) == Notice("n1", "cordoned")
+    assert notice_of(cordoned, ["notice", "cordon"]) == NodeNotice("n1", "cordoned")
     assert notice_of(cordoned, ["notice"]) is None
 
 
@@ -82,7 +83,7 @@ def test_most_urgent_notice_counts():
     found = notice_of(
         tainted("karpenter.sh/disrupted", spot, unschedulable=True), KINDS
     )
-    assert found == Notice("n1", f"taint {spot}", 120.0)
+    assert found == NodeNotice("n1", f"taint {spot}", 120.0)
 
 
 # --- of a cluster
@@ -98,15 +99,15 @@ def router(service, *kinds: str) -> AgentRouter:
 async def test_nodes_with_an_agent_are_looked_at(cluster, service):
     watched = router(service, *KINDS)
     await service.knows(lambda pods: len(service.fleet.nodes()) == 2)
-    assert await watched.notices() == []
+    assert await watched.node_notices() == []
     (two,) = (
         thing for (_, name), thing in cluster.objects["nodes"].items() if name == "two"
     )
     cluster.put("nodes", {**two, "spec": {"unschedulable": True}})
-    assert await watched.notices() == [Notice("two", "cordoned")]
-    assert await router(service).notices() == []
+    assert await watched.node_notices() == [NodeNotice("two", "cordoned")]
+    assert await router(service).node_notices() == []
     cluster.drop("nodes", two)
-    assert await watched.notices() == []
+    assert await watched.node_notices() == []
 
 
 async def test_server_that_does_not_say_gives_no_word(cluster, service):
@@ -114,4 +115,33 @@ async def test_server_that_does_not_say_gives_no_word(cluster, service):
     await service.knows(lambda pods: len(service.fleet.nodes()) == 2)
     cluster.forbidden.add(("get", "nodes"))
     with pytest.raises(ReclaimError):
-        await watched.notices()
+        await watched.node_notices()
+
+
+# --- nodes that are lost
+
+
+async def test_node_is_down_where_its_kubelet_has_not_reported(cluster, service):
+    await service.knows(lambda pods: len(service.fleet.nodes()) == 2)
+    assert not await service.fleet.is_down("one")
+    cluster.nodes[0].tell(ready=False)
+    assert await service.fleet.is_down("one")
+    assert not await service.fleet.is_down("two")
+    assert await service.fleet.is_down("never")
+    cluster.forbidden.add(("get", "nodes"))
+    with pytest.raises(ReclaimError):
+        await service.fleet.is_down("one")
+
+
+async def test_pods_of_a_lost_node_alone_are_deleted_by_force(cluster, service):
+    pod = session_pod(cluster)
+    (node,) = [n for n in cluster.nodes if n.name == pod["spec"]["nodeName"]]
+    (other,) = [n for n in cluster.nodes if n is not node]
+    await service.knows(lambda pods: pods and pods[0].node)
+    assert await service.fleet.forsake(other.name) == 0
+    node.lost = True
+    assert await service.fleet.forsake(node.name) == 1
+    await service.knows(lambda pods: pods == [])
+    assert await service.fleet.trees() == []
+    ended = service.fleet.ending(pod["metadata"]["labels"][INCARNATION])
+    assert ended.code == "session_disrupted"

@@ -1,0 +1,58 @@
+"""Asks what the cluster says of nodes that are about to go, and passes it on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jupyterhub_gpu_reclaim.common.drain import NodeNotice
+    from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for an answer.
+ANSWER_SECONDS = 5.0
+
+
+class Agents(Protocol):
+    """Who knows of notices."""
+
+    async def node_notices(self) -> list[NodeNotice]:
+        """What is said of nodes that are about to go."""
+
+
+class DrainWatch:
+    """Asks after each round of questions to the agents.
+
+    Args:
+        agents: to ask.
+        follow: takes the notices that stand; those of before stand while they are not
+            known.
+    """
+
+    def __init__(
+        self, agents: Agents, follow: Callable[[Sequence[NodeNotice]], None]
+    ) -> None:
+        self._agents = agents
+        self._follow = follow
+        self._deaf = False  #: they are not known now
+
+    async def settle(self, nodes: Sequence[NodeHealth]) -> None:
+        """Ask once."""
+        del nodes
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                notices = await self._agents.node_notices()
+            self._follow(notices)
+        except (TimeoutError, ReclaimError) as error:
+            if not self._deaf:
+                _log.warning("notices of nodes: not heeded now: %s", error)
+            self._deaf = True
+        else:
+            self._deaf = False
