@@ -97,6 +97,7 @@ class Exporter(Collector):
         yield _ends(now)
         yield from _durations(now)
         yield from _queue(now)
+        yield from _risks(now)
         yield from _bytes(now)
         yield _gpus(now)
         yield from node_metrics.families(self._nodes())
@@ -144,6 +145,41 @@ def _sessions(now: MetricsSnapshot) -> Iterator[Metric]:
     if now.sample_age is not None:
         age.add_metric([], now.sample_age)
     yield age
+
+
+def _risks(now: MetricsSnapshot) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        PREFIX + "save_every_seconds",
+        "Time between two save points of a session, as set for all; 0: by order only.",
+        value=now.save_every,
+    )
+    at_risk = GaugeMetricFamily(
+        PREFIX + "at_risk_seconds",
+        "Time since the state to which each session that runs could be brought back,"
+        " in all, of those that were used since.",
+        labels=["gpu"],
+    )
+    longest = GaugeMetricFamily(
+        PREFIX + "at_risk_longest_seconds",
+        "The same of the session with the longest such time.",
+        labels=["gpu"],
+    )
+    for gpu in (True, False):
+        found = [risk.seconds for risk in now.risks if risk.gpu is gpu]
+        label = ["yes" if gpu else "no"]
+        at_risk.add_metric(label, sum(found))
+        longest.add_metric(label, max(found, default=0.0))
+    yield at_risk
+    yield longest
+    drained = GaugeMetricFamily(
+        PREFIX + "drained_sessions",
+        "Sessions of nodes that are being drained, by state: waiting, saving, saved,"
+        " refused.",
+        labels=["node", "state"],
+    )
+    for (node, state), count in sorted(now.drained.items()):
+        drained.add_metric([node, state], count)
+    yield drained
 
 
 def _operations(now: MetricsSnapshot) -> Iterator[Metric]:

@@ -129,6 +129,18 @@ ALERTS = (
         " agent's log says more.",
     ),
     Alert(
+        "GpuReclaimSessionUnsaved",
+        "A session with a GPU has gone on for a day without a save point.",
+        "One that never naps is saved by order: `jupyterhub-gpu-reclaim save USER`,"
+        " or let it nap (`NapPolicy`).",
+    ),
+    Alert(
+        "GpuReclaimDrainLeft",
+        "A node is being drained, and sessions on it cannot be saved.",
+        "The page of nodes says why; ask their users to save what they need, or end the"
+        " drain: `jupyterhub-gpu-reclaim undrain NODE`.",
+    ),
+    Alert(
         "GpuReclaimPeopleWait",
         "There has been a queue for a GPU for half an hour.",
         "Let idle sessions go earlier while somebody waits"

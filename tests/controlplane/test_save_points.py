@@ -331,3 +331,18 @@ async def test_suspend_that_is_ordered_meanwhile_calls_it_off(world):
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     assert len(world.node.saved) == 1
+
+
+async def test_risk_is_counted_from_the_last_save_point_of_what_was_used_since(world):
+    used(world, time.time() - 3600.0)
+    controller, _ = await running(world)
+    await world.until(lambda: controller._sessions.runtime(KEY).usage is not None)
+    (risk,) = controller.metrics_snapshot().risks
+    assert risk.seconds == 0.0  # nothing was done in it
+    used(world, time.time() + 60.0)
+    await world.until(lambda: controller.metrics_snapshot().risks[0].seconds > 0.3)
+    await saved(world, controller)
+    assert controller.metrics_snapshot().risks[0].seconds < 0.3
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert controller.metrics_snapshot().risks == []

@@ -64,6 +64,7 @@ def exported() -> set[str]:
         sample_age=1.0,
         watched=0,
         gpus=[GpuCount("gpu-1", "NVIDIA A100", "in_use", 1.0)],
+        drained={("gpu-1", "saved"): 1},
     )
     card = CardStatus(name="NVIDIA A100")
     status = NodeStatus(

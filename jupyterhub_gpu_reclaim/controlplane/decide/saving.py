@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import Risk
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 
 if TYPE_CHECKING:
@@ -60,6 +61,22 @@ class Saving:
         terms = policies(row.key) if policies is not None else None
         set_to = terms.save_every if terms is not None else None
         return self._usually if set_to is None else set_to
+
+
+def risks(sessions: Sessions) -> list[Risk]:
+    """What is not saved of each session that runs."""
+    now = sessions.clock.now()
+    found = []
+    for row in sessions.journal.sessions():
+        if row.phase not in LIVE:
+            continue
+        runtime = sessions.runtime(row.key)
+        saved = last_saved(sessions, row) or row.resumed_at or row.started_at
+        since = saved or row.since
+        used = runtime.usage is None or is_used(runtime.usage, since)
+        gpu = bool(runtime.cards_or_nap(row.incarnation))
+        found.append(Risk(gpu, max(0.0, now - since) if used else 0.0))
+    return found
 
 
 def last_saved(sessions: Sessions, row: SessionRow) -> float | None:

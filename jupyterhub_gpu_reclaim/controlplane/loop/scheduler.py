@@ -15,6 +15,7 @@ from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.marks import Marks
+from jupyterhub_gpu_reclaim.controlplane.decide.saving import risks
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
@@ -268,6 +269,9 @@ class ControlLoops:
                 for c in kept
                 if c.info is not None and c.keeping is Keeping.CURRENT
             ),
+            save_every=self._settings.save_every,
+            risks=risks(self._sessions),
+            drained=self._sessions.drains.counts(),
             gpus=self._tally.gpus(),
             gpu_seconds=accounting.so_far(
                 self._sessions.journal.sessions(),

@@ -152,6 +152,13 @@ class GpuCount(NamedTuple):
     number: float
 
 
+class Risk(NamedTuple):
+    """What the end of a session that runs would cost."""
+
+    gpu: bool  #: it holds one
+    seconds: float  #: since the state that could be brought back, if it was used since
+
+
 @dataclass(frozen=True)
 class MetricsSnapshot:
     """Everything that ``/metrics`` shows, at one moment."""
@@ -168,6 +175,10 @@ class MetricsSnapshot:
     napping_bytes: int = 0  #: GPU memory that naps have moved out, now
     crowded_gpus: int = 0  #: cards that need fewer seats
     kept: int = 0  #: sessions that somebody keeps from being suspended
+    save_every: float = 0.0  #: seconds between save points, as set for all; 0: none
+    risks: list[Risk] = field(default_factory=list)  #: of sessions that run
+    #: sessions of nodes that are drained: node and state -> number
+    drained: dict[tuple[str, str], int] = field(default_factory=dict)
     #: what the sessions held that are suspended now, GPU memory included
     suspended_bytes: int = 0
     gpus: list[GpuCount] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -108,6 +109,15 @@ class Drains:
     def _forget(self, node: str) -> None:
         self._journal.write(_of(node))
         self._orders.pop(node, None)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How many sessions of a drained node are in which state."""
+        reports = [self.report(drain) for drain in self.all()]
+        return Counter(
+            (report.drain.node, each.state)
+            for report in reports
+            for each in report.sessions
+        )
 
     def report(self, drain: Drain) -> DrainReport:
         """How far it is."""
