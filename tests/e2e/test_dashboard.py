@@ -27,8 +27,8 @@ PROMETHEUS = PROGRAMS["prometheus"]
 pytestmark = pytest.mark.skipif(
     PROMETHEUS is None, reason="no Prometheus: run scripts/bootstrap test"
 )
-#: Nothing has failed, so it is empty as it should be.
-WELL = {"Failures by reason"}
+#: Nothing has failed, and nothing is drained, so they are empty as they should be.
+WELL = {"Failures by reason", "Drained nodes"}
 
 
 @pytest.fixture(scope="module")
