@@ -116,9 +116,10 @@ class Staging:
                 staged.deliver(target, cancel)
 
     def release(self) -> None:
-        """Give all of its memory back; nobody writes or delivers any more. Idempotent.
+        """Give all of its memory back; nobody writes any more. Idempotent.
 
-        Whoever still knows of it, as an error does by its traceback, keeps none.
+        Whoever still knows of it, as an error does by its traceback, keeps none. What
+        a delivery that was called off still hands over is void.
         """
         self._give_back_free()
         for staged in self._files.values():

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.common import codec
@@ -361,23 +362,58 @@ def reported(
 _late: ContextVar[tuple[Counter[str], str]] = ContextVar("late")
 
 
-async def in_thread(work: Callable[[], T], *, step: str, limit: float) -> T:
+async def in_thread(
+    work: Callable[[], T], *, step: str, limit: float, cancel: Cancel | None = None
+) -> T:
     """Run what blocks in a thread, and wait for it for so long.
 
     The thread itself cannot be ended: its work has to have limits of its own, a
     little shorter; this is the last line of defence.
 
+    Args:
+        work: what blocks.
+        step: its name, for what is told of its time limit.
+        limit: seconds.
+        cancel: ends the waiting, too; for work that may be left behind at any moment,
+            as what waits for a store, which may hang.
+
     Raises:
-        RolledBack: ``timed_out``; and whatever the work raises.
+        RolledBack: ``timed_out`` or ``cancelled``; and whatever the work raises.
     """
     task = asyncio.create_task(asyncio.to_thread(work))
-    done, _ = await asyncio.wait({task}, timeout=limit)
-    if not done:
+    async with _set(cancel) as cancelled:
+        either: set[asyncio.Future[Any]] = {task, cancelled}
+        await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
         counts, session = _late.get((Counter(), ""))
         counts[session] += 1
         task.add_done_callback(partial(_end_late, counts, session))
+        if cancel is not None:
+            cancel.check()
         raise RolledBack(Reason.TIMED_OUT, step=step, seconds=limit)
     return task.result()
+
+
+@contextlib.asynccontextmanager
+async def _set(cancel: Cancel | None) -> AsyncIterator[asyncio.Future[None]]:
+    """Done once that is set; never, where there is none."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[None] = loop.create_future()
+    if cancel is None:
+        yield told
+        return
+    own = os.dup(cancel.fileno())  # a loop has one reader for each descriptor
+
+    def tell() -> None:
+        loop.remove_reader(own)
+        told.set_result(None)
+
+    loop.add_reader(own, tell)
+    try:
+        yield told
+    finally:
+        loop.remove_reader(own)
+        os.close(own)
 
 
 def _end_late(counts: Counter[str], session: str, task: asyncio.Task[object]) -> None:

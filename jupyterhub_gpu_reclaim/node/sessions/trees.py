@@ -180,6 +180,16 @@ def has_programs(session: Session) -> bool:
     return processes.has_children(session.init_pid)
 
 
+def is_running(session: Session) -> bool:
+    """Whether some of its programs run: what is saved is then older than they are.
+
+    Raises:
+        NotFound: its init has ended.
+    """
+    alive = [p for p in inspect(session).processes if p.state not in processes.DEAD]
+    return not all(process.stopped for process in alive)
+
+
 def _state(
     session: Session, record: Record | None, operation: Operation | None
 ) -> TreeState:
@@ -189,7 +199,9 @@ def _state(
     if kind in _IN_HAND:
         return _IN_HAND[kind]
     if record is not None and record.stage in _STOPPED:
-        return TreeState.CAPTURED
+        # It may go on, and only the store not have taken note of it yet.
+        undone = record.stage is Stage.ROLLING_BACK and is_running(session)
+        return TreeState.RUNNING if undone else TreeState.CAPTURED
     if session.holding and not has_programs(session):
         return TreeState.HOLDING
     naps = record is not None and (record.naps or kind == SAVE)

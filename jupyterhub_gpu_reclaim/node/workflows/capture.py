@@ -85,6 +85,9 @@ _log = logging.getLogger(__name__)
 
 #: Aborting a writer only removes files; a store that hangs must not keep the tree.
 _ABORT_SECONDS = 30.0
+#: The same for who has called it off, and waits: what a slow store has not removed by
+#: then is removed behind the session, which goes on.
+_CALLED_OFF_SECONDS = 0.3
 
 
 class Told(NamedTuple):
@@ -323,9 +326,7 @@ class Capture:
     ) -> CheckpointInfo:
         """From the first thing that is touched to the commit."""
         state = await ask_state(self._tools.client, self._session, login)
-        self._writer = writer = await self._thread(
-            "store", lambda: self._begin(snapshot)
-        )
+        writer = await self._open(snapshot)
         frozen = self._tools.clock.monotonic()
         standing = await self._empty(survey)
         cut = await self._cut(snapshot)
@@ -411,6 +412,7 @@ class Capture:
                 ),
                 step="commit",
                 limit=self._limits.commit * 2,
+                cancel=self._cancel,
             )
 
     def _word(self, rehearsal: Rehearsal | None) -> None:
@@ -424,6 +426,20 @@ class Capture:
 
     def _since(self, begun: float) -> float:
         return round(self._tools.clock.monotonic() - begun, 3)
+
+    async def _open(self, snapshot: Snapshot) -> CheckpointWriter:
+        """Begin the checkpoint; one that has begun too late is removed again."""
+
+        def begin() -> CheckpointWriter:
+            self._writer = writer = self._begin(snapshot)
+            if self._cancel.is_set:
+                writer.abort()
+            self._cancel.check()
+            return writer
+
+        return await in_thread(
+            begin, step="store", limit=self._limits.check, cancel=self._cancel
+        )
 
     def _begin(self, snapshot: Snapshot) -> CheckpointWriter:
         gpus = self._record.gpus
@@ -566,30 +582,29 @@ class Capture:
 
     async def _keep(self) -> Stage:
         """Remove what was written unless it was committed."""
-        if self._writer is None:
-            return Stage.FAILED
-        try:
-            aborted = await in_thread(
-                self._writer.abort, step="abort", limit=_ABORT_SECONDS
-            )
-        except ReclaimError as error:
-            return self._left(error)
-        return Stage.FAILED if aborted else Stage.CAPTURED
+        return await self._remove(lambda writer: writer.abort())
 
     async def _discard(self) -> Stage:
-        """Remove what was written, even what was committed."""
-        stage = await self._keep()
-        if stage is not Stage.CAPTURED:
-            return stage
+        """Remove what was written, even what was, or yet is, committed."""
+
+        def discard(writer: CheckpointWriter) -> bool:
+            if not writer.abort():
+                self._tools.store.delete(self._checkpoint)
+            return True
+
+        return await self._remove(discard)
+
+    async def _remove(self, work: Callable[[CheckpointWriter], bool]) -> Stage:
+        """Do that to the writer; a store that is slow does it after the return."""
+        writer = self._writer
+        if writer is None:
+            return Stage.FAILED
+        limit = _CALLED_OFF_SECONDS if self._cancel.is_set else _ABORT_SECONDS
         try:
-            await in_thread(
-                lambda: self._tools.store.delete(self._checkpoint),
-                step="abort",
-                limit=_ABORT_SECONDS,
-            )
+            removed = await in_thread(lambda: work(writer), step="abort", limit=limit)
         except ReclaimError as error:
             return self._left(error)
-        return Stage.FAILED
+        return Stage.FAILED if removed else Stage.CAPTURED
 
     def _left(self, error: ReclaimError) -> Stage:
         _log.error(
@@ -598,7 +613,9 @@ class Capture:
             self._checkpoint,
             error,
         )
-        return Stage.ROLLING_BACK
+        # A thread that takes longer does it yet; only a commit could get before it.
+        late = error.reason is Reason.TIMED_OUT and not self._committing
+        return Stage.FAILED if late else Stage.ROLLING_BACK
 
     async def _thread(self, step: str, work: Callable[[], T]) -> T:
         return await in_thread(work, step=step, limit=self._limits.check)

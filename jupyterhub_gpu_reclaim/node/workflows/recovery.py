@@ -62,8 +62,15 @@ _END_SECONDS = 5.0
 #: namespaces.py).
 _CRIU_WORDS = ("--inhibit-cache", "--manage-cgroups=ignore")
 
-#: Not now, but later: memory in use by others, or a driver or disk that is busy.
-_LATER = frozenset({Reason.GPU_MEMORY, Reason.GPU_DRIVER_SILENT, Reason.GPU_STUCK})
+#: Not now, but later: memory in use by others, or a driver, disk or store that is busy.
+_LATER = frozenset(
+    {
+        Reason.GPU_MEMORY,
+        Reason.GPU_DRIVER_SILENT,
+        Reason.GPU_STUCK,
+        Reason.OPERATION_IN_FLIGHT,
+    }
+)
 #: Whether there is a checkpoint is the store's word alone.
 _UNCOMMITTED = frozenset({Stage.CAPTURING, Stage.ROLLING_BACK})
 #: What an operation leaves when it could not undo its work.
@@ -279,7 +286,7 @@ class Recovery:
         if store.saved_here(record.checkpoint) or (
             not capturing and store.exists(record.checkpoint)
         ):
-            if capturing and is_running(session):
+            if capturing and trees.is_running(session):
                 # It was rolled back, and neither the store nor the record took note.
                 self.releases.undo_capture(session, record)
                 self._fail(record)
@@ -304,12 +311,18 @@ class Recovery:
     def _remove_remains(self, record: Record) -> None:
         """Remove what a capture that will not go on has written.
 
-        Its writer has ended with the former agent. Left alone, what it has announced
-        would keep its data, and those of earlier generations, for a day.
+        Left alone, what it has announced would keep its data, and those of earlier
+        generations, for a day.
+
+        Raises:
+            Refused: its writer is still at it (``operation_in_flight``): it was called
+                off, but the store has not answered it yet, and may still commit it.
         """
         try:
             self.releases.store.delete(record.checkpoint)
         except ReclaimError as error:
+            if error.reason is Reason.OPERATION_IN_FLIGHT:
+                raise
             _log.warning(
                 "%s what is left of %s is removed later: %s",
                 record.key,
@@ -326,7 +339,7 @@ class Recovery:
         try:
             self.releases.accelerator.fill(record.gpus, record.memory_limit, tree)
         except ReclaimError as error:
-            if is_running(session):
+            if trees.is_running(session):
                 raise  # it had gone on: what it did since then is saved nowhere
             # No process may go on without it; the checkpoint is there for another
             # attempt.
@@ -347,7 +360,7 @@ class Recovery:
         tree = trees.inspect(session)
         if not any(p.state not in processes.DEAD for p in tree.processes):
             return
-        if is_running(session):
+        if trees.is_running(session):
             return
         infos = self.releases.store.list()
         own = [info for info in infos if info.incarnation == session.incarnation]
@@ -390,14 +403,6 @@ def _one_each(sessions: list[Session]) -> list[Session]:
     for session in sorted(sessions, key=lambda one: one.init_start):
         found.setdefault(session.incarnation, session)
     return list(found.values())
-
-
-def is_running(session: Session) -> bool:
-    """Whether some of its programs run: what is saved is then older than they are."""
-    alive = [
-        p for p in trees.inspect(session).processes if p.state not in processes.DEAD
-    ]
-    return not all(process.stopped for process in alive)
 
 
 def end_criu(session: Session, seconds: float) -> None:

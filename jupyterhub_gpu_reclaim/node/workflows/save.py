@@ -69,7 +69,7 @@ class Save(Capture):
         state = await ask_state(self._tools.client, self._session, login)
         yield await self._begun(snapshot, look)
         try:
-            self._writer = await self._thread("store", lambda: self._begin(snapshot))
+            await self._open(snapshot)
             frozen = self._tools.clock.monotonic()
             dumped = await self._stand(snapshot, login, state, look)
             await self._go_on()
@@ -85,7 +85,7 @@ class Save(Capture):
         try:
             info = await self._store(dumped, seconds)
         except Exception as error:
-            await self._keep()
+            await (self._discard() if self._cancel.is_set else self._keep())
             raise reported(error, RolledBack, Reason.CAPTURE_FAILED) from error
         yield self._settled(parent=info.id)
         yield Event(checkpoint=info)
@@ -167,6 +167,7 @@ class Save(Capture):
                     lambda: staging.deliver(writer.file, self._cancel),
                     step="save",
                     limit=self._limits.dump,
+                    cancel=self._cancel,
                 )
             return await self._commit(writer, rehearsal, frozen)
 
@@ -182,6 +183,11 @@ class Save(Capture):
             self._cancel.check()
             if self._lives():
                 raise
+
+    def _left(self, error: ReclaimError) -> Stage:
+        """Nothing waits for it: the session goes on whatever the store does."""
+        super()._left(error)
+        return Stage.FAILED
 
     def _lives(self) -> bool:
         try:

@@ -186,7 +186,8 @@ class CheckpointWriter:
                 self._try_discard()
                 raise
             self._committed = info
-        self._ended(self._id)
+            # Before an abort hears that this has won: it is deleted then.
+            self._ended(self._id)
         return info
 
     def abort(self) -> bool:
