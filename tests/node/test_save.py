@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import threading
 import uuid
 from pathlib import Path
@@ -46,26 +47,29 @@ def test_session_goes_on_and_comes_back_as_it_was_when_it_was_saved(
     assert server.run(kernel, "x, os.getpid()").startswith(f"([1, 2, 3], {pid})")
 
 
+COUNTS = """
+import time
+for i in range(600):
+    print(i, flush=True)
+    time.sleep(0.01)
+"""
+
+
 class Counted(threading.Thread):
     """A cell that counts, on one connection that must not be cut."""
 
-    def __init__(self, server, kernel: str, numbers: int) -> None:
-        super().__init__()
-        self._server, self._kernel, self._numbers = server, kernel, numbers
+    def __init__(self, server, kernel: str, code: str) -> None:
+        super().__init__(daemon=True)
+        self._server, self._code = server, code
+        self.kernel = kernel
         self.text = ""
         self.failure: Exception | None = None
 
     def run(self) -> None:
-        code = (
-            "import time\n"
-            f"for i in range({self._numbers}):\n"
-            "    print(i, flush=True)\n"
-            "    time.sleep(0.01)\n"
-        )
         session = uuid.uuid4().hex
         try:
-            with self._server.channel(self._kernel, session) as channel:
-                message = self._server.execute(channel, session, code)
+            with self._server.channel(self.kernel, session) as channel:
+                message = self._server.execute(channel, session, self._code)
                 while True:
                     answer = json.loads(channel.recv(30))
                     if answer["parent_header"].get("msg_id") != message:
@@ -83,7 +87,7 @@ def test_connections_are_not_cut_and_no_output_is_lost(agent, jupyter):
     kernel = server.start_kernel()
     (server.home / "large").write_bytes(os.urandom(64 << 20))
     expected = hashlib.sha256((server.home / "large").read_bytes()).hexdigest()
-    counted = Counted(server, kernel, 600)
+    counted = Counted(server, kernel, COUNTS)
     counted.start()
     with server.client.stream("GET", "files/large", timeout=60) as download:
         got = hashlib.sha256()
@@ -99,6 +103,27 @@ def test_connections_are_not_cut_and_no_output_is_lost(agent, jupyter):
     counted.join(60)
     assert counted.failure is None, counted.failure
     assert counted.text.split() == [str(number) for number in range(600)]
+
+
+#: A program that writes its running sum into a file, over and over.
+SUMS = """
+import itertools, sys
+with open(sys.argv[1], "w") as file:
+    for number in itertools.count():
+        print(number, number * (number + 1) // 2, file=file, flush=True)
+"""
+
+
+def test_file_that_it_writes_while_its_return_is_tried_is_no_obstacle(
+    agent, places, folder
+):
+    sums = folder / "sums"
+    place = places("start", sys.executable, "-I", "-S", "-c", SUMS, str(sums), env={})
+    wait_for(lambda: sums.exists() and sums.stat().st_size)
+    saved = agent.save(place, "cp-1")
+    assert saved[-1].get("checkpoint"), saved[-1]
+    size = sums.stat().st_size
+    wait_for(lambda: sums.stat().st_size > size)
 
 
 def test_second_save_point_stores_what_has_changed(agent, jupyter):

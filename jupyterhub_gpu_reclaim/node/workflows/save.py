@@ -16,6 +16,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
 from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
@@ -114,6 +115,8 @@ class Save(Capture):
         assert self._staging is not None
         dumped = await self._image(self._staging, snapshot, login, told)
         await self._archive(self._staging)
+        # It writes on while its return is tried: that its files are newer says nothing.
+        dumped = dumped._replace(opened=open_files.without_writing(dumped.opened))
         if not self._tools.rehearses:
             return dumped
         memory = await self._thread(
