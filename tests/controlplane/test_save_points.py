@@ -12,6 +12,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Failure,
     KernelSample,
     Placement,
+    SessionKey,
     SessionPolicy,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -346,3 +347,38 @@ async def test_risk_is_counted_from_the_last_save_point_of_what_was_used_since(w
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     assert controller.metrics_snapshot().risks == []
+
+
+async def test_suspend_that_is_ordered_does_not_wait_for_a_save_by_rule(world):
+    world.change(save_every=0.2)
+    used(world, time.time() + 60.0)
+    world.node.hold_at = "dump"
+    controller, incarnation = await running(world)
+    place = world.node.places[incarnation]
+    await world.until(lambda: place.running)
+    save = place.running
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: save.done, limit=2.0)
+    world.node.hold_at = ""
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert row(controller).checkpoint != save.checkpoint
+
+
+async def test_save_by_rule_that_finds_others_under_way_is_tried_soon(world):
+    world.change(save_every=60.0, captures=1)
+    world.node.card = 80 << 30
+    controller, incarnation = await running(world)
+    world.node.places[incarnation].gpu_memory = 8 << 30
+    other = SessionKey("bob", "lab")
+    second = await world.running("its", other)
+    world.node.places[second].gpu_memory = 8 << 30
+    world.node.hold_at = "dump"
+    await world.until(lambda: world.phase(controller, other) == "running")
+    for key in (KEY, other):
+        await controller.users.nap(key, "root")
+    places = list(world.node.places.values())
+    await world.until(lambda: any(each.running for each in places))
+    await asyncio.sleep(0.2)
+    assert sum(each.running is not None for each in places) == 1
+    world.node.hold_at = ""
+    await world.until(lambda: len(world.node.saved) == 2)

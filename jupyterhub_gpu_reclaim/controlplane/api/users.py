@@ -696,8 +696,8 @@ class UserApi:
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
 
     async def _call_off_save(self, row: SessionRow) -> None:
-        """What is wanted next does not wait for a save point."""
-        if row.intent is Intent.SAVE:
+        """What is wanted next does not wait for a save point, by order or by rule."""
+        if self._sessions.runtime(row.key).saving:
             with suppress(ReclaimError):
                 await self._agent.cancel(row.incarnation)
 

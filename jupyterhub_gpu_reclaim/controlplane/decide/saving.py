@@ -52,7 +52,7 @@ class Saving:
         return now - last >= every and is_used(runtime.usage, last)
 
     def note_tried(self, row: SessionRow) -> None:
-        """It was tried, however that ends: it is not tried again at once."""
+        """It is being saved, however that ends: not by rule again at once."""
         runtime = self._sessions.runtime(row.key)
         runtime.save_tried = self._sessions.clock.now()
 

@@ -58,6 +58,8 @@ class Saver:
             Unreachable: the agent was lost on the way; it may go on there.
             Refused: ``operation_in_flight``: another one has to end first.
         """
+        runtime = self._sessions.runtime(row.key)
+        runtime.saving = True
         try:
             async with asyncio.timeout(self._settings.operation_limit):
                 end = await self._carried_out(row)
@@ -71,6 +73,8 @@ class Saver:
                 raise
             self._failed(row, by, codec.failure_of(error))
             return
+        finally:
+            runtime.saving = False
         if end.checkpoint is not None:
             self._saved(row, by, end.checkpoint)
         elif end.failure is not None:

@@ -286,7 +286,6 @@ class Worker:
         """The policy leaves it alone: it is saved or naps, where that is due."""
         self._warnings.spare(row)
         if self._saving.is_due(row):
-            self._saving.note_tried(row)
             return await self._save(row, SERVICE)
         return await self._nap_when_idle(row)
 
@@ -326,6 +325,7 @@ class Worker:
     async def _save(self, row: SessionRow, by: str) -> float:
         if not self._captures.locked():
             async with self._captures:
+                self._saving.note_tried(row)
                 await self._saver.save(row, by)
         return self._settings.pace
 
