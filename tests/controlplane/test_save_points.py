@@ -382,3 +382,22 @@ async def test_save_by_rule_that_finds_others_under_way_is_tried_soon(world):
     assert sum(each.running is not None for each in places) == 1
     world.node.hold_at = ""
     await world.until(lambda: len(world.node.saved) == 2)
+
+
+async def test_resume_of_what_is_lost_while_it_is_suspended_still_asks_its_user(world):
+    controller, incarnation = await running(world)
+    checkpoint = await saved(world, controller)
+    world.node.hold_at = "dump"
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspending")
+    await world.until(lambda: world.node.places[incarnation].running)
+    world.node.breaks_streams = True
+    world.node.end(incarnation)
+    await controller.users.resume(KEY, "ada")  # of what is there, as far as she knows
+    lost(world, incarnation)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert row(controller).checkpoint == checkpoint
+    assert row(controller).failure.code == "ended_since_saved"
+    await asyncio.sleep(0.3)
+    assert world.phase(controller) == "suspended"
+    assert row(controller).intent is Intent.NONE

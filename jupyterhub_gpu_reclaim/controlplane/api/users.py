@@ -249,9 +249,7 @@ class UserApi:
         self._settle_account(key, by, manages=manages)
         if row.phase in {Phase.SUSPENDED, Phase.RELEASING, Phase.SUSPENDING}:
             self._wish(row, Intent.RESUME, by)
-            drained = self._sessions.drains.of_session(row) is not None
-            if row.phase is Phase.SUSPENDING and not drained:
-                await self._agent.cancel(row.incarnation)
+            await self._call_off_suspend(row)
         elif row.phase is Phase.STOPPED:
             raise _wrong(row, SessionEvent.RESTORE)
         return self._sessions.view(key)
@@ -292,8 +290,8 @@ class UserApi:
             kept_until=now + seconds if seconds else None,
             kept_by=by if seconds else "",
         )
-        if row.phase is Phase.SUSPENDING and seconds:
-            await self._agent.cancel(row.incarnation)
+        if seconds:
+            await self._call_off_suspend(row)
         if row.phase is Phase.WARNED and seconds:
             message = f"Kept for {duration(seconds)} at the request of {by}."
             why = Decision(reclaim=False, code=Reason.KEPT.value, message=message)
@@ -699,6 +697,13 @@ class UserApi:
         """What is wanted next does not wait for a save point, by order or by rule."""
         if self._sessions.runtime(row.key).saving:
             with suppress(ReclaimError):
+                await self._agent.cancel(row.incarnation)
+
+    async def _call_off_suspend(self, row: SessionRow) -> None:
+        """It goes on, unless its programs have ended meanwhile, or its node goes."""
+        drained = self._sessions.drains.of_session(row) is not None
+        if row.phase is Phase.SUSPENDING and not drained:
+            with suppress(NotFound):
                 await self._agent.cancel(row.incarnation)
 
     def _wish(self, row: SessionRow, intent: Intent, by: str) -> None:

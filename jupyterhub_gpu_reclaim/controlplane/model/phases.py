@@ -151,6 +151,7 @@ _ANSWERS = frozenset(
         SessionEvent.RESTORE,
         SessionEvent.RESTORE_FAILED,
         SessionEvent.FOUND_SAVED,
+        SessionEvent.LOST,
     }
 )
 #: Events after which no other checkpoint is to be brought back.
