@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.sampling.gpu import CardUse
 from jupyterhub_gpu_reclaim.testing.memory_agent import MemorySession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 GB = 10**9
 
@@ -145,12 +145,14 @@ class Gpus:
     def __init__(self, count: int, seats: int = 1, memory: float = math.inf) -> None:
         self.cards = [Card(f"gpu{number}", seats, memory) for number in range(count)]
         self.free = count * seats
+        self.closed: set[Card] = set()
         self.queue: deque[tuple[SessionKey, float, asyncio.Future[Card]]] = deque()
 
     async def take(self, key: SessionKey, now: float) -> Card:
         if self.free and not self.queue:
             self.free -= 1
-            card = max(self.cards, key=lambda each: each.seats)
+            there = [card for card in self.cards if card not in self.closed]
+            card = max(there, key=lambda each: each.seats)
             card.sit(1)
             return card
         turn: asyncio.Future[Card] = asyncio.get_running_loop().create_future()
@@ -165,7 +167,23 @@ class Gpus:
                 self.queue.remove(entry)
             raise
 
+    def close(self, cards: Iterable[Card]) -> None:
+        """Give out none of their seats until they are opened again."""
+        self.closed |= set(cards)
+        self.free -= sum(card.seats for card in cards)
+
+    def open(self, cards: Iterable[Card]) -> None:
+        """Their free seats are to be had again."""
+        self.closed -= set(cards)
+        for card in cards:
+            for _ in range(card.seats):
+                card.sit(1)
+                self.give(card)
+
     def give(self, card: Card) -> None:
+        if card in self.closed:
+            card.sit(-1)
+            return
         while self.queue:
             turn = self.queue.popleft()[2]
             if not turn.done():
@@ -186,6 +204,7 @@ class Place(MemorySession):
     active: float = 0.0  # when it was last used or at work
     misjudged: bool = False  # work that looks like none, or the reverse
     card: Card = field(default_factory=Card)
+    _at_work: asyncio.Timeout | None = None
 
     def allocate(self) -> bool:
         """Have the GPU memory that its work needs; False: the card has not so much."""
@@ -193,16 +212,37 @@ class Place(MemorySession):
             self.gpu_memory = self.vram
         return bool(self.gpu_memory)
 
-    async def work(self, seconds: float, now: Callable[[], float]) -> None:
-        """Work for so long, or for longer where others do so on its card."""
-        self.busy_since = now()
-        await self.card.compute(self.incarnation, seconds)
-        self.worked += now() - self.busy_since
+    async def work(self, seconds: float, now: Callable[[], float]) -> float:
+        """Work for so long, or for longer where others do so on its card.
+
+        Returns:
+            Seconds of it that were done: less if the session was made to stand still.
+        """
+        begun, done = now(), seconds
+        self.busy_since = begun
+        try:
+            async with asyncio.timeout(None) as self._at_work:
+                await self.card.compute(self.incarnation, seconds)
+        except TimeoutError:
+            done = min(seconds, now() - begun)
+        self._at_work = None
+        self.worked += now() - begun
         self.busy_since, self.active = None, now()
+        return done
+
+    def stand_still(self) -> None:
+        """End its work at once, if it is at work."""
+        at_work, self._at_work = self._at_work, None
+        if at_work is not None:
+            at_work.reschedule(0.0)
+
+    def worked_until(self, now: float) -> float:
+        """Seconds of work that are in its memory."""
+        return self.worked + (now - self.busy_since if self.busy_since else 0.0)
 
     def sample(self, now: float) -> Sample:
         busy = self.busy_since is not None and self.nap is None
-        worked = self.worked + (now - self.busy_since if busy else 0.0)
+        worked = self.worked_until(now) if busy else self.worked
         if self.misjudged and self.nap is None:
             busy, worked = not busy, now if not busy else 0.0
         kernel = KernelSample(

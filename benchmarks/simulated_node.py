@@ -30,6 +30,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Event,
+    Failure,
     HubState,
     Placement,
     Sample,
@@ -113,6 +114,10 @@ class SimulatedAgent(MemoryAgent[Place]):
     def labels(self, key: SessionKey) -> dict[str, str]:
         del key
         return {}
+
+    def ending(self, incarnation: str) -> Failure | None:
+        del incarnation
+        return None
 
     def waiting(self) -> list[Waiting]:
         return [Waiting(key=key, since=since) for key, since, _ in self.gpus.queue]

@@ -66,8 +66,12 @@ class World(Protocol):
     async def come(self, key: SessionKey, vram: int, patience: float) -> Meeting:
         """Have the session run, however long that takes, or lose patience."""
 
-    async def work(self, key: SessionKey, seconds: float) -> None:
-        """It computes for so long, or for longer where its card is shared."""
+    async def work(self, key: SessionKey, seconds: float) -> float:
+        """It computes for so long, or for longer where its card is shared.
+
+        Returns:
+            Seconds of it that were done: less if it ended, or was saved, in between.
+        """
 
     async def stop(self, key: SessionKey) -> None:
         """Stop it for good."""
@@ -195,8 +199,7 @@ class _Person:
             seconds = left
             if cell is not None:
                 seconds = min(left, cell[0] * self.rng.lognormvariate(0, cell[1]))
-            await self._run(seconds)
-            left -= seconds
+            left -= await self._run(seconds)
             if cell is not None and left > 0:
                 median, sigma = self.habits.thought
                 thought = min(left, median * self.rng.lognormvariate(0, sigma))
@@ -213,11 +216,12 @@ class _Person:
         self.seen.meetings.append(met)
         return met.came
 
-    async def _run(self, seconds: float) -> None:
+    async def _run(self, seconds: float) -> float:
         begun = self.world.clock.now()
-        await self.world.work(self.key, seconds)
+        done = await self.world.work(self.key, seconds)
         took = self.world.clock.now() - begun
         self.cells += 1
         self.seen.worked += took
-        self.seen.computed += seconds
-        self.seen.shared += took - seconds
+        self.seen.computed += done
+        self.seen.shared += took - done
+        return done

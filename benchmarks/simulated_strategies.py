@@ -76,6 +76,7 @@ class Rules:
     nap_after: float = 0.0  #: 0: nobody naps
     room_after: float = 60.0  #: 0: nobody naps for others
     under_pressure: float = 0.0  #: ``pressure_idle_after``; 0: off
+    save_every: float = 0.0  #: ``Settings.save_every``; 0: no save points by rule
     beat: float = BEAT  #: between two samples, and two ticks
     overlooked: float = 0.0  #: share of stretches of work that look idle
     mistaken: float = 0.0  #: share of idle stretches that look like work
@@ -146,8 +147,8 @@ class Plain:
         came = await allocated(place, self.clock, until)
         return Meeting(came=came, waited=place.active - asked, found=found)
 
-    async def work(self, key: SessionKey, seconds: float) -> None:
-        await self._places[key].work(seconds, self.clock.now)
+    async def work(self, key: SessionKey, seconds: float) -> float:
+        return await self._places[key].work(seconds, self.clock.now)
 
     async def stop(self, key: SessionKey) -> None:
         place = self._places.pop(key, None)
@@ -173,13 +174,15 @@ class Ours:
         pauses: of its people.
     """
 
+    agents = SimulatedAgent
+
     def __init__(
         self, machine: Machine, journal: str, rules: Rules, pauses: Pauses
     ) -> None:
         self.clock = LoopClock()
         self._rules, self._chance = rules, random.Random("misjudged")
         self.gpus = machine.cards()
-        self.agent = SimulatedAgent(self.clock, self.gpus, machine.host)
+        self.agent = self.agents(self.clock, self.gpus, machine.host)
         self.hub = SimulatedHub(self.agent)
         idle = IdlePolicy(
             idle_after=rules.idle_after, max_sample_age=max(60.0, 2 * rules.beat)
@@ -211,6 +214,7 @@ class Ours:
                 captures=16,
                 pace=min(5.0, rules.beat / 10),
                 audit=30 * 86400.0,
+                save_every=rules.save_every,
                 seats_per_gpu=machine.seats,
             ),
         )
@@ -321,12 +325,13 @@ class Ours:
                 await self.controller.users.resume(key, key.user)
             await asyncio.sleep(1.0)
 
-    async def work(self, key: SessionKey, seconds: float) -> None:
+    async def work(self, key: SessionKey, seconds: float) -> float:
         place = self._place(key)
         assert place is not None
         place.misjudged = self._chance.random() < self._rules.overlooked
-        await place.work(seconds, self.clock.now)
+        done = await place.work(seconds, self.clock.now)
         place.misjudged = self._chance.random() < self._rules.mistaken
+        return done
 
     async def stop(self, key: SessionKey) -> None:
         await self.hub.stop(key)

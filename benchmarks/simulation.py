@@ -11,8 +11,10 @@ controller, policy, work queue and SQLite journal over a simulated node and Hub
 (and a suspend after an hour), ``naps-idle`` (and one after 15 min), ``naps-pressure``;
 ``oracle`` and ``habit`` are ``idle`` that expects people back
 (``simulated_returns.py``). With ``--shared`` people run cells, and share cards whose
-memory has an end; ``simulation_seats.py`` compares that. ``simulation_plots.py`` draws
-the files. With ``--scale`` it measures what beats of the service cost instead.
+memory has an end; ``simulation_seats.py`` compares that. With ``--spot`` nodes are
+taken away (``simulated_spot.py``); ``simulation_spot.py`` compares that.
+``simulation_plots.py`` draws the files. With ``--scale`` it measures what beats of the
+service cost instead.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from benchmarks.simulated_people import (
     person,
 )
 from benchmarks.simulated_returns import by_habit, by_oracle
+from benchmarks.simulated_spot import Spot, SpotOurs, SpotPlain
 from benchmarks.simulated_strategies import BEAT, Machine, Ours, Plain, Rules, wrong
 from simulation.loop import run
 
@@ -84,6 +87,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--card-gb", type=float, default=80.0, help="with --shared")
     parser.add_argument("--host-gb", type=float, default=512.0, help="with --shared")
     parser.add_argument("--vram-gb", type=float, default=12.0, help="people's median")
+    parser.add_argument(
+        "--spot", type=int, default=0, help="nodes, of which one is taken each day"
+    )
+    parser.add_argument("--drain", action="store_true", help="at notices, with --spot")
+    parser.add_argument("--save-every", type=float, default=0.0, help="0: never, s")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--scale", type=int, nargs="+", metavar="SESSIONS")
     options = parser.parse_args(argv)
@@ -122,7 +130,10 @@ def _world(options: Any, journal: str, pauses: Pauses) -> Ours | Plain:
     if options.shared:
         memory, host = GB * options.card_gb, GB * options.host_gb
         machine = replace(machine, memory=memory, host=host)
+    spot = Spot(options.spot, options.seed, options.days, drain=options.drain)
     match options.strategy:
+        case "nothing" if options.spot:
+            return SpotPlain(machine, spot)
         case "nothing":
             return Plain(machine)
         case "kill":
@@ -134,7 +145,10 @@ def _world(options: Any, journal: str, pauses: Pauses) -> Ours | Plain:
         room_after=options.room_after,
         overlooked=options.overlooked,
         mistaken=options.mistaken,
+        save_every=options.save_every,
     )
+    if options.spot:
+        return SpotOurs(spot, machine, journal, rules, pauses)
     return Ours(machine, journal, rules, pauses)
 
 
@@ -172,6 +186,8 @@ async def _week(options: Any, journal: str) -> dict[str, Any]:
     if faults:
         raise faults[0]
     await world.end()
+    if isinstance(world, SpotPlain | SpotOurs):
+        found |= world.told()
     return found
 
 

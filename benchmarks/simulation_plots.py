@@ -2,10 +2,12 @@
 
     python -m benchmarks.simulation_plots week RUNS docs/images
     python -m benchmarks.simulation_plots seats RUNS docs/images
+    python -m benchmarks.simulation_plots spot RUNS docs/images
 
 RUNS is a folder with ``nothing.json``, ``kill.json``, ``idle.json``, ``pressure.json``,
-or the one of ``simulation_seats.py``. Needs ``benchmarks/requirements.txt``. Small
-files: of several days one point an hour, and text stays text.
+or the one of ``simulation_seats.py`` or ``simulation_spot.py``. Needs
+``benchmarks/requirements.txt``. Small files: of several days one point an hour, and
+text stays text.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ mpl.use("svg")
 from matplotlib import pyplot as plt
 
 from benchmarks import simulation_seats as seats
+from benchmarks import simulation_spot as spot
 
 TITLES = {
     "nothing": "Nothing is done",
@@ -38,6 +41,13 @@ STRATEGIES = {
     "idle": ("suspended after 15 min", "#e69f00"),
     "naps": ("nap after 3 min, suspended after 1 h", "#56b4e9"),
     "naps-idle": ("nap after 3 min, suspended after 15 min", "#0072b2"),
+}
+SPOT = {
+    "nothing": ("nothing is done", "#000000"),
+    "idle": ("suspended after 15 min", "#e69f00"),
+    "idle, drained": ("the same, and drained at a notice", "#d55e00"),
+    "naps, saved": ("nap after 3 min, saved in each nap", "#56b4e9"),
+    "naps, saved, drained": ("the same, and drained at a notice", "#0072b2"),
 }
 MEASURES = {
     "served": "people served\nper card and day",
@@ -59,6 +69,9 @@ def main(what: str, runs: Path, images: Path) -> None:
     )
     if what == "seats":
         _seats(seats.read(runs), images / "simulation-seats.svg")
+        return
+    if what == "spot":
+        _spot(spot.read(runs), images / "simulation-spot.svg")
         return
     found = {
         name: json.loads((runs / f"{name}.json").read_text())
@@ -128,6 +141,21 @@ def _seats(found: seats.Runs, path: Path) -> None:
         handles, labels, ncols=2, frameon=False, fontsize=8, loc="upper center"
     )
     _save(figure, path, top=0.92)
+
+
+def _spot(found: spot.Runs, path: Path) -> None:
+    """Hours of work that were lost, by the notice that the nodes gave."""
+    figure, axis = plt.subplots(figsize=(7.2, 3.2))
+    width = 0.8 / len(SPOT)
+    for shift, (name, (title, color)) in enumerate(SPOT.items()):
+        hours = [spot.lost_minutes(found[name], each) / 60 for each in spot.NOTICES]
+        at = [place + width * shift for place in range(len(hours))]
+        axis.bar(at, hours, width=0.9 * width, color=color, label=title)
+    middles = [place + 0.4 - width / 2 for place in range(len(spot.NOTICES))]
+    axis.set_xticks(middles, ["no notice", "30 s", "120 s"])
+    axis.set_ylabel("hours of work lost")
+    axis.legend(frameon=False, fontsize=8)
+    _save(figure, path)
 
 
 def _save(figure: plt.Figure, path: Path, top: float = 1.0) -> None:

@@ -13,7 +13,9 @@ from benchmarks.simulated_memory import seconds_back, seconds_out
 from benchmarks.simulated_node import SimulatedAgent
 from benchmarks.simulated_people import Pauses
 from benchmarks.simulated_returns import by_habit
+from benchmarks.simulated_spot import BEGIN, HOST, STORE, Spot, SpotAgent
 from benchmarks.simulated_strategies import Ours
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from simulation.loop import LoopClock, run
 
@@ -23,6 +25,7 @@ def _day(strategy, **more):
     options |= {"shared": False, "seats": 1, "vram_gb": 12.0}
     options |= {"beat": 300.0, "differ": 0.0, "room_after": 60.0}
     options |= {"overlooked": 0.0, "mistaken": 0.0}
+    options |= {"spot": 0, "drain": False, "save_every": 0.0}
     return simulation.simulate(Namespace(strategy=strategy, **options | more))
 
 
@@ -131,6 +134,69 @@ def test_memory_moves_as_fast_as_was_measured():
     assert [seconds_back(gib << 30) for gib in (4, 16, 64)] == [0.9, 2.6, 11.8]
     assert seconds_out(10 << 30) == pytest.approx(4.75)
     assert seconds_out(72 << 30) > 32.0
+
+
+def test_save_points_and_drains_lose_no_more_work_with_a_node():
+    day = {"gpus": 6, "spot": 1, "people": 15, "beat": 300.0, "seed": 1}
+    nothing, unsaved = _day("nothing", **day), _day("naps", **day)
+    saved = _day("naps", save_every=900.0, **day)
+    drained = _day("naps", save_every=900.0, drain=True, **day)
+    days = (nothing, unsaved, saved, drained)
+    lost = [each["spot"]["all"]["lost_minutes"] for each in days]
+    assert lost[0] >= lost[1] >= lost[2] >= lost[3]
+    assert lost[0] > lost[2]
+    assert saved["spot"]["all"]["nothing_back"] < unsaved["spot"]["all"]["nothing_back"]
+    assert unsaved["save_points"] == 0 < saved["save_points"]
+    assert unsaved["written_gb"] < saved["written_gb"]
+    assert drained["spot_drained"] > 0
+    for each in days:
+        whole, *parts = each["spot"].values()
+        for name in ("ended", "lost_work", "nothing_back"):
+            assert whole[name] == sum(part[name] for part in parts)
+        assert whole["ended"] == len(each["spot_lost_minutes"])
+        assert whole["nothing_back"] <= whole["lost_work"] <= whole["ended"]
+        assert whole["lost_minutes"] == pytest.approx(
+            sum(each["spot_lost_minutes"]), abs=0.1 * whole["ended"]
+        )
+
+
+def test_save_takes_what_was_measured_and_nodes_share_their_way_to_the_store():
+    clock, gpus = LoopClock(), Gpus(2)
+    agent = SpotAgent(clock, gpus)
+    agent.spot = Spot(nodes=1, seed=1, days=0)
+
+    async def place(name):
+        card = await gpus.take(SessionKey(name), clock.now())
+        key, state = SessionKey(name), TreeState.RUNNING
+        made = Place(key, name, state, vram=16 << 30, started=0.0, card=card)
+        assert made.allocate()
+        agent.put(made)
+
+    async def save(name, checkpoint):
+        begun = clock.monotonic()
+        async for _ in agent.capture(name, checkpoint, 1):
+            pass
+        return clock.monotonic() - begun
+
+    async def story():
+        await place("ann")
+        await place("bob")
+        size = (16 << 30) + HOST
+        begin, store = seconds_out(16 << 30) + BEGIN, size / STORE
+        assert await save("ann", "first") == pytest.approx(begin + store)
+        assert agent.written == size
+        await agent.thaw("ann")
+        both = await asyncio.gather(save("ann", "second"), save("bob", "third"))
+        assert both == pytest.approx([begin + 2 * store] * 2)
+        await agent.thaw("bob")
+        saving = asyncio.create_task(save("bob", "fourth"))
+        await asyncio.sleep(begin)
+        agent.lose(agent.places["bob"])
+        with pytest.raises(Unreachable):
+            await saving
+        assert set(agent.saved) == {"second"}
+
+    run(story())
 
 
 def test_oracle_never_suspends_whoever_comes_back_soon():
