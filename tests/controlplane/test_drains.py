@@ -47,7 +47,7 @@ def at_work(world, incarnation: str) -> None:
 async def test_whatever_runs_there_is_suspended_although_the_policy_says_no(world):
     controller = await world.controller()
     await running(world, controller, "ada", "bo", "cy")
-    report = controller.nodes.drain("", DrainOrder(), "root")
+    report = await controller.nodes.drain("", DrainOrder(), "root")
     assert [each.state for each in report.sessions] == ["waiting"] * 3
     await world.until(lambda: set(phases(controller).values()) == {"suspended"})
     (report,) = controller.nodes.drains()
@@ -66,7 +66,7 @@ async def test_session_at_work_goes_last(world):
     at_work(world, places["ada"])
     runtime = controller._sessions.runtime(KEY)
     await world.until(lambda: runtime.usage.busy_kernel is not None)
-    controller.nodes.drain("", DrainOrder(), "root")
+    await controller.nodes.drain("", DrainOrder(), "root")
     order = []
     while len(order) < 3:
         now = phases(controller)
@@ -79,7 +79,7 @@ async def test_session_at_work_goes_last(world):
 async def test_nothing_starts_on_the_hubs_own_machine_until_it_is_over(world):
     controller = await world.controller()
     await running(world, controller, "ada")
-    controller.nodes.drain("", DrainOrder(), "root")
+    await controller.nodes.drain("", DrainOrder(), "root")
     await world.until(lambda: world.phase(controller) == "suspended")
     for key in (KEY, SessionKey("new")):
         plan = await controller.plan_start(Placement(key=key, incarnation="i2"))
@@ -93,7 +93,7 @@ async def test_nothing_starts_on_the_hubs_own_machine_until_it_is_over(world):
 
 async def test_order_outlives_the_service(world):
     controller = await world.controller()
-    controller.nodes.drain("", DrainOrder(seconds=900), "root")
+    await controller.nodes.drain("", DrainOrder(seconds=900), "root")
     await world.kill(controller)
     controller = await world.controller()
     (report,) = controller.nodes.drains()
@@ -105,7 +105,7 @@ async def test_order_outlives_the_service(world):
 async def test_other_nodes_are_left_alone(world):
     controller = await world.controller()
     await running(world, controller, "ada")
-    controller.nodes.drain("elsewhere", DrainOrder(), "root")
+    await controller.nodes.drain("elsewhere", DrainOrder(), "root")
     await asyncio.sleep(0.5)
     assert world.phase(controller) == "running"
 
@@ -114,7 +114,7 @@ async def test_user_cannot_keep_it_there(world):
     world.change(warn_for=60.0)
     controller = await world.controller()
     await running(world, controller, "ada")
-    controller.nodes.drain("", DrainOrder(), "root")
+    await controller.nodes.drain("", DrainOrder(), "root")
     await world.until(lambda: world.phase(controller) == "warned")
     with pytest.raises(Refused) as told:
         await controller.users.keep(KEY, 3600, "ada")
@@ -132,7 +132,7 @@ async def test_session_in_use_is_warned_for_a_part_of_the_time_that_is_left(worl
     at_work(world, places["ada"])
     runtime = controller._sessions.runtime(KEY)
     await world.until(lambda: runtime.usage.busy_kernel is not None)
-    controller.nodes.drain("", DrainOrder(seconds=4), "root")
+    await controller.nodes.drain("", DrainOrder(seconds=4), "root")
     begun = time.monotonic()
     await world.until(lambda: phases(controller)["ada"] == "warned")
     await world.until(lambda: set(phases(controller).values()) == {"suspended"})
@@ -143,7 +143,7 @@ async def test_user_who_comes_while_it_is_saved_does_not_call_that_off(world):
     controller = await world.controller()
     await running(world, controller, "ada")
     world.node.hold_at = "dump"
-    controller.nodes.drain("", DrainOrder(), "root")
+    await controller.nodes.drain("", DrainOrder(), "root")
     await world.until(lambda: world.phase(controller) == "suspending")
     await controller.users.resume(KEY, "ada")
     await asyncio.sleep(0.2)
@@ -156,7 +156,7 @@ async def test_session_that_cannot_be_saved_is_told_with_its_reason(world):
     controller = await world.controller()
     await running(world, controller, "ada", "bo")
     world.node.capture_failure = Failure(code="blocked", message="It cannot be.")
-    controller.nodes.drain("", DrainOrder(), "root")
+    await controller.nodes.drain("", DrainOrder(), "root")
 
     def states():
         (report,) = controller.nodes.drains()
@@ -172,7 +172,7 @@ async def test_session_that_cannot_be_saved_is_told_with_its_reason(world):
 async def test_time_that_makes_no_sense_is_refused(world, seconds):
     controller = await world.controller()
     with pytest.raises(BadRequest):
-        controller.nodes.drain("", DrainOrder(seconds=seconds), "root")
+        await controller.nodes.drain("", DrainOrder(seconds=seconds), "root")
     assert controller.nodes.drains() == []
 
 
@@ -187,33 +187,48 @@ async def test_what_is_not_drained_cannot_be_undrained(world):
 
 async def test_notice_drains_until_it_is_withdrawn(world):
     controller = await world.controller()
-    controller.nodes.follow([NodeNotice("n1", "cordoned")])
+    await controller.nodes.follow([NodeNotice("n1", "cordoned")])
     (report,) = controller.nodes.drains()
     assert (report.drain.why, report.drain.until) == ("cordoned", None)
-    controller.nodes.follow([NodeNotice("n1", "spot", 120.0)])
+    await controller.nodes.follow([NodeNotice("n1", "spot", 120.0)])
     (report,) = controller.nodes.drains()
     assert report.drain.until == pytest.approx(time.time() + 120, abs=10)
     until = report.drain.until
-    controller.nodes.follow([NodeNotice("n1", "spot", 120.0)])
+    await controller.nodes.follow([NodeNotice("n1", "spot", 120.0)])
     assert controller.nodes.drains()[0].drain.until == until
-    controller.nodes.follow([])
+    await controller.nodes.follow([])
     assert controller.nodes.drains() == []
 
 
 async def test_persons_word_stands_against_a_notice(world):
     controller = await world.controller()
-    controller.nodes.follow([NodeNotice("n1", "cordoned")])
+    await controller.nodes.follow([NodeNotice("n1", "cordoned")])
     controller.nodes.undrain("n1", "root")
-    controller.nodes.follow([NodeNotice("n1", "cordoned")])
+    await controller.nodes.follow([NodeNotice("n1", "cordoned")])
     assert controller.nodes.drains() == []
-    controller.nodes.follow([])
-    controller.nodes.follow([NodeNotice("n1", "cordoned")])
+    await controller.nodes.follow([])
+    await controller.nodes.follow([NodeNotice("n1", "cordoned")])
     assert len(controller.nodes.drains()) == 1
 
 
 async def test_order_of_a_person_does_not_end_with_a_notice(world):
     controller = await world.controller()
-    controller.nodes.drain("n1", DrainOrder(), "root")
-    controller.nodes.follow([NodeNotice("n1", "spot", 30.0)])
-    controller.nodes.follow([])
+    await controller.nodes.drain("n1", DrainOrder(), "root")
+    await controller.nodes.follow([NodeNotice("n1", "spot", 30.0)])
+    await controller.nodes.follow([])
     assert len(controller.nodes.drains()) == 1
+
+
+async def test_save_point_under_way_is_called_off(world):
+    world.change(captures=1)
+    controller = await world.controller()
+    await running(world, controller, "ada")
+    world.node.hold_at = "dump"
+    await controller.users.save(KEY, "ada")
+    (place,) = world.node.places.values()
+    await world.until(lambda: place.running)
+    save = place.running
+    await controller.nodes.drain("", DrainOrder(seconds=60), "root")
+    await world.until(lambda: save.done, limit=2.0)
+    world.node.hold_at = ""
+    await world.until(lambda: world.phase(controller) == "suspended")

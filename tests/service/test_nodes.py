@@ -75,7 +75,11 @@ class Machines:
 
 async def test_notices_of_before_stand_while_they_are_not_known():
     machines, told = Machines(), []
-    watch = DrainWatch(machines, told.append)
+
+    async def follow(notices):
+        told.append(notices)
+
+    watch = DrainWatch(machines, follow)
     machines.noticed = [NodeNotice("a", "cordoned")]
     await watch.settle([])
     machines.forbidden = True

@@ -168,7 +168,7 @@ class Controller:
             settings=settings,
         )
         #: what may be asked of nodes
-        self.nodes = NodeApi(sessions, queue)
+        self.nodes = NodeApi(sessions, agent, queue)
         questions = Questions(
             sessions=sessions,
             agent=agent,
