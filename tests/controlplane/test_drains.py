@@ -232,3 +232,35 @@ async def test_save_point_under_way_is_called_off(world):
     await world.until(lambda: save.done, limit=2.0)
     world.node.hold_at = ""
     await world.until(lambda: world.phase(controller) == "suspended")
+
+
+async def test_session_at_work_comes_back_by_itself_once_if_that_is_ordered(world):
+    controller = await world.controller()
+    places = await running(world, controller, "ada", "bo")
+    at_work(world, places["ada"])
+    runtime = controller._sessions.runtime(KEY)
+    await world.until(lambda: runtime.usage.busy_kernel is not None)
+    sessions = controller._sessions
+
+    def note_node(key, tree):  # as if they ran on a node of a cluster
+        if tree is not None and sessions.row(key).node != "n1":
+            sessions.update(key, node="n1")
+
+    sessions.note_node = note_node
+    await world.until(
+        lambda: {sessions.row(SessionKey(u)).node for u in places} == {"n1"}
+    )
+    world.node.kernels = [kernel("busy", time.time())]
+    await controller.nodes.drain("n1", DrainOrder(comes_back=True), "root")
+    await world.until(lambda: world.hub.plans[-1:] == ["start restore"])
+    await world.until(lambda: phases(controller)["ada"] == "running")
+    # It came back to that very node: it is suspended again, and stays so.
+    await world.until(lambda: set(phases(controller).values()) == {"suspended"})
+    await asyncio.sleep(0.5)
+    assert set(phases(controller).values()) == {"suspended"}
+
+
+async def test_sessions_cannot_go_on_elsewhere_where_there_is_nothing_else(world):
+    controller = await world.controller()
+    with pytest.raises(BadRequest):
+        await controller.nodes.drain("", DrainOrder(comes_back=True), "root")

@@ -83,9 +83,15 @@ class Draining:
         return ahead + self._under_way(row.node) < self._at_once
 
     def comes_back(self, row: SessionRow) -> bool:
-        """Whether it is to be started again at once, elsewhere."""
+        """Whether it is to be started again at once, elsewhere.
+
+        Not one that came back to this node since: it would come and go for ever.
+        """
         drain = self._sessions.drains.of_session(row)
-        return drain is not None and drain.comes_back and self.is_in_use(row)
+        if drain is None or not drain.comes_back:
+            return False
+        returned = row.resumed_at is not None and row.resumed_at >= drain.since
+        return not returned and self.is_in_use(row)
 
     def is_in_use(self, row: SessionRow) -> bool:
         """Whether somebody or something uses it, as far as is known."""

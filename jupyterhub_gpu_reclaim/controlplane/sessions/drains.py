@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
+_RESTS = {Phase.SUSPENDED, Phase.STOPPED}
 _SAVING = {Phase.SUSPENDING, Phase.RELEASING}
 
 
@@ -44,7 +45,7 @@ class Drains:
 
     def of_session(self, row: SessionRow) -> Drain | None:
         """The one of the node that it runs on."""
-        return self.of(row.node) if row.phase is not Phase.STOPPED else None
+        return self.of(row.node) if row.phase not in _RESTS else None
 
     def begin(self, drain: Drain) -> None:
         """Write the order down; it takes the place of that node's last one.
