@@ -7,9 +7,14 @@ with its other descriptors.
 from __future__ import annotations
 
 import os
+import threading
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Cancel:
@@ -18,11 +23,30 @@ class Cancel:
     def __init__(self) -> None:
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._set = False
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[], None]] = []
 
     def set(self) -> None:
         """Cancel the operation; safe from any thread, any number of times."""
-        self._set = True
+        with self._lock:
+            self._set = True
+            listeners = list(self._listeners)
         os.eventfd_write(self._event, 1)
+        for listener in listeners:
+            listener()
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call it when this is set, from whichever thread does so; now, if it is."""
+        with self._lock:
+            self._listeners.append(listener)
+            known = self._set
+        if known:
+            listener()
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Call it no more."""
+        with self._lock:
+            self._listeners.remove(listener)
 
     @property
     def is_set(self) -> bool:

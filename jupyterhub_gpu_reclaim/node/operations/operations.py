@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -399,21 +398,22 @@ async def _set(cancel: Cancel | None) -> AsyncIterator[asyncio.Future[None]]:
     """Done once that is set; never, where there is none."""
     loop = asyncio.get_running_loop()
     told: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not told.done():
+            told.set_result(None)
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(tell)
+
     if cancel is None:
         yield told
         return
-    own = os.dup(cancel.fileno())  # a loop has one reader for each descriptor
-
-    def tell() -> None:
-        loop.remove_reader(own)
-        told.set_result(None)
-
-    loop.add_reader(own, tell)
+    cancel.add_listener(wake)
     try:
         yield told
     finally:
-        loop.remove_reader(own)
-        os.close(own)
+        cancel.remove_listener(wake)
 
 
 def _end_late(counts: Counter[str], session: str, task: asyncio.Task[object]) -> None:
