@@ -309,17 +309,16 @@ class Worker:
         return 0.0
 
     async def _drain(self, row: SessionRow, drain: Drain) -> float:
-        """Its node is to be free of sessions: suspend it when its turn has come."""
-        if self._captures.locked() or not self._draining.has_turn(row):
+        """Its node is to be free of sessions: suspend it when its turn has come.
+
+        Turns are given for each node, whatever is under way on others.
+        """
+        if not self._draining.has_turn(row):
             return self._settings.pace
-        back = self._draining.comes_back(row)
-        why = self._judge.why(row.key)
-        async with self._captures:
-            async for now in self._suspender.run(row.key, drain.by, why, in_use=True):
-                if back and now.phase is Phase.SUSPENDING:
-                    self._sessions.update(
-                        row.key, intent=Intent.RESUME, intent_by=drain.by
-                    )
+        back, why = self._draining.comes_back(row), self._judge.why(row.key)
+        async for now in self._suspender.run(row.key, drain.by, why, in_use=True):
+            if back and now.phase is Phase.SUSPENDING:
+                self._sessions.update(row.key, intent=Intent.RESUME, intent_by=drain.by)
         return 0.0
 
     async def _save(self, row: SessionRow, by: str) -> float:

@@ -65,7 +65,8 @@ class Settings:
     backoff_limit: float = 3600.0
     #: How long a steady look at something that is under way waits before the next.
     pace: float = 1.0
-    #: Captures at the same time (they share the store's bandwidth).
+    #: Captures at the same time (they share the store's bandwidth); of a drain, on each
+    #: node.
     captures: int = 2
     #: Sessions worked on at the same time.
     workers: int = 16

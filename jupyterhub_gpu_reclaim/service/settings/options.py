@@ -312,8 +312,9 @@ class Options(Configurable):
         _DEFAULTS.captures,
         min=1,
         max=64,
-        help="Sessions that are suspended at the same time. More of them share the"
-        " store's bandwidth, so that each is frozen for longer.",
+        help="Sessions that are suspended at the same time; of a node that is drained, so"
+        " many on that node. More of them share the store's bandwidth, so that each is"
+        " frozen for longer.",
     ).tag(config=True)
 
     event_log = Unicode(
