@@ -312,7 +312,7 @@ class Options(Configurable):
         _DEFAULTS.captures,
         min=1,
         max=64,
-        help="Sessions that are suspended at the same time; of a node that is drained, so"
+        help="Sessions that are suspended at the same time; of a drained node, so"
         " many on that node. More of them share the store's bandwidth, so that each is"
         " frozen for longer.",
     ).tag(config=True)
