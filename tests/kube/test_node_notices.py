@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.drain import NodeNotice
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.agent_router import AgentRouter
 from jupyterhub_gpu_reclaim.service.clients.node_notices import (
     KINDS,
@@ -116,6 +117,37 @@ async def test_server_that_does_not_say_gives_no_word(cluster, service):
     cluster.forbidden.add(("get", "nodes"))
     with pytest.raises(ReclaimError):
         await watched.node_notices()
+
+
+async def test_nothing_is_taken_back_while_it_is_not_known_which_nodes_there_are(
+    service, monkeypatch
+):
+    watched = router(service, *KINDS)
+    await service.knows(lambda pods: len(service.fleet.nodes()) == 2)
+
+    def unknown():
+        raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail="not listed yet")
+
+    monkeypatch.setattr(service.fleet._agents._pods, "now", unknown)
+    with pytest.raises(ReclaimError):
+        await watched.node_notices()
+
+
+async def test_notice_stands_while_the_nodes_agent_is_replaced(
+    cluster, service, monkeypatch
+):
+    watched = router(service, *KINDS)
+    await service.knows(lambda pods: len(service.fleet.nodes()) == 2)
+    (two,) = (
+        thing for (_, name), thing in cluster.objects["nodes"].items() if name == "two"
+    )
+    cluster.put("nodes", {**two, "spec": {"unschedulable": True}})
+    stands = [NodeNotice("two", "cordoned")]
+    assert await watched.node_notices() == stands
+    monkeypatch.setattr(service.fleet._agents._pods, "now", list)
+    assert await watched.node_notices() == stands
+    cluster.drop("nodes", two)
+    assert await watched.node_notices() == []
 
 
 # --- nodes that are lost

@@ -97,6 +97,8 @@ class AgentRouter:
         self._node_labels = frozenset(node_labels)
         self._heeds = frozenset(heeds)
         self._gpu_use = gpu_use
+        #: nodes that were about to go, though their agents and sessions be gone
+        self._noticed: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -121,12 +123,13 @@ class AgentRouter:
 
         A node without GPUs need not have an agent, and is not silent then.
         """
-        try:
+        found: set[str] = set()
+        with suppress(ReclaimError):
             pods = self._sessions.now()
-            used = {pod.node for pod in pods if pod.node and pod.wants_gpu}
-        except ReclaimError:
-            used = set()
-        return sorted(used | self._agents.nodes())
+            found |= {pod.node for pod in pods if pod.node and pod.wants_gpu}
+        with suppress(ReclaimError):
+            found |= self._agents.nodes()
+        return sorted(found)
 
     async def status(self, node: str) -> NodeStatus:
         """How that node is."""
@@ -137,12 +140,17 @@ class AgentRouter:
         """What the cluster says of nodes that are about to go.
 
         Raises:
-            ReclaimError: it does not answer for one of them.
+            ReclaimError: it does not answer for one of them, or which there are is not
+                known: then nothing has been taken back.
         """
         if not self._heeds:
             return []
-        found = await asyncio.gather(*map(self._notice_of, self.nodes()))
-        return [notice for notice in found if notice is not None]
+        used = {pod.node for pod in self._sessions.now() if pod.node}
+        names = sorted(used | self._agents.nodes() | self._noticed)
+        found = await asyncio.gather(*map(self._notice_of, names))
+        notices = [notice for notice in found if notice is not None]
+        self._noticed = {notice.node for notice in notices}
+        return notices
 
     async def _notice_of(self, name: str) -> NodeNotice | None:
         try:

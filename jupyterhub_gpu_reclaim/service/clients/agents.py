@@ -12,7 +12,7 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
@@ -62,11 +62,12 @@ class Agents:
         return self._at(ip)
 
     def nodes(self) -> set[str]:
-        """Where an agent is, or is meant to be; empty where that is not known."""
-        try:
-            return {pod.node for pod in self._pods.now() if pod.node}
-        except ReclaimError:
-            return set()
+        """Where an agent is, or is meant to be.
+
+        Raises:
+            ReclaimError: that is not known.
+        """
+        return {pod.node for pod in self._pods.now() if pod.node}
 
     def silent(self, node: str, error: Exception) -> None:
         """Note that a node did not answer; logged once per silence."""
