@@ -139,8 +139,8 @@ class StartPlanner:
         if self._sessions.row(row.key) != row:
             return None
         begins = action.kind in {ActionKind.COLD, ActionKind.RETURN}
-        if begins and row.phase is not Phase.RESUMING and self._is_closed():
-            raise Refused(Reason.NODE_CLOSED)
+        if begins and row.phase is not Phase.RESUMING:
+            self._check_open(row)
         match action.kind:
             case ActionKind.COLD:
                 return StartPlan(action="cold")
@@ -162,9 +162,20 @@ class StartPlanner:
                 )
         return StartPlan(action="refuse", failure=action.failure)
 
-    def _is_closed(self) -> bool:
-        """Whether the Hub's own machine is drained; a cluster places pods elsewhere."""
-        return self._sessions.drains.of("") is not None
+    def _check_open(self, row: SessionRow) -> None:
+        """Nothing begins while the Hub's own machine is drained.
+
+        A cluster places pods elsewhere. Who has asked for a return is told, and asks
+        again.
+        """
+        if self._sessions.drains.of("") is None:
+            return
+        if row.intent is Intent.RESUME:
+            failure = failure_of(Reason.NODE_CLOSED)
+            self._sessions.update(
+                row.key, failure=failure, intent=Intent.NONE, intent_by=""
+            )
+        raise Refused(Reason.NODE_CLOSED)
 
     async def _begin_restore(
         self, answer: Answer, placement: Placement
