@@ -38,8 +38,8 @@ class Draining:
     def __init__(self, sessions: Sessions, at_once: int) -> None:
         self._sessions = sessions
         self._at_once = at_once
-        #: who waits: on which node, and when it has asked last (monotonic)
-        self._waiting: dict[SessionKey, tuple[str, float]] = {}
+        #: who waits, and when it has asked last (monotonic)
+        self._waiting: dict[SessionKey, float] = {}
 
     def decision(self, row: SessionRow) -> Decision | None:
         """Why it is suspended; None: its node is not drained."""
@@ -65,21 +65,20 @@ class Draining:
         Nobody has a turn at the first time, so that the others can ask, too.
         """
         now = self._sessions.clock.monotonic()
-        self._waiting = {
-            key: (node, asked)
-            for key, (node, asked) in self._waiting.items()
-            if now - asked < STALE and self._sessions.row(key).phase.live
-        }
+        rows = {key: self._sessions.row(key) for key in self._waiting}
+        for key, each in rows.items():
+            if not each.phase.live or self._sessions.drains.of_session(each) is None:
+                del self._waiting[key]
         first = row.key not in self._waiting
-        self._waiting[row.key] = row.node, now
+        self._waiting[row.key] = now
         if first:
             return False
-        rows = [
-            self._sessions.row(key)
-            for key, (node, _) in self._waiting.items()
-            if node == row.node
+        waiting = [
+            rows[key]
+            for key, asked in self._waiting.items()
+            if now - asked < STALE and rows[key].node == row.node
         ]
-        ahead = sum(self._rank(each) < self._rank(row) for each in rows)
+        ahead = sum(self._rank(each) < self._rank(row) for each in waiting)
         return ahead + self._under_way(row.node) < self._at_once
 
     def comes_back(self, row: SessionRow) -> bool:
