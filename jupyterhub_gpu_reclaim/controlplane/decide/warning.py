@@ -73,9 +73,12 @@ class Warnings:
         """
         runtime, now = self._sessions.runtime(row.key), self._sessions.clock.now()
         due = runtime.suspends_at
-        if row.phase is Phase.WARNED and due is not None:
-            return max(0.0, due - now)
         warn_for = self._seconds(row)
+        if row.phase is Phase.WARNED and due is not None:
+            if due > now + warn_for:  # its node has less time than it had
+                runtime.suspends_at = due = now + warn_for
+                self._sessions.touch(row.key)
+            return max(0.0, due - now)
         if warn_for <= 0:
             return 0.0
         runtime.suspends_at = now + warn_for

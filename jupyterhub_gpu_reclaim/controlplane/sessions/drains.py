@@ -99,7 +99,7 @@ class Drains:
                 drain = Drain(
                     node=notice.node, by=by, since=now, until=until, why=notice.why
                 )
-            elif before.over or until is None or before.until is not None:
+            elif before.over or not _is_sooner(until, before.until):
                 continue
             else:  # what was cordoned, say, has an end now
                 drain = msgspec.structs.replace(before, until=until)
@@ -125,6 +125,10 @@ class Drains:
         rows = sorted(self._journal.sessions(), key=lambda row: row.key)
         told = [_told(row, drain) for row in rows if row.node == drain.node]
         return DrainReport(drain=drain, sessions=[each for each in told if each])
+
+
+def _is_sooner(until: float | None, before: float | None) -> bool:
+    return until is not None and (before is None or until < before)
 
 
 def _of(node: str) -> Any:
