@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.decide import draining
 from tests.controlplane.conftest import KEY
 
 
@@ -139,6 +140,72 @@ async def test_session_in_use_is_warned_for_a_part_of_the_time_that_is_left(worl
     assert time.monotonic() - begun < 4
 
 
+async def test_who_was_warned_before_does_not_wait_longer_than_there_is_time(world):
+    world.change(warn_for=60.0)
+    controller = await world.controller()
+    await running(world, controller, "ada")
+    await controller.nodes.drain("", DrainOrder(), "root")
+    await world.until(lambda: world.phase(controller) == "warned")
+    at_work(world, controller._sessions.row(KEY).incarnation)
+    await controller.nodes.drain("", DrainOrder(seconds=4), "root")
+    await world.until(lambda: world.phase(controller) == "suspended", limit=4)
+
+
+async def test_user_cannot_hold_it_up_by_orders(world):
+    controller = await world.controller()
+    await running(world, controller, "ada")
+    users, refused = controller.users, set()
+
+    async def insist() -> None:
+        while True:
+            for order in (users.save, users.nap, users.wake):
+                try:
+                    await order(KEY, "ada")
+                except Refused as error:
+                    refused.add(error.reason)
+                await asyncio.sleep(0.001)
+
+    insists = asyncio.create_task(insist())
+    await asyncio.sleep(0.1)
+    await controller.nodes.drain("", DrainOrder(), "root")
+    try:
+        await world.until(lambda: world.phase(controller) == "suspended", limit=5)
+    finally:
+        insists.cancel()
+    assert Reason.NODE_DRAINS in refused
+
+
+async def test_looks_that_take_long_do_not_hold_it_up(world, monkeypatch):
+    monkeypatch.setattr(draining, "STALE", 0.05)
+    controller = await world.controller()
+    await running(world, controller, "ada", "bo", "cy")
+    one = controller._observer.one
+
+    async def slow(key):
+        await asyncio.sleep(0.1)
+        return await one(key)
+
+    controller._observer.one = slow
+    await controller.nodes.drain("", DrainOrder(), "root")
+    await world.until(
+        lambda: set(phases(controller).values()) == {"suspended"}, limit=10
+    )
+
+
+async def test_return_to_a_closed_machine_is_not_asked_for_again_and_again(world):
+    controller = await world.controller()
+    await running(world, controller, "ada")
+    world.node.hold_at = "dump"
+    await controller.nodes.drain("", DrainOrder(), "root")
+    await world.until(lambda: world.phase(controller) == "suspending")
+    await controller.users.resume(KEY, "ada")
+    world.node.hold_at = ""
+    await world.until(lambda: world.phase(controller) == "suspended")
+    await asyncio.sleep(0.5)
+    assert world.hub.plans.count("start refuse") == 1
+    assert controller._sessions.row(KEY).failure.code == "node_closed"
+
+
 async def test_user_who_comes_while_it_is_saved_does_not_call_that_off(world):
     controller = await world.controller()
     await running(world, controller, "ada")
@@ -219,6 +286,15 @@ async def test_order_of_a_person_does_not_end_with_a_notice(world):
     assert len(controller.nodes.drains()) == 1
 
 
+async def test_notice_that_leaves_less_time_than_a_person_gave_counts(world):
+    controller = await world.controller()
+    await controller.nodes.drain("n1", DrainOrder(seconds=3600), "root")
+    for seconds in (30.0, 120.0):
+        await controller.nodes.follow([NodeNotice("n1", "spot", seconds)])
+        (report,) = controller.nodes.drains()
+        assert report.drain.until == pytest.approx(time.time() + 30, abs=10)
+
+
 async def test_save_point_under_way_is_called_off(world):
     world.change(captures=1)
     controller = await world.controller()
@@ -230,6 +306,8 @@ async def test_save_point_under_way_is_called_off(world):
     save = place.running
     await controller.nodes.drain("", DrainOrder(seconds=60), "root")
     await world.until(lambda: save.done, limit=2.0)
+    # It is not made anew before that.
+    await world.until(lambda: world.phase(controller) == "suspending", limit=2.0)
     world.node.hold_at = ""
     await world.until(lambda: world.phase(controller) == "suspended")
 

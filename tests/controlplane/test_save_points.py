@@ -173,6 +173,29 @@ async def test_name_outlives_the_service(world):
     assert row(controller).save_name == ""
 
 
+async def test_name_that_is_given_while_another_one_is_made_is_not_lost(world):
+    controller, incarnation = await running(world)
+    world.node.hold_at = "dump"
+    await controller.users.save(KEY, "ada", "first")
+    await world.until(lambda: world.node.places[incarnation].running)
+    await controller.users.save(KEY, "ada", "second")
+    world.node.hold_at = ""
+    await world.until(lambda: row(controller).intent is Intent.NONE)
+    names = {each.name for each in controller._sessions.journal.checkpoints(KEY)}
+    assert names == {"first", "second"}
+
+
+async def test_name_of_one_that_was_called_off_is_not_given_to_a_later_one(world):
+    controller, incarnation = await running(world)
+    world.node.hold_at = "dump"
+    await controller.users.save(KEY, "ada", "mine")
+    await world.until(lambda: world.node.places[incarnation].running)
+    await controller.users.suspend(KEY, "ada")
+    world.node.hold_at = ""
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert row(controller).save_name == ""
+
+
 @pytest.mark.parametrize("name", ["x" * 81, "two\nlines", "\x1b[31m"])
 async def test_what_is_no_name_is_refused(world, name):
     controller, _ = await running(world)

@@ -182,7 +182,7 @@ class UserApi:
             NotFound: no such session.
             BadRequest: that is no name.
             Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: another
-                order is to be carried out first.
+                order is to be carried out first; ``node_drains``.
         """
         row = self._known(key)
         if row.phase not in LIVE:
@@ -191,8 +191,8 @@ class UserApi:
             )
         if row.intent not in {Intent.NONE, Intent.SAVE}:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
-        self._sessions.update(key, save_name=_name(name) or row.save_name)
-        self._wish(row, Intent.SAVE, by)
+        self._check_stays(row)
+        self._wish(row, Intent.SAVE, by, _name(name) or row.save_name)
         return self._sessions.view(key)
 
     async def nap(self, key: SessionKey, by: str) -> SessionView:
@@ -203,7 +203,7 @@ class UserApi:
         Raises:
             NotFound: no such session.
             Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: its
-                suspend was ordered.
+                suspend was ordered; ``node_drains``.
         """
         return await self._order_nap(key, Intent.NAP, SessionEvent.NAPS, by)
 
@@ -224,6 +224,7 @@ class UserApi:
             raise _wrong(row, event)
         if row.intent is Intent.SUSPEND:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
+        self._check_stays(row)
         self._wish(row, intent, by)
         await self._call_off_save(row)
         return self._sessions.view(key)
@@ -278,8 +279,8 @@ class UserApi:
         row = self._known(key)
         if row.phase is Phase.STOPPED and seconds:
             raise Refused(Reason.WRONG_PHASE, phase="stopped", action="be kept")
-        if seconds and (drain := self._sessions.drains.of_session(row)) is not None:
-            raise Refused(Reason.NODE_DRAINS, node=drain.name, why=drain.because)
+        if seconds:
+            self._check_stays(row)
         self._check_keep(seconds, manages=manages)
         now = self._sessions.clock.now()
         spent = self._keeps.wish(key, seconds, now, bound=not manages)
@@ -672,6 +673,12 @@ class UserApi:
             what = f"A session can be kept for {duration(limit)} at most."
             raise Refused(Reason.INVALID, what=what)
 
+    def _check_stays(self, row: SessionRow) -> None:
+        """Nobody holds up a drain by orders."""
+        drain = self._sessions.drains.of_session(row)
+        if drain is not None:
+            raise Refused(Reason.NODE_DRAINS, node=drain.name, why=drain.because)
+
     def _known(self, key: SessionKey) -> SessionRow:
         row = self._sessions.journal.session(key)
         if row is None:
@@ -706,10 +713,12 @@ class UserApi:
             with suppress(NotFound):
                 await self._agent.cancel(row.incarnation)
 
-    def _wish(self, row: SessionRow, intent: Intent, by: str) -> None:
+    def _wish(self, row: SessionRow, intent: Intent, by: str, name: str = "") -> None:
         """Write an intent into the row; the worker carries it out."""
         line = self._sessions.audit_line(row.key, by, f"ask to {intent.value}")
-        self._sessions.update(row.key, line, intent=intent, intent_by=by)
+        self._sessions.update(
+            row.key, line, intent=intent, intent_by=by, save_name=name
+        )
         self._queue.add(row.key)
 
     def _to_delete(self, checkpoint: str) -> list[CheckpointRow]:

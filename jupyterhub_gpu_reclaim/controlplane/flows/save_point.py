@@ -112,7 +112,7 @@ class Saver:
             checkpoint=info.id,
             failure=None,
             **lineage.highest(now, [info]),
-            **_done(now),
+            **_done(row, now),
         )
 
     def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
@@ -126,7 +126,7 @@ class Saver:
         _log.info("%s: not saved: %s", row.key, failure.message)
         line = sessions.audit_line(row.key, by, "save point failed", failure.message)
         told = now.failure if by == SERVICE else failure
-        sessions.update(row.key, line, failure=told, **_done(now))
+        sessions.update(row.key, line, failure=told, **_done(row, now))
 
     def _count(self, outcome: str, code: str = "") -> None:
         self._sessions.counters.operations["save", outcome] += 1
@@ -134,8 +134,11 @@ class Saver:
             self._sessions.counters.failures["save", code] += 1
 
 
-def _done(row: SessionRow) -> dict[str, Any]:
-    """Without that order, unless somebody has ordered something else meanwhile."""
-    if row.intent is not Intent.SAVE:
+def _done(row: SessionRow, now: SessionRow) -> dict[str, Any]:
+    """Without that order, unless somebody has ordered something else meanwhile.
+
+    That may be a save point of another name.
+    """
+    if now.intent is not Intent.SAVE or now.save_name != row.save_name:
         return {}
     return {"intent": Intent.NONE, "intent_by": "", "save_name": ""}

@@ -270,7 +270,8 @@ class Worker:
             return await self._nap_or_wake(row, action.tree)
         if row.intent is Intent.SUSPEND:
             return await self._suspend(row.key, row.intent_by)
-        if row.intent is Intent.SAVE:
+        drained = self._sessions.drains.of_session(row) is not None
+        if row.intent is Intent.SAVE and not drained:
             return await self._save(row, row.intent_by)
         if row.bring_back:  # it went on after all
             row = bring_back.call_off(self._sessions, row, self._settings)

@@ -167,7 +167,7 @@ _CALLS_OFF = frozenset(
 _ANSWERS_STOP = frozenset(
     {SessionEvent.RELEASED, SessionEvent.RESTORED, SessionEvent.STARTED}
 )
-_NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": ""}
+_NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": "", "save_name": ""}
 _OF_PROCESSES: dict[str, Any] = {
     **_NO_ORDER,
     "failures": 0,
