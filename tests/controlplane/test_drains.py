@@ -278,6 +278,20 @@ async def test_persons_word_stands_against_a_notice(world):
     assert len(controller.nodes.drains()) == 1
 
 
+async def test_persons_word_stands_also_where_the_last_order_was_a_persons(world):
+    controller = await world.controller()
+    notice = [NodeNotice("n1", "spot", 30.0)]
+    await controller.nodes.follow(notice)
+    await controller.nodes.drain("n1", DrainOrder(), "root")
+    await controller.nodes.follow(notice)
+    controller.nodes.undrain("n1", "root")
+    await controller.nodes.follow(notice)
+    assert controller.nodes.drains() == []
+    await controller.nodes.follow([])
+    await controller.nodes.follow(notice)
+    assert len(controller.nodes.drains()) == 1
+
+
 async def test_order_of_a_person_does_not_end_with_a_notice(world):
     controller = await world.controller()
     await controller.nodes.drain("n1", DrainOrder(), "root")

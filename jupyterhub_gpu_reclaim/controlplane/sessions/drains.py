@@ -29,6 +29,7 @@ class Drains:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._standing: dict[str, NodeNotice] = {}  #: the notices, as far as known
         self._orders = {
             row["node"]: _drain(row) for row in journal.read(schema.drains.select())
         }
@@ -68,8 +69,10 @@ class Drains:
         drain = self._orders.get(node)
         if drain is None or drain.over:
             return
-        if drain.why:
-            self.begin(msgspec.structs.replace(drain, over=True))
+        notice = self._standing.get(node)
+        why = drain.why or (notice.why if notice is not None else "")
+        if why:
+            self.begin(msgspec.structs.replace(drain, why=why, over=True))
         else:
             self._forget(node)
 
@@ -87,7 +90,7 @@ class Drains:
         Raises:
             StoreError: the journal cannot be written.
         """
-        standing = {notice.node: notice for notice in notices}
+        self._standing = standing = {notice.node: notice for notice in notices}
         for node, drain in list(self._orders.items()):
             if drain.why and node not in standing:
                 self._forget(node)
