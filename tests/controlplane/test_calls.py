@@ -197,7 +197,7 @@ async def test_superseded_stays_if_the_session_has_ended_since_the_last_tick(wor
     (place,) = world.node.living(KEY)
     world.node.end(place.incarnation)
     agent, _ = world.clients()
-    await expiry.collect(sessions, agent)
+    await expiry.collect(sessions, agent, 60.0)
     assert came_from in world.node.saved
 
 

@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionPolicy,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.api import users
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.controlplane.conftest import KEY
@@ -158,6 +159,41 @@ async def test_named_one_is_kept_beside_later_ones_and_can_come_back(world):
     # What ran until then can be brought back likewise.
     present = [s for s in controller.users.session(KEY).kept if s.keeping == "aside"]
     assert {s.id for s in present} - {named, plain}
+
+
+async def test_named_one_that_was_brought_back_is_there_after_its_grace(world):
+    world.change(grace=0.2)
+    controller, _ = await running(world)
+    named = await saved(world, controller, "good")
+    await saved(world, controller)
+    await controller.users.bring_back(KEY, named, "ada", save_running=True)
+    await world.until(lambda: row(controller).checkpoint == named)
+    await world.until(lambda: world.hub.states[KEY] == "running")
+    await world.until(lambda: kept(controller).get(named) is Keeping.ASIDE)
+    there = controller._sessions.journal.checkpoint(named)
+    assert there.expires > time.time() + world.settings.set_aside - 60
+    assert (there.name, row(controller).checkpoint) == ("good", "")
+    assert named in world.node.saved
+
+
+async def test_session_that_is_lost_to_a_named_one_leaves_it_its_name(world):
+    controller, incarnation = await running(world)
+    named = await saved(world, controller, "good")
+    lost(world, incarnation)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert controller._sessions.journal.checkpoint(named).name == "good"
+
+
+async def test_nobody_floods_the_store_with_names(world, monkeypatch):
+    monkeypatch.setattr(users, "MOST_NAMED", 2)
+    controller, _ = await running(world)
+    first = await saved(world, controller, "1")
+    await saved(world, controller, "2")
+    with pytest.raises(Refused):
+        await controller.users.save(KEY, "ada", "3")
+    await saved(world, controller)
+    await controller.users.discard(KEY, "ada", first)
+    await saved(world, controller, "3")
 
 
 async def test_name_outlives_the_service(world):

@@ -67,6 +67,8 @@ _log = logging.getLogger(__name__)
 
 #: Characters of a save point's name.
 LONGEST_NAME = 80
+#: Save points of a session that have one: each is kept for days, and costs every look.
+MOST_NAMED = 50
 #: Why a checkpoint is still there after its user has deleted what can be deleted.
 _WHY = {
     Keeping.CURRENT: "The session is being suspended in it, or resumed from it.",
@@ -182,7 +184,8 @@ class UserApi:
             NotFound: no such session.
             BadRequest: that is no name.
             Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: another
-                order is to be carried out first; ``node_drains``.
+                order is to be carried out first; ``node_drains``; or there are too
+                many names.
         """
         row = self._known(key)
         if row.phase not in LIVE:
@@ -192,7 +195,9 @@ class UserApi:
         if row.intent not in {Intent.NONE, Intent.SAVE}:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
         self._check_stays(row)
-        self._wish(row, Intent.SAVE, by, _name(name) or row.save_name)
+        if name := _name(name):
+            self._check_names(key)
+        self._wish(row, Intent.SAVE, by, name or row.save_name)
         return self._sessions.view(key)
 
     async def nap(self, key: SessionKey, by: str) -> SessionView:
@@ -545,7 +550,7 @@ class UserApi:
             raise _wrong(row, SessionEvent.DISCARDED)
         else:
             self._discard_aside(row, checkpoint, by)
-        await expiry.collect(self._sessions, self._agent)
+        await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
         return self._sessions.view(key)
 
     def _discard_aside(self, row: SessionRow, checkpoint: str, by: str) -> None:
@@ -612,7 +617,7 @@ class UserApi:
             self._doom_all(self._known(key), by)
         if checkpoint is not None or not everything:
             await self.discard(key, by, checkpoint)
-        await expiry.collect(self._sessions, self._agent)
+        await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
         journal = self._sessions.journal
         rows = [row for each in before if (row := journal.checkpoint(each))]
         left = [_left(row) for row in rows]
@@ -671,6 +676,11 @@ class UserApi:
         limit = self._settings.keep_limit
         if seconds > limit and not manages:
             what = f"A session can be kept for {duration(limit)} at most."
+            raise Refused(Reason.INVALID, what=what)
+
+    def _check_names(self, key: SessionKey) -> None:
+        if sum(bool(row.name) for row in self._visible(key)) >= MOST_NAMED:
+            what = f"{MOST_NAMED} save points have a name; delete one of them first."
             raise Refused(Reason.INVALID, what=what)
 
     def _check_stays(self, row: SessionRow) -> None:

@@ -168,8 +168,10 @@ def former(sessions: Sessions, key: SessionKey) -> str:
     return ids[-1] if ids else ""
 
 
-async def collect(sessions: Sessions, agent: Agent) -> None:
+async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:
     """Delete expired checkpoints; a failed deletion is tried again.
+
+    What has a name is set aside for so many seconds when its session needs it no more.
 
     For a session that was not found to be as the journal says, only a person's order is
     enough: if the journal is older than the store, what looks superseded may be all
@@ -193,6 +195,9 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
         if runs and not await _runs(agent, runs):
             stuck.add(due.key)
             continue
+        if row is not None and superseded and due.name:
+            _set_aside(sessions, row, due, set_aside)
+            continue
         try:
             # It may end before a late order arrives: its agent looks once more.
             await agent.discard(due.id, runs=runs)
@@ -210,6 +215,15 @@ async def collect(sessions: Sessions, agent: Agent) -> None:
             sessions.update(due.key, checkpoint="")
         else:
             sessions.touch(due.key)
+
+
+def _set_aside(
+    sessions: Sessions, row: SessionRow, due: CheckpointRow, seconds: float
+) -> None:
+    now = sessions.clock.now()
+    aside = due.kept(Keeping.ASIDE, now, now + seconds, by_word=True)
+    needed = "" if row.checkpoint == due.id else row.checkpoint
+    sessions.update(row.key, checkpoints=[aside], checkpoint=needed)
 
 
 def _due(sessions: Sessions) -> list[CheckpointRow]:

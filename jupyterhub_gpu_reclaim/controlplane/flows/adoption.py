@@ -84,6 +84,8 @@ def lost(
         settings: the administrator's.
     """
     now = sessions.clock.now()
+    known = sessions.journal.checkpoint(saved.id)
+    name = known.name if known is not None else ""
     failure = failure_of(Reason.ENDED_AFTER_RETURN)
     order: dict[str, Any] = {}
     if saved.incarnation == row.incarnation:
@@ -99,7 +101,7 @@ def lost(
         row.key,
         SessionEvent.LOST,
         failure=failure,
-        checkpoints=[expiry.current(saved, now)],
+        checkpoints=[msgspec.structs.replace(expiry.current(saved, now), name=name)],
         checkpoint=saved.id,
         **lineage.highest(row, [saved]),
         **order,

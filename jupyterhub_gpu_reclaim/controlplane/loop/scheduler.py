@@ -155,7 +155,7 @@ class ControlLoops:
         self._wakes.refresh()
         self._room.refresh()
         expiry.retain(self._sessions, settings.retention)
-        await expiry.collect(self._sessions, self._agent)
+        await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
         await self._marks.settle(state.checkpoints())
         self._forget_gone(state)
         self._now_and_then(self._sessions.clock.now())
