@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import configparser
 import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -153,3 +158,27 @@ async def test_buttons_of_the_page_drain_and_show_how_far_it_is(service):
     theirs = {**proof, "_xsrf": await ada.xsrf()}
     assert (await ada.post("nodes/drain", **theirs)).code == 403
     assert len(service.control.calls) == 2
+
+
+UNIT = Path(__file__).parents[2] / "etc/systemd/jupyterhub-gpu-reclaim-drain.service"
+
+
+def test_unit_undrains_as_soon_as_the_hub_is_there_and_its_start_never_times_out(
+    tmp_path,
+):
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str
+    unit.read(UNIT)
+    words = shlex.split(unit["Service"]["ExecStart"].removeprefix("-"))
+    words = [word.replace("$$", "$").replace("sleep 2", "sleep 0") for word in words]
+    assert words[0] == "/usr/bin/timeout"
+    assert int(words[1]) < int(unit["Service"]["TimeoutStartSec"]) - 10
+    command = tmp_path / "jupyterhub-gpu-reclaim"
+    command.write_text(
+        f"#!/bin/sh\necho x >> {tmp_path}/tries\n"
+        f"[ $(wc -l < {tmp_path}/tries) -gt 40 ] || exit 3\n"
+    )
+    command.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(words, check=True, env={"PATH": path}, timeout=60)
+    assert (tmp_path / "tries").read_text().count("x") == 41
