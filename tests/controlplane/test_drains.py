@@ -235,6 +235,33 @@ async def test_session_that_cannot_be_saved_is_told_with_its_reason(world):
     assert not report.ended
 
 
+async def test_what_failed_before_is_tried_at_once_and_not_called_refused(world):
+    world.change(backoff=3600.0)
+    controller = await world.controller()
+    await running(world, controller, "ada")
+    world.node.capture_failure = Failure(code="blocked", message="It cannot be.")
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: controller._sessions.row(KEY).failures == 1)
+    world.node.capture_failure = None
+    report = await controller.nodes.drain("", DrainOrder(seconds=30), "root")
+    assert [each.state for each in report.sessions] == ["waiting"]
+    await world.until(lambda: world.phase(controller) == "suspended", limit=4)
+
+
+async def test_suspend_that_was_called_off_before_does_not_hold_it_up(world):
+    world.change(backoff=3600.0)
+    controller = await world.controller()
+    await running(world, controller, "ada")
+    world.node.hold_at = "dump"
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspending")
+    await controller.users.keep(KEY, 100, "ada")
+    await world.until(lambda: world.phase(controller) == "running")
+    world.node.hold_at = ""
+    await controller.nodes.drain("", DrainOrder(seconds=30), "root")
+    await world.until(lambda: world.phase(controller) == "suspended", limit=4)
+
+
 @pytest.mark.parametrize("seconds", [0, -1, 31 * 86400.0, float("nan")])
 async def test_time_that_makes_no_sense_is_refused(world, seconds):
     controller = await world.controller()

@@ -92,6 +92,10 @@ class NodeApi:
 
     async def _begun(self, drain: Drain) -> None:
         _log.info("%s: drained, by %s%s", drain.name, drain.by, drain.because)
+        for row in self._sessions.journal.sessions():
+            if row.backoff_until and self._sessions.drains.of_session(row) == drain:
+                # What failed or was called off before is tried now, and told anew.
+                self._sessions.update(row.key, failures=0, backoff_until=None)
         self._look_at(drain.node)
         saving = [
             row
