@@ -460,3 +460,28 @@ async def test_resume_of_what_is_lost_while_it_is_suspended_still_asks_its_user(
     await asyncio.sleep(0.3)
     assert world.phase(controller) == "suspended"
     assert row(controller).intent is Intent.NONE
+
+
+async def test_what_a_session_came_back_from_is_kept_until_it_is_saved_again(world):
+    world.change(save_every=60.0, grace=0.1)
+    world.node.card = 80 << 30
+    controller, incarnation = await running(world)
+    world.node.places[incarnation].gpu_memory = 8 << 30
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    came_from = row(controller).checkpoint
+    await controller.users.resume(KEY, "ada")
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    await asyncio.sleep(0.5)
+    assert set(world.node.saved) == {came_from}
+    (place,) = world.node.places.values()
+    place.contents = "later"
+    lost(world, place.incarnation)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert row(controller).failure.code == "ended_since_saved"
+    await controller.users.resume(KEY, "ada")
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    again = await saved(world, controller)
+    await world.until(lambda: set(world.node.saved) == {again})

@@ -125,6 +125,7 @@ class Controller:
             sessions.own_idle_times = OwnIdleTimes(journal, settings, policies)
             sessions.policies = sessions.own_idle_times
         sessions.seats_per_gpu = settings.seats_per_gpu
+        sessions.save_every = settings.save_every
         sessions.retention = settings.retention
         sessions.deletions = Deletions(sessions, agent, folder)
         suspender = Suspender(sessions, agent, hub, settings, new_id)
@@ -132,7 +133,7 @@ class Controller:
         resumer = Resumer(sessions, agent, hub, settings, line)
         napper = Napper(sessions, agent, settings)
         saver = Saver(sessions, agent, settings, new_id)
-        saving = Saving(sessions, settings.save_every)
+        saving = Saving(sessions)
         self._observer = observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
         draining = Draining(sessions, settings.captures)

@@ -66,6 +66,11 @@ def is_save_point(row: CheckpointRow, incarnation: str) -> bool:
     return row.info is not None and row.info.incarnation == incarnation != ""
 
 
+def is_fallback(row: CheckpointRow) -> bool:
+    """Whether it is kept as long as its session runs, or until there is a newer one."""
+    return row.keeping is Keeping.SUPERSEDED and row.expires is None
+
+
 def outdated(
     sessions: Sessions, key: SessionKey, settings: Settings
 ) -> list[CheckpointRow]:
@@ -75,11 +80,7 @@ def outdated(
     user finds them; what is beyond that is kept for the time of grace.
     """
     now, incarnation = sessions.clock.now(), sessions.row(key).incarnation
-    rows = [
-        row
-        for row in sessions.journal.checkpoints(key)
-        if row.keeping is Keeping.SUPERSEDED and row.expires is None
-    ]
+    rows = [row for row in sessions.journal.checkpoints(key) if is_fallback(row)]
     spare = [
         row
         for row in sessions.journal.checkpoints(key)
@@ -147,6 +148,20 @@ def kept(
     now = sessions.clock.now()
     expires = None if seconds is None else now + seconds
     return [row.kept(keeping, now, expires, by_word=by_word)]
+
+
+def came_from(sessions: Sessions, row: SessionRow, grace: float) -> list[CheckpointRow]:
+    """What a session that runs again came from: kept for the time of grace.
+
+    Where a rule saves it, until it is saved: it always has something to go back to.
+
+    Args:
+        sessions: where the journal and the clock are.
+        row: the session.
+        grace: seconds.
+    """
+    seconds = None if sessions.saved_every(row.key) else grace
+    return kept(sessions, row.checkpoint, Keeping.SUPERSEDED, seconds)
 
 
 def settled(

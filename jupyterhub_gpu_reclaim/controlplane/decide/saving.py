@@ -24,17 +24,15 @@ class Saving:
     """Says which session is to be saved.
 
     Args:
-        sessions: the rows and what is known of their use.
-        usually: seconds between two save points, where no rule sets it; 0: none.
+        sessions: the rows, what is known of their use, and how often each is saved.
     """
 
-    def __init__(self, sessions: Sessions, usually: float) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._usually = usually
 
     def is_due(self, row: SessionRow) -> bool:
         """Whether the session is to be saved now, while it goes on."""
-        every = self._every(row)
+        every = self._sessions.saved_every(row.key)
         if not every or row.phase not in LIVE or row.phase is Phase.WARNED:
             return False
         now, runtime = self._sessions.clock.now(), self._sessions.runtime(row.key)
@@ -55,12 +53,6 @@ class Saving:
         """It is being saved, however that ends: not by rule again at once."""
         runtime = self._sessions.runtime(row.key)
         runtime.save_tried = self._sessions.clock.now()
-
-    def _every(self, row: SessionRow) -> float:
-        policies = self._sessions.policies
-        terms = policies(row.key) if policies is not None else None
-        set_to = terms.save_every if terms is not None else None
-        return self._usually if set_to is None else set_to
 
 
 def risks(sessions: Sessions) -> list[Risk]:

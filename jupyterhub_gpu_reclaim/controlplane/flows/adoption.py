@@ -36,13 +36,13 @@ def running(
 ) -> SessionRow:
     """A tree runs that the journal did not know as running.
 
-    Its parent checkpoint is kept for the time of grace; any other one is set aside,
+    Its parent checkpoint is kept as after a return; any other one is set aside,
     because it is not what runs. A parent that the journal does not know either is noted
     before the store was asked: the session may end until then.
     """
     came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
     if came_from:
-        kept = expiry.kept(sessions, row.checkpoint, Keeping.SUPERSEDED, settings.grace)
+        kept = expiry.came_from(sessions, row, settings.grace)
     else:
         kept = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, settings.set_aside)
     parent = row.checkpoint if came_from else ""
@@ -74,7 +74,8 @@ def lost(
     """A session ended by itself: back to where it came from, or to its save point.
 
     Of that its user has seen more since, and is asked, unless the administrator wants
-    what the cluster has ended to come back by itself.
+    what the cluster has ended to come back by itself. So they are of what it came from
+    a while ago, which is kept like a save point.
 
     Args:
         sessions: the rows.
@@ -88,7 +89,8 @@ def lost(
     name = known.name if known is not None else ""
     failure = failure_of(Reason.ENDED_AFTER_RETURN)
     order: dict[str, Any] = {}
-    if saved.incarnation == row.incarnation:
+    stands = known is not None and expiry.is_fallback(known)
+    if saved.incarnation == row.incarnation or stands:
         how = "" if ended is None else f" ({_in_brackets(ended.message)})"
         when = moment(saved.created)
         failure = failure_of(

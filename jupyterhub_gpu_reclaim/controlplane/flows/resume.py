@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -157,11 +157,9 @@ class Resumer:
         return (now.phase, now.incarnation) == (row.phase, row.incarnation)
 
     def restored(self, row: SessionRow) -> SessionRow:
-        """RESUMING -> RUNNING: it answers; its checkpoint is kept for the grace."""
+        """RESUMING -> RUNNING: it answers; its checkpoint is kept for a while."""
         self._count("ok")
-        superseded = expiry.kept(
-            self._sessions, row.checkpoint, Keeping.SUPERSEDED, self._settings.grace
-        )
+        superseded = expiry.came_from(self._sessions, row, self._settings.grace)
         superseded += expiry.settled(self._sessions, row.key, self._settings.set_aside)
         now = self._sessions.clock.now()
         operation = self._sessions.operation(row.key)

@@ -99,6 +99,7 @@ class Sessions:
         self.policies: Callable[[SessionKey], SessionPolicy] | None = None
         #: idle times that users have chosen; None: they may not
         self.own_idle_times: OwnIdleTimes | None = None
+        self.save_every = 0.0  #: ``Settings.save_every``; rules may say otherwise
         self.retention = Retention()  #: the administrator's limits of checkpoints
         self.drains = Drains(journal)  #: nodes that are to be free of sessions
         self.tab_keys = TabKeys(self)
@@ -119,6 +120,12 @@ class Sessions:
         if found is None:
             found = self.runtimes[key] = Runtime()
         return found
+
+    def saved_every(self, key: SessionKey) -> float:
+        """Seconds between two save points of that session; 0: only by order."""
+        terms = self.policies(key) if self.policies is not None else None
+        set_to = terms.save_every if terms is not None else None
+        return self.save_every if set_to is None else set_to
 
     def apply(
         self,
