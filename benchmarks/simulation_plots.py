@@ -154,8 +154,8 @@ def _spot(found: spot.Runs, path: Path) -> None:
     middles = [place + 0.4 - width / 2 for place in range(len(spot.NOTICES))]
     axis.set_xticks(middles, ["no notice", "30 s", "120 s"])
     axis.set_ylabel("hours of work lost")
-    axis.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    figure.legend(ncols=2, frameon=False, fontsize=8, loc="upper center")
+    _save(figure, path, top=0.84)
 
 
 def _save(figure: plt.Figure, path: Path, top: float = 1.0) -> None:
