@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import threading
+import time
 
 import pytest
 
@@ -19,6 +20,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.stream import (
     RestoreServer,
 )
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 
 class Client:
@@ -151,6 +153,82 @@ def test_capture_sink_error_is_kept_and_breaks_every_pipe(tmp_path):
         with pytest.raises(BrokenPipeError):
             os.write(end, b"x")
         os.close(end)
+
+
+class Hangs(Kept):
+    """A sink whose store does not answer until the test says so."""
+
+    def __init__(self, answers):
+        super().__init__({}, "")
+        self.answers, self.asked = answers, threading.Event()
+
+    def write(self, data):
+        self.asked.set()
+        assert self.answers.wait(20)
+        super().write(data)
+
+
+def test_capture_that_is_called_off_does_not_wait_for_a_sink_that_hangs(tmp_path):
+    answers = threading.Event()
+    sink = Hangs(answers)
+    server = CaptureServer(tmp_path, lambda name: sink)
+    server.start()
+    client = Client(tmp_path / CAPTURE_SOCKET)
+    read_end, write_end = os.pipe()
+    client.ask("a.img")
+    client.give(read_end)
+    os.write(write_end, b"x")
+    os.close(write_end)
+    assert sink.asked.wait(20)
+    wake = server.fileno()
+    server.fail(ReclaimError(Reason.CANCELLED))
+    client.close()
+    begun = time.monotonic()
+    server.finish()
+    assert time.monotonic() - begun < 1.0
+    assert server.failure.reason is Reason.CANCELLED
+    os.fstat(wake)  # it is theirs until they have ended
+    answers.set()
+    for thread in list(server._threads):
+        thread.join(20)
+    _until_closed(wake)
+
+
+def test_capture_may_be_called_off_while_a_sink_is_waited_for(tmp_path):
+    answers = threading.Event()
+    sink = Hangs(answers)
+    server = CaptureServer(tmp_path, lambda name: sink)
+    server.start()
+    client = Client(tmp_path / CAPTURE_SOCKET)
+    read_end, write_end = os.pipe()
+    client.ask("a.img")
+    client.give(read_end)
+    os.write(write_end, b"x")
+    os.close(write_end)
+    assert sink.asked.wait(20)
+    client.close()  # CRIU has ended well
+    begun, looks = time.monotonic(), []
+
+    def look():
+        looks.append(time.monotonic() - begun)
+        if looks[-1] > 0.3:
+            server.fail(ReclaimError(Reason.CANCELLED))
+
+    server.finish(look)
+    assert 0.3 < time.monotonic() - begun < 1.3
+    assert server.failure.reason is Reason.CANCELLED
+    answers.set()
+
+
+def _until_closed(descriptor):
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{descriptor} is still open")
 
 
 class Taken(Kept):

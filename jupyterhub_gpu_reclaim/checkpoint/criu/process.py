@@ -181,7 +181,7 @@ class CriuRun:
             if status != 0:
                 self._crashed(reason, status)
         finally:
-            self._server.finish()
+            self._server.finish(lambda: self._look(step, deadline))
         if self._server.failure is not None:
             raise self._server.failure
 
@@ -230,9 +230,19 @@ class CriuRun:
             if self._cancel is not None and self._cancel in ready:
                 self._server.fail(ReclaimError(Reason.CANCELLED))
             elif not ready:
-                late = ReclaimError(Reason.TIMED_OUT, step=step, seconds=self._limit)
-                self._server.fail(late)
+                self._late(step)
         return status
+
+    def _look(self, step: str, deadline: float) -> None:
+        """CRIU has ended; what it has sent may be on its way to a store that hangs."""
+        if self._cancel is not None and self._cancel.is_set:
+            self._server.fail(ReclaimError(Reason.CANCELLED))
+        elif time.monotonic() > deadline:
+            self._late(step)
+
+    def _late(self, step: str) -> None:
+        late = ReclaimError(Reason.TIMED_OUT, step=step, seconds=self._limit)
+        self._server.fail(late)
 
     def _end(self, inside: Inside) -> int:
         """With its stream cut, let CRIU cure the session, else end it."""

@@ -109,6 +109,9 @@ PAGES = "pages-"
 #: One read of a pipe at most; also what a pipe is asked to hold. More than 1 MiB needs
 #: CAP_SYS_RESOURCE.
 BLOCK = 1 << 20
+#: Seconds that are waited for those in the middle of something after a failure, and
+#: between two looks whether there is one.
+_LEFT_SECONDS, _LOOK_SECONDS = 0.2, 0.05
 
 
 class Sink(Protocol):
@@ -195,21 +198,50 @@ class StreamServer:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
-    def finish(self) -> None:
-        """Wait for what CRIU, which has ended, has sent; close everything."""
+    def finish(self, look: Callable[[], None] = lambda: None) -> None:
+        """Wait for what CRIU, which has ended, has sent; close everything.
+
+        After a failure nothing of that counts any more: whoever is still in the middle
+        of it, as what waits for a store that hangs, is left to end alone.
+
+        Args:
+            look: called while somebody is waited for; it may call :meth:`fail`.
+        """
         if self._listener is None:
             return
         if self._connection is None:
             self._ended.set()
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
-        if self._main is not None:
-            self._main.join()
-        for thread in self._threads:
-            thread.join()
+        self._join(look)
         self._listener.close()
         self._listener = None
+        if any(thread.is_alive() for thread in self._all()):
+            threading.Thread(target=self._close_late, daemon=True).start()
+        else:
+            os.close(self._wake)
+
+    def _join(self, look: Callable[[], None]) -> None:
+        """Wait until all have ended; not for long where something went wrong."""
+        patience = _LEFT_SECONDS
+        while alive := [thread for thread in self._all() if thread.is_alive()]:
+            look()
+            if self.failure is not None:
+                patience -= _LOOK_SECONDS
+            if patience <= 0:
+                return
+            alive[0].join(_LOOK_SECONDS)
+
+    def _close_late(self) -> None:
+        """Those who were left behind look at it until they end."""
+        for thread in self._all():
+            thread.join()
         os.close(self._wake)
+
+    def _all(self) -> list[threading.Thread]:
+        # The first one may begin others until it ends.
+        main = [] if self._main is None else [self._main]
+        return [*main, *self._threads]
 
     def _serve(self, listener: socket.socket) -> None:
         try:
