@@ -189,7 +189,7 @@ class People:
         if not (nodes := self._nodes()):
             return
         world.drained[machine.name] = math.inf
-        await nodes.drain(node, hurried if event.count % 2 else DrainOrder(), "admin")
+        nodes.drain(node, hurried if event.count % 2 else DrainOrder(), "admin")
         await asyncio.sleep(event.share * 180.0)
         if nodes := self._nodes():
             with suppress(ReclaimError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
@@ -37,7 +37,7 @@ class DrainWatch:
     """
 
     def __init__(
-        self, agents: Agents, follow: Callable[[Sequence[NodeNotice]], Awaitable[None]]
+        self, agents: Agents, follow: Callable[[Sequence[NodeNotice]], None]
     ) -> None:
         self._agents = agents
         self._follow = follow
@@ -49,7 +49,7 @@ class DrainWatch:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 notices = await self._agents.node_notices()
-            await self._follow(notices)
+            self._follow(notices)
         except (TimeoutError, ReclaimError) as error:
             if not self._deaf:
                 _log.warning("notices of nodes: not heeded now: %s", error)

@@ -132,14 +132,14 @@ class ClusterHub:
         """The Hub's API as an administrator's program."""
         return self._asked(method, f"hub/api/{path}")
 
-    def reclaim(self, method, path):
+    def reclaim(self, method, path, **more):
         """The service's API, likewise."""
-        return self._asked(method, f"services/gpu-reclaim/api/{path}")
+        return self._asked(method, f"services/gpu-reclaim/api/{path}", **more)
 
-    def _asked(self, method, path):
+    def _asked(self, method, path, **more):
         token = {"Authorization": f"token {deployment.API_TOKEN}"}
         url = f"{self._orders.url}/{path}"
-        return self._http.request(method, url, headers=token, timeout=60)
+        return self._http.request(method, url, headers=token, timeout=60, **more)
 
     def phase(self, user):
         """Of the user's session; the status where there is no answer."""

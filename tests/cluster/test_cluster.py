@@ -193,6 +193,75 @@ def test_a_session_that_is_drained_is_told_with_what_ended_it(hub, work_of):
     assert node in last["message"]
 
 
+def test_a_node_that_is_drained_is_free_and_its_session_goes_on_elsewhere(hub, work_of):
+    work = work_of("dee")
+    node = node_of(hub.pod("dee"))
+    with hub.cordoned(node):
+        answer = hub.reclaim("POST", f"nodes/{node}/drain", json={"seconds": 600})
+        assert answer.ok, answer.text
+        try:
+            hub.wait(lambda: hub.phase("dee") == "suspended", 300)
+            hub.wait(lambda: not hub.pods("dee"))
+            assert drained(hub, node) == {"dee": "saved"}
+            work.come_back()
+            assert node_of(hub.pod("dee")) != node
+            work.check()
+        finally:
+            assert hub.reclaim("DELETE", f"nodes/{node}/drain").ok
+
+
+def test_a_sign_that_a_node_is_about_to_go_drains_it_by_itself(hub, work_of):
+    """One that no controller of a cluster that has no such handler acts on."""
+    work = work_of("dot")
+    node = node_of(hub.pod("dot"))
+    sign = "aws-node-termination-handler/scheduled-maintenance"
+    hub.kubectl.run("taint", "node", node, f"{sign}=test:NoSchedule")
+    try:
+        hub.wait(lambda: hub.phase("dot") == "suspended", 300)
+        hub.wait(lambda: not hub.pods("dot"))
+        work.come_back()
+        assert node_of(hub.pod("dot")) != node
+        work.check()
+    finally:
+        hub.kubectl.tried("taint", "node", node, f"{sign}-")
+    hub.wait(lambda: drained(hub, node) is None)
+
+
+def test_a_session_whose_pod_is_gone_comes_back_elsewhere_from_its_save_point(
+    hub, work_of
+):
+    """As when a cloud's controller has removed a lost node, and with it the pod."""
+    work = work_of("dia")
+    pod = hub.pod("dia")
+    assert hub.reclaim("POST", "sessions/dia/-/save").ok
+    view = hub.wait(lambda: saved_as(hub, "dia"), 300)
+    assert view["phase"] == "running"
+    where = ("-n", hub.wanted.hub, "delete", "pod", pod["metadata"]["name"])
+    with hub.cordoned(node_of(pod)):
+        hub.kubectl.run(*where, "--force", "--grace-period=0", "--wait=false")
+        hub.wait(lambda: hub.phase("dia") == "suspended", 300)
+        failure = hub.reclaim("GET", "sessions/dia/-").json()["failure"]
+        assert failure["code"] == "ended_since_saved", failure
+        assert hub.reclaim("POST", "sessions/dia/-/resume").ok
+        work.come_back()
+        assert node_of(hub.pod("dia")) != node_of(pod)
+    work.check()
+
+
+def drained(hub, node):
+    """The states of the sessions of a node that is drained; None: it is not."""
+    for report in hub.reclaim("GET", "drains").json():
+        if report["drain"]["node"] == node:
+            return {each["key"]["user"]: each["state"] for each in report["sessions"]}
+    return None
+
+
+def saved_as(hub, user):
+    """The session, once it has a save point."""
+    view = hub.reclaim("GET", f"sessions/{user}/-").json()
+    return view if view.get("checkpoint") else None
+
+
 def test_an_agent_that_is_killed_in_the_middle_of_a_capture_loses_nothing(hub, work_of):
     """CRIU does not die with the agent's container: it undoes what it has done."""
     work = work_of("dora", size=400_000_000)

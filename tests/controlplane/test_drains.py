@@ -48,7 +48,7 @@ def at_work(world, incarnation: str) -> None:
 async def test_whatever_runs_there_is_suspended_although_the_policy_says_no(world):
     controller = await world.controller()
     await running(world, controller, "ada", "bo", "cy")
-    report = await controller.nodes.drain("", DrainOrder(), "root")
+    report = controller.nodes.drain("", DrainOrder(), "root")
     assert [each.state for each in report.sessions] == ["waiting"] * 3
     await world.until(lambda: set(phases(controller).values()) == {"suspended"})
     (report,) = controller.nodes.drains()
@@ -67,7 +67,7 @@ async def test_session_at_work_goes_last(world):
     at_work(world, places["ada"])
     runtime = controller._sessions.runtime(KEY)
     await world.until(lambda: runtime.usage.busy_kernel is not None)
-    await controller.nodes.drain("", DrainOrder(), "root")
+    controller.nodes.drain("", DrainOrder(), "root")
     order = []
     while len(order) < 3:
         now = phases(controller)
@@ -80,7 +80,7 @@ async def test_session_at_work_goes_last(world):
 async def test_nothing_starts_on_the_hubs_own_machine_until_it_is_over(world):
     controller = await world.controller()
     await running(world, controller, "ada")
-    await controller.nodes.drain("", DrainOrder(), "root")
+    controller.nodes.drain("", DrainOrder(), "root")
     await world.until(lambda: world.phase(controller) == "suspended")
     for key in (KEY, SessionKey("new")):
         plan = await controller.plan_start(Placement(key=key, incarnation="i2"))
@@ -94,7 +94,7 @@ async def test_nothing_starts_on_the_hubs_own_machine_until_it_is_over(world):
 
 async def test_order_outlives_the_service(world):
     controller = await world.controller()
-    await controller.nodes.drain("", DrainOrder(seconds=900), "root")
+    controller.nodes.drain("", DrainOrder(seconds=900), "root")
     await world.kill(controller)
     controller = await world.controller()
     (report,) = controller.nodes.drains()
@@ -106,7 +106,7 @@ async def test_order_outlives_the_service(world):
 async def test_other_nodes_are_left_alone(world):
     controller = await world.controller()
     await running(world, controller, "ada")
-    await controller.nodes.drain("elsewhere", DrainOrder(), "root")
+    controller.nodes.drain("elsewhere", DrainOrder(), "root")
     await asyncio.sleep(0.5)
     assert world.phase(controller) == "running"
 
@@ -115,7 +115,7 @@ async def test_user_cannot_keep_it_there(world):
     world.change(warn_for=60.0)
     controller = await world.controller()
     await running(world, controller, "ada")
-    await controller.nodes.drain("", DrainOrder(), "root")
+    controller.nodes.drain("", DrainOrder(), "root")
     await world.until(lambda: world.phase(controller) == "warned")
     with pytest.raises(Refused) as told:
         await controller.users.keep(KEY, 3600, "ada")
@@ -133,7 +133,7 @@ async def test_session_in_use_is_warned_for_a_part_of_the_time_that_is_left(worl
     at_work(world, places["ada"])
     runtime = controller._sessions.runtime(KEY)
     await world.until(lambda: runtime.usage.busy_kernel is not None)
-    await controller.nodes.drain("", DrainOrder(seconds=4), "root")
+    controller.nodes.drain("", DrainOrder(seconds=4), "root")
     begun = time.monotonic()
     await world.until(lambda: phases(controller)["ada"] == "warned")
     await world.until(lambda: set(phases(controller).values()) == {"suspended"})
@@ -144,10 +144,10 @@ async def test_who_was_warned_before_does_not_wait_longer_than_there_is_time(wor
     world.change(warn_for=60.0)
     controller = await world.controller()
     await running(world, controller, "ada")
-    await controller.nodes.drain("", DrainOrder(), "root")
+    controller.nodes.drain("", DrainOrder(), "root")
     await world.until(lambda: world.phase(controller) == "warned")
     at_work(world, controller._sessions.row(KEY).incarnation)
-    await controller.nodes.drain("", DrainOrder(seconds=4), "root")
+    controller.nodes.drain("", DrainOrder(seconds=4), "root")
     await world.until(lambda: world.phase(controller) == "suspended", limit=4)
 
 
@@ -167,7 +167,7 @@ async def test_user_cannot_hold_it_up_by_orders(world):
 
     insists = asyncio.create_task(insist())
     await asyncio.sleep(0.1)
-    await controller.nodes.drain("", DrainOrder(), "root")
+    controller.nodes.drain("", DrainOrder(), "root")
     try:
         await world.until(lambda: world.phase(controller) == "suspended", limit=5)
     finally:
@@ -186,7 +186,7 @@ async def test_looks_that_take_long_do_not_hold_it_up(world, monkeypatch):
         return await one(key)
 
     controller._observer.one = slow
-    await controller.nodes.drain("", DrainOrder(), "root")
+    controller.nodes.drain("", DrainOrder(), "root")
     await world.until(
         lambda: set(phases(controller).values()) == {"suspended"}, limit=10
     )
@@ -196,7 +196,7 @@ async def test_return_to_a_closed_machine_is_not_asked_for_again_and_again(world
     controller = await world.controller()
     await running(world, controller, "ada")
     world.node.hold_at = "dump"
-    await controller.nodes.drain("", DrainOrder(), "root")
+    controller.nodes.drain("", DrainOrder(), "root")
     await world.until(lambda: world.phase(controller) == "suspending")
     await controller.users.resume(KEY, "ada")
     world.node.hold_at = ""
@@ -210,7 +210,7 @@ async def test_user_who_comes_while_it_is_saved_does_not_call_that_off(world):
     controller = await world.controller()
     await running(world, controller, "ada")
     world.node.hold_at = "dump"
-    await controller.nodes.drain("", DrainOrder(), "root")
+    controller.nodes.drain("", DrainOrder(), "root")
     await world.until(lambda: world.phase(controller) == "suspending")
     await controller.users.resume(KEY, "ada")
     await asyncio.sleep(0.2)
@@ -223,7 +223,7 @@ async def test_session_that_cannot_be_saved_is_told_with_its_reason(world):
     controller = await world.controller()
     await running(world, controller, "ada", "bo")
     world.node.capture_failure = Failure(code="blocked", message="It cannot be.")
-    await controller.nodes.drain("", DrainOrder(), "root")
+    controller.nodes.drain("", DrainOrder(), "root")
 
     def states():
         (report,) = controller.nodes.drains()
@@ -243,7 +243,7 @@ async def test_what_failed_before_is_tried_at_once_and_not_called_refused(world)
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: controller._sessions.row(KEY).failures == 1)
     world.node.capture_failure = None
-    report = await controller.nodes.drain("", DrainOrder(seconds=30), "root")
+    report = controller.nodes.drain("", DrainOrder(seconds=30), "root")
     assert [each.state for each in report.sessions] == ["waiting"]
     await world.until(lambda: world.phase(controller) == "suspended", limit=4)
 
@@ -258,7 +258,7 @@ async def test_suspend_that_was_called_off_before_does_not_hold_it_up(world):
     await controller.users.keep(KEY, 100, "ada")
     await world.until(lambda: world.phase(controller) == "running")
     world.node.hold_at = ""
-    await controller.nodes.drain("", DrainOrder(seconds=30), "root")
+    controller.nodes.drain("", DrainOrder(seconds=30), "root")
     await world.until(lambda: world.phase(controller) == "suspended", limit=4)
 
 
@@ -266,7 +266,7 @@ async def test_suspend_that_was_called_off_before_does_not_hold_it_up(world):
 async def test_time_that_makes_no_sense_is_refused(world, seconds):
     controller = await world.controller()
     with pytest.raises(BadRequest):
-        await controller.nodes.drain("", DrainOrder(seconds=seconds), "root")
+        controller.nodes.drain("", DrainOrder(seconds=seconds), "root")
     assert controller.nodes.drains() == []
 
 
@@ -281,57 +281,57 @@ async def test_what_is_not_drained_cannot_be_undrained(world):
 
 async def test_notice_drains_until_it_is_withdrawn(world):
     controller = await world.controller()
-    await controller.nodes.follow([NodeNotice("n1", "cordoned")])
+    controller.nodes.follow([NodeNotice("n1", "cordoned")])
     (report,) = controller.nodes.drains()
     assert (report.drain.why, report.drain.until) == ("cordoned", None)
-    await controller.nodes.follow([NodeNotice("n1", "spot", 120.0)])
+    controller.nodes.follow([NodeNotice("n1", "spot", 120.0)])
     (report,) = controller.nodes.drains()
     assert report.drain.until == pytest.approx(time.time() + 120, abs=10)
     until = report.drain.until
-    await controller.nodes.follow([NodeNotice("n1", "spot", 120.0)])
+    controller.nodes.follow([NodeNotice("n1", "spot", 120.0)])
     assert controller.nodes.drains()[0].drain.until == until
-    await controller.nodes.follow([])
+    controller.nodes.follow([])
     assert controller.nodes.drains() == []
 
 
 async def test_persons_word_stands_against_a_notice(world):
     controller = await world.controller()
-    await controller.nodes.follow([NodeNotice("n1", "cordoned")])
+    controller.nodes.follow([NodeNotice("n1", "cordoned")])
     controller.nodes.undrain("n1", "root")
-    await controller.nodes.follow([NodeNotice("n1", "cordoned")])
+    controller.nodes.follow([NodeNotice("n1", "cordoned")])
     assert controller.nodes.drains() == []
-    await controller.nodes.follow([])
-    await controller.nodes.follow([NodeNotice("n1", "cordoned")])
+    controller.nodes.follow([])
+    controller.nodes.follow([NodeNotice("n1", "cordoned")])
     assert len(controller.nodes.drains()) == 1
 
 
 async def test_persons_word_stands_also_where_the_last_order_was_a_persons(world):
     controller = await world.controller()
     notice = [NodeNotice("n1", "spot", 30.0)]
-    await controller.nodes.follow(notice)
-    await controller.nodes.drain("n1", DrainOrder(), "root")
-    await controller.nodes.follow(notice)
+    controller.nodes.follow(notice)
+    controller.nodes.drain("n1", DrainOrder(), "root")
+    controller.nodes.follow(notice)
     controller.nodes.undrain("n1", "root")
-    await controller.nodes.follow(notice)
+    controller.nodes.follow(notice)
     assert controller.nodes.drains() == []
-    await controller.nodes.follow([])
-    await controller.nodes.follow(notice)
+    controller.nodes.follow([])
+    controller.nodes.follow(notice)
     assert len(controller.nodes.drains()) == 1
 
 
 async def test_order_of_a_person_does_not_end_with_a_notice(world):
     controller = await world.controller()
-    await controller.nodes.drain("n1", DrainOrder(), "root")
-    await controller.nodes.follow([NodeNotice("n1", "spot", 30.0)])
-    await controller.nodes.follow([])
+    controller.nodes.drain("n1", DrainOrder(), "root")
+    controller.nodes.follow([NodeNotice("n1", "spot", 30.0)])
+    controller.nodes.follow([])
     assert len(controller.nodes.drains()) == 1
 
 
 async def test_notice_that_leaves_less_time_than_a_person_gave_counts(world):
     controller = await world.controller()
-    await controller.nodes.drain("n1", DrainOrder(seconds=3600), "root")
+    controller.nodes.drain("n1", DrainOrder(seconds=3600), "root")
     for seconds in (30.0, 120.0):
-        await controller.nodes.follow([NodeNotice("n1", "spot", seconds)])
+        controller.nodes.follow([NodeNotice("n1", "spot", seconds)])
         (report,) = controller.nodes.drains()
         assert report.drain.until == pytest.approx(time.time() + 30, abs=10)
 
@@ -345,7 +345,7 @@ async def test_save_point_under_way_is_called_off(world):
     (place,) = world.node.places.values()
     await world.until(lambda: place.running)
     save = place.running
-    await controller.nodes.drain("", DrainOrder(seconds=60), "root")
+    controller.nodes.drain("", DrainOrder(seconds=60), "root")
     await world.until(lambda: save.done, limit=2.0)
     # It is not made anew before that.
     await world.until(lambda: world.phase(controller) == "suspending", limit=2.0)
@@ -370,7 +370,7 @@ async def test_session_at_work_comes_back_by_itself_once_if_that_is_ordered(worl
         lambda: {sessions.row(SessionKey(u)).node for u in places} == {"n1"}
     )
     world.node.kernels = [kernel("busy", time.time())]
-    await controller.nodes.drain("n1", DrainOrder(comes_back=True), "root")
+    controller.nodes.drain("n1", DrainOrder(comes_back=True), "root")
     await world.until(lambda: world.hub.plans[-1:] == ["start restore"])
     await world.until(lambda: phases(controller)["ada"] == "running")
     # It came back to that very node: it is suspended again, and stays so.
@@ -382,4 +382,4 @@ async def test_session_at_work_comes_back_by_itself_once_if_that_is_ordered(worl
 async def test_sessions_cannot_go_on_elsewhere_where_there_is_nothing_else(world):
     controller = await world.controller()
     with pytest.raises(BadRequest):
-        await controller.nodes.drain("", DrainOrder(comes_back=True), "root")
+        controller.nodes.drain("", DrainOrder(comes_back=True), "root")

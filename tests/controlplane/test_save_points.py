@@ -485,3 +485,28 @@ async def test_what_a_session_came_back_from_is_kept_until_it_is_saved_again(wor
     await world.until(lambda: world.phase(controller) == "running")
     again = await saved(world, controller)
     await world.until(lambda: set(world.node.saved) == {again})
+
+
+async def test_what_is_ordered_before_the_agent_has_begun_calls_it_off(world):
+    controller, incarnation = await running(world)
+    place, begin = world.node.places[incarnation], world.node.save
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def late(*order):
+        asked.set()
+        await goes_on.wait()
+        return await begin(*order)
+
+    world.node.save = late
+    world.node.hold_at = "dump"
+    await controller.users.save(KEY, "ada")
+    await asked.wait()
+    await controller.users.suspend(KEY, "ada")
+    await asyncio.sleep(0.1)  # a cancel has nothing to cancel yet
+    goes_on.set()
+    await world.until(lambda: place.running)
+    save = place.running
+    await world.until(lambda: save.done, limit=2.0)
+    world.node.hold_at = ""
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert row(controller).checkpoint != save.checkpoint

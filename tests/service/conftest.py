@@ -148,7 +148,7 @@ class SessionsInMemory:
     def sessions(self) -> list[SessionView]:
         return list(self.views.values())
 
-    async def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
+    def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
         self.calls.append(("drain", node, order.seconds, order.comes_back, by))
         until = None if order.seconds is None else 1_700_000_000.0 + order.seconds
         drain = Drain(node=node, by=by, since=1_700_000_000.0, until=until)

@@ -75,11 +75,7 @@ class Machines:
 
 async def test_notices_of_before_stand_while_they_are_not_known():
     machines, told = Machines(), []
-
-    async def follow(notices):
-        told.append(notices)
-
-    watch = DrainWatch(machines, follow)
+    watch = DrainWatch(machines, told.append)
     machines.noticed = [NodeNotice("a", "cordoned")]
     await watch.settle([])
     machines.forbidden = True

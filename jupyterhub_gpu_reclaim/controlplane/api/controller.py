@@ -169,7 +169,7 @@ class Controller:
             settings=settings,
         )
         #: what may be asked of nodes
-        self.nodes = NodeApi(sessions, agent, queue)
+        self.nodes = NodeApi(sessions, queue)
         questions = Questions(
             sessions=sessions,
             agent=agent,

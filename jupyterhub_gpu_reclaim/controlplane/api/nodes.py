@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.drain import Drain
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport, NodeNotice
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
-    from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
@@ -31,12 +27,11 @@ LONGEST = 30 * 86400.0
 class NodeApi:
     """What may be asked of nodes; see ``Controller.nodes``."""
 
-    def __init__(self, sessions: Sessions, agent: Agent, queue: WorkQueue) -> None:
+    def __init__(self, sessions: Sessions, queue: WorkQueue) -> None:
         self._sessions = sessions
-        self._agent = agent
         self._queue = queue
 
-    async def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
+    def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
         """Suspend whatever runs there, and what comes there later.
 
         Args:
@@ -60,7 +55,7 @@ class NodeApi:
             node=node, by=by, since=now, until=until, comes_back=order.comes_back
         )
         self._sessions.drains.begin(drain)
-        await self._begun(drain)
+        self._begun(drain)
         return self._sessions.drains.report(drain)
 
     def undrain(self, node: str, by: str) -> None:
@@ -76,7 +71,7 @@ class NodeApi:
         _log.info("%s: no longer drained, by %s", node or "This machine", by)
         self._look_at(node)
 
-    async def follow(self, notices: Iterable[NodeNotice]) -> None:
+    def follow(self, notices: Iterable[NodeNotice]) -> None:
         """Drain what the cluster gives notice of, for as long as it does.
 
         Raises:
@@ -84,36 +79,23 @@ class NodeApi:
         """
         now = self._sessions.clock.now()
         for drain in self._sessions.drains.follow(notices, SERVICE, now):
-            await self._begun(drain)
+            self._begun(drain)
 
     def drains(self) -> list[DrainReport]:
         """How far each drain is, by node."""
         return [self._sessions.drains.report(d) for d in self._sessions.drains.all()]
 
-    async def _begun(self, drain: Drain) -> None:
+    def _begun(self, drain: Drain) -> None:
         _log.info("%s: drained, by %s%s", drain.name, drain.by, drain.because)
         for row in self._sessions.journal.sessions():
             if row.backoff_until and self._sessions.drains.of_session(row) == drain:
                 # What failed or was called off before is tried now, and told anew.
                 self._sessions.update(row.key, failures=0, backoff_until=None)
         self._look_at(drain.node)
-        saving = [
-            row
-            for row in self._on(drain.node)
-            if self._sessions.runtime(row.key).saving
-        ]
-        await asyncio.gather(*map(self._call_off_save, saving))
-
-    async def _call_off_save(self, row: SessionRow) -> None:
-        """Whatever is saved now is suspended instead."""
-        with suppress(ReclaimError):
-            await self._agent.cancel(row.incarnation)
 
     def _look_at(self, node: str) -> None:
-        for row in self._on(node):
-            self._queue.add(row.key)
-
-    def _on(self, node: str) -> list[SessionRow]:
-        """What runs there."""
-        rows = self._sessions.journal.sessions()
-        return [row for row in rows if row.node == node and row.phase in LIVE]
+        """Whoever waits for a change of what runs there looks again."""
+        for row in self._sessions.journal.sessions():
+            if row.node == node and row.phase in LIVE:
+                self._sessions.touch(row.key)
+                self._queue.add(row.key)

@@ -16,7 +16,6 @@ from jupyterhub_gpu_reclaim.common.auth.principals import of_user
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
-    ReclaimError,
     Refused,
     StoreError,
     Unreachable,
@@ -165,7 +164,6 @@ class UserApi:
         gone = {Phase.SUSPENDING, Phase.RELEASING, Phase.SUSPENDED}
         if row.phase in LIVE:
             self._wish(row, Intent.SUSPEND, by)
-            await self._call_off_save(row)
         elif row.phase not in gone or row.intent is Intent.RESUME:
             raise _wrong(row, SessionEvent.SUSPEND)
         return self._sessions.view(key)
@@ -231,7 +229,6 @@ class UserApi:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
         self._check_stays(row)
         self._wish(row, intent, by)
-        await self._call_off_save(row)
         return self._sessions.view(key)
 
     async def resume(
@@ -475,7 +472,6 @@ class UserApi:
             )
         elif row.phase in LIVE and save_running:
             bringing.wish(self._sessions, row, wanted, by)
-            await self._call_off_save(row)
         elif row.phase in LIVE:
             raise Refused(Reason.SESSION_RUNS)
         else:
@@ -709,12 +705,6 @@ class UserApi:
         """Nobody deletes what a former account of their name has left."""
         if by == of_user(key.user) and self._sessions.row(key).claimed:
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
-
-    async def _call_off_save(self, row: SessionRow) -> None:
-        """What is wanted next does not wait for a save point, by order or by rule."""
-        if self._sessions.runtime(row.key).saving:
-            with suppress(ReclaimError):
-                await self._agent.cancel(row.incarnation)
 
     async def _call_off_suspend(self, row: SessionRow) -> None:
         """It goes on, unless its programs have ended meanwhile, or its node goes."""

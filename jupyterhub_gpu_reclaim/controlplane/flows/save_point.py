@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common import codec
@@ -58,8 +59,7 @@ class Saver:
             Unreachable: the agent was lost on the way; it may go on there.
             Refused: ``operation_in_flight``: another one has to end first.
         """
-        runtime = self._sessions.runtime(row.key)
-        runtime.saving = True
+        giving_way = asyncio.create_task(self._give_way(row))
         try:
             async with asyncio.timeout(self._settings.operation_limit):
                 end = await self._carried_out(row)
@@ -74,7 +74,7 @@ class Saver:
             self._failed(row, by, codec.failure_of(error))
             return
         finally:
-            runtime.saving = False
+            giving_way.cancel()
         if end.checkpoint is not None:
             self._saved(row, by, end.checkpoint)
         elif end.failure is not None:
@@ -89,6 +89,21 @@ class Saver:
                 return event
             self._sessions.counters.step("save", event.step)
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
+
+    async def _give_way(self, row: SessionRow) -> None:
+        """Call it off once anything else is wanted of its session.
+
+        Again and again: an order may have come before the agent had begun.
+        """
+        sessions, limit = self._sessions, self._settings.operation_limit
+        while await sessions.until(row.key, self._is_wanted_otherwise, limit):
+            with suppress(ReclaimError):
+                await self._agent.cancel(row.incarnation)
+            await sessions.clock.sleep(self._settings.pace)
+
+    def _is_wanted_otherwise(self, row: SessionRow) -> bool:
+        ordered = row.intent not in {Intent.NONE, Intent.SAVE}
+        return ordered or self._sessions.drains.of_session(row) is not None
 
     def _saved(self, row: SessionRow, by: str, info: CheckpointInfo) -> None:
         """From now on it is what the session goes back to."""

@@ -81,7 +81,6 @@ class Runtime:
     moving_out: list[GpuSample] | None = None
     waking_until: float | None = None  #: when its memory is expected to be back
     save_tried: float | None = None  #: when its last save began, however that ended
-    saving: bool = False  #: whether it is being saved while it goes on
     nap_trouble: NapTrouble | None = None  #: how its last nap or wake failed
 
     def cards(self, incarnation: str) -> list[GpuSample]:

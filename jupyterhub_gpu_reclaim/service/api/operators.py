@@ -157,7 +157,7 @@ class DrainNode(ManagerRoute):
         """Begin; an order of before is replaced."""
         control, name = self.context.control, node_of(self.context.nodes(), node)
         order = self.body(DrainOrder)
-        self.answer(await control.nodes.drain(name, order, self.person.label), 202)
+        self.answer(control.nodes.drain(name, order, self.person.label), 202)
 
     @operation(
         "Take the order to drain a node back; for administrators",

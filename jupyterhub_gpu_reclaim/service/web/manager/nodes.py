@@ -266,7 +266,7 @@ class DrainButton(ManagerPage):
             control.nodes.undrain(node, by)
         else:
             name = node_of(self.context.nodes(), node or HERE)
-            await control.nodes.drain(name, DrainOrder(seconds=self._seconds()), by)
+            control.nodes.drain(name, DrainOrder(seconds=self._seconds()), by)
         self.redirect(f"{self.context.prefix}nodes", status=303)
 
     def _seconds(self) -> float | None:
