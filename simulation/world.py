@@ -76,6 +76,14 @@ WANTED = 6 * GIB  #: that a session with a GPU holds of it
 LOCKED = 30.0
 #: What each version of the journal has added, the newest first, taken away again.
 AGED = (
+    (
+        16,
+        """
+        DROP TABLE drains;
+        ALTER TABLE sessions DROP COLUMN save_name;
+        ALTER TABLE checkpoints DROP COLUMN name;
+        """,
+    ),
     (15, "ALTER TABLE deletions DROP COLUMN accounts"),
     (
         14,

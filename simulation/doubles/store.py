@@ -348,8 +348,9 @@ class Writer:
         self._cancelled = True
         if self._committed:
             return False
-        self._repository.store.touch()
+        # Now: what cannot be removed in an outage can be deleted after it.
         self._repository.ended(self._info.id)
+        self._repository.store.touch()
         return not self._committed
 
     def _check(self) -> None:
