@@ -168,7 +168,9 @@ class Hangs(Kept):
         super().write(data)
 
 
-def test_capture_that_is_called_off_does_not_wait_for_a_sink_that_hangs(tmp_path):
+@pytest.fixture
+def hanging(tmp_path):
+    """A server whose sink has something, and does not come to its end before it may."""
     answers = threading.Event()
     sink = Hangs(answers)
     server = CaptureServer(tmp_path, lambda name: sink)
@@ -180,32 +182,25 @@ def test_capture_that_is_called_off_does_not_wait_for_a_sink_that_hangs(tmp_path
     os.write(write_end, b"x")
     os.close(write_end)
     assert sink.asked.wait(20)
+    yield server, client
     wake = server.fileno()
+    os.fstat(wake)  # it is theirs until they have ended
+    answers.set()
+    _until_closed(wake)
+
+
+def test_capture_that_is_called_off_does_not_wait_for_a_sink_that_hangs(hanging):
+    server, client = hanging
     server.fail(ReclaimError(Reason.CANCELLED))
     client.close()
     begun = time.monotonic()
     server.finish()
     assert time.monotonic() - begun < 1.0
     assert server.failure.reason is Reason.CANCELLED
-    os.fstat(wake)  # it is theirs until they have ended
-    answers.set()
-    for thread in list(server._threads):
-        thread.join(20)
-    _until_closed(wake)
 
 
-def test_capture_may_be_called_off_while_a_sink_is_waited_for(tmp_path):
-    answers = threading.Event()
-    sink = Hangs(answers)
-    server = CaptureServer(tmp_path, lambda name: sink)
-    server.start()
-    client = Client(tmp_path / CAPTURE_SOCKET)
-    read_end, write_end = os.pipe()
-    client.ask("a.img")
-    client.give(read_end)
-    os.write(write_end, b"x")
-    os.close(write_end)
-    assert sink.asked.wait(20)
+def test_capture_may_be_called_off_while_a_sink_is_waited_for(hanging):
+    server, client = hanging
     client.close()  # CRIU has ended well
     begun, looks = time.monotonic(), []
 
@@ -217,7 +212,6 @@ def test_capture_may_be_called_off_while_a_sink_is_waited_for(tmp_path):
     server.finish(look)
     assert 0.3 < time.monotonic() - begun < 1.3
     assert server.failure.reason is Reason.CANCELLED
-    answers.set()
 
 
 def _until_closed(descriptor):
