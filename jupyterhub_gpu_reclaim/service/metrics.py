@@ -196,8 +196,8 @@ def _operations(now: MetricsSnapshot) -> Iterator[Metric]:
     yield ended
     begun = CounterMetricFamily(
         PREFIX + "suspends",
-        "Suspends that were begun, by cause: idle, pressure (somebody waited for a"
-        " GPU), request (a person's).",
+        "Suspends that were begun, by cause: idle, node_drains, pressure (somebody"
+        " waited for a GPU), request (a person's).",
         labels=["cause"],
     )
     for cause in sorted({*CAUSES, *now.counters.causes}):

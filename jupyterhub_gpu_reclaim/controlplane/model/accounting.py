@@ -81,7 +81,7 @@ WAITS = ("served", "left", "expired")
 #: had held that are suspended now, whoever uses them since.
 GPU_STATES = (IN_USE, KEPT, IDLE, FREED) = ("in_use", "kept", "idle", "freed")
 #: Why a suspend is begun; ``request`` is a person's.
-CAUSES = ("idle", "pressure", "request")
+CAUSES = ("idle", "node_drains", "pressure", "request")
 
 
 @dataclass
