@@ -490,12 +490,14 @@ async def test_what_a_session_came_back_from_is_kept_until_it_is_saved_again(wor
 async def test_what_is_ordered_before_the_agent_has_begun_calls_it_off(world):
     controller, incarnation = await running(world)
     place, begin = world.node.places[incarnation], world.node.save
-    asked, goes_on = asyncio.Event(), asyncio.Event()
+    asked, goes_on, saves = asyncio.Event(), asyncio.Event(), []
 
     async def late(*order):
         asked.set()
         await goes_on.wait()
-        return await begin(*order)
+        events = await begin(*order)
+        saves.append(place.operation)
+        return events
 
     world.node.save = late
     world.node.hold_at = "dump"
@@ -504,8 +506,8 @@ async def test_what_is_ordered_before_the_agent_has_begun_calls_it_off(world):
     await controller.users.suspend(KEY, "ada")
     await asyncio.sleep(0.1)  # a cancel has nothing to cancel yet
     goes_on.set()
-    await world.until(lambda: place.running)
-    save = place.running
+    await world.until(lambda: saves)
+    (save,) = saves
     await world.until(lambda: save.done, limit=2.0)
     world.node.hold_at = ""
     await world.until(lambda: world.phase(controller) == "suspended")

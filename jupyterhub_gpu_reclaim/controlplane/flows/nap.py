@@ -121,11 +121,13 @@ class Napper:
         if not _same(row, now):
             return
         if end.failure is not None and end.failure.code == Reason.ORDER_LATE.value:
-            self._count("nap", "failed", end.failure.code)  # it is judged anew
+            self._sessions.counters.ended(
+                "nap", "failed", end.failure.code
+            )  # it is judged anew
         elif end.failure is not None:
             self._failed(now, by, end.failure)
         elif end.tree is not None:
-            self._count("nap", "ok")
+            self._sessions.counters.ended("nap", "ok")
             trouble = runtime.nap_trouble_of(row.incarnation)
             # Whether this one lasts longer is seen at its end.
             runtime.nap_trouble = trouble if trouble and trouble.is_short else None
@@ -164,7 +166,7 @@ class Napper:
             self._woken(now, end.tree, by)
             return 0.0
         if end.failure is not None:
-            self._count("wake", "failed", end.failure.code)
+            self._sessions.counters.ended("wake", "failed", end.failure.code)
             trouble = NapTrouble(row.incarnation, end.failure, 0, None)
             self._sessions.runtime(row.key).nap_trouble = trouble
             self._sessions.touch(row.key)
@@ -182,7 +184,7 @@ class Napper:
         self._woken(row, tree, SERVICE)
 
     def _woken(self, row: SessionRow, tree: Tree, by: str) -> None:
-        self._count("wake", "ok")
+        self._sessions.counters.ended("wake", "ok")
         lasted = self._sessions.clock.now() - row.since
         runtime = self._sessions.runtime(row.key)
         short = row.phase is Phase.NAPPING and lasted < SHORT_NAP
@@ -230,7 +232,7 @@ class Napper:
     def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
         """The session runs on as before; the policy waits before it tries again."""
         self._sessions.runtime(row.key).nap_trouble = self._trouble(row, failure)
-        self._count("nap", "failed", failure.code)
+        self._sessions.counters.ended("nap", "failed", failure.code)
         line = self._sessions.audit_line(row.key, by, "nap failed", failure.message)
         order: dict[str, Any] = _NO_ORDER if row.intent is Intent.NAP else {}
         self._sessions.update(row.key, line, **order)
@@ -264,11 +266,6 @@ class Napper:
         except ReclaimError as error:
             return Event(failure=codec.failure_of(error))
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
-
-    def _count(self, operation: str, outcome: str, code: str = "") -> None:
-        self._sessions.counters.operations[operation, outcome] += 1
-        if code:
-            self._sessions.counters.failures[operation, code] += 1
 
 
 def _same(before: SessionRow, now: SessionRow) -> bool:

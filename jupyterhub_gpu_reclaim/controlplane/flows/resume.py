@@ -158,7 +158,7 @@ class Resumer:
 
     def restored(self, row: SessionRow) -> SessionRow:
         """RESUMING -> RUNNING: it answers; its checkpoint is kept for a while."""
-        self._count("ok")
+        self._sessions.counters.ended("resume", "ok")
         superseded = expiry.came_from(self._sessions, row, self._settings.grace)
         superseded += expiry.settled(self._sessions, row.key, self._settings.set_aside)
         now = self._sessions.clock.now()
@@ -180,7 +180,9 @@ class Resumer:
         """RESUMING -> SUSPENDED: nothing came back, the checkpoint is kept."""
         if not self._still(row):
             return self._sessions.row(row.key)
-        self._count("failed", failure.code if failure else Reason.CANCELLED.value)
+        self._sessions.counters.ended(
+            "resume", "failed", failure.code if failure else Reason.CANCELLED.value
+        )
         if failure is not None:
             self._sessions.end_with(row.key, failure)
         self._sessions.end(row.key, Reason.CANCELLED)
@@ -199,8 +201,3 @@ class Resumer:
     async def kill(self, key: SessionKey, incarnation: str) -> None:
         """End an incarnation; see ``ending.end``."""
         await ending.end(self._sessions, self._agent, key, incarnation)
-
-    def _count(self, outcome: str, code: str = "") -> None:
-        self._sessions.counters.operations["resume", outcome] += 1
-        if code:
-            self._sessions.counters.failures["resume", code] += 1

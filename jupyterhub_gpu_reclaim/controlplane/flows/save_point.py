@@ -108,7 +108,7 @@ class Saver:
     def _saved(self, row: SessionRow, by: str, info: CheckpointInfo) -> None:
         """From now on it is what the session goes back to."""
         sessions, now = self._sessions, self._sessions.row(row.key)
-        self._count("ok")
+        self._sessions.counters.ended("save", "ok")
         if now.incarnation != row.incarnation or now.phase not in LIVE:
             return  # it is found in the store
         note = (
@@ -133,7 +133,7 @@ class Saver:
     def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
         """The session goes on as if it had not been ordered."""
         sessions, now = self._sessions, self._sessions.row(row.key)
-        self._count("failed", failure.code)
+        self._sessions.counters.ended("save", "failed", failure.code)
         if failure.code == Reason.CANCELLED.value:
             return  # where nobody wants anything else, it is tried again
         if now.incarnation != row.incarnation or now.phase not in LIVE:
@@ -142,11 +142,6 @@ class Saver:
         line = sessions.audit_line(row.key, by, "save point failed", failure.message)
         told = now.failure if by == SERVICE else failure
         sessions.update(row.key, line, failure=told, **_done(row, now))
-
-    def _count(self, outcome: str, code: str = "") -> None:
-        self._sessions.counters.operations["save", outcome] += 1
-        if code:
-            self._sessions.counters.failures["save", code] += 1
 
 
 def _done(row: SessionRow, now: SessionRow) -> dict[str, Any]:

@@ -189,7 +189,7 @@ class Suspender:
         called_off = failure.code in _CALLED_OFF
         failures = row.failures if called_off else row.failures + 1
         wait = self._settings.pause_after(failures)
-        self._count("failed", failure.code)
+        self._sessions.counters.ended("suspend", "failed", failure.code)
         self._sessions.end(row.key, Reason.CANCELLED)
         return self._sessions.apply(
             row.key,
@@ -238,7 +238,7 @@ class Suspender:
         """RELEASING -> SUSPENDED, unless that was noted already."""
         if self._sessions.row(row.key).phase is not Phase.RELEASING:
             return self._sessions.row(row.key)
-        self._count("ok")
+        self._sessions.counters.ended("suspend", "ok")
         return self._sessions.apply(row.key, SessionEvent.RELEASED)
 
     async def thaw(self, row: SessionRow) -> None:
@@ -249,7 +249,7 @@ class Suspender:
 
     def thawed(self, row: SessionRow, failure: Failure) -> SessionRow:
         """Back to RUNNING: the checkpoint is older than what runs, so it is deleted."""
-        self._count("failed", failure.code)
+        self._sessions.counters.ended("suspend", "failed", failure.code)
         now = self._sessions.clock.now()
         to_delete = expiry.kept(
             self._sessions, row.checkpoint, Keeping.TO_DELETE, seconds=0
@@ -267,8 +267,3 @@ class Suspender:
             # a stop by the Hub that comes now may still be ours: ``Stops.plan``
             stop_asked=row.stop_asked or now,
         )
-
-    def _count(self, outcome: str, code: str = "") -> None:
-        self._sessions.counters.operations["suspend", outcome] += 1
-        if code:
-            self._sessions.counters.failures["suspend", code] += 1

@@ -136,6 +136,12 @@ class Counters:
         """Count a whole operation."""
         self.whole.setdefault(operation, Histogram()).observe(seconds)
 
+    def ended(self, operation: str, outcome: str, code: str = "") -> None:
+        """Count the end of an operation, and the reason why it failed, if it did."""
+        self.operations[operation, outcome] += 1
+        if code:
+            self.failures[operation, code] += 1
+
     def step(self, operation: str, step: Step) -> None:
         """Count a finished step."""
         if step.state == "done":
