@@ -109,7 +109,16 @@ async def test_nap_and_wake_go_to_the_agent_of_its_node(cluster, service, two):
     (tree,) = await service.fleet.trees(ADA)
     assert (tree.runs, tree.nap.bytes) == (True, 5)
     assert {s.key for s in await service.fleet.samples()} == {ADA, BOB}
+    agent, follows = node_of(cluster, two[0]).agent, asyncio.Event()
+    follow = agent.next_wake
+
+    async def next_wake(incarnation):
+        follows.set()
+        return await follow(incarnation)
+
+    agent.next_wake = next_wake
     following = asyncio.ensure_future(all_of(service.fleet.next_wake(I1)))
+    await asyncio.wait_for(follows.wait(), 10)  # a wake that is over is not followed
     assert (await all_of(service.fleet.wake(I1)))[-1].tree.state is TreeState.RUNNING
     assert place.state is TreeState.RUNNING
     followed = await asyncio.wait_for(following, 10)
