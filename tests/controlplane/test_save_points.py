@@ -512,3 +512,30 @@ async def test_what_is_ordered_before_the_agent_has_begun_calls_it_off(world):
     world.node.hold_at = ""
     await world.until(lambda: world.phase(controller) == "suspended")
     assert row(controller).checkpoint != save.checkpoint
+
+
+async def test_save_point_that_nobody_heard_of_is_what_the_session_goes_back_to(world):
+    controller, _ = await running(world)
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    (place,) = world.node.living(KEY)
+    place.contents = "as saved"
+    before = set(world.node.saved)
+    world.node.breaks_streams = True
+    await controller.users.save(KEY, "ada")
+    await world.until(lambda: set(world.node.saved) - before)
+    (new,) = set(world.node.saved) - before
+    await world.kill(controller)
+    world.node.breaks_streams = False
+    controller = await world.controller()
+    await world.until(lambda: row(controller).checkpoint != min(before))
+    await world.until(lambda: row(controller).intent is Intent.NONE)
+    newest = row(controller).checkpoint
+    assert kept(controller)[newest] is Keeping.SUPERSEDED
+    assert kept(controller).get(new) in {Keeping.SUPERSEDED, None}
+    lost(world, place.incarnation)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert row(controller).checkpoint == newest
+    assert row(controller).failure.code == "ended_since_saved"

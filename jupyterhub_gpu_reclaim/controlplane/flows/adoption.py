@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
 from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
-from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
     Intent,
@@ -221,12 +221,30 @@ def _beside(
         rows = _superseded(rows, before, until)
         changes["checkpoint"] = parent
         rows = [_kept_on(each, parent, row) for each in rows]
+    point = _save_point(row, observed)
+    if point is not None:
+        rows = [each for each in rows if each.id != point.id]
+        rows += expiry.outdated(sessions, row.key, settings)
+        rows.append(expiry.save_point(point, sessions.clock.now()))
+        changes["checkpoint"] = point.id
     if not row.since:  # nothing that runs or is suspended: only what may come back
         sessions.journal.keep(rows)
         sessions.touch(row.key)
         return
     line = sessions.audit_line(row.key, SERVICE, "found aside")
     sessions.update(row.key, line, checkpoints=rows, **changes)
+
+
+def _save_point(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
+    """What runs, as it was saved last, where nobody heard of that."""
+    own = [
+        info
+        for info in observed.unknown()
+        if info.incarnation == row.incarnation and info.stamp > row.stamp
+    ]
+    newest = max(own, key=lambda info: info.stamp, default=None)
+    said = newest is not None and newest.aside is not None
+    return newest if row.phase in LIVE and not said else None
 
 
 def _came_from(tree: Tree) -> str:
