@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlsplit
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport
+from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder, DrainReport
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import (
@@ -206,7 +206,7 @@ class SessionsClient:
 
 
 def _drain_of(node: str) -> str:
-    return f"nodes/{quote(node, safe='') or '-'}/drain"
+    return f"nodes/{quote(node, safe='') or HERE}/drain"
 
 
 def _parts(url: str) -> tuple[str, str]:

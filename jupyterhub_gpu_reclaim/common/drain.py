@@ -8,6 +8,9 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Value
 
+#: The Hub's own machine, as a segment of a URL's path; no node is called that.
+HERE = "-"
+
 
 class NodeNotice(NamedTuple):
     """What a cluster says of a node that is about to go."""

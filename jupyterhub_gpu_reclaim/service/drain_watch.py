@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.service.node_watch import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 
 _log = logging.getLogger(__name__)
-
-#: Seconds for an answer.
-ANSWER_SECONDS = 5.0
 
 
 class Agents(Protocol):

@@ -192,13 +192,19 @@ async def test_looks_that_take_long_do_not_hold_it_up(world, monkeypatch):
     )
 
 
-async def test_return_to_a_closed_machine_is_not_asked_for_again_and_again(world):
+async def resumed_while_it_is_saved(world):
+    """A session of a drained machine whose user comes; its dump is held."""
     controller = await world.controller()
     await running(world, controller, "ada")
     world.node.hold_at = "dump"
     controller.nodes.drain("", DrainOrder(), "root")
     await world.until(lambda: world.phase(controller) == "suspending")
     await controller.users.resume(KEY, "ada")
+    return controller
+
+
+async def test_return_to_a_closed_machine_is_not_asked_for_again_and_again(world):
+    controller = await resumed_while_it_is_saved(world)
     world.node.hold_at = ""
     await world.until(lambda: world.phase(controller) == "suspended")
     await asyncio.sleep(0.5)
@@ -207,12 +213,7 @@ async def test_return_to_a_closed_machine_is_not_asked_for_again_and_again(world
 
 
 async def test_user_who_comes_while_it_is_saved_does_not_call_that_off(world):
-    controller = await world.controller()
-    await running(world, controller, "ada")
-    world.node.hold_at = "dump"
-    controller.nodes.drain("", DrainOrder(), "root")
-    await world.until(lambda: world.phase(controller) == "suspending")
-    await controller.users.resume(KEY, "ada")
+    controller = await resumed_while_it_is_saved(world)
     await asyncio.sleep(0.2)
     assert world.phase(controller) == "suspending"
     world.node.hold_at = ""

@@ -65,10 +65,11 @@ class NodeApi:
             NotFound: ``not_drained``.
             StoreError: the journal cannot be written.
         """
-        if self._sessions.drains.of(node) is None:
+        drain = self._sessions.drains.of(node)
+        if drain is None:
             raise NotFound(Reason.NOT_DRAINED, node=node or "This machine")
         self._sessions.drains.end(node)
-        _log.info("%s: no longer drained, by %s", node or "This machine", by)
+        _log.info("%s: no longer drained, by %s", drain.name, by)
         self._look_at(node)
 
     def follow(self, notices: Iterable[NodeNotice]) -> None:

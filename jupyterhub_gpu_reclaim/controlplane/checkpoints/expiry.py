@@ -61,11 +61,6 @@ def save_point(info: CheckpointInfo, now: float, name: str = "") -> CheckpointRo
     )
 
 
-def is_save_point(row: CheckpointRow, incarnation: str) -> bool:
-    """Whether it is what that incarnation was saved as, and no suspend of it."""
-    return row.info is not None and row.info.incarnation == incarnation != ""
-
-
 def is_fallback(row: CheckpointRow) -> bool:
     """Whether it is kept as long as its session runs, or until there is a newer one."""
     return row.keeping is Keeping.SUPERSEDED and row.expires is None
@@ -84,13 +79,13 @@ def outdated(
     spare = [
         row
         for row in sessions.journal.checkpoints(key)
-        if row.keeping is Keeping.ASIDE and is_save_point(row, incarnation)
+        if row.keeping is Keeping.ASIDE and row.is_of(incarnation)
     ]
     plain = [row for row in [*spare, *rows] if not row.name]
     over = {row.id for row in plain[: max(0, len(plain) - settings.save_points + 1)]}
     changed = []
     for row in rows:
-        aside = is_save_point(row, incarnation) and row.id not in over
+        aside = row.is_of(incarnation) and row.id not in over
         keeping = Keeping.ASIDE if aside else Keeping.SUPERSEDED
         seconds = settings.set_aside if aside else settings.grace
         changed.append(row.kept(keeping, now, now + seconds, by_word=aside))

@@ -74,9 +74,9 @@ def risks(sessions: Sessions) -> list[Risk]:
 def last_saved(sessions: Sessions, row: SessionRow) -> float | None:
     """When what runs was saved last; None: never."""
     saved = sessions.journal.checkpoint(row.checkpoint)
-    if saved is None or saved.info is None:
+    if saved is None or not saved.is_of(row.incarnation):
         return None
-    return saved.changed if saved.info.incarnation == row.incarnation else None
+    return saved.changed
 
 
 def is_used(usage: Usage, since: float) -> bool:

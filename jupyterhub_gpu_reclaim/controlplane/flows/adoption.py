@@ -73,9 +73,9 @@ def lost(
 ) -> SessionRow:
     """A session ended by itself: back to where it came from, or to its save point.
 
-    Of that its user has seen more since, and is asked, unless the administrator wants
-    what the cluster has ended to come back by itself. So they are of what it came from
-    a while ago, which is kept like a save point.
+    Of a save point its user has seen more since, and of what it came from a while ago,
+    where that is kept like one: they are asked, unless the administrator wants what the
+    cluster has ended to come back by itself.
 
     Args:
         sessions: the rows.
@@ -277,8 +277,7 @@ def _superseded(
 
 def _kept_on(each: CheckpointRow, parent: str, row: SessionRow) -> CheckpointRow:
     """A save point of what runs is kept as long as that."""
-    its = each.info is not None and each.info.incarnation == row.incarnation
-    if its and each.id == parent:
+    if each.is_of(row.incarnation) and each.id == parent:
         return msgspec.structs.replace(each, expires=None)
     return each
 

@@ -266,10 +266,10 @@ class Worker:
     # --- suspend
     async def _ready(self, row: SessionRow, action: Action) -> float | None:
         """A session that runs as it should: suspend it, warn it, or leave it alone."""
-        if row.intent is Intent.NAP and action.tree is not None:
-            return await self._nap_or_wake(row, action.tree)
         if row.intent is Intent.SUSPEND:
             return await self._suspend(row.key, row.intent_by)
+        if row.intent is Intent.NAP and action.tree is not None:
+            return await self._nap_or_wake(row, action.tree)
         drained = self._sessions.drains.of_session(row) is not None
         if row.intent is Intent.SAVE and not drained:
             return await self._save(row, row.intent_by)

@@ -121,6 +121,10 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
         """See ``CheckpointInfo.stamp``."""
         return (self.info.stamp[0] if self.info else 0), self.generation
 
+    def is_of(self, incarnation: str) -> bool:
+        """Whether it is what that incarnation was saved as; never of an unknown one."""
+        return self.info is not None and self.info.incarnation == incarnation != ""
+
     def kept(
         self,
         keeping: Keeping,

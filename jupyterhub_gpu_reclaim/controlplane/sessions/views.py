@@ -90,22 +90,13 @@ def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptStat
             stored_bytes=row.info.stored_bytes if row.info else 0,
             keeping=row.keeping.value,
             name=row.name,
-            save_point=bool(row.name) or _of_this_run(row, session),
+            save_point=bool(row.name)
+            or (session.phase.live and row.is_of(session.incarnation)),
             expires=row.expires,
         )
         for row in reversed(rows)
         if row.keeping not in HIDDEN
     ]
-
-
-def _of_this_run(row: CheckpointRow, session: SessionRow) -> bool:
-    """Whether it is of what runs, which has gone on since."""
-    info = row.info
-    return (
-        info is not None
-        and session.phase.live
-        and info.incarnation == session.incarnation
-    )
 
 
 def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:

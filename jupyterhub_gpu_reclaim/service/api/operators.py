@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from jupyterhub_gpu_reclaim import __version__
-from jupyterhub_gpu_reclaim.common.drain import DrainOrder, DrainReport
+from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder, DrainReport
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Compared, Value
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
@@ -27,10 +27,6 @@ from jupyterhub_gpu_reclaim.service.api.openapi import operation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-#: The Hub's own machine, as a segment of a path; no node of a cluster is called that.
-HERE = "-"
 
 
 def node_of(nodes: Iterable[NodeHealth], segment: str) -> str:

@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl, urlencode
 from tornado.web import HTTPError
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
 from jupyterhub_gpu_reclaim.service.api.base import Forbidden
@@ -64,11 +63,11 @@ class Act(Page):
         elif action == "resume":
             await control.users.resume(key, by, manages=self.person.manages)
         elif action == "keep":
-            manages, seconds = self.person.manages, self._seconds()
+            manages, seconds = self.person.manages, self.seconds()
             await control.users.keep(key, seconds, by, manages=manages)
             return "keep" if seconds else "keep-off"
         elif action == "idle-time":
-            chosen = self._seconds() if self.get_body_argument("seconds", "") else None
+            chosen = self.seconds() if self.get_body_argument("seconds", "") else None
             await control.users.choose_idle_time(key, chosen, by)
         elif action == "bring-back":
             checkpoint = self.get_body_argument("checkpoint", "")
@@ -107,14 +106,6 @@ class Act(Page):
             await control.users.end_second(key, incarnation, by)
         else:
             raise HTTPError(404)
-
-    def _seconds(self) -> float:
-        text = self.get_body_argument("seconds", "")
-        try:
-            return float(text)
-        except ValueError:
-            what = "The form's 'seconds' must be a number."
-            raise BadRequest(Reason.INVALID, what=what) from None
 
 
 class Fresh(Page):

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from tornado.web import HTTPError, StaticFileHandler
 
 from jupyterhub_gpu_reclaim.common import text
-from jupyterhub_gpu_reclaim.common.errors import NotFound
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
@@ -216,6 +216,18 @@ class Page(PersonRoute, HtmlErrors):
     def done(self) -> str:
         """What a form has just done, in words."""
         return DONE.get(self.get_query_argument("done", ""), "")
+
+    def seconds(self) -> float:
+        """The form's ``seconds``.
+
+        Raises:
+            BadRequest: there is no such number.
+        """
+        try:
+            return float(self.get_body_argument("seconds", ""))
+        except ValueError:
+            what = "The form's 'seconds' must be a number."
+            raise BadRequest(Reason.INVALID, what=what) from None
 
     def xsrf(self) -> str:
         """The proof that the page's forms and scripts send back (``api/visits.py``)."""

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jupyterhub_gpu_reclaim.common import text as words
-from jupyterhub_gpu_reclaim.common.drain import DrainOrder
-from jupyterhub_gpu_reclaim.common.errors import BadRequest
-from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
 from jupyterhub_gpu_reclaim.service.api.base import PersonRoute
-from jupyterhub_gpu_reclaim.service.api.operators import HERE, node_of
+from jupyterhub_gpu_reclaim.service.api.operators import node_of
 from jupyterhub_gpu_reclaim.service.web.health import called
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
@@ -266,16 +264,10 @@ class DrainButton(ManagerPage):
             control.nodes.undrain(node, by)
         else:
             name = node_of(self.context.nodes(), node or HERE)
-            control.nodes.drain(name, DrainOrder(seconds=self._seconds()), by)
+            hurried = self.get_body_argument("seconds", "")
+            order = DrainOrder(seconds=self.seconds() if hurried else None)
+            control.nodes.drain(name, order, by)
         self.redirect(f"{self.context.prefix}nodes", status=303)
-
-    def _seconds(self) -> float | None:
-        text = self.get_body_argument("seconds", "")
-        try:
-            return float(text) if text else None
-        except ValueError:
-            what = "The form's 'seconds' must be a number."
-            raise BadRequest(Reason.INVALID, what=what) from None
 
 
 class _ForScript(ManagerPage):
