@@ -381,14 +381,15 @@ async def test_user_goes_back_to_a_save_point_and_the_present_is_saved_first(wor
 
 
 async def test_suspend_that_is_ordered_meanwhile_calls_it_off(world):
-    controller, _ = await running(world)
+    controller, incarnation = await running(world)
+    place = world.node.places[incarnation]
     world.node.hold_at = "dump"
     await controller.users.save(KEY, "ada")
-    await world.until(
-        lambda: any(place.running for place in world.node.places.values())
-    )
-    world.node.hold_at = ""
+    await world.until(lambda: place.running)
+    save = place.running
     await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: save.done)
+    world.node.hold_at = ""
     await world.until(lambda: world.phase(controller) == "suspended")
     assert len(world.node.saved) == 1
 
