@@ -29,9 +29,8 @@ STOPPED
 SUSPENDED    a doubt that no person has settled     ask its user
              otherwise                              return it
 STOPPED      another one is to be brought back      take that
-             the Hub's pointer names one that was   bring that back
-             set aside when it was found
-             it names one that nobody knows         missing
+             the Hub's pointer names one that       missing
+             nobody knows
              otherwise                              cold
 any of the   no answer                              SUSPENDED: return it if Hub and
 last three                                          journal agree; STOPPED: cold if
@@ -137,9 +136,6 @@ def _of_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         return _returned(row, asked)
     if row.bring_back:
         return Action(ActionKind.BRING_BACK)
-    hubs = _the_hubs(row, observed, asked)
-    if hubs is not None and _was_set_aside(row, asked):
-        return Action(ActionKind.BRING_BACK, None, hubs)
     known = _is_accounted_for(row, asked)
     return Action(ActionKind.COLD if known else ActionKind.MISSING)
 
@@ -241,18 +237,6 @@ def _the_hubs(
     if known is None or known.keeping in HIDDEN or observed.checkpoint(row.checkpoint):
         return None
     return observed.checkpoint(known.id)
-
-
-def _was_set_aside(row: SessionRow, asked: Asked) -> bool:
-    """Whether what the Hub remembers was set aside, and by nobody's word.
-
-    A journal that was put back took it for older than a session that has been deleted
-    since, whose numbers were higher.
-    """
-    known = _of_hub(asked)
-    if known is None or known.keeping is not Keeping.ASIDE:
-        return False
-    return known.stamp >= row.stamp and known.id != row.dismissed
 
 
 def _of_hub(asked: Asked) -> CheckpointRow | None:
