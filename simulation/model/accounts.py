@@ -226,13 +226,6 @@ def noted(state: State) -> State:
     return desk.settled()
 
 
-def spared(state: State) -> State:
-    """A start's incarnation is none of the deleted session's."""
-    desk = Desk(state)
-    desk.deletions.spare(model.KEY, str(state.next))
-    return desk.settled()
-
-
 def ordered(state: State) -> State:
     """A person has deleted the user."""
     desk = Desk(state)

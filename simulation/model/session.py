@@ -892,7 +892,7 @@ def _start_plan(state: State, decide: Decide) -> State | None:
     if not state.service or silent:
         return None
     if state.kinds & {ACCOUNTS, DELETED}:
-        state, may = accounts.check(accounts.spared(state))
+        state, may = accounts.check(state)
         if not may:
             return state
     while True:

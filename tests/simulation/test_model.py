@@ -6,10 +6,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.term import Term
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import (
-    DeletionOrder,
-    Deletions,
-)
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import WAIT, Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import TABLE, SessionEvent
@@ -190,8 +187,8 @@ def test_name_that_is_taken_for_an_account_is_found(monkeypatch):
 
 
 def test_order_to_delete_that_spares_nobody_is_found(monkeypatch):
-    monkeypatch.setattr(DeletionOrder, "concerns", lambda self, account: True)
-    monkeypatch.setattr(Deletions, "_new", lambda self, order: frozenset())
+    for rule in ("_is_old", "_is_saved"):
+        monkeypatch.setattr(Deletions, rule, lambda self, order, found: True)
     with pytest.raises(Broken):
         explore(start(faults=0, kinds=[DELETED]))
 

@@ -98,8 +98,6 @@ class StartPlanner:
         key = placement.key
         try:
             self._sessions.take_up_deletions()
-            if self._sessions.deletions is not None:
-                self._sessions.deletions.spare(key, placement.incarnation)
             # The check may give it a former one's.
             owned = self._sessions.row(key).account == placement.owner != ""
             owners.check(self._sessions, placement, self._settings)

@@ -5,9 +5,9 @@ agent and store have been seen to hold nothing of the session. Until then, what 
 is hidden: it is neither adopted, nor brought back, nor taken for a new session of the
 same name.
 
-Old and new are told apart by session and incarnation: the Hub names the sessions, every
-start has its own incarnation, and starts after the order are noted in it. What is of
-another account than the one that was deleted is never meant.
+Old and new are told apart by session and incarnation: the Hub names the sessions, and
+every start has its own incarnation. What is of another account than the one that was
+deleted is never meant.
 
 A start that the Hub could not tell of is found here, or reported when it runs, and so
 may be known earlier than the order. So what waits as a file is taken up before anything
@@ -60,8 +60,6 @@ class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
     key: SessionKey
     stamp: tuple[int, int]  #: the highest that the deleted session can have had
     names: frozenset[str]  #: sessions and incarnations known to be deleted
-    #: started after the order, and checkpoints that are not the deleted session's
-    spared: frozenset[str]
     accounts: frozenset[str]  #: that were deleted; none: that was not told
 
     def concerns(self, account: str) -> bool:
@@ -174,7 +172,6 @@ class Deletions:
             key=row.key,
             stamp=(self._term(), self._sessions.highest_generation(row.key)),
             names=frozenset(deletion.sessions),
-            spared=frozenset(),
             accounts=frozenset({deletion.account} - {""}),
         )
         names = {each.info.incarnation for each in self._rows(order) if each.info}
@@ -202,23 +199,6 @@ class Deletions:
         """Sessions with a pending order."""
         return set(self._all())
 
-    def spare(self, key: SessionKey, name: str) -> None:
-        """Except a new session of that name from the order.
-
-        Args:
-            key: its name.
-            name: its incarnation, which is about to start, or a checkpoint of it.
-
-        Raises:
-            StoreError: it could not be written; the start must wait.
-        """
-        order = self.pending(key)
-        if order is None or name in order.spared | order.names:
-            return
-        order = msgspec.structs.replace(order, spared=order.spared | {name})
-        self._sessions.journal.write(*_written(order))
-        self._all()[key] = order
-
     def _all(self) -> dict[SessionKey, DeletionOrder]:
         if self._orders is None or self._read_in != self._term():
             self._read_in = self._term()
@@ -244,16 +224,14 @@ class Deletions:
             saved = tuple(info for info in saved if not self._is_saved(order, info))
         return observed._replace(trees=trees, saved=saved)
 
-    def _new(self, order: DeletionOrder) -> frozenset[str]:
-        return order.spared | {self._sessions.row(order.key).incarnation}
-
     def _is_old(self, order: DeletionOrder, tree: Tree) -> bool:
         """Whether a tree belongs to the deleted session.
 
         An unknown tree that runs, or is about to, may have been started while no
         service was there; of a tree on a silent node nothing is known.
         """
-        if tree.incarnation in self._new(order) or not order.concerns(tree.account):
+        mine = tree.incarnation == self._sessions.row(order.key).incarnation
+        if mine or not order.concerns(tree.account):
             return False
         new = tree.runs or tree.state in {TreeState.HOLDING, TreeState.UNKNOWN}
         return bool({tree.session, tree.incarnation} & order.names) or not new
@@ -268,7 +246,7 @@ class Deletions:
         row = self._sessions.journal.checkpoint(info.id)
         if row is not None:
             return row.keeping is Keeping.TO_DELETE
-        mine = {info.id, info.incarnation} & self._new(order)
+        mine = info.incarnation == self._sessions.row(order.key).incarnation
         if mine or not order.concerns(info.account):
             return False
         known = {info.session, info.incarnation} & order.names
@@ -344,7 +322,7 @@ def _written(order: DeletionOrder) -> list[Any]:
         "term": order.stamp[0],
         "generation": order.stamp[1],
         "incarnations": codec.encode(sorted(order.names)).decode(),
-        "spared": codec.encode(sorted(order.spared)).decode(),
+        "spared": "[]",  # of an earlier release
         "accounts": codec.encode(sorted(order.accounts)).decode(),
     }
     return [_removed(order.key), schema.deletions.insert().values(**values)]
@@ -355,7 +333,6 @@ def _read(row: dict[Any, Any]) -> DeletionOrder:
         key=SessionKey(row["user"], row["server"]),
         stamp=(row["term"], row["generation"]),
         names=_names(row["incarnations"]),
-        spared=_names(row["spared"]),
         accounts=_names(row["accounts"]),
     )
 

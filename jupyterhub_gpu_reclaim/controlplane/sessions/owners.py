@@ -78,8 +78,6 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
     for each in sessions.journal.checkpoints(key):
         mine = _saved_by(sessions, each.id) == owner or (each.id == pointer and its)
         if each.keeping is Keeping.FORMER and mine:
-            if sessions.deletions is not None:
-                sessions.deletions.spare(key, each.id)
             sessions.journal.drop(each.id)  # the start finds it
 
 
