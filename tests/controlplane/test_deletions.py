@@ -111,8 +111,8 @@ async def test_deletion_ordered_while_no_service_was_there_is_taken_up(world, tm
 
 async def test_order_that_is_told_as_well_is_one_order(world, tmp_path):
     controller = await _suspended(world, folder=tmp_path)
-    deletion_orders.write(tmp_path, DELETED)
-    await controller.forget(DELETED)
+    path = deletion_orders.write(tmp_path, DELETED)
+    await controller.forget(Deletion(user=KEY.user, order=path.stem))
     world.hub.pointers.pop(KEY, None)
     await _nothing_is_left(world, controller)
     audit = Journal(world.url)
@@ -194,7 +194,7 @@ async def test_order_whose_file_cannot_be_removed_does_not_hit_the_next_session(
     with monkeypatch.context() as broken:
         broken.setattr(deletion_orders, "remove", fails)
         path = deletion_orders.write(tmp_path, DELETED)
-        await controller.forget(DELETED)
+        await controller.forget(Deletion(user=KEY.user, order=path.stem))
         world.hub.pointers.pop(KEY, None)
         await _nothing_is_left(world, controller)
         await world.until(lambda: world.phase(controller) == "running")

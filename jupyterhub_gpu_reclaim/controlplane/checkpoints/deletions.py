@@ -49,7 +49,6 @@ _log = logging.getLogger(__name__)
 
 _DELETED = "The server was deleted."
 _MARK = "order to delete:"
-_OLD_MARK = "deletion:"  # before 2026-11-23
 #: Seconds for which an order that was taken up is known again; no call is as late.
 _KNOWN_SECONDS = 7 * 86400.0
 
@@ -86,55 +85,40 @@ class Deletions:
         self._read_in = 0  #: which term: a higher one raises some of them
 
     # --- orders
-    def take_up(self) -> list[SessionKey]:
-        """Take over the spawner's order files; returns the sessions concerned.
+    def take_up(self) -> None:
+        """Take over the spawner's order files.
+
+        A file that cannot be removed, or outlived a crash, is not taken twice.
 
         Raises:
             StoreError: the journal cannot be written; the rest is taken up later.
         """
-        taken: list[SessionKey] = []
         if self._folder is None:
-            return taken
+            return
         try:
             for path, deletion in deletion_orders.pending(self._folder):
-                if self._take(path, deletion):
-                    taken.append(deletion.key)
+                self._take(path.stem, deletion)
+                deletion_orders.remove(path)
         except OSError as error:
             _log.warning("orders to delete cannot be read: %s", error)
-        return taken
-
-    def _take(self, path: Path, deletion: Deletion) -> bool:
-        """Take one file over; returns whether it was new.
-
-        A file that cannot be removed, or outlived a crash, is not taken twice: there
-        may be a new session of that name by then.
-        """
-        new = not self._is_known(path.stem)
-        if new:
-            self._order(deletion, also=self._known(path.stem))
-        deletion_orders.remove(path)
-        return new
 
     def take(self, deletion: Deletion) -> None:
         """Order what the spawner tells, unless that order was taken up before.
 
-        Such a call is late, and there may be a new session of that name by now.
         Checkpoints that are kept for a former account of that name keep their own time.
 
         Raises:
             StoreError: it could not be written; nothing is changed.
         """
-        key, name = deletion.key, deletion.order
-        if key not in self.take_up() and not (name and self._is_known(name)):
-            self._order(deletion, also=self._known(name) if name else ())
+        self.take_up()
+        self._take(deletion.order, deletion)
 
-    def _is_known(self, name: str) -> bool:
-        journal = self._sessions.journal
-        return any(audit_log.mark(journal, mark + name) for mark in (_MARK, _OLD_MARK))
-
-    def _is_left(self, name: str) -> bool:
-        """Whether a file that was taken up could not be removed."""
-        return self._folder is not None and deletion_orders.is_left(self._folder, name)
+    def _take(self, name: str, deletion: Deletion) -> None:
+        """Order it once: told again, there may be a new session of that name."""
+        if not name:
+            self._order(deletion)
+        elif audit_log.mark(self._sessions.journal, _MARK + name) is None:
+            self._order(deletion, also=self._known(name))
 
     def _known(self, name: str) -> list[Any]:
         """Statements by which that order is known from now on, and old ones are not."""
@@ -143,10 +127,14 @@ class Deletions:
             statement
             for known, since in audit_log.marks(self._sessions.journal, _MARK).items()
             if now - since > _KNOWN_SECONDS
-            and not self._is_left(known.removeprefix(_MARK))
+            and not self._has_file(known.removeprefix(_MARK))
             for statement in audit_log.set_mark(known, None)
         ]
         return [*old, *audit_log.set_mark(_MARK + name, now)]
+
+    def _has_file(self, name: str) -> bool:
+        """Whether a file that was taken up could not be removed."""
+        return self._folder is not None and deletion_orders.is_left(self._folder, name)
 
     def _order(self, deletion: Deletion, also: Iterable[Any] = ()) -> None:
         sessions, key = self._sessions, deletion.key
@@ -305,13 +293,8 @@ class Deletions:
         self._all().pop(order.key, None)
 
 
-def _mine(key: SessionKey) -> Any:
-    table = schema.deletions
-    return (table.c.user == key.user) & (table.c.server == key.server)
-
-
 def _removed(key: SessionKey) -> Any:
-    return schema.deletions.delete().where(_mine(key))
+    return schema.deletions.delete().where(schema.of_session(schema.deletions, key))
 
 
 def _written(order: DeletionOrder) -> list[Any]:
