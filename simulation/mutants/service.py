@@ -187,23 +187,27 @@ LATE_DELETIONS: tuple[Patch, ...] = (
 )
 
 
-def _is_over(row: Any, observed: Any, asked: Any) -> Action:
+_by_its_parts = stop._by_its_parts
+
+
+def _is_over(row: SessionRow, observed: Observed, asked: Any) -> Action:
     """What the journal does not know has ended, and nothing may come back."""
-    del row, observed, asked
-    return stop.END
+    if row.incarnation != asked.incarnation:
+        return stop.END
+    return _by_its_parts(row, observed, asked)
 
 
-LOST_END: tuple[Patch, ...] = ((stop, "_of_another", _is_over),)
-
-_live = stop._live
+LOST_END: tuple[Patch, ...] = ((stop, "_by_its_parts", _is_over),)
 
 
-def _live_if_they_answer(row: SessionRow, observed: Observed) -> Action:
-    answer = _live(row, observed)
-    return stop.END if answer.kind is ActionKind.UNANSWERED else answer
+def _if_they_answer(row: SessionRow, observed: Observed, asked: Any) -> Action:
+    answer = _by_its_parts(row, observed, asked)
+    mine = row.incarnation == asked.incarnation
+    silent = answer.kind is ActionKind.UNANSWERED
+    return stop.END if mine and silent else answer
 
 
-SILENT_LOSS: tuple[Patch, ...] = ((stop, "_live", _live_if_they_answer),)
+SILENT_LOSS: tuple[Patch, ...] = ((stop, "_by_its_parts", _if_they_answer),)
 
 
 def _unnoted(row: SessionRow, observed: Observed, asked: Any) -> Action:

@@ -7,37 +7,29 @@ known that nothing may come back. Pure.
 ===========  =====================================  ==================================
 journal      agent, store                           action
 ===========  =====================================  ==================================
-of another incarnation than the one to be ended:
-any          something of it is left, not frozen    end it
+SUSPENDING¹  any                                    refuse: in flight
+RESUMING¹    it has come back                       restored (→ RUNNING)
+             it is frozen again                     refuse: in flight
+             gone                                   give the restore up (→ SUSPENDED)
+             otherwise                              it is saved
+RELEASING¹,  any                                    it is saved
+SUSPENDED¹
+any other    something of it is left, not frozen    end it
              another tree is there, or it is under  keep it: the Hub is older, or was
              another name                           renamed
-             frozen, while anything is under way    keep it
+             frozen, while anything is under way²   keep it
              being captured                         refuse: in flight
              captured in what is current, or new    found captured (→ RELEASING)
              captured, not committed                keep it
              captured in what was set aside         as if none was there
-             its own newer checkpoint               found saved (→ SUSPENDED)
-             another newer checkpoint               keep it: the reconciler asks
-             none                                   keep it if the journal has anything
-                                                    that may come back, else end it
-of the one to be ended:
-SUSPENDING   any                                    refuse: in flight
-RESUMING     it has come back                       restored (→ RUNNING)
-             it is frozen again                     refuse: in flight
-             gone                                   give the restore up (→ SUSPENDED)
-             otherwise                              it is saved
-RUNNING …,   being captured                         refuse: in flight
-STOPPED      captured in what is current, or new    found captured (→ RELEASING)
-             captured, not committed                keep it
-             not gone, otherwise                    end it
-             gone, another one is there             keep it: Hub and journal are older
-             gone, saved and not known              found saved (→ SUSPENDED)
-             gone, a later session was saved        keep it: Hub and journal are older
-             gone, what it came from is kept        lost (→ SUSPENDED)
-             gone, otherwise                        end it
-RELEASING,   any                                    it is saved
-SUSPENDED
+             a newer checkpoint, of it              found saved (→ SUSPENDED)
+             a newer checkpoint, of another         keep it: the reconciler asks
+             what it came from is kept¹             lost (→ SUSPENDED)
+             something else may come back²          keep it
+             otherwise                              end it
 ===========  =====================================  ==================================
+
+¹ of the incarnation that is to be ended; ² of another one.
 """
 
 from __future__ import annotations
@@ -51,7 +43,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
+    from jupyterhub_gpu_reclaim.common.models import Tree
     from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -69,17 +61,18 @@ def settle_stop(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         observed: what agent and store say; ``None`` is no answer (yet).
         asked: the question.
     """
-    if row.incarnation != asked.incarnation:
-        return _of_another(row, observed, asked)
-    if row.phase is Phase.SUSPENDING:
+    mine = row.incarnation == asked.incarnation
+    if mine and row.phase is Phase.SUSPENDING:
         return in_flight("suspend")
-    if row.phase is Phase.RESUMING:
+    if mine and row.phase is Phase.RESUMING:
         return _return(row, observed, asked)
-    return _SAVED if row.phase in SAVED else _live(row, observed)
+    if mine and row.phase in SAVED:
+        return _SAVED
+    return _by_its_parts(row, observed, asked)
 
 
-def _of_another(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """An incarnation that the journal does not know: agent and store know it.
+def _by_its_parts(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+    """What agent and store know; the journal may be older, or know another one.
 
     Nobody has stopped one that has ended: where anything may come back, the Hub must
     not forget the session.
@@ -99,13 +92,24 @@ def _of_another(row: SessionRow, observed: Observed, asked: Asked) -> Action:
             return action
     if observed.saved is None:
         return UNANSWERED
+    return _by_what_is_saved(row, observed, asked, gone=tree is None)
+
+
+def _by_what_is_saved(
+    row: SessionRow, observed: Observed, asked: Asked, *, gone: bool
+) -> Action:
+    mine = row.incarnation == asked.incarnation
     newer = lineage.missed(row, observed)
-    its = newer is not None and newer.incarnation == asked.incarnation
-    if its and tree is None:
-        return Action(ActionKind.FOUND_SAVED, None, newer)
+    if newer is not None:
+        its = newer.incarnation == asked.incarnation
+        its = its or (mine and newer.session == row.session != "")
+        return Action(ActionKind.FOUND_SAVED, None, newer) if its and gone else KEEP
+    kept = observed.checkpoint(row.checkpoint)
+    if mine and kept is not None:
+        return Action(ActionKind.LOST, None, kept)
     # Else the Hub asks about an earlier life: what it was told of this one is lost.
     there = row.phase in {*SAVED, *LIVE, Phase.RESUMING} and row.checkpoint
-    return KEEP if newer or there else END
+    return KEEP if there and not mine else END
 
 
 def _frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
@@ -133,34 +137,3 @@ def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if tree.frozen:
         return in_flight("suspend")
     return Action(ActionKind.RESTORED) if tree.runs else _SAVED
-
-
-def _live(row: SessionRow, observed: Observed) -> Action:
-    """A session whose programs have ended is what was saved of it, if anything was.
-
-    Also one that the journal has as stopped: it may be older than that.
-    """
-    if observed.trees is None:
-        return UNANSWERED
-    tree = observed.tree(row.incarnation)
-    if tree is not None:
-        action = _frozen(row, tree, observed) if tree.frozen else END
-        return action or (KEEP if lineage.missed(row, observed) else END)
-    if observed.whole():
-        return KEEP
-    if observed.saved is None:
-        return UNANSWERED
-    missed = [info for info in observed.unknown() if _is_its(info, row)]
-    if missed:
-        return Action(ActionKind.FOUND_SAVED, None, missed[-1])
-    if lineage.missed(row, observed):
-        return KEEP
-    kept = observed.checkpoint(row.checkpoint)
-    return Action(ActionKind.LOST, None, kept) if kept is not None else END
-
-
-def _is_its(info: CheckpointInfo, row: SessionRow) -> bool:
-    """Whether that checkpoint is of the row's session; older agents wrote no id."""
-    if info.session and row.session:
-        return info.session == row.session
-    return info.incarnation == row.incarnation
