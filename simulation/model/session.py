@@ -473,8 +473,7 @@ def _thawed(state: State) -> State:
 def _adopted(state: State, inc: int) -> State:
     tree = state.tree(inc)
     origin = tree.origin if tree is not None else 0
-    known = {one.id for one in state.row.known}
-    noted = origin == state.row.checkpoint or origin not in known
+    noted = origin == state.row.checkpoint
     return state._replace(ending=state.ending - {inc}).to(
         SessionEvent.FOUND_RUNNING,
         inc=inc,
@@ -492,7 +491,7 @@ def _found_saved(state: State, wanted: CheckpointInfo | None = None) -> State:
     noted = _noted(state.row, *store)
     observed, row = _observed(state), _row(state.row)
     hubs = wanted.id if wanted else str(state.hub_saved or "")
-    newest = None if observed.whole() else lineage.missed(row, observed, hubs)
+    newest = None if observed.whole() else lineage.missed(row, observed)
     if newest is None:
         return state._replace(row=state.row._replace(**noted))
     infos = [each.info for each in _kept(state.row) if each.info]

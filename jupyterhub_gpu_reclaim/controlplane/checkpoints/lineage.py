@@ -26,21 +26,15 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
 
-def ancestors(info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> set[str]:
-    """Ids of the checkpoints that it goes back to, as far as known."""
-    parents = {each.id: each.parent for each in infos}
-    found: set[str] = set()
-    parent = info.parent
-    while parent and parent not in found:
-        found.add(parent)
-        parent = parents.get(parent, "")
-    return found
-
-
 def goes_back_to(checkpoint: str, observed: Observed) -> set[str]:
-    """The same of one by its id; empty where it is not in the store."""
-    info = observed.checkpoint(checkpoint)
-    return set() if info is None else ancestors(info, observed.saved or ())
+    """Those that it goes back to, as far as known, if no person has set them aside."""
+    infos = {each.id: each for each in observed.saved or ()}
+    found: set[str] = set()
+    info = infos.get(checkpoint)
+    while info is not None and info.parent not in found:
+        found.add(info.parent)
+        info = infos.get(info.parent)
+    return {each for each in found if each in infos and infos[each].aside is None}
 
 
 def newest(infos: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
@@ -61,24 +55,12 @@ def is_anothers(row: SessionRow, info: CheckpointInfo) -> bool:
     return info.account != "" and not mine
 
 
-def missed(
-    row: SessionRow, observed: Observed, pointer: str = ""
-) -> CheckpointInfo | None:
-    """The newest checkpoint that the journal missed; None: it knows one as new.
-
-    Args:
-        row: the journal's row.
-        observed: agent's and store's answers.
-        pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
-    """
-    # The row may name one that it was told of before the store was asked.
-    own = observed.checkpoint(row.checkpoint)
-    known = max(row.stamp, own.stamp) if own is not None else row.stamp
+def missed(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
+    """The newest checkpoint that the journal missed; None: it knows one as new."""
     return newest(
         info
         for info in observed.unknown()
-        if (info.id == pointer and (own is None or info.stamp > own.stamp))
-        or (info.stamp > known and info.aside is None)
+        if info.stamp > row.stamp and info.aside is None
     )
 
 
@@ -98,16 +80,12 @@ def takes_over(row: SessionRow, observed: Observed, tree: Tree) -> bool:
 def agrees(pointer: str, info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> bool:
     """Whether the Hub remembers that checkpoint, or another one of the same session.
 
-    Then its database is at most as old as the journal. Where an older agent has not
-    written the session's id, or the remembered one is deleted, the parents tell.
+    Then its database is at most as old as the journal.
 
     Args:
         pointer: what the Hub remembers; empty: nothing.
         info: what comes back.
         infos: what is known of in journal and store.
     """
-    known = {each.id: each for each in infos}
-    remembered = known.get(pointer)
-    if remembered is not None and remembered.session and info.session:
-        return remembered.session == info.session
-    return bool(pointer) and pointer in {info.id, *ancestors(info, known.values())}
+    its = {each.id for each in infos if each.session == info.session != ""}
+    return pointer in {info.id, *its}

@@ -37,17 +37,13 @@ def running(
     """A tree runs that the journal did not know as running.
 
     Its parent checkpoint is kept as after a return; any other one is set aside,
-    because it is not what runs. A parent that the journal does not know either is noted
-    before the store was asked: the session may end until then.
+    because it is not what runs.
     """
     came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
     if came_from:
         kept = expiry.came_from(sessions, row, settings.grace)
     else:
         kept = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, settings.set_aside)
-    parent = row.checkpoint if came_from else ""
-    if not parent and sessions.journal.checkpoint(tree.origin) is None:
-        parent = tree.origin
     ending.forget(sessions, row.key, tree.incarnation)
     if not came_from:
         sessions.tab_keys.found(row.key)
@@ -58,7 +54,7 @@ def running(
         checkpoints=kept,
         session=tree.session,
         incarnation=tree.incarnation,
-        checkpoint=parent,
+        checkpoint=row.checkpoint if came_from else "",
         started_at=now,
         resumed_at=now if came_from else None,
     )
@@ -158,7 +154,7 @@ def saved(
         settings: for how long things are kept.
         pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
     """
-    newest = None if observed.whole() else lineage.missed(row, observed, pointer)
+    newest = None if observed.whole() else lineage.missed(row, observed)
     if newest is None:
         _beside(sessions, row, observed, settings)
         return
@@ -166,9 +162,8 @@ def saved(
     sure = lineage.agrees(pointer, newest, [*known, *(observed.saved or ())])
     seconds = settings.set_aside if sure else None
     rows = _asides(sessions, row, observed, seconds, besides=newest.id)
-    before = lineage.ancestors(newest, observed.saved or ())
-    before -= _by_word(observed)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
+    before = lineage.goes_back_to(newest.id, observed)
     rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
     sessions.apply(
         row.key,
@@ -205,22 +200,16 @@ def _beside(
     missing = row.phase is Phase.SUSPENDED and not observed.checkpoint(row.checkpoint)
     seconds = None if missing else settings.set_aside
     rows = _asides(sessions, row, observed, seconds)
-    if row.phase is Phase.SUSPENDED and observed.missed(row.checkpoint):
-        # Lost after its return, before the store was asked what it had come from.
-        own = [info for info in observed.unknown() if info.id == row.checkpoint]
-        rows = [each for each in rows if each.id != row.checkpoint]
-        rows += [expiry.current(info, sessions.clock.now()) for info in own]
-    until = sessions.clock.now() + settings.grace
-    before = lineage.goes_back_to(row.checkpoint, observed) - _by_word(observed)
-    rows = _superseded(rows, before, until)
     changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
     running = observed.tree(row.incarnation)
     parent = _came_from(running) if running is not None else ""
-    if observed.missed(parent) and row.checkpoint in {"", parent}:
-        before = {parent} | lineage.goes_back_to(parent, observed) - _by_word(observed)
-        rows = _superseded(rows, before, until)
+    if row.checkpoint or not observed.missed(parent):
+        parent = ""
+    else:
         changes["checkpoint"] = parent
-        rows = [_kept_on(each, parent, row) for each in rows]
+    before = {parent} | lineage.goes_back_to(parent or row.checkpoint, observed)
+    rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
+    rows = [_kept_on(each, parent, row) for each in rows]
     point = _save_point(row, observed)
     if point is not None:
         rows = [each for each in rows if each.id != point.id]
@@ -253,11 +242,6 @@ def _came_from(tree: Tree) -> str:
     An attempt to capture it, which has failed since, is none.
     """
     return tree.origin or tree.checkpoint
-
-
-def _by_word(observed: Observed) -> set[str]:
-    """Those that a person has set aside, until a time of their own."""
-    return {info.id for info in observed.saved or () if info.aside is not None}
 
 
 def _superseded(

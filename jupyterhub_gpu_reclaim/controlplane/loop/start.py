@@ -123,7 +123,7 @@ def _of_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Nothing runs: what is saved counts."""
     if observed.trees is None or observed.saved is None:
         return _in_silence(row, observed, asked)
-    if lineage.missed(row, observed, asked.checkpoint):
+    if lineage.missed(row, observed):
         # Beside a tree it would only be set aside.
         whole = observed.whole()
         return in_flight("release") if whole else Action(ActionKind.FOUND_SAVED)
