@@ -38,15 +38,17 @@ RELEASING    captured, gone              running      ask the Hub for a stop
              captured                    running, —²  after the limit thaw (→ RUNNING)
              captured                    unsettled    thaw (→ RUNNING): it is checking
              running                     any          thawed (→ RUNNING)
-SUSPENDED    running, capturing,         running      adopt (→ RUNNING)
-             captured
-             running or restoring from   stopped      kill³ (its checkpoint is kept)
-             our checkpoint, holding
-             captured                    stopped      release
+SUSPENDED,   running, capturing,         running      adopt (→ RUNNING)
+STOPPED,     captured
+or no row    gone                        running      ask the Hub for a stop³, if
+                                                      SUSPENDED
+             captured                    stopped      release, if SUSPENDED in that
              captured, newer checkpoint⁵ stopped      found captured (→ RELEASING)
              captured, set aside since   stopped      kill³
-             gone                        running      ask the Hub for a stop³
-             gone, newer checkpoint⁵     stopped      found saved (it is that one now)
+             holding; restoring; running stopped      kill³: SUSPENDED, if it is kept
+             as the row's own                         what it comes from
+             running, otherwise          stopped      leave it, report it
+             gone, newer checkpoint⁵     stopped      found saved (→ SUSPENDED)
              gone, unknown checkpoint    stopped      set it aside
 RESUMING     restoring                   any          attach to the restore
              capturing, captured         running,     restored (→ RUNNING)
@@ -60,17 +62,6 @@ RESUMING     restoring                   any          attach to the restore
              holding                     stopped      kill (→ SUSPENDED)
              gone, another one runs      running      adopt that one
              gone                        stopped      restore failed (→ SUSPENDED)
-STOPPED      running                     running      adopt (→ RUNNING)
-(or no row)  captured                    any          found captured (→ RELEASING)
-             captured, set aside since   stopped      kill³
-             the one that was stopped,   stopped      kill³
-             or restored from a
-             checkpoint; holding
-             running, otherwise          stopped      leave it, report it
-             gone, newer checkpoint⁵     stopped,     found saved (→ SUSPENDED)
-                                         spawning
-             gone, unknown checkpoint    stopped,     set it aside
-                                         spawning
 ===========  ==========================  ===========  ================================
 
 ¹ or spawning: the Hub has stopped it, and its user is back already.
@@ -99,8 +90,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -136,14 +125,27 @@ def settle(
         if row.phase is Phase.RELEASING and observed.hub is HubState.RUNNING:
             return WAIT
         return NOTHING
-    return _BY_PHASE[row.phase](row, observed, now, settings)
+    return _by_phase(row, observed, now, settings)
 
 
-def _live(
+def _by_phase(
     row: SessionRow, observed: Observed, now: float, settings: Settings
 ) -> Action:
+    match row.phase:
+        case Phase.SUSPENDING:
+            return _suspending(row, observed)
+        case Phase.RELEASING:
+            late = now - row.since > settings.release_limit
+            return _releasing(row, observed, too_long=late)
+        case Phase.RESUMING:
+            return _resuming(row, observed, waits=settings.gpu_wait > 0)
+        case Phase.SUSPENDED | Phase.STOPPED:
+            return _at_rest(row, observed)
+    return _live(row, observed)
+
+
+def _live(row: SessionRow, observed: Observed) -> Action:
     """RUNNING, NAPPING and WARNED."""
-    del now, settings
     tree = observed.tree(row.incarnation)
     if tree is None:
         return _without_tree(row, observed)
@@ -225,10 +227,7 @@ def _leftover(row: SessionRow, observed: Observed) -> Action | None:
     return None
 
 
-def _suspending(
-    row: SessionRow, observed: Observed, now: float, settings: Settings
-) -> Action:
-    del now, settings
+def _suspending(row: SessionRow, observed: Observed) -> Action:
     tree = observed.tree(row.incarnation)
     committed = observed.checkpoint(tree.checkpoint if tree else row.attempt)
     if tree is None:
@@ -244,11 +243,8 @@ def _suspending(
     return Action(ActionKind.ROLLED_BACK, tree)
 
 
-def _releasing(
-    row: SessionRow, observed: Observed, now: float, settings: Settings
-) -> Action:
+def _releasing(row: SessionRow, observed: Observed, *, too_long: bool) -> Action:
     tree = observed.tree(row.incarnation)
-    too_long = now - row.since > settings.release_limit
     if tree is not None and tree.runs:
         return Action(ActionKind.ROLLED_BACK, tree)
     if tree is not None and tree.state in {TreeState.CAPTURING, TreeState.RESTORING}:
@@ -274,22 +270,18 @@ def _releasing(
     return Action(ActionKind.STOP_AT_HUB) if observed.hub is HubState.RUNNING else WAIT
 
 
-def _suspended(
-    row: SessionRow, observed: Observed, now: float, settings: Settings
-) -> Action:
-    del now, settings
-    running = observed.running()
+def _at_rest(row: SessionRow, observed: Observed) -> Action:
+    """SUSPENDED, STOPPED, or a session that the journal does not know."""
     if observed.hub is HubState.RUNNING:
         # Frozen: a journal that was put back; once it is known, it is thawed.
-        here = running or observed.frozen()
+        here = observed.running() or observed.frozen()
         if here is not None:
             return Action(ActionKind.ADOPT, here)
-        return (
-            NOTHING if observed.left() else Action(ActionKind.STOP_AT_HUB, patient=True)
-        )
+        over = row.phase is Phase.SUSPENDED and not observed.left()
+        return Action(ActionKind.STOP_AT_HUB, patient=True) if over else NOTHING
     if observed.hub is not HubState.STOPPED:
         return NOTHING
-    action = _suspended_tree(row, observed, running) or _missed(row, observed)
+    action = _left_over(row, observed) or _missed(row, observed)
     if action is not None:
         return action
     # What comes from a checkpoint may still fail to: it is judged when that is over.
@@ -303,45 +295,34 @@ def _missed(row: SessionRow, observed: Observed) -> Action | None:
     return Action(ActionKind.FOUND_SAVED, None, missed) if missed else None
 
 
-def _suspended_tree(
-    row: SessionRow, observed: Observed, running: Tree | None
-) -> Action | None:
-    """Processes of a suspended session whose server the Hub has stopped."""
+def _left_over(row: SessionRow, observed: Observed) -> Action | None:
+    """Processes of a session at rest, whose server the Hub has stopped.
+
+    One that the journal has never heard of may have been used for hours: a journal that
+    was put back. The row's own was stopped, or runs from a resume that was given up.
+    """
+    suspended = row.phase is Phase.SUSPENDED
     for tree in observed.left():
-        if tree.state is TreeState.CAPTURED and tree.checkpoint == row.checkpoint:
-            return Action(ActionKind.RELEASE, tree)
-        if action := _found_captured(row, observed, tree):
-            return action
-        ours = tree.checkpoint == row.checkpoint and observed.checkpoint(row.checkpoint)
-        # One that the journal has never heard of may have been used for hours: a
-        # journal that was put back. Ours runs from a resume that was given up.
-        given_up = tree.runs and tree.incarnation == row.incarnation
-        if tree.state is TreeState.HOLDING or (
-            ours and (given_up or tree.state is TreeState.RESTORING)
-        ):
+        kept = observed.checkpoint(tree.checkpoint)
+        same = tree.checkpoint == row.checkpoint
+        if tree.state is TreeState.CAPTURED and kept is not None:
+            if suspended and same:
+                return Action(ActionKind.RELEASE, tree)
+            if lineage.takes_over(row, observed, tree):
+                return Action(ActionKind.FOUND_CAPTURED, tree, kept)
             return Action(ActionKind.KILL, tree, patient=True)
-    return (
-        Action(ActionKind.REPORT, running, patient=True)
-        if running is not None
-        else None
-    )
+        own = tree.runs and tree.incarnation == row.incarnation
+        if suspended:
+            over = same and kept and (own or tree.state is TreeState.RESTORING)
+        else:
+            over = own or (kept and tree.state is TreeState.RESTORING)
+        if over or tree.state is TreeState.HOLDING:
+            return Action(ActionKind.KILL, tree, patient=True)
+    running = observed.running()
+    return Action(ActionKind.REPORT, running, patient=True) if running else None
 
 
-def _found_captured(row: SessionRow, observed: Observed, tree: Tree) -> Action | None:
-    """A tree that stands captured: the session, or what was set aside since."""
-    saved = observed.checkpoint(tree.checkpoint)
-    if tree.state is not TreeState.CAPTURED or saved is None:
-        return None
-    if lineage.takes_over(row, observed, tree):
-        return Action(ActionKind.FOUND_CAPTURED, tree, saved)
-    stopped = observed.hub is HubState.STOPPED
-    return Action(ActionKind.KILL, tree, patient=True) if stopped else NOTHING
-
-
-def _resuming(
-    row: SessionRow, observed: Observed, now: float, settings: Settings
-) -> Action:
-    del now
+def _resuming(row: SessionRow, observed: Observed, *, waits: bool) -> Action:
     tree = observed.tree(row.incarnation)
     ended = observed.hub is HubState.STOPPED
     if tree is None:
@@ -351,7 +332,7 @@ def _resuming(
         return Action(ActionKind.GIVE_UP) if ended else WAIT
     if tree.state is TreeState.HOLDING:
         failed = tree.failure is not None and tree.checkpoint == row.checkpoint
-        again = settings.gpu_wait > 0 and no_room(tree.failure)
+        again = waits and no_room(tree.failure)
         if ended or (failed and not again):
             return Action(ActionKind.GIVE_UP, tree)
         return Action(ActionKind.RESTORE, tree) if row.placed else WAIT
@@ -374,47 +355,3 @@ def _restored(observed: Observed, tree: Tree) -> Action:
     """
     done = observed.hub in {HubState.RUNNING, HubState.STOPPED}
     return Action(ActionKind.RESTORED if done else ActionKind.WAIT, tree)
-
-
-def _stopped(
-    row: SessionRow, observed: Observed, now: float, settings: Settings
-) -> Action:
-    """STOPPED, or a session that the journal does not know."""
-    del now, settings
-    running = observed.running()
-    if running is not None and observed.hub is HubState.RUNNING:
-        return Action(ActionKind.ADOPT, running)
-    for tree in observed.left():
-        if action := _found_captured(row, observed, tree):
-            return action
-        if observed.hub is HubState.STOPPED and _is_orphan(row, tree, observed):
-            return Action(ActionKind.KILL, tree, patient=True)
-    if running is not None:
-        report = observed.hub is HubState.STOPPED
-        return Action(ActionKind.REPORT, running, patient=True) if report else NOTHING
-    if observed.left() or not observed.unknown() or observed.hub not in _ENDED:
-        return NOTHING
-    # That the journal says "stopped" was true of what it knew then; what
-    # was saved since is newer than that word.
-    return _missed(row, observed) or Action(ActionKind.SET_ASIDE)
-
-
-def _is_orphan(row: SessionRow, tree: Tree, observed: Observed) -> bool:
-    """Whether nothing is lost with that tree, or its user has stopped it."""
-    if tree.state is TreeState.HOLDING:
-        return True
-    if tree.state is TreeState.RESTORING:
-        return observed.checkpoint(tree.checkpoint) is not None
-    return tree.runs and bool(row.since) and tree.incarnation == row.incarnation
-
-
-_BY_PHASE: dict[Phase, Callable[[SessionRow, Observed, float, Settings], Action]] = {
-    Phase.RUNNING: _live,
-    Phase.NAPPING: _live,
-    Phase.WARNED: _live,
-    Phase.SUSPENDING: _suspending,
-    Phase.RELEASING: _releasing,
-    Phase.SUSPENDED: _suspended,
-    Phase.RESUMING: _resuming,
-    Phase.STOPPED: _stopped,
-}
