@@ -30,7 +30,6 @@ from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.loop.start import instead
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ANSWERS,
     Action,
@@ -693,7 +692,7 @@ def _stop_plan(state: State, decide: Decide) -> State | None:
         if row.phase in LIVE and row.stop_asked and not frozen:
             return _insist(state)
     asked = _question(state, Want.STOP, state.hub_inc)
-    action, state, _ = _asked(state, asked, decide)
+    action, state = _asked(state, asked, decide)
     done = state._replace(hub=HubState.STOPPED, insisted=False)
     mine = state.tree(state.hub_inc)
     match action.kind:
@@ -743,36 +742,35 @@ def _question(state: State, want: Want, inc: int) -> Asked:
     )
 
 
-def _asked(
-    state: State, asked: Asked, decide: Decide
-) -> tuple[Action, State, Observed]:
+def _asked(state: State, asked: Asked, decide: Decide) -> tuple[Action, State]:
     """The product's answer to a question, after all that it has done before it."""
     state = _heard(state)
     while True:
-        action, seen = _answer(state, asked, decide)
+        action = _answer(state, asked, decide)
         if action.kind in {*ANSWERS, ActionKind.UNANSWERED, ActionKind.WAIT}:
-            return action, state, seen
+            return action, state
         after = _act(state, action)
         if after is None or after == state:
             if not state.mounted or not state.answers:
-                return Action(ActionKind.UNANSWERED), state, seen
+                return Action(ActionKind.UNANSWERED), state
             raise Broken(f"asked for a {asked.want}, it {action.kind} without end")
         state = after
 
 
-def _answer(state: State, asked: Asked, decide: Decide) -> tuple[Action, Observed]:
+def _answer(state: State, asked: Asked, decide: Decide) -> Action:
     """What the product says, asking one part after the other, as it does itself."""
     if state.answers and state.mounted:
         seen = _observed(state)._replace(hub=HubState.SPAWNING)
         asked = asked._replace(kept=_kept(state.row))
-        return decide(_row(state.row), seen, 0.0, SETTINGS, asked), seen
+        return decide(_row(state.row), seen, 0.0, SETTINGS, asked)
     parts = _Parts(state, decide)
     coroutine = parts._ask(_row(state.row), asked)
     try:
         coroutine.send(None)
     except StopIteration as ended:
         answer, _ = ended.value
-        return answer.action, answer.observed
+        action: Action = answer.action
+        return action
     raise AssertionError
 
 
@@ -874,7 +872,7 @@ def _start_held_up(state: State, decide: Decide) -> Iterator[Step]:
     if state.service and state.answers:
         state = _heard(state)
         asked = _question(state, Want.START, state.next)
-        action, _ = _answer(state, asked, decide)
+        action = _answer(state, asked, decide)
         yield from _held_up(state, action)
 
 
@@ -896,12 +894,7 @@ def _start_plan(state: State, decide: Decide) -> State | None:
             return state
     while True:
         asked = _question(state, Want.START, state.next)
-        action, state, seen = _asked(state, asked, decide)
-        row = state.row
-        missing = state.mounted and not state.saved(row.checkpoint)
-        if action.kind is ActionKind.RETURN and missing:
-            kept = _kept(row)
-            action = instead(_row(row), seen, asked._replace(kept=kept))
+        action, state = _asked(state, asked, decide)
         if action.kind is ActionKind.MISSING:
             failure = Reason.CHECKPOINT_MISSING.value
             state = state.to(

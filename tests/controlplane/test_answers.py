@@ -18,7 +18,6 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
-from jupyterhub_gpu_reclaim.controlplane.loop.start import instead
 from jupyterhub_gpu_reclaim.controlplane.model.actions import ANSWERS, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked, Want
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
@@ -341,8 +340,8 @@ def test_return_of_what_is_gone_is_the_hubs_or_a_question():
     mine = row("suspended", checkpoint="c3", generation=3)
 
     def gone(asked, mine=mine, *saved):
-        observed = Observed((), tuple(info(each) for each in saved), None)
-        return instead(mine, observed, asked)
+        names = tuple(each.id for each in asked.kept)
+        return answer(asked, mine, saved=saved, known=names)
 
     rows = (kept("c1", Keeping.ASIDE), kept("c3"), kept("c4", Keeping.ASIDE))
     assert gone(start(kept=rows), mine).failure.code == "checkpoint_missing"

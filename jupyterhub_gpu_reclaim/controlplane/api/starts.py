@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import (
-    NotFound,
-    ReclaimError,
-    Refused,
-    Unreachable,
-)
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import (
     Event,
     Phase,
@@ -36,7 +31,6 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
-from jupyterhub_gpu_reclaim.controlplane.loop.start import instead
 from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
@@ -181,14 +175,6 @@ class StartPlanner:
         key, row = answer.row.key, answer.row
         try:
             identity = await self._agent.identity(row.checkpoint)
-        except NotFound:
-            action = instead(row, answer.observed, answer.asked)
-            if self._sessions.row(key) != row:
-                return None
-            if action.kind is ActionKind.BRING_BACK:
-                await self._questions.act(answer._replace(action=action), placement)
-                return None
-            return await self._plan(answer._replace(action=action), placement)
         except Unreachable:
             raise
         except ReclaimError as error:

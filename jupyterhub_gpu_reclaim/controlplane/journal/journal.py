@@ -104,17 +104,10 @@ class Journal:
             amounts: what is added to counters that last.
             also: statements about tables of other modules.
         """
-        kept = list(checkpoints)
-        statements = schema.replace_session(row)
-        statements += [each for one in kept for each in schema.replace_checkpoint(one)]
-        if audit is not None:
-            statements.append(schema.insert_audit(audit))
-        counted = self._cache().counted(amounts or {})
-        statements += schema.replace_amounts(counted)
-        with self._changing(*statements, *also) as cache:
+        lines = [] if audit is None else [schema.insert_audit(audit)]
+        statements = [*schema.replace_session(row), *lines, *also]
+        with self._changing(*statements, kept=checkpoints, amounts=amounts) as cache:
             cache.put(row)
-            cache.keep(kept)
-            cache.amounts.update(counted)
 
     def forget(
         self,
@@ -125,18 +118,12 @@ class Journal:
         also: Iterable[Any] = (),
     ) -> None:
         """Remove a session's row; its checkpoints stay until they are deleted."""
-        kept = list(to_delete)
-        counted = self._cache().counted(amounts or {})
-        with self._changing(
-            schema.sessions.delete().where(schema.of_session(schema.sessions, key)),
-            *[each for row in kept for each in schema.replace_checkpoint(row)],
-            *schema.replace_amounts(counted),
-            schema.insert_audit(audit),
-            *also,
-        ) as cache:
+        removed = schema.sessions.delete().where(
+            schema.of_session(schema.sessions, key)
+        )
+        statements = [removed, schema.insert_audit(audit), *also]
+        with self._changing(*statements, kept=to_delete, amounts=amounts) as cache:
             cache.remove(key)
-            cache.keep(kept)
-            cache.amounts.update(counted)
 
     def amount(self, name: str) -> float:
         """A counter that lasts; 0 if nothing was ever added."""
@@ -158,10 +145,8 @@ class Journal:
 
     def keep(self, checkpoints: Iterable[CheckpointRow]) -> None:
         """Write how long checkpoints are kept."""
-        kept = list(checkpoints)
-        statements = [each for row in kept for each in schema.replace_checkpoint(row)]
-        with self._changing(*statements) as cache:
-            cache.keep(kept)
+        with self._changing(kept=checkpoints):
+            pass
 
     def drop(self, checkpoint: str) -> None:
         """Forget a checkpoint that is deleted; idempotent."""
@@ -184,10 +169,19 @@ class Journal:
         return self._known_cache
 
     @contextmanager
-    def _changing(self, *statements: Any) -> Iterator[JournalCache]:
+    def _changing(
+        self,
+        *statements: Any,
+        kept: Iterable[CheckpointRow] = (),
+        amounts: Mapping[str, float] | None = None,
+    ) -> Iterator[JournalCache]:
         """Write, then change the cache; if the outcome is not known, drop the cache."""
+        rows, counted = list(kept), self._cache().counted(amounts or {})
+        written = [each for row in rows for each in schema.replace_checkpoint(row)]
         held, self._known_cache = self._cache(), None
-        self.write(*statements)
+        self.write(*statements, *written, *schema.replace_amounts(counted))
+        held.keep(rows)
+        held.amounts.update(counted)
         yield held
         self._known_cache = held
 

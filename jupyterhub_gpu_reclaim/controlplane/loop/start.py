@@ -27,6 +27,8 @@ RUNNING …    gone                                   lost, if what it came from
 SUSPENDED,   unknown checkpoints                    set them aside
 STOPPED
 SUSPENDED    a doubt that no person has settled     ask its user
+             its checkpoint is not there            what the Hub remembers, if newer;
+                                                    else ask for the newest there is
              otherwise                              return it
 STOPPED      another one is to be brought back      take that
              the Hub's pointer names one that       missing
@@ -133,17 +135,19 @@ def _of_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if observed.unknown():
         return Action(ActionKind.SET_ASIDE)
     if row.phase is Phase.SUSPENDED:
-        return _returned(row, asked)
+        return _returned(row, observed, asked)
     if row.bring_back:
         return Action(ActionKind.BRING_BACK)
     known = _is_accounted_for(row, asked)
     return Action(ActionKind.COLD if known else ActionKind.MISSING)
 
 
-def _returned(row: SessionRow, asked: Asked) -> Action:
+def _returned(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     doubt = _doubt(row, asked)
     if doubt is not None:
         return Action(ActionKind.ASK, failure=doubt)
+    if observed.saved is not None and observed.checkpoint(row.checkpoint) is None:
+        return _instead(row, observed, asked)
     return Action(ActionKind.RETURN)
 
 
@@ -168,7 +172,7 @@ def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         trees = observed.trees is not None or at_rest
         agreed = asked.checkpoint == row.checkpoint and asked.listed
         saved = agreed if observed.saved is None else not observed.unknown()
-        return _returned(row, asked) if trees and saved else UNANSWERED
+        return _returned(row, observed, asked) if trees and saved else UNANSWERED
     there = asked.remembered or asked.silence is Reason.NODE_SILENT
     known = observed.trees or observed.unknown()
     if known or (there and observed.trees is None):
@@ -204,7 +208,7 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     return None if named else _older(mine)
 
 
-def instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+def _instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """What a return does whose checkpoint is gone: another, or a person decides.
 
     If what the Hub remembers is not older, nobody has to choose.
