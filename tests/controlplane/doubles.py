@@ -151,11 +151,13 @@ class NodeInMemory(MemoryAgent[Place]):
     def run(self, key: SessionKey, contents: str, incarnation: str = "") -> Place:
         incarnation = incarnation or uuid.uuid4().hex
         place = Place(key, incarnation, TreeState.RUNNING, contents=contents)
+        place.session = f"s-{incarnation}"
         self.places[incarnation] = place
         return place
 
-    def hold(self, key: SessionKey, incarnation: str) -> None:
-        self.places[incarnation] = Place(key, incarnation, TreeState.HOLDING)
+    def hold(self, key: SessionKey, incarnation: str, session: str = "") -> None:
+        place = Place(key, incarnation, TreeState.HOLDING, session=session)
+        self.places[incarnation] = place
 
     def living(self, key: SessionKey) -> list[Place]:
         return [
@@ -362,6 +364,7 @@ class HubInMemory:
         self.controller = None  # None: the service is down
         self.states: dict[SessionKey, str] = {}
         self.incarnations: dict[SessionKey, str] = {}
+        self.sessions: dict[SessionKey, str] = {}  # ids of the last ones
         self.pointers: dict[SessionKey, str] = {}
         self.refuses_stop = False
         self.never_answers = False
@@ -383,6 +386,8 @@ class HubInMemory:
     def run(self, key: SessionKey, incarnation: str) -> None:
         self.states[key] = "running"
         self.incarnations[key] = incarnation
+        place = self.node.places.get(incarnation)
+        self.sessions[key] = place.session if place is not None else ""
 
     def spawn(self, coroutine) -> asyncio.Task:
         task = asyncio.ensure_future(coroutine)
@@ -426,7 +431,13 @@ class HubInMemory:
         self.states[key] = "spawning"
         incarnation = uuid.uuid4().hex
         pointer = self.pointers.get(key, "")
-        placement = Placement(key=key, incarnation=incarnation, checkpoint=pointer)
+        placement = Placement(
+            key=key,
+            incarnation=incarnation,
+            checkpoint=pointer,
+            session=f"s-{incarnation}",
+            former=self.sessions.get(key, "") if pointer else "",
+        )
         try:
             plan = await self.service().plan_start(placement)
             self.plans.append(f"start {plan.action}")
@@ -438,11 +449,14 @@ class HubInMemory:
             elif plan.action == "cold":
                 self.pointers.pop(key, None)
                 self.node.run(key, "cold", incarnation)
-                cold = Placement(key=key, incarnation=incarnation)
+                cold = msgspec.structs.replace(placement, checkpoint="", former="")
                 await self.service().placed(cold)
             else:
                 placement = Placement(
-                    key=key, incarnation=incarnation, checkpoint=plan.checkpoint
+                    key=key,
+                    incarnation=incarnation,
+                    checkpoint=plan.checkpoint,
+                    session=plan.session,
                 )
                 await self._restore(placement)
         except ReclaimError as error:
@@ -453,7 +467,7 @@ class HubInMemory:
         return plan.action
 
     async def _restore(self, placement: Placement) -> None:
-        self.node.hold(placement.key, placement.incarnation)
+        self.node.hold(placement.key, placement.incarnation, placement.session)
         try:
             await self.service().placed(placement)
             await self._follow(placement)

@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Failure,
     HubState,
-    Phase,
     Placement,
     TreeState,
 )
@@ -352,7 +351,7 @@ async def test_journal_older_and_the_hub_does_not_agree_the_user_is_asked(
     first = await running(world, "tensors")
     backup = Backup(world, tmp_path)
     saved = await suspend(world, first)
-    world.hub.pointers[KEY] = pointer
+    world.hub.pointers[KEY] = world.hub.sessions[KEY] = pointer
     second = await restored_journal(world, first, backup)
     for _ in range(2):  # asking again is no answer
         assert await world.hub.start(KEY) == "saved_found"
@@ -566,7 +565,7 @@ async def test_journal_and_hub_of_before_a_deletion_the_next_session_is_offered(
     """Its generations are above those of what was deleted."""
     first = await running(world, "of the old one")
     await suspend(world, first)
-    pointer = world.hub.pointers[KEY]
+    pointer, session = world.hub.pointers[KEY], world.hub.sessions[KEY]
     backup = Backup(world, tmp_path)
     await first.forget(DELETED)
     await world.until(lambda: not world.node.saved)
@@ -575,7 +574,7 @@ async def test_journal_and_hub_of_before_a_deletion_the_next_session_is_offered(
     await world.until(lambda: world.phase(first) == "running")
     saved = await suspend(world, first)
     second = await restored_journal(world, first, backup)
-    world.hub.pointers[KEY] = pointer
+    world.hub.pointers[KEY], world.hub.sessions[KEY] = pointer, session
     assert await world.hub.start(KEY) == "saved_found"
     await second.users.resume(KEY, "ada")
     assert await world.hub.start(KEY) == "restore"
@@ -777,27 +776,26 @@ async def _adopted_before_the_store_was_asked(world):
     world.node.checkpoints = fails_once_it_is_adopted
     second = await world.journal_lost(first)
     await world.until(lambda: world.phase(second) == "running")
+    world.hub.pointers[KEY] = saved
     mine = Placement(key=KEY, incarnation=place.incarnation, checkpoint=saved)
     return second, mine, lambda: setattr(world.node, "checkpoints", checkpoints)
 
 
-async def test_journal_lost_it_ends_before_the_store_was_asked_and_comes_back(world):
-    """What it came from is known to its agent alone until then."""
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_journal_lost_it_ends_before_the_store_was_asked_and_comes_back(
+    world, cancelled
+):
+    """What it came from is its session's, and neither forgotten nor put aside."""
     second, mine, answers = await _adopted_before_the_store_was_asked(world)
-    world.node.end(mine.incarnation)
-    answers()
-    plan = await second.plan_stop(mine)
-    assert (plan.action, plan.checkpoint) == ("release", mine.checkpoint)
-    world.hub.states[KEY] = "stopped"
-    assert await world.hub.start(KEY) == "restore"
-
-
-async def test_journal_lost_a_return_is_cancelled_before_the_store_was_asked(world):
-    """What it goes back to is the session, and is not put aside as unknown."""
-    second, mine, answers = await _adopted_before_the_store_was_asked(world)
-    world.hub.states[KEY] = "stopped"
-    await second.cancelled(mine)
-    answers()
+    if cancelled:
+        world.hub.states[KEY] = "stopped"
+        await second.cancelled(mine)
+        answers()
+    else:
+        world.node.end(mine.incarnation)
+        answers()
+        assert (await second.plan_stop(mine)).action == "keep"
+        world.hub.states[KEY] = "stopped"
     await world.until(lambda: second.users.session(KEY).kept)
     (kept,) = second.users.session(KEY).kept
     assert (kept.id, kept.keeping, kept.expires) == (mine.checkpoint, "current", None)
@@ -892,30 +890,26 @@ async def test_journal_lost_what_a_captured_session_goes_back_to_does_not_outliv
     assert known(before).keeping is Keeping.SUPERSEDED
 
 
-def test_missed_is_nothing_that_is_older_than_the_journal():
-    """Unless the Hub remembers it."""
-    row = SessionRow(key=KEY, phase=Phase.STOPPED, since=1.0, term=2, generation=3)
-    infos = (info("a", 4, term=1, created=9.0), info("b", 3, term=2))
+@pytest.mark.parametrize(
+    ("row", "saved", "missed"),
+    [
+        ({"term": 2, "generation": 3}, [("a", 4, 1, False), ("b", 3, 2, False)], None),
+        ({}, [("a", 3, 0, False), ("b", 5, 0, True)], "a"),  # a person's word
+        ({"generation": 2}, [("b", 2, 0, False), ("c", 1, 1, False)], "c"),
+    ],
+)
+def test_missed_is_nothing_that_is_older_than_the_journal_or_set_aside(
+    row, saved, missed
+):
+    infos = tuple(
+        msgspec.structs.replace(
+            info(name, number, term=term), aside=Aside(until=None) if aside else None
+        )
+        for name, number, term, aside in saved
+    )
     observed = Observed((), infos, HubState.STOPPED)
-    assert lineage.missed(row, observed) is None
-    assert lineage.missed(row, observed, "a").id == "a"
-
-
-def test_missed_is_nothing_that_is_older_than_what_the_row_names():
-    """It was told of that one before the store was asked."""
-    row = SessionRow(key=KEY, phase=Phase.RUNNING, since=1.0, checkpoint="b")
-    observed = Observed((), (info("a", 1), info("b", 2)), HubState.STOPPED)
-    assert lineage.missed(row, observed) is None
-    observed = observed._replace(saved=(*observed.saved, info("c", 1, term=1)))
-    assert lineage.missed(row, observed).id == "c"
-
-
-def test_missed_is_nothing_that_a_person_has_set_aside_unless_the_hub_remembers_it():
-    row = SessionRow(key=KEY)
-    word = msgspec.structs.replace(info("b", 5), aside=Aside(until=None))
-    observed = Observed((), (info("a", 3), word), HubState.STOPPED)
-    assert lineage.missed(row, observed).id == "a"
-    assert lineage.missed(row, observed, "b").id == "b"
+    found = lineage.missed(SessionRow(key=KEY, **row), observed)
+    assert (found.id if found else None) == missed
 
 
 @pytest.mark.parametrize(
@@ -926,12 +920,6 @@ def test_hub_agrees_if_it_remembers_anything_of_the_same_session(pointer, agree)
     mine = info("c", 3, session="s")
     infos = [mine, info("b", 2, session="s"), info("other", 1, session="t")]
     assert lineage.agrees(pointer, mine, infos) is agree
-
-
-def test_hub_agrees_by_the_parents_where_no_session_ids_were_written():
-    infos = [info("a", 1), info("b", 2), info("c", 3, parent="b")]
-    assert lineage.agrees("b", infos[-1], infos)
-    assert not lineage.agrees("a", infos[-1], infos)
 
 
 async def test_journal_lost_and_numbers_that_begin_anew_the_later_term_comes_back(

@@ -200,10 +200,11 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
         return None
     if row.failure is not None and row.failure.code == Reason.ENDED_SINCE_SAVED.value:
         return row.failure  # it has gone on since then
-    its = {mine.session, mine.incarnation} - {""}
-    agreed = asked.former in its or lineage.agrees(asked.checkpoint, mine, infos)
+    agreed = lineage.agrees(asked.checkpoint, mine, infos)
     if row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value:
-        return None if agreed else row.failure
+        its = {mine.session, mine.incarnation} - {""}
+        return None if agreed or asked.former in its else row.failure
+    # The same session may have been saved since, which nobody else knows.
     named = agreed or not asked.checkpoint or _is_accounted_for(row, asked)
     return None if named else _older(mine)
 
