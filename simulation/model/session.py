@@ -704,6 +704,10 @@ def _stop_plan(state: State, decide: Decide) -> State | None:
             return after if after.tree(mine.inc) is None else None
         case ActionKind.SAVED:
             return done._replace(hub_saved=state.row.checkpoint)
+        case ActionKind.END if state.hub is HubState.STOPPING:
+            # Nobody else stops it here, and its spawner knows that the stop is ours,
+            # which is there to release what is saved (``SessionLifecycle.stop``).
+            return done
         case ActionKind.END:
             after = done.without(
                 state.hub_inc, "law 1: stopped, and what it held is not saved"

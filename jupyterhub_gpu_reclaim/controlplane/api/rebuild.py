@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.common.models import Compared, HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
@@ -67,10 +69,11 @@ class Rebuild:
             done = self._follow(row, observed)
             done = self._answer(key, by) or done
             if observed.saved or row.checkpoint:
-                after = compared(
-                    self._sessions.row(key), self._known_now(key, observed)
+                now = observed._replace(known=self._sessions.known(key))
+                after = compared(self._sessions.row(key), now)
+                found.append(
+                    msgspec.structs.replace(after, unknown=before.unknown, done=done)
                 )
-                found.append(_with(before, after, done))
         return found
 
     async def _facts(self) -> list[tuple[SessionKey, Observed]]:
@@ -80,9 +83,6 @@ class Rebuild:
         return [
             (key, state.session(key, self._sessions.known(key))) for key in sorted(keys)
         ]
-
-    def _known_now(self, key: SessionKey, observed: Observed) -> Observed:
-        return observed._replace(known=self._sessions.known(key))
 
     def _follow(self, row: SessionRow, observed: Observed) -> str:
         action = settle(row, observed, self._sessions.clock.now(), self._settings)
@@ -128,15 +128,3 @@ def _state(row: SessionRow, observed: Observed) -> str:
 
 def _asks(row: SessionRow) -> bool:
     return row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value
-
-
-def _with(before: Compared, after: Compared, done: str) -> Compared:
-    return Compared(
-        key=after.key,
-        phase=after.phase,
-        checkpoint=after.checkpoint,
-        newest=after.newest,
-        unknown=before.unknown,
-        state=after.state,
-        done=done,
-    )

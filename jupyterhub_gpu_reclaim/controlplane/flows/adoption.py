@@ -209,7 +209,6 @@ def _beside(
         changes["checkpoint"] = parent
     before = {parent} | lineage.goes_back_to(parent or row.checkpoint, observed)
     rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
-    rows = [_kept_on(each, parent, row) for each in rows]
     point = _save_point(row, observed)
     if point is not None:
         rows = [each for each in rows if each.id != point.id]
@@ -257,13 +256,6 @@ def _superseded(
         msgspec.structs.replace(each, **superseded) if each.id in line else each
         for each in rows
     ]
-
-
-def _kept_on(each: CheckpointRow, parent: str, row: SessionRow) -> CheckpointRow:
-    """A save point of what runs is kept as long as that."""
-    if each.is_of(row.incarnation) and each.id == parent:
-        return msgspec.structs.replace(each, expires=None)
-    return each
 
 
 def _asides(
