@@ -713,7 +713,8 @@ def _stop_plan(state: State, decide: Decide) -> State | None:
                 state.hub_inc, "law 1: stopped, and what it held is not saved"
             )
             left = [one.value for one in after.store if one.account == state.owner]
-            trees = [one for one in after.trees if one.account == state.owner]
+            whole = [one for one in after.trees if one.state is not TreeState.HOLDING]
+            trees = [one for one in whole if one.account == state.owner]
             if trees or any(value >= state.truth for value in left):
                 raise Broken("law 4: the Hub forgets what may come back")
             ours = state.row.inc == state.hub_inc and state.row.phase in LIVE
@@ -943,9 +944,16 @@ def _for_its_owner(state: State, action: Action) -> State | None:
     )
 
 
+def _is_unheard_of(state: State) -> bool:
+    """Whether nothing is left, and all that knew of it were put back with the store."""
+    return state.truth < 0 and not (state.row.known or state.hub_saved)
+
+
 def _planned(state: State, action: Action) -> State | None:
     row = state.row
     match action.kind:
+        case ActionKind.COLD if _is_unheard_of(state):
+            return state
         case ActionKind.COLD:
             raise Broken("law 4: started cold, though its state was never given up")
         case ActionKind.UNANSWERED:

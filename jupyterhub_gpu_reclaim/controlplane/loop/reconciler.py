@@ -20,6 +20,7 @@ WARNED)      running                     any          wakes (NAPPING → RUNNING
              capturing                   any          cancel
              gone, another one runs,     running      adopt that one
              or is captured
+             gone, another has returned  spawning     adopt that one
              gone                        stopped      vanished; lost if its last
                                                       checkpoint is still kept
              gone, newer checkpoint⁵     stopped      found saved (→ SUSPENDED)
@@ -40,7 +41,8 @@ RELEASING    captured, gone              running      ask the Hub for a stop
              running                     any          thawed (→ RUNNING)
 SUSPENDED,   running, capturing,         running      adopt (→ RUNNING)
 STOPPED,     captured
-or no row    gone                        running      ask the Hub for a stop³, if
+or no row    running, has returned       spawning     adopt (→ RUNNING)
+             gone                        running      ask the Hub for a stop³, if
                                                       SUSPENDED
              captured                    stopped      release, if SUSPENDED in that
              captured, newer checkpoint⁵ stopped      found captured (→ RELEASING)
@@ -61,6 +63,7 @@ RESUMING     restoring                   any          attach to the restore
              restoring                   stopped      kill³ (→ SUSPENDED)
              holding                     stopped      kill (→ SUSPENDED)
              gone, another one runs      running      adopt that one
+             gone, another has returned  spawning     adopt that one
              gone                        stopped      restore failed (→ SUSPENDED)
 ===========  ==========================  ===========  ================================
 
@@ -186,10 +189,24 @@ def _nap_missed(row: SessionRow, tree: Tree) -> Action | None:
 
 def _without_tree(row: SessionRow, observed: Observed) -> Action:
     """A live session whose tree is gone."""
-    other = observed.running() or observed.frozen()
-    if other is not None and observed.hub is HubState.RUNNING:
-        return Action(ActionKind.ADOPT, other)
+    adopted = _adopted(observed)
+    if adopted is not None:
+        return adopted
     return _ended(row, observed) if observed.hub is HubState.STOPPED else NOTHING
+
+
+def _adopted(observed: Observed) -> Action | None:
+    """A tree that the Hub has started, or waits for, and the journal does not know.
+
+    Its journal was lost or put back: while it came back, so that the Hub waits for it,
+    or before it was frozen, and once it is known, it is thawed.
+    """
+    here = observed.running()
+    if observed.hub is HubState.RUNNING:
+        here = here or observed.frozen()
+    elif observed.hub is not HubState.SPAWNING or not (here and here.origin):
+        return None
+    return Action(ActionKind.ADOPT, here) if here is not None else None
 
 
 def _ended(row: SessionRow, observed: Observed) -> Action:
@@ -272,11 +289,10 @@ def _releasing(row: SessionRow, observed: Observed, *, too_long: bool) -> Action
 
 def _at_rest(row: SessionRow, observed: Observed) -> Action:
     """SUSPENDED, STOPPED, or a session that the journal does not know."""
+    adopted = _adopted(observed)
+    if adopted is not None:
+        return adopted
     if observed.hub is HubState.RUNNING:
-        # Frozen: a journal that was put back; once it is known, it is thawed.
-        here = observed.running() or observed.frozen()
-        if here is not None:
-            return Action(ActionKind.ADOPT, here)
         over = row.phase is Phase.SUSPENDED and not observed.left()
         return Action(ActionKind.STOP_AT_HUB, patient=True) if over else NOTHING
     if observed.hub is not HubState.STOPPED:
@@ -326,10 +342,7 @@ def _resuming(row: SessionRow, observed: Observed, *, waits: bool) -> Action:
     tree = observed.tree(row.incarnation)
     ended = observed.hub is HubState.STOPPED
     if tree is None:
-        other = observed.running() or observed.frozen()
-        if other is not None and observed.hub is HubState.RUNNING:
-            return Action(ActionKind.ADOPT, other)
-        return Action(ActionKind.GIVE_UP) if ended else WAIT
+        return _adopted(observed) or (Action(ActionKind.GIVE_UP) if ended else WAIT)
     if tree.state is TreeState.HOLDING:
         failed = tree.failure is not None and tree.checkpoint == row.checkpoint
         again = waits and no_room(tree.failure)

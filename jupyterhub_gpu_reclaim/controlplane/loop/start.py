@@ -201,9 +201,10 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     if row.failure is not None and row.failure.code == Reason.ENDED_SINCE_SAVED.value:
         return row.failure  # it has gone on since then
     agreed = lineage.agrees(asked.checkpoint, mine, infos)
-    if row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value:
-        its = {mine.session, mine.incarnation} - {""}
-        return None if agreed or asked.former in its else row.failure
+    its = {mine.session, mine.incarnation} - {""}
+    found = row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value
+    if found and not agreed and asked.former not in its:
+        return row.failure
     # The same session may have been saved since, which nobody else knows.
     named = agreed or not asked.checkpoint or _is_accounted_for(row, asked)
     return None if named else _older(mine)
