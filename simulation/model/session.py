@@ -945,14 +945,15 @@ def _for_its_owner(state: State, action: Action) -> State | None:
 
 
 def _is_unheard_of(state: State) -> bool:
-    """Whether nothing is left, and all that knew of it were put back with the store."""
-    return state.truth < 0 and not (state.row.known or state.hub_saved)
+    """Whether something is gone, and journal and Hub were put back together with it."""
+    named = {one.id for one in state.row.known} | {state.hub_saved} - {0}
+    return named <= {one.id for one in state.store}
 
 
 def _planned(state: State, action: Action) -> State | None:
     row = state.row
     match action.kind:
-        case ActionKind.COLD if _is_unheard_of(state):
+        case ActionKind.COLD if state.truth < 0 and _is_unheard_of(state):
             return state
         case ActionKind.COLD:
             raise Broken("law 4: started cold, though its state was never given up")
@@ -973,7 +974,7 @@ def _planned(state: State, action: Action) -> State | None:
                 hub=HubState.SPAWNING, hub_inc=inc, hub_saved=0, joined=True
             )
         case ActionKind.RETURN if state.mounted:
-            if state.gone:
+            if state.gone and not _is_unheard_of(state):
                 raise Broken("law 9: an older state comes back, and nobody was told")
             started = state.to(SessionEvent.RESTORE, inc=state.next, placed=False)
             return started._replace(
