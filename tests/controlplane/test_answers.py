@@ -64,97 +64,78 @@ HUBS = start(checkpoint="c1", remembered=True)
 STOPPED = row("stopped", checkpoint="")
 
 
+#: c2 is in the store, and the journal knows it, or not.
+BOTH = {"saved": ("c1", "c2"), "known": ("c1", "c2")}
+NEWER = {"saved": ("c1", "c2")}
+
+
+def at(*trees, **more):
+    return {"trees": trees, **more}
+
+
 @pytest.mark.parametrize(
     ("asked", "row", "facts", "kind"),
     [
         # What is under way.
         (start(), row("suspending"), {}, A.REFUSE),
-        (start(), row("releasing"), {"trees": [tree("captured")]}, A.RELEASE),
+        (start(), row("releasing"), at(tree("captured")), A.RELEASE),
         (start(), row("releasing"), {}, A.RELEASED),
-        (start(), row("releasing"), {"trees": [tree("running")]}, A.ROLLED_BACK),
-        (start(), row("releasing"), {"trees": [tree("capturing")]}, A.WAIT),
+        (start(), row("releasing"), at(tree("running")), A.ROLLED_BACK),
+        (start(), row("releasing"), at(tree("capturing")), A.WAIT),
         (start(), row("releasing"), {"trees": None}, A.UNANSWERED),
         (start(), row("resuming", incarnation="new"), {"trees": None}, A.RETURN),
-        (start(), row("resuming"), {"trees": [tree("running")]}, A.JOIN),
-        (start(), row("resuming"), {"trees": [tree("holding")]}, A.GIVE_UP),
-        (start(), row("resuming"), {"trees": [tree("capturing")]}, A.REFUSE),
-        (start(), row("resuming"), {"trees": [tree("captured")]}, A.RESTORED),
-        (start(), row("suspended"), {"trees": [tree("restoring", "i9")]}, A.REFUSE),
-        (start(), row("resuming"), {"trees": []}, A.GIVE_UP),
+        (start(), row("resuming"), at(tree("running")), A.JOIN),
+        (start(), row("resuming"), at(tree("holding")), A.GIVE_UP),
+        (start(), row("resuming"), at(tree("capturing")), A.REFUSE),
+        (start(), row("resuming"), at(tree("captured")), A.RESTORED),
+        (start(), row("suspended"), at(tree("restoring", "i9")), A.REFUSE),
+        (start(), row("resuming"), at(), A.GIVE_UP),
         (start(), row("resuming"), {"trees": None}, A.UNANSWERED),
         # What is there.
-        (start(), row("suspended"), {"trees": [tree("running", "i9")]}, A.JOIN),
-        (start(), STOPPED, {"trees": [tree("napping", "i9")], "saved": None}, A.JOIN),
-        (
-            start(),
-            STOPPED,
-            {"trees": [tree("captured", "i9"), tree("running", "i8")]},
-            A.JOIN,
-        ),
-        (
-            start(),
-            STOPPED,
-            {"trees": [tree("captured")], "known": ()},
-            A.FOUND_CAPTURED,
-        ),
-        (start(), STOPPED, {"trees": [tree("captured")]}, A.KILL),
-        (start(), row("running"), {"trees": [tree("captured", "i9", "c2")]}, A.THAW),
-        (
-            start(),
-            row("running"),
-            {
-                "trees": [tree("captured", "i9", "c2")],
-                "saved": ("c1", "c2"),
-                "known": ("c1", "c2"),
-            },
-            A.KILL,
-        ),
+        (start(), row("suspended"), at(tree("running", "i9")), A.JOIN),
+        (start(), STOPPED, at(tree("napping", "i9"), saved=None), A.JOIN),
+        (start(), STOPPED, at(tree("captured", "i9"), tree("running", "i8")), A.JOIN),
+        (start(), STOPPED, at(tree("captured"), known=()), A.FOUND_CAPTURED),
+        (start(), STOPPED, at(tree("captured")), A.KILL),
+        (start(), row("running"), at(tree("captured", "i9", "c2")), A.THAW),
+        (start(), row("running"), at(tree("captured", "i9", "c2"), **BOTH), A.KILL),
         (
             start(),
             row("running", checkpoint=""),
-            {"trees": [tree("captured")]},
+            at(tree("captured")),
             A.FOUND_CAPTURED,
         ),
-        (start(), STOPPED, {"trees": [tree("captured")], "saved": ()}, A.THAW),
-        (start(), row("suspended"), {"trees": [tree("capturing", "i9")]}, A.REFUSE),
-        (start(), row("suspended"), {"trees": [tree("captured")]}, A.RETURN),
+        (start(), STOPPED, at(tree("captured"), saved=()), A.THAW),
+        (start(), row("suspended"), at(tree("capturing", "i9")), A.REFUSE),
+        (start(), row("suspended"), at(tree("captured")), A.RETURN),
         (
             start(),
             row("suspended"),
-            {"trees": [tree("captured", "i9", "c2")], "saved": ("c1", "c2")},
+            at(tree("captured", "i9", "c2"), **NEWER),
             A.FOUND_CAPTURED,
         ),
-        (start(), row("suspended"), {"trees": [tree("captured", "i9", "c9")]}, A.THAW),
+        (start(), row("suspended"), at(tree("captured", "i9", "c9")), A.THAW),
         (
             start(),
             row("suspended", checkpoint="c2", generation=2),
-            {
-                "trees": [tree("captured")],
-                "saved": ("c1", "c2"),
-                "known": ("c1", "c2"),
-            },
+            at(tree("captured"), **BOTH),
             A.KILL,
         ),
         # Something newer is saved, and what is older must end first.
+        (start(), row("suspended"), at(tree("captured"), **NEWER), A.REFUSE),
         (
             start(),
             row("suspended"),
-            {"trees": [tree("captured")], "saved": ("c1", "c2")},
+            at(tree("restoring", "i9", "c9"), **NEWER),
             A.REFUSE,
         ),
-        (
-            start(),
-            row("suspended"),
-            {"trees": [tree("restoring", "i9", "c9")], "saved": ("c1", "c2")},
-            A.REFUSE,
-        ),
-        (start(), STOPPED, {"trees": [tree("restoring")]}, A.REFUSE),
-        (start(), row("suspended"), {"trees": [tree("holding", "i9")]}, A.RETURN),
+        (start(), STOPPED, at(tree("restoring")), A.REFUSE),
+        (start(), row("suspended"), at(tree("holding", "i9")), A.RETURN),
         # What is saved.
-        (start(), row("running"), {"saved": ("c1", "c2")}, A.FOUND_SAVED),
+        (start(), row("running"), {**NEWER}, A.FOUND_SAVED),
         (start(), row("running"), {}, A.LOST),
         (start(), row("running", checkpoint=""), {}, A.VANISHED),
-        (start(), row("suspended"), {"saved": ("c1", "c2")}, A.FOUND_SAVED),
+        (start(), row("suspended"), {**NEWER}, A.FOUND_SAVED),
         (
             start(),
             row("suspended", checkpoint="c3", generation=3),
@@ -176,12 +157,7 @@ STOPPED = row("stopped", checkpoint="")
         (start(checkpoint="c9"), row("stopped", dismissed="c9"), {}, A.COLD),
         # Doubts.
         (start(checkpoint="c9"), row("suspended"), {}, A.ASK),
-        (
-            start(checkpoint="c9"),
-            row("suspended", intent=Intent.RESUME),
-            {},
-            A.RETURN,
-        ),
+        (start(checkpoint="c9"), row("suspended", intent=Intent.RESUME), {}, A.RETURN),
         (start(), row("suspended", failure=FOUND), {}, A.ASK),
         (HUBS, row("suspended", failure=FOUND), {}, A.RETURN),
         # Silence.
@@ -230,7 +206,7 @@ def test_start_in_silence(facts, row, silence, kind):
 
 def test_start_in_silence_what_is_left_or_saved_is_not_passed_over():
     silent = start(silence=Reason.AGENT_UNREACHABLE)
-    left = {"trees": [tree("holding", "i9")], "saved": None}
+    left = at(tree("holding", "i9"), saved=None)
     assert answer(silent, STOPPED, **left).kind is A.UNANSWERED
     saved = {"trees": None, "saved": ("c1",), "known": ()}
     assert answer(silent, STOPPED, **saved).kind is A.UNANSWERED
@@ -241,7 +217,7 @@ def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
     silent = HUBS._replace(silence=Reason.NODE_SILENT)
     known = {"trees": None, "saved": ("c1",), "known": ("c1",)}
     assert answer(silent, row("suspended"), **known).kind is A.RETURN
-    older = {"trees": None, "saved": ("c1", "c2"), "known": ("c1",)}
+    older = {"trees": None, **NEWER, "known": ("c1",)}
     assert answer(silent, row("suspended"), **older).kind is A.UNANSWERED
 
 
@@ -253,63 +229,54 @@ def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
         (stop(), row("releasing"), {"trees": None}, A.SAVED),
         (stop(), row("suspended"), {"trees": None}, A.SAVED),
         (stop(), row("stopped", checkpoint=""), {}, A.END),
-        (stop(), row("stopped"), {"trees": [tree("running", "i9")]}, A.KEEP),
-        (stop(), row("running"), {"trees": [tree("capturing")]}, A.REFUSE),
-        (stop(), row("running"), {"trees": [tree("captured")]}, A.FOUND_CAPTURED),
-        (stop(), row("running"), {"trees": [tree("captured")], "saved": ()}, A.KEEP),
+        (stop(), row("stopped"), at(tree("running", "i9")), A.KEEP),
+        (stop(), row("running"), at(tree("capturing")), A.REFUSE),
+        (stop(), row("running"), at(tree("captured")), A.FOUND_CAPTURED),
+        (stop(), row("running"), at(tree("captured"), saved=()), A.KEEP),
         (stop(came_back=True), row("resuming"), {"trees": None}, A.RESTORED),
-        (stop(), row("resuming"), {"trees": [tree("running")]}, A.RESTORED),
-        (stop(), row("resuming"), {"trees": [tree("captured")]}, A.REFUSE),
-        (stop(), row("resuming"), {"trees": [tree("holding")]}, A.SAVED),
+        (stop(), row("resuming"), at(tree("running")), A.RESTORED),
+        (stop(), row("resuming"), at(tree("captured")), A.REFUSE),
+        (stop(), row("resuming"), at(tree("holding")), A.SAVED),
         (stop(), row("resuming"), {}, A.GIVE_UP),
-        (stop(), row("running"), {"trees": [tree("running")], "saved": None}, A.END),
+        (stop(), row("running"), at(tree("running"), saved=None), A.END),
         (stop(), row("running"), {"trees": None}, A.UNANSWERED),
         (stop(), row("running"), {"saved": None}, A.UNANSWERED),
-        (stop(), row("running"), {"trees": [tree("running", "i9")]}, A.KEEP),
-        (stop(), row("running"), {"saved": ("c1", "c2")}, A.FOUND_SAVED),
+        (stop(), row("running"), at(tree("running", "i9")), A.KEEP),
+        (stop(), row("running"), {**NEWER}, A.FOUND_SAVED),
         (stop(), row("running"), {}, A.LOST),
         (stop(), row("running", checkpoint=""), {}, A.END),
         # Of another incarnation.
-        (stop("old"), row("running"), {"trees": [tree("running", "old")]}, A.END),
-        (stop("old"), row("running"), {"trees": [tree("running")]}, A.KEEP),
+        (stop("old"), row("running"), at(tree("running", "old")), A.END),
+        (stop("old"), row("running"), at(tree("running")), A.KEEP),
         (
             stop("old"),
             row("running"),
-            {"trees": [tree("running"), tree("captured", "old")]},
+            at(tree("running"), tree("captured", "old")),
             A.KEEP,
         ),
         (
             stop("old"),
             STOPPED,
-            {"trees": [tree("captured", "old", "c2")], "saved": ("c1", "c2")},
+            at(tree("captured", "old", "c2"), **NEWER),
             A.FOUND_CAPTURED,
         ),
-        (stop(), STOPPED, {"trees": [tree("captured")]}, A.END),
-        (stop("old"), STOPPED, {"trees": [tree("captured", "old")]}, A.END),
+        (stop(), STOPPED, at(tree("captured")), A.END),
+        (stop("old"), STOPPED, at(tree("captured", "old")), A.END),
         (
             stop("old"),
             row("suspended", checkpoint="c2", generation=2),
-            {
-                "trees": [tree("captured", "old")],
-                "saved": ("c1", "c2"),
-                "known": ("c1", "c2"),
-            },
+            at(tree("captured", "old"), **BOTH),
             A.KEEP,
         ),
         (
             stop("old"),
             row("resuming"),
-            {"trees": [tree("captured", "old", "c2")], "saved": ("c1", "c2")},
+            at(tree("captured", "old", "c2"), **NEWER),
             A.KEEP,
         ),
-        (
-            stop("old"),
-            STOPPED,
-            {"trees": [tree("captured", "old")], "saved": ()},
-            A.KEEP,
-        ),
+        (stop("old"), STOPPED, at(tree("captured", "old"), saved=()), A.KEEP),
         (stop("old", elsewhere=True), STOPPED, {}, A.KEEP),
-        (stop("old"), STOPPED, {"saved": ("c1", "c2")}, A.KEEP),
+        (stop("old"), STOPPED, {**NEWER}, A.KEEP),
         (stop("old"), row("suspended"), {}, A.KEEP),
         (stop("old"), STOPPED, {}, A.END),
         (stop("old"), STOPPED, {"trees": None}, A.UNANSWERED),
