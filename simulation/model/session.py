@@ -357,11 +357,11 @@ def _act(state: State, action: Action) -> State | None:
         case ActionKind.RELEASE:
             return _release(state, inc, row.checkpoint)
         case ActionKind.RELEASED:
-            return state.to(SessionEvent.RELEASED, stop_asked=False, placed=False)
+            return state.to(SessionEvent.RELEASED, placed=False)
         case ActionKind.RESTORE:
             return _restore(state, inc, row.checkpoint)
         case ActionKind.RESTORED:
-            return state.to(SessionEvent.RESTORED, placed=False, stop_asked=False)
+            return state.to(SessionEvent.RESTORED, placed=False)
         case ActionKind.GIVE_UP:
             after = state.without(inc, "a restore that was given up was the only state")
             return after.to(SessionEvent.RESTORE_FAILED, placed=False)
@@ -976,7 +976,9 @@ def _planned(state: State, action: Action) -> State | None:
         case ActionKind.RETURN if state.mounted:
             if state.gone and not _is_unheard_of(state):
                 raise Broken("law 9: an older state comes back, and nobody was told")
-            started = state.to(SessionEvent.RESTORE, inc=state.next, placed=False)
+            started = state.to(
+                SessionEvent.RESTORE, inc=state.next, placed=False, stop_asked=False
+            )
             return started._replace(
                 hub=HubState.SPAWNING,
                 hub_inc=state.next,

@@ -56,17 +56,7 @@ _ATTEMPTS = 5
 
 
 class StartPlanner:
-    """Answers the spawner before and during a start.
-
-    Args:
-        sessions: the rows.
-        agent: the agents.
-        questions: asks the reconciler.
-        renames: knows what is there under a former name.
-        resumer: ends restores that are no longer wanted.
-        look: adds a session's key to the work queue.
-        settings: the limits.
-    """
+    """Answers the spawner before and during a start."""
 
     def __init__(
         self,
@@ -103,11 +93,14 @@ class StartPlanner:
                 owners.check(self._sessions, placement, self._settings)
                 plan = await self._plan(answer, placement)
                 if plan is not None:
-                    if plan.action != "refuse":
-                        plan = msgspec.structs.replace(plan, owned=owned)
-                        owners.note(self._sessions, placement, self._settings)
                     _log.info("%s: start %s", key, plan.action)
-                    return self._with_order(key, plan)
+                    if plan.action == "refuse":
+                        return plan
+                    owners.note(self._sessions, placement, self._settings)
+                    renews = self._renews(key, plan.action)
+                    return msgspec.structs.replace(
+                        plan, owned=owned, renew_login=renews
+                    )
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         except ReclaimError as error:
             _log.info("%s: start refused: %s", key, error)
@@ -115,15 +108,13 @@ class StartPlanner:
         finally:
             self._look(key)
 
-    def _with_order(self, key: SessionKey, plan: StartPlan) -> StartPlan:
-        """The plan, and whether an old login may be made valid again."""
-        if plan.action not in {"restore", "adopt"}:
-            return plan
-        if not renewal_ordered(self._sessions, key):
-            return plan
-        if plan.action == "adopt":  # for a restore, the place is reported
+    def _renews(self, key: SessionKey, action: str) -> bool:
+        """Whether an old login may be made valid again."""
+        if action == "cold" or not renewal_ordered(self._sessions, key):
+            return False
+        if action == "adopt":  # for a restore, the place is reported
             end_renewal(self._sessions, key)
-        return msgspec.structs.replace(plan, renew_login=True)
+        return True
 
     async def _plan(self, answer: Answer, placement: Placement) -> StartPlan | None:
         """The answer as a plan; None: ask again."""
@@ -144,8 +135,15 @@ class StartPlanner:
                 return await self._begin_restore(answer, placement)
             case ActionKind.MISSING:
                 await self._renames.check_checkpoint(placement)
-                if self._sessions.row(row.key) == row:
-                    self._missing(placement)
+                if self._sessions.row(row.key) == row:  # its user has to choose
+                    gone = placement.checkpoint
+                    failure = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=gone)
+                    self._sessions.apply(
+                        row.key,
+                        SessionEvent.FOUND_SAVED,
+                        failure=failure,
+                        checkpoint=gone,
+                    )
                 return None
             case ActionKind.ASK:
                 # What was said before the question is no answer to it.
@@ -225,17 +223,6 @@ class StartPlanner:
             self._sessions.update(row.key, failure=None)
         return StartPlan(
             action="adopt", incarnation=tree.incarnation, session=tree.session
-        )
-
-    def _missing(self, placement: Placement) -> None:
-        """The spawner names a missing checkpoint: the user has to choose."""
-        self._sessions.apply(
-            placement.key,
-            SessionEvent.FOUND_SAVED,
-            failure=failure_of(
-                Reason.CHECKPOINT_MISSING, checkpoint=placement.checkpoint
-            ),
-            checkpoint=placement.checkpoint,
         )
 
     # --- after the plan

@@ -57,17 +57,7 @@ _LATELY = 86400.0
 
 
 class StopPlanner:
-    """Answers the spawner before and after a stop.
-
-    Args:
-        sessions: the rows.
-        agent: the agents.
-        resumer: notes that a restore has ended well.
-        renames: knows what is there under a former name.
-        questions: asks the reconciler.
-        look: adds a session's key to the work queue.
-        settings: the limits.
-    """
+    """Answers the spawner before and after a stop."""
 
     def __init__(
         self,

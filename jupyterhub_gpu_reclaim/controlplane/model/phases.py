@@ -163,10 +163,6 @@ _CALLS_OFF = frozenset(
         SessionEvent.BROUGHT_BACK,
     }
 )
-#: Events after which the Hub has answered each stop that it was asked for.
-_ANSWERS_STOP = frozenset(
-    {SessionEvent.RELEASED, SessionEvent.RESTORED, SessionEvent.STARTED}
-)
 _NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": "", "save_name": ""}
 _OF_PROCESSES: dict[str, Any] = {
     **_NO_ORDER,
@@ -201,8 +197,6 @@ def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[st
         void |= _NO_ORDER
     if event in _CALLS_OFF:
         void["bring_back"] = ""
-    if event in _ANSWERS_STOP:
-        void["stop_asked"] = None
     return void
 
 
