@@ -206,6 +206,7 @@ TABLE = [
     (row("stopped"), S, [tree("captured")], ActionKind.FOUND_CAPTURED),
     (row("stopped", checkpoint=""), S, [tree("captured")], ActionKind.KILL),
     (row("stopped", checkpoint=""), P, [tree("captured")], ActionKind.NOTHING),
+    (row("stopped", checkpoint=""), R, [tree("captured")], ActionKind.NOTHING),
     (row("suspended", checkpoint="c2"), S, [tree("captured")], ActionKind.KILL),
     (row("stopped"), S, [], ActionKind.NOTHING),
 ]

@@ -39,8 +39,8 @@ RELEASING    captured, gone              running      ask the Hub for a stop
              captured                    running, —²  after the limit thaw (→ RUNNING)
              captured                    unsettled    thaw (→ RUNNING): it is checking
              running                     any          thawed (→ RUNNING)
-SUSPENDED,   running, capturing,         running      adopt (→ RUNNING)
-STOPPED,     captured
+SUSPENDED,   running, capturing⁷,        running      adopt (→ RUNNING)
+STOPPED,     captured⁷
 or no row    running, has returned       spawning     adopt (→ RUNNING)
              gone                        running      ask the Hub for a stop³, if
                                                       SUSPENDED
@@ -73,6 +73,7 @@ RESUMING     restoring                   any          attach to the restore
 ⁵ than all that the journal knows (``lineage.py``): the journal is older than the store.
 ⁶ everywhere below, a tree that naps counts as one that runs: its server answers, it
 takes the same orders, and it is its agent that wakes it when somebody uses it.
+⁷ STOPPED: if it is current, or new.
 """
 
 from __future__ import annotations
@@ -290,8 +291,12 @@ def _releasing(row: SessionRow, observed: Observed, *, too_long: bool) -> Action
 def _at_rest(row: SessionRow, observed: Observed) -> Action:
     """SUSPENDED, STOPPED, or a session that the journal does not know."""
     adopted = _adopted(observed)
-    if adopted is not None:
-        return adopted
+    tree = adopted.tree if adopted is not None else None
+    if adopted is not None and tree is not None:
+        # What stands captured and was set aside is nobody's session.
+        frozen = row.phase is Phase.STOPPED and tree.frozen
+        over = frozen and not lineage.takes_over(row, observed, tree)
+        return NOTHING if over else adopted
     if observed.hub is HubState.RUNNING:
         over = row.phase is Phase.SUSPENDED and not observed.left()
         return Action(ActionKind.STOP_AT_HUB, patient=True) if over else NOTHING

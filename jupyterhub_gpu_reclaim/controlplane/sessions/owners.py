@@ -9,9 +9,9 @@ fresh", they are kept, hidden from that user, as long as others that are set asi
 an administrator resumes the session, it belongs to whoever has the name. What runs is
 neither adopted nor ended: an administrator lets the new account in, or suspends it.
 
-A journal that was lost knows no account. Then the manifests say whose they are. Older
-agents have written none: such a checkpoint belongs to the account that the Hub
-remembers it of, and to nobody else without an administrator's word.
+A journal that was lost knows no account. Then the manifests say whose they are. One
+that names none (of before accounts were written) is nobody's without an administrator's
+word.
 """
 
 from __future__ import annotations
@@ -58,25 +58,21 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
             ``not_adopted``: the former account's session runs.
         StoreError: the journal does not answer.
     """
-    key, owner, pointer = placement.key, placement.owner, placement.checkpoint
+    key, owner = placement.key, placement.owner
     if not owner:
         return  # a spawner that does not report it
     row = sessions.row(key)
-    # The Hub remembers it of that account: the journal may be older than that.
-    its = _saved_by(sessions, pointer) in {"", owner}
-    if not _is_anothers(sessions, row, placement):
+    if not _is_anothers(sessions, row, owner):
         if row.claimed:
             sessions.update(key, claimed=False)
-    elif row.phase is Phase.STOPPED or (
-        row.phase is Phase.SUSPENDED and row.checkpoint == pointer and its
-    ):
+    elif row.phase is Phase.STOPPED:
         hand_over(sessions, key, settings)
     else:
         sessions.update(key, claimed=True)
         spare(sessions, key)
         raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
     for each in sessions.journal.checkpoints(key):
-        mine = _saved_by(sessions, each.id) == owner or (each.id == pointer and its)
+        mine = _saved_by(sessions, each.id) == owner
         if each.keeping is Keeping.FORMER and mine:
             sessions.journal.drop(each.id)  # the start finds it
 
@@ -159,11 +155,13 @@ def _runs(sessions: Sessions, key: SessionKey) -> Refused:
     return running
 
 
-def _is_anothers(sessions: Sessions, row: SessionRow, placement: Placement) -> bool:
+def _is_anothers(sessions: Sessions, row: SessionRow, owner: str) -> bool:
     if account := account_of(sessions, row):
-        return account not in {placement.owner, WHOEVER_COMES}
-    saved = row.phase not in LIVE and sessions.journal.checkpoint(row.checkpoint)
-    return bool(saved) and row.checkpoint != placement.checkpoint
+        return account not in {owner, WHOEVER_COMES}
+    return (
+        row.phase not in LIVE
+        and sessions.journal.checkpoint(row.checkpoint) is not None
+    )
 
 
 def _saved_by(sessions: Sessions, checkpoint: str) -> str:
