@@ -147,28 +147,24 @@ async def test_order_of_a_folder_that_the_service_does_not_see_is_carried_out_on
     assert controller._sessions.deletions.pending_keys() == set()
 
 
-async def test_marks_of_orders_are_not_kept_for_ever(world, tmp_path):
-    controller = await _suspended(world)
-    journal = controller._sessions.journal
-    journal.write(*audit_log.set_mark("order to delete:old", 1.0))
-    await controller.forget(Deletion(user=KEY.user, order="new"))
-    marks = audit_log.marks(journal, "order to delete:")
-    assert marks.keys() == {"order to delete:new"}
-
-
-async def test_mark_of_an_order_whose_file_is_still_there_is_kept(
-    world, tmp_path, monkeypatch
+@pytest.mark.parametrize("left", [False, True])
+async def test_mark_of_an_order_is_kept_for_days_or_as_long_as_its_file(
+    world, tmp_path, monkeypatch, left
 ):
     def fails(path):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(deletion_orders, "remove", fails)
     controller = await _suspended(world, folder=tmp_path)
-    path = deletion_orders.write(tmp_path, Deletion(user="eve"))
+    name = "old"
+    if left:
+        name = deletion_orders.write(tmp_path, Deletion(user="eve")).stem
     journal = controller._sessions.journal
-    journal.write(*audit_log.set_mark(f"order to delete:{path.stem}", 1.0))
+    journal.write(*audit_log.set_mark(f"order to delete:{name}", 1.0))
     await controller.forget(Deletion(user=KEY.user, order="new"))
-    assert f"order to delete:{path.stem}" in audit_log.marks(journal, "order")
+    marks = audit_log.marks(journal, "order to delete:")
+    assert (f"order to delete:{name}" in marks) is left
+    assert "order to delete:new" in marks
 
 
 async def test_order_that_was_taken_up_is_known_whatever_is_announced(world, tmp_path):
@@ -298,26 +294,20 @@ async def _only_the_old_one_is_deleted(world, controller, new: str) -> None:
     assert not world.node.saved
 
 
-async def test_new_session_that_is_found_before_the_order_is_not_ended(world, tmp_path):
-    """Neither the order nor the start that followed it was told; both are found."""
-    controller = await _suspended_between_two_ticks(world, tmp_path)
-    deletion_orders.write(tmp_path, DELETED)
-    world.hub.pointers.pop(KEY, None)
-    new = await world.running("of the new one")
-    controller._queue.add(KEY)
-    await world.until(lambda: world.phase(controller) == "running")
-    await _only_the_old_one_is_deleted(world, controller, new)
-
-
-async def test_new_session_that_is_reported_before_the_order_is_not_ended(
-    world, tmp_path
+@pytest.mark.parametrize("reported", [False, True])
+async def test_new_session_that_is_known_before_the_order_is_not_ended(
+    world, tmp_path, reported
 ):
-    """The order and the start were not told; that the new session runs, was."""
+    """Neither the order nor the start was told; that the new one runs may be."""
     controller = await _suspended_between_two_ticks(world, tmp_path)
     deletion_orders.write(tmp_path, DELETED)
     world.hub.pointers.pop(KEY, None)
     new = await world.running("of the new one")
-    await controller.placed(Placement(key=KEY, incarnation=new))
+    if reported:
+        await controller.placed(Placement(key=KEY, incarnation=new))
+    else:
+        controller._queue.add(KEY)
+    await world.until(lambda: world.phase(controller) == "running")
     await _only_the_old_one_is_deleted(world, controller, new)
 
 

@@ -308,10 +308,12 @@ async def test_manager_brings_back_what_was_imported_for_who_has_no_session_yet(
     assert (plan.action, plan.checkpoint) == ("restore", imported), plan.failure
 
 
-async def test_journal_of_the_old_account_does_not_begin_cold_beside_what_is_its_own(
-    world, tmp_path
-):
-    """Nor has the Hub any memory of it: its database is older as well."""
+@pytest.fixture
+async def before_the_new_one(world, tmp_path):
+    """The new account's session is saved; the journal is of before the old one's end.
+
+    Its numbers were as high, or higher.
+    """
     first = await _left_by_the_old_one(world)
     await first.users.discard(KEY, "ada")
     await world.until(lambda: not world.node.saved)
@@ -322,8 +324,16 @@ async def test_journal_of_the_old_account_does_not_begin_cold_beside_what_is_its
     await world.until(lambda: world.phase(first) == "suspended")
     new = first.users.session(KEY).checkpoint
     await world.kill(first)
-    world.hub.pointers.pop(KEY)
     backup.put_back()
+    return new
+
+
+async def test_journal_of_the_old_account_does_not_begin_cold_beside_what_is_its_own(
+    world, before_the_new_one
+):
+    """Nor has the Hub any memory of it: its database is older as well."""
+    new = before_the_new_one
+    world.hub.pointers.pop(KEY)
     second = await world.controller()
     await world.until(lambda: second._sessions.journal.checkpoint(new) is not None)
     plan = await second.plan_start(_placement("i3", NEW))
@@ -335,20 +345,9 @@ async def test_journal_of_the_old_account_does_not_begin_cold_beside_what_is_its
 
 @pytest.mark.parametrize("found_first", [True, False])
 async def test_journal_of_before_the_account_does_not_keep_from_it_what_is_its_own(
-    world, tmp_path, found_first
+    world, before_the_new_one, found_first
 ):
-    """The numbers of the former account's sessions were as high, or higher."""
-    first = await _left_by_the_old_one(world)
-    await first.users.discard(KEY, "ada")
-    await world.until(lambda: not world.node.saved)
-    backup = Backup(world, tmp_path)
-    await first.forget(DELETED)
-    await _starts(world, first, "i2", NEW)
-    await first.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(first) == "suspended")
-    new = first.users.session(KEY).checkpoint
-    await world.kill(first)
-    backup.put_back()
+    new = before_the_new_one
     if not found_first:
         world.change(tick_interval=60.0)
     second = await world.controller()
