@@ -192,11 +192,6 @@ TABLE = [
     # STOPPED, or no row at all
     (row("stopped"), R, [tree("running")], ActionKind.ADOPT),
     (row("stopped"), P, [tree("running")], ActionKind.NOTHING),
-    # the journal was lost, or put back, while it came back
-    (row("stopped"), P, [tree("running", origin="c1")], ActionKind.ADOPT),
-    (row("suspended"), P, [tree("running", "i2", origin="c1")], ActionKind.ADOPT),
-    (row("running"), P, [tree("running", "i2", origin="c1")], ActionKind.ADOPT),
-    (row("resuming"), P, [tree("running", "i2", origin="c1")], ActionKind.ADOPT),
     (row("stopped"), S, [tree("running", checkpoint="")], ActionKind.KILL),
     (row("stopped"), S, [tree("running", "i2", "")], ActionKind.REPORT),
     (row("stopped"), S, [tree("running", "i2", "c1")], ActionKind.REPORT),

@@ -20,7 +20,6 @@ WARNED)      running                     any          wakes (NAPPING → RUNNING
              capturing                   any          cancel
              gone, another one runs,     running      adopt that one
              or is captured
-             gone, another has returned  spawning     adopt that one
              gone                        stopped      vanished; lost if its last
                                                       checkpoint is still kept
              gone, newer checkpoint⁵     stopped      found saved (→ SUSPENDED)
@@ -41,8 +40,7 @@ RELEASING    captured, gone              running      ask the Hub for a stop
              running                     any          thawed (→ RUNNING)
 SUSPENDED,   running, capturing⁷,        running      adopt (→ RUNNING)
 STOPPED,     captured⁷
-or no row    running, has returned       spawning     adopt (→ RUNNING)
-             gone                        running      ask the Hub for a stop³, if
+or no row    gone                        running      ask the Hub for a stop³, if
                                                       SUSPENDED
              captured                    stopped      release, if SUSPENDED in that
              captured, newer checkpoint⁵ stopped      found captured (→ RELEASING)
@@ -63,7 +61,6 @@ RESUMING     restoring                   any          attach to the restore
              restoring                   stopped      kill³ (→ SUSPENDED)
              holding                     stopped      kill (→ SUSPENDED)
              gone, another one runs      running      adopt that one
-             gone, another has returned  spawning     adopt that one
              gone                        stopped      restore failed (→ SUSPENDED)
 ===========  ==========================  ===========  ================================
 
@@ -197,17 +194,13 @@ def _without_tree(row: SessionRow, observed: Observed) -> Action:
 
 
 def _adopted(observed: Observed) -> Action | None:
-    """A tree that the Hub has started, or waits for, and the journal does not know.
+    """A tree that runs for the Hub, and that the journal does not know.
 
-    Its journal was lost or put back: while it came back, so that the Hub waits for it,
-    or before it was frozen, and once it is known, it is thawed.
+    Frozen: a journal that was put back; once it is known, it is thawed.
     """
-    here = observed.running()
-    if observed.hub is HubState.RUNNING:
-        here = here or observed.frozen()
-    elif observed.hub is not HubState.SPAWNING or not (here and here.origin):
-        return None
-    return Action(ActionKind.ADOPT, here) if here is not None else None
+    here = observed.running() or observed.frozen()
+    runs = here is not None and observed.hub is HubState.RUNNING
+    return Action(ActionKind.ADOPT, here) if runs else None
 
 
 def _ended(row: SessionRow, observed: Observed) -> Action:
