@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure
     from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-    from jupyterhub_gpu_reclaim.controlplane.model.rows import CheckpointRow, SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
 UNANSWERED = Action(ActionKind.UNANSWERED)
 
@@ -215,10 +215,12 @@ def _instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 
     If what the Hub remembers is not older, nobody has to choose.
     """
-    other = _the_hubs(row, observed, asked)
-    if other is not None and other.stamp >= row.stamp:
-        return Action(ActionKind.BRING_BACK, None, other)
-    other = other or _newest_there(observed, asked)
+    shown = {each.id for each in asked.kept if each.keeping not in HIDDEN}
+    there = [info for info in observed.saved or () if info.id in shown]
+    hubs = next((info for info in there if info.id == asked.checkpoint), None)
+    if hubs is not None and hubs.stamp >= row.stamp:
+        return Action(ActionKind.BRING_BACK, None, hubs)
+    other = hubs or (there[-1] if there else None)
     if other is None:
         lost = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
         return Action(ActionKind.ASK, failure=lost)
@@ -226,27 +228,6 @@ def _instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if told and row.intent is Intent.RESUME:
         return Action(ActionKind.BRING_BACK, None, other)
     return Action(ActionKind.ASK, failure=_older(other))
-
-
-def _newest_there(observed: Observed, asked: Asked) -> CheckpointInfo | None:
-    """The newest that its user may bring back, of those that are in the store."""
-    shown = {each.id for each in asked.kept if each.keeping not in HIDDEN}
-    there = [info for info in observed.saved or () if info.id in shown]
-    return there[-1] if there else None
-
-
-def _the_hubs(
-    row: SessionRow, observed: Observed, asked: Asked
-) -> CheckpointInfo | None:
-    """What the Hub remembers, if it is there and the journal's is not."""
-    known = _of_hub(asked)
-    if known is None or known.keeping in HIDDEN or observed.checkpoint(row.checkpoint):
-        return None
-    return observed.checkpoint(known.id)
-
-
-def _of_hub(asked: Asked) -> CheckpointRow | None:
-    return next((each for each in asked.kept if each.id == asked.checkpoint), None)
 
 
 def _is_accounted_for(row: SessionRow, asked: Asked) -> bool:
