@@ -34,7 +34,7 @@ def goes_back_to(checkpoint: str, observed: Observed) -> set[str]:
     while info is not None and info.parent not in found:
         found.add(info.parent)
         info = infos.get(info.parent)
-    return {each for each in found if each in infos and infos[each].aside is None}
+    return {each for each in found if each not in infos or infos[each].aside is None}
 
 
 def newest(infos: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
