@@ -643,17 +643,6 @@ def restoring(world):
     return any(p.state is TreeState.RESTORING for p in world.node.places.values())
 
 
-async def test_journal_lost_while_it_runs_the_counter_does_not_begin_anew(world):
-    first = await running(world, "one")
-    await suspend(world, first)
-    await resume(world, first)
-    world.node.places[world.hub.incarnations[KEY]].generation = 0  # nor does the agent
-    second = await world.journal_lost(first)
-    await world.until(lambda: world.phase(second) == "running")
-    again = await suspend(world, second)
-    assert world.node.saved[again][0].generation == 2
-
-
 async def test_journal_lost_while_it_runs_nothing_older_outlives_what_it_came_from(
     world,
 ):

@@ -160,7 +160,7 @@ def saved(
         return
     known = [r.info for r in sessions.journal.checkpoints(row.key) if r.info]
     sure = lineage.agrees(pointer, newest, [*known, *(observed.saved or ())])
-    seconds = settings.set_aside if sure else None
+    seconds, when = settings.set_aside if sure else None, moment(newest.created)
     rows = _asides(sessions, row, observed, seconds, besides=newest.id)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
     before = lineage.goes_back_to(newest.id, observed)
@@ -168,7 +168,7 @@ def saved(
     sessions.apply(
         row.key,
         SessionEvent.FOUND_SAVED,
-        failure=None if sure else found_failure(newest),
+        failure=None if sure else failure_of(Reason.SAVED_FOUND, when=when),
         checkpoints=[*rows, expiry.current(newest, sessions.clock.now())],
         account=_account(row, newest),
         session=newest.session,
@@ -182,11 +182,6 @@ def saved(
 def _account(row: SessionRow, info: CheckpointInfo) -> str:
     """Whose the session is in that state; the next start is asked whether it is its."""
     return info.account if lineage.is_anothers(row, info) else row.account
-
-
-def found_failure(info: CheckpointInfo) -> Failure:
-    """The question to the session's user, as stored in the row."""
-    return failure_of(Reason.SAVED_FOUND, when=moment(info.created))
 
 
 def _beside(
