@@ -48,6 +48,7 @@ class Ledger:
         self._words = 0
         #: words of accounts that were deleted, and the account
         self._former: dict[SessionKey, list[tuple[str, str]]] = defaultdict(list)
+        self._accounts: dict[str, str] = {}  #: of each life, by its first word
 
     # --- words
     def new_life(self, key: SessionKey) -> str:
@@ -84,9 +85,13 @@ class Ledger:
     def account_deleted(self, key: SessionKey, account: str) -> None:
         """All that was given up until now belonged to that account, which is no more.
 
-        Unless the Hub's database is put back, which then knows no other one.
+        Unless the Hub's database is put back, which then knows no other one; and but
+        for what was begun between the deletions of an earlier one's server and of it.
         """
-        self._former[key] = [(word, account) for word in self._given_up[key]]
+        self._former[key] = [
+            (word, self._accounts.get(word.partition(".")[0], account))
+            for word in self._given_up[key]
+        ]
 
     def choose(self, key: SessionKey, checkpoint: str) -> Callable[[], None]:
         """A person wants that checkpoint, and no newer one, to come back.
@@ -248,6 +253,7 @@ class Ledger:
         assert place.tree is not None
         self.history.say(f"{place.key} is started cold as {place.tree.contents}")
         key = place.key
+        self._accounts[place.tree.contents] = place.account
         left = [word for word in self.newest(key) if word != place.tree.contents]
         if left:
             self._wrong(

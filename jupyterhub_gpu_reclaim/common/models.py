@@ -429,6 +429,9 @@ class Placement(Value, frozen=True, kw_only=True):
     #: of a start: the session that the Hub remembers there, or, where an older spawner
     #: asks or has begun it, that session's incarnation; empty: none
     former: str = ""
+    #: with the generation: the stamp of what the Hub remembers; zeros: not known
+    term: int = 0
+    generation: int = 0
     #: of a fresh start: the time of its key for tabs (``common/auth/tab_tokens.py``)
     tab_key: float = 0.0
     #: why a start was cancelled, if only the spawner knows; how a session ended that
@@ -448,6 +451,9 @@ class Suspension(Value, frozen=True, kw_only=True):
     for_quota: bool = False  #: whether a quota may delete it
     #: how long a resume is likely to take; 0: nothing like it was resumed lately
     resume_seconds: float = 0.0
+    #: with the generation: the stamp of its checkpoint; zeros: not known
+    term: int = 0
+    generation: int = 0
 
 
 class StartPlan(Value, frozen=True, kw_only=True):

@@ -739,6 +739,8 @@ def _question(state: State, want: Want, inc: int) -> Asked:
         want,
         str(inc),
         checkpoint=str(state.hub_saved or ""),
+        # Ids rise as stamps do; nothing but what comes back is compared with it.
+        stamp=(0, int(state.hub_saved <= state.row.checkpoint)),
         former=f"s{state.owner}" if state.hub_inc else "",
         remembered=bool(state.hub_inc),
         listed=state.listed is not None

@@ -323,6 +323,25 @@ def test_return_of_what_is_gone_is_the_hubs_or_a_question():
     assert gone(hidden, mine, "c1").failure.code == "checkpoint_missing"
 
 
+def test_hub_that_remembers_a_newer_state_of_the_session_is_a_reason_to_ask():
+    """Journal and store are older than its database, as one volume put back."""
+    mine = row("suspended", checkpoint="c3", generation=3, session="s1")
+    there = (msgspec.structs.replace(info("c3"), session="s1"),)
+    rows = (msgspec.structs.replace(kept("c3"), info=there[0]),)
+    observed = Observed((), there, HubState.SPAWNING, frozenset({"c3"}))
+    hubs = start(checkpoint="c4", former="s1", remembered=True, kept=rows)
+
+    def asked(stamp, mine=mine):
+        return settle(mine, observed, NOW, LIMITS, hubs._replace(stamp=stamp))
+
+    assert asked((0, 4)).failure.code == "saved_older"
+    assert asked((0, 2)).kind is A.RETURN
+    assert asked((0, 0)).failure.code == "saved_older"  # an older spawner's pointer
+    found = msgspec.structs.replace(mine, failure=FOUND)
+    assert asked((0, 4), found).failure.code == "saved_older"
+    assert asked((0, 2), found).kind is A.RETURN
+
+
 def every_question():
     """Each phase beside each two trees, with and without what is saved."""
     # Who asks for one session alone is told that an agent is silent.

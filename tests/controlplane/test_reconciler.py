@@ -199,6 +199,8 @@ TABLE = [
     (row("stopped"), P, [tree("restoring", "i2", "c1")], ActionKind.NOTHING),
     (row("stopped"), S, [tree("restoring", "i2", "cx")], ActionKind.NOTHING),
     (row("stopped"), S, [tree("captured")], ActionKind.FOUND_CAPTURED),
+    (row("stopped"), R, [tree("captured", "i2", "cx")], ActionKind.ADOPT),
+    (row("stopped"), S, [tree("captured", "i2", "cx")], ActionKind.NOTHING),
     (row("stopped", checkpoint=""), S, [tree("captured")], ActionKind.KILL),
     (row("stopped", checkpoint=""), P, [tree("captured")], ActionKind.NOTHING),
     (row("stopped", checkpoint=""), R, [tree("captured")], ActionKind.NOTHING),

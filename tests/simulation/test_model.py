@@ -173,7 +173,7 @@ def test_journal_and_store_are_put_back_during_a_return():
 
     They may not be adopted meanwhile: their end may be ordered, and have no answer.
     """
-    explore(start(faults=2, kinds=[STORE]))
+    explore(start(faults=2, suspends=1, visits=1, works=0, kinds=[STORE]))
 
 
 def lets_anybody_in(sessions, placement, settings):
@@ -197,7 +197,8 @@ def test_command_explores_with_other_bounds(capsys):
     bounds = ["--faults", "0", "--suspends", "1", "--kinds", RENAMED, ORDERS]
     assert main(bounds) == 0
     assert "states" in capsys.readouterr().out
-    assert main(["--faults", "2", "--kinds", STORE]) == 1
+    bounds = ["--suspends", "1", "--visits", "1", "--works", "0"]
+    assert main([*bounds, "--kinds", STORE]) == 1
 
 
 def takes_silence_for_emptiness(row, observed, now, settings, asked=None):

@@ -53,6 +53,7 @@ FOUND = (
     *(3315000037, 3315000121),
     # An agent ends in the moment of a save point's commit, and the machine a bit later.
     10000001346,
+    10000001679,
     # A return that is called off comes back before the service hears of it; a tree that
     # was seen to run, on a silent node; a renamed user's session that the store knows.
     *(7001000564, 7010000195, 7020000648, 7001000566, 7019000625, 7124000787),

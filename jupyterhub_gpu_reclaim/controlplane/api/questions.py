@@ -142,6 +142,7 @@ class Questions:
             want=want,
             incarnation=placement.incarnation,
             checkpoint=placement.checkpoint,
+            stamp=(placement.term, placement.generation),
             former=placement.former,
             remembered=placement.remembered,
             listed=self._sessions.is_listed(key),

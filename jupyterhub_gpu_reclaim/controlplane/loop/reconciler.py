@@ -286,8 +286,11 @@ def _at_rest(row: SessionRow, observed: Observed) -> Action:
     adopted = _adopted(observed)
     tree = adopted.tree if adopted is not None else None
     if adopted is not None and tree is not None:
-        # What stands captured and was set aside is nobody's session.
+        # What stands captured and was set aside is nobody's session. Where it was
+        # saved nowhere, as in a store that was put back, it is all there is.
+        saved = observed.checkpoint(tree.checkpoint) is not None
         frozen = row.phase is Phase.STOPPED and tree.frozen
+        frozen = frozen and (saved or tree.state is TreeState.CAPTURING)
         over = frozen and not lineage.takes_over(row, observed, tree)
         return NOTHING if over else adopted
     if observed.hub is HubState.RUNNING:

@@ -190,7 +190,7 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     """Why the user must be asked before this checkpoint comes back, if so.
 
     A person's word, by button or command, settles it; so does a Hub that remembers the
-    same session.
+    same session, and nothing newer of it.
     """
     if row.intent is Intent.RESUME:
         return None
@@ -206,8 +206,9 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     if found and not agreed and asked.former not in its:
         return row.failure
     # The same session may have been saved since, which nobody else knows.
-    named = agreed or not asked.checkpoint or _is_accounted_for(row, asked)
-    return None if named else _older(mine)
+    older = asked.former in its and (0, 0) < asked.stamp <= mine.stamp
+    agreed = agreed or older or not asked.checkpoint
+    return None if agreed or _is_accounted_for(row, asked) else _older(mine)
 
 
 def _instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:

@@ -24,6 +24,7 @@ class Asked(NamedTuple):
     #: of the start: the one that is about to begin; of the stop: the one to be ended
     incarnation: str
     checkpoint: str = ""  #: that the Hub remembers
+    stamp: tuple[int, int] = (0, 0)  #: of that one; zeros: not known
     #: session that the Hub remembers there, or an incarnation of it; empty: none
     former: str = ""
     remembered: bool = False  #: whether the Hub remembers a session there

@@ -97,6 +97,7 @@ def suspension_of(
     mine = next((each for each in kept if each.id == row.checkpoint), None)
     info = mine.info if mine is not None else None
     size, at = (info.logical_bytes, info.created) if info else (0, row.since)
+    term, generation = info.stamp if info else (0, 0)
     taken, seconds = retention.takes_current, retention.seconds
     return Suspension(
         at=at,
@@ -105,4 +106,6 @@ def suspension_of(
         until=at + seconds if taken and seconds else None,
         for_quota=taken and bool(retention.user_bytes or retention.total_bytes),
         resume_seconds=times.expected(row.key, size),
+        term=term,
+        generation=generation,
     )

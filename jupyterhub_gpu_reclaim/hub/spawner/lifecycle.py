@@ -29,7 +29,12 @@ from jupyterhub_gpu_reclaim.common.errors import (
     RestoreFailed,
     Unreachable,
 )
-from jupyterhub_gpu_reclaim.common.models import Placement, StartPlan, StopPlan
+from jupyterhub_gpu_reclaim.common.models import (
+    Placement,
+    StartPlan,
+    StopPlan,
+    Suspension,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.spawner.logins import ClientRepair, Logins, others
 from jupyterhub_gpu_reclaim.hub.spawner.progress import CEILING, ProgressReporter
@@ -206,10 +211,13 @@ class SessionLifecycle:
     # --- the service ---
 
     def _placement(self) -> Placement:
+        told = self.pointer.suspension or Suspension()
         return Placement(
             key=self._spawner.reclaim_key,
             incarnation=self._spawner.reclaim_launch.incarnation or "none",
             checkpoint=self.pointer.checkpoint,
+            term=told.term,
+            generation=told.generation,
             session=self._spawner.reclaim_launch.session,
             remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
