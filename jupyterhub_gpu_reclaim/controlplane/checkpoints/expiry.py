@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Keeping,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
-from jupyterhub_gpu_reclaim.policy.retention import Dropped, Kept, Use, drop
+from jupyterhub_gpu_reclaim.policy.retention import Dropped, Kept, Use, drop, newest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -71,8 +71,9 @@ def outdated(
 ) -> list[CheckpointRow]:
     """Save points, now that there is a newer one.
 
-    Those that have a name, and the last few of the others, are set aside, where their
-    user finds them; what is beyond that is kept for the time of grace.
+    Those that have a name, and of the others the last few and the last of each of the
+    last hours, are set aside, where their user finds them; what is beyond that is kept
+    for the time of grace.
     """
     now, incarnation = sessions.clock.now(), sessions.row(key).incarnation
     rows = [row for row in sessions.journal.checkpoints(key) if is_fallback(row)]
@@ -81,8 +82,12 @@ def outdated(
         for row in sessions.journal.checkpoints(key)
         if row.keeping is Keeping.ASIDE and row.is_of(incarnation)
     ]
-    plain = [row for row in [*spare, *rows] if not row.name]
-    over = {row.id for row in plain[: max(0, len(plain) - settings.save_points + 1)]}
+    made = {row.id: row.info.created for row in [*spare, *rows] if row.info}
+    plain = {row.id: made.get(row.id, 0.0) for row in [*spare, *rows] if not row.name}
+    saved = [*plain.items(), ("", now)]  # the newer one
+    over = plain.keys() - newest(
+        saved, settings.save_points, settings.save_points_hourly
+    )
     changed = []
     for row in rows:
         aside = row.is_of(incarnation) and row.id not in over

@@ -260,6 +260,16 @@ class Options(Configurable):
         " count. More takes more of the store: what has changed between. Example: 5.",
     ).tag(config=True)
 
+    save_points_hourly = Int(
+        _DEFAULTS.save_points_hourly,
+        min=0,
+        max=1000,
+        help="For how many hours the last save point of each is kept besides, as the"
+        " older ones of `save_points` are; hours without any do not count. Reaches"
+        " further back where sessions are saved often, for less of the store than as"
+        " many `save_points`. 0: for none. Example: 12.",
+    ).tag(config=True)
+
     keep_per_day = Float(
         _DEFAULTS.keep_per_day,
         min=0,
@@ -449,6 +459,7 @@ class Options(Configurable):
             keep_per_day=self.keep_per_day,
             save_every=self.save_every,
             save_points=self.save_points,
+            save_points_hourly=self.save_points_hourly,
             return_disrupted=self.return_disrupted,
             own_idle_shortest=self.own_idle_shortest,
             own_idle_longest=self.own_idle_longest,
