@@ -470,6 +470,11 @@ class AgentOverWire:
     async def discard(self, checkpoint: str, *, runs: str = "") -> None:
         await self._slow("discard", checkpoint, runs=runs)
 
+    async def branch(
+        self, checkpoint: str, branched: str, key: SessionKey, **facts: Any
+    ) -> Any:
+        return await self._slow("branch", checkpoint, branched, key, **facts)
+
     async def lay_aside(
         self,
         checkpoint: str,
@@ -516,7 +521,8 @@ class HubOverWire:
     async def stop(self, key: SessionKey) -> None:
         await self._wire.ask("stop", key, limit=60.0)
 
-    async def start(self, key: SessionKey) -> None:
+    async def start(self, key: SessionKey, like: SessionKey | None = None) -> None:
+        del like
         await self._wire.ask("start", key, limit=60.0)
 
 

@@ -15,6 +15,7 @@ from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder, DrainReport
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import (
+    Branched,
     Compared,
     Decision,
     KeptState,
@@ -122,6 +123,11 @@ class SessionsClient:
         path = f"sessions/{key.path}/saved/{checkpoint}/bring-back"
         body = {"save_running": save_running}
         return await self._ask("POST", path, SessionView, body)
+
+    async def branch(self, key: SessionKey, checkpoint: str, server: str) -> Branched:
+        """Begin to open one of them as another server."""
+        path = f"sessions/{key.path}/saved/{checkpoint}/branch"
+        return await self._ask("POST", path, Branched, {"server": server})
 
     async def drain(self, node: str, order: DrainOrder) -> DrainReport:
         """Begin to suspend whatever runs on a node; empty: the Hub's own machine."""

@@ -366,6 +366,7 @@ class HubInMemory:
         self.incarnations: dict[SessionKey, str] = {}
         self.sessions: dict[SessionKey, str] = {}  # ids of the last ones
         self.pointers: dict[SessionKey, str] = {}
+        self.refuses_start = ""  #: with that sentence
         self.refuses_stop = False
         self.never_answers = False
         self.ignores_restored = False
@@ -427,7 +428,8 @@ class HubInMemory:
             if (place.key, place.state) == (key, TreeState.HOLDING):
                 self.node.end(place.incarnation)
 
-    async def start(self, key: SessionKey) -> str:
+    async def start(self, key: SessionKey, like: SessionKey | None = None) -> str:
+        del like
         self.states[key] = "spawning"
         incarnation = uuid.uuid4().hex
         pointer = self.pointers.get(key, "")
@@ -560,9 +562,13 @@ class _Server(_HubHandler):
     async def post(self, user: str, server: str | None = None) -> None:
         key = SessionKey(user, server or "")
         self.hub.orders.append(f"start {key}")
-        assert not self.request.body
+        if self.request.body:
+            assert key not in self.hub.states  # else it has options of its own
+            self.hub.options[key] = json.loads(self.request.body)
         state = self.hub.states.get(key, "stopped")
-        if state == "running":
+        if self.hub.refuses_start:
+            self.fail(400, self.hub.refuses_start)
+        elif state == "running":
             self.fail(400, f"{key} is already running")
         elif state == "stopped":
             started = self.hub.starts[key] = self.hub.spawn(self.hub.start(key))

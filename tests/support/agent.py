@@ -220,6 +220,7 @@ class Place:
         *command: str,
         env=None,
         user: str = "ann",
+        server: str = "",
         options: Sequence[str] = (),
     ) -> None:
         self.incarnation = uuid.uuid4().hex
@@ -231,7 +232,7 @@ class Place:
                     *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
                     *(sys.executable, "-I", "-S", str(INIT), mode),
                     *("--incarnation", self.incarnation),
-                    *("--user", user, "--server", "", "--relay"),
+                    *("--user", user, "--server", server, "--relay"),
                     *("--realm", folder.name),
                     *options,
                     *(["--", *command] if command else []),
@@ -270,8 +271,8 @@ class Place:
 def places(folder):
     made = []
 
-    def make(mode: str, *command: str, env=None, options=()) -> Place:
-        made.append(Place(folder, mode, *command, env=env, options=options))
+    def make(mode: str, *command: str, **more) -> Place:
+        made.append(Place(folder, mode, *command, **more))
         return made[-1]
 
     yield make

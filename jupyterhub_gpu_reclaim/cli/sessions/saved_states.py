@@ -1,7 +1,7 @@
-"""``saved``, ``bring-back`` and ``journal``: checkpoints, and what the journal knows.
+"""``saved``, ``bring-back``, ``branch``, ``journal``: checkpoints and the journal.
 
-All of it is asked of the service. ``bring-back`` only begins; ``sessions`` shows the
-progress.
+All of it is asked of the service. ``bring-back`` and ``branch`` only begin;
+``sessions`` shows the progress.
 """
 
 from __future__ import annotations
@@ -47,6 +47,17 @@ def bring_back(args: argparse.Namespace) -> int:
         print_json(view)
     else:
         say(f"{key}: {checkpoint} is coming back; what it was in is put aside")
+    return DONE
+
+
+def branch(args: argparse.Namespace) -> int:
+    """Begin to open one of them as another server."""
+    key, checkpoint, server = key_of(args.target), args.checkpoint, args.server
+    answer = ask(args, lambda client: client.branch(key, checkpoint, server))
+    if args.json:
+        print_json(answer)
+    else:
+        say(f"{answer.session.key}: {checkpoint} is starting. {answer.warning}")
     return DONE
 
 

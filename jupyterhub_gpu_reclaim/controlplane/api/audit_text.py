@@ -72,6 +72,7 @@ _SENTENCES = {
     "found aside": "A checkpoint of it was found and put aside.",
     "brought_back": "Another checkpoint of it was chosen.",
     "ask to bring back": "{who} asked for another checkpoint of it.",
+    "branch": "{who} opened a checkpoint of it beside it, as the server",
     "journal rebuilt": "{who} chose to resume its newest checkpoint.",
     "idle time": "{who} chose its idle time:",
     "revoke tabs": "{who} revoked the key of its open tabs.",

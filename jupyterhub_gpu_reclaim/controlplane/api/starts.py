@@ -180,7 +180,10 @@ class StartPlanner:
             raise
         if self._sessions.row(key) != row:
             return None
-        self._sessions.tab_keys.comes_back(key, identity)
+        if self._is_branch(row):
+            self._sessions.tab_keys.begun(key, placement.tab_key)
+        else:
+            self._sessions.tab_keys.comes_back(key, identity)
         self._sessions.begin(key, "resume")
         row = self._sessions.apply(
             key,
@@ -198,7 +201,12 @@ class StartPlanner:
             identity=identity,
             suspension=self._sessions.suspension(row),
             session=row.session,
+            branch=self._is_branch(row),
         )
+
+    def _is_branch(self, row: SessionRow) -> bool:
+        saved = self._sessions.journal.checkpoint(row.checkpoint)
+        return bool(saved and saved.info and saved.info.branch_of)
 
     async def _join(
         self, row: SessionRow, tree: Tree, placement: Placement

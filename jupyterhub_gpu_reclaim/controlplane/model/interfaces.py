@@ -148,6 +148,28 @@ class Agent(Protocol):
                 when the order arrives, it is refused.
         """
 
+    async def branch(
+        self,
+        checkpoint: str,
+        branched: str,
+        key: SessionKey,
+        *,
+        session: str,
+        generation: int,
+    ) -> CheckpointInfo:
+        """Commit what a checkpoint has once more, as another session's; idempotent.
+
+        ``Refused`` (``branch_impossible``) where that could not be brought back. An
+        older agent refuses it (``invalid``).
+
+        Args:
+            checkpoint: its id; it stays as it is.
+            branched: id of the new one.
+            key: of the session that the new one is of; of the same user.
+            session: id of that one.
+            generation: of the new one.
+        """
+
     async def lay_aside(
         self,
         checkpoint: str,
@@ -185,10 +207,12 @@ class Hub(Protocol):
         Idempotent; ``Refused`` (retryable) while something else is pending.
         """
 
-    async def start(self, key: SessionKey) -> None:
+    async def start(self, key: SessionKey, like: SessionKey | None = None) -> None:
         """Ask for a start; ``Refused`` (retryable) while something else is pending.
 
         Idempotent: one that is pending, or a server that runs, is left as it is.
+        ``like`` is a server of the same user whose last start's options it gets; None:
+        those of its own.
         """
 
 

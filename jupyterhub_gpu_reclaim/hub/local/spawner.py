@@ -130,7 +130,9 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
                 *[f"{k}={v}" for k, v in loader.items()],
                 *command,
             ]
-        else:
+        elif (saved := self.reclaim_launch.identity) is None or (
+            saved.api_token != self.api_token
+        ):
             for secret in _SECRETS:
                 env.pop(secret, None)
         launcher.sweep_cgroups(self.cgroup_parent)

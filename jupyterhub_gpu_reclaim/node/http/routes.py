@@ -141,6 +141,17 @@ class Node(Protocol):
     async def discard(self, checkpoint: str, *, runs: str = "") -> None:
         """Delete a checkpoint, if that incarnation runs here; idempotent."""
 
+    async def branch(
+        self,
+        checkpoint: str,
+        branched: str,
+        key: SessionKey,
+        *,
+        session: str,
+        generation: int,
+    ) -> CheckpointInfo:
+        """Commit what it has once more, as another session's; idempotent."""
+
     async def lay_aside(
         self,
         checkpoint: str,
@@ -313,6 +324,15 @@ class ReleaseOrder(Value, frozen=True, kw_only=True):
     """Body of ``release``."""
 
     checkpoint: Identifier
+
+
+class BranchOrder(Value, frozen=True, kw_only=True):
+    """Body of ``branch``: of the new one."""
+
+    checkpoint: Identifier
+    key: SessionKey
+    session: str
+    generation: int
 
 
 class AsideOrder(Value, frozen=True, kw_only=True):
@@ -519,6 +539,22 @@ class DeleteCheckpoint(Handler):
         self.finish()
 
 
+class PostBranch(Handler):
+    """``POST /v1/checkpoints/{id}/branch``."""
+
+    async def post(self, checkpoint: str) -> None:
+        """Commit it once more, as another session's."""
+        order = self.body(BranchOrder)
+        info = await self.node.branch(
+            checkpoint,
+            order.checkpoint,
+            order.key,
+            session=order.session,
+            generation=order.generation,
+        )
+        self.answer(info)
+
+
 class PutAside(Handler):
     """``PUT /v1/checkpoints/{id}/aside``."""
 
@@ -585,6 +621,7 @@ def make_application(
         ("/v1/samples", GetSamples),
         ("/v1/checkpoints", ListCheckpoints),
         (f"/v1/checkpoints/{name}", DeleteCheckpoint),
+        (f"/v1/checkpoints/{name}/branch", PostBranch),
         (f"/v1/checkpoints/{name}/aside", PutAside),
         (f"/v1/checkpoints/{name}/identity", GetIdentity),
     ]

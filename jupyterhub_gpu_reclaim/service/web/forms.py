@@ -69,17 +69,8 @@ class Act(Page):
         elif action == "idle-time":
             chosen = self.seconds() if self.get_body_argument("seconds", "") else None
             await control.users.choose_idle_time(key, chosen, by)
-        elif action == "bring-back":
-            checkpoint = self.get_body_argument("checkpoint", "")
-            save = self.get_body_argument("save", "") == "1"
-            manages = self.person.manages
-            await control.users.bring_back(
-                key, checkpoint, by, save_running=save, manages=manages
-            )
-        elif action == "delete":
-            checkpoint = self.get_body_argument("checkpoint", "")
-            answer = await control.users.delete(key, by, checkpoint or None)
-            return action if answer.deleted else "delete-later"
+        elif action in {"bring-back", "branch", "delete"}:
+            return await self._act_on_saved(key, action)
         elif action == "pin":
             out = self.get_body_argument("out", "") == "1"
             await control.users.opt_out(key, check_opt_out(self, out), by)
@@ -88,6 +79,24 @@ class Act(Page):
             await control.users.revoke_tabs(key, by)
         else:
             await self._manage(key, action)
+        return action
+
+    async def _act_on_saved(self, key: SessionKey, action: str) -> str:
+        """The same of what is done with one of its checkpoints."""
+        users, by = self.context.control.users, self.person.label
+        checkpoint = self.get_body_argument("checkpoint", "")
+        if action == "bring-back":
+            save = self.get_body_argument("save", "") == "1"
+            manages = self.person.manages
+            await users.bring_back(
+                key, checkpoint, by, save_running=save, manages=manages
+            )
+        elif action == "branch":
+            name = self.get_body_argument("name", "")
+            await users.branch(key, checkpoint, name, by)
+        else:
+            answer = await users.delete(key, by, checkpoint or None)
+            return action if answer.deleted else "delete-later"
         return action
 
     async def _manage(self, key: SessionKey, action: str) -> None:
@@ -140,7 +149,7 @@ class Fresh(Page):
 
 _ACTIONS = (
     "suspend|resume|save|nap|wake|keep|idle-time|pin|delete|bring-back|renew-login|end-tree"
-    "|revoke-tabs"
+    "|revoke-tabs|branch"
 )
 
 
