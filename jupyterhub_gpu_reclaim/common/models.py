@@ -504,6 +504,7 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
     nap_after: float | None = None
     save_every: float | None = None
     resume_gpu: str | None = None
+    together: bool | None = None
     never: bool | None = None
     quiet_hours: list[str] | None = None
     min_age: float | None = None

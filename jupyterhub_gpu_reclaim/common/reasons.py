@@ -209,6 +209,11 @@ class Reason(Enum):
         "{node} is being drained{why}: the sessions on it are suspended.",
         "Nothing to do: it comes back as it was.",
     )
+    TOGETHER_BUSY = (
+        "together_busy",
+        "It is suspended only together with {member}, which is to stay: {why}",
+        "Nothing to do: both are suspended when that is over.",
+    )
     NOBODY_WAITS = (
         "nobody_waits",
         "Nobody is waiting for this session's GPU.",
@@ -807,6 +812,12 @@ class Reason(Enum):
             " runs, and its checkpoint is dropped."
         ),
         "Nothing to do: it is suspended again later.",
+    )
+    TOGETHER_FAILED = (
+        "together_failed",
+        "It is suspended only together with {member}, which was not: {why}",
+        "Nothing to do here: it goes on. See to the other one, then try again.",
+        True,
     )
     FILE_MISSING = (
         "file_missing",

@@ -44,7 +44,10 @@ _OF_IDLENESS = (
     "connections_after",
     "connected_is_active",
 )
-SETTINGS = (*_SECONDS, "resume_gpu", "never", "quiet_hours", *_OF_IDLENESS)
+_SWITCHES = ("never", "together")
+SETTINGS = (*_SECONDS, "resume_gpu", *_SWITCHES, "quiet_hours", *_OF_IDLENESS)
+#: What is known of a suspended session, too, and at once.
+_ALWAYS_KNOWN = {"user", "server"}
 #: Longest time that a rule may set: a year, in seconds.
 _LONGEST = 366 * 86400.0
 
@@ -84,8 +87,10 @@ class Rules(Configurable):
         lists of them, one of which must fit; of several keys in one rule all must fit.
         What: ``idle_after``, ``nap_after``, ``save_every``, ``warn_for``, ``min_age``,
         ``cool_down`` (seconds), ``resume_gpu`` (``at_once`` or ``lazy``), ``never``
-        (True: no policy suspends it or lets it nap), ``quiet_hours`` (a list), and,
-        with the same values as in ``IdlePolicy``, None included:
+        (True: no policy suspends it or lets it nap), ``together`` (True: a user's
+        servers for which the same rule says so are suspended all or none, and come back
+        together; it goes with ``user`` and ``server`` alone), ``quiet_hours`` (a list),
+        and, with the same values as in ``IdlePolicy``, None included:
         ``busy_cpu_percent``, ``busy_gpu_percent``,
         ``busy_data_rate``, ``page_data_rate``, ``page_burst_rate``,
         ``prompt_idle_after``, ``connections_after`` and ``connected_is_active``. For
@@ -222,6 +227,11 @@ def _check(rule: Rule) -> None:
         raise ValueError(f"it is for nobody; name one of {', '.join(_MATCH)}")
     if not rule.keys() & set(SETTINGS):
         raise ValueError(f"it sets nothing; set one of {', '.join(SETTINGS)}")
+    if "together" in rule and (others := sorted(_MATCH & rule.keys() - _ALWAYS_KNOWN)):
+        raise ValueError(
+            f"'together' cannot depend on {others[0]!r}, which is not known of a"
+            " suspended session; use 'user' and 'server'"
+        )
     for name in rule:
         if name in _MATCH:
             _check_patterns(name, rule[name])
@@ -241,9 +251,9 @@ def _check_patterns(name: str, value: Any) -> None:
 
 
 def _check_setting(name: str, value: Any) -> None:
-    if name == "never":
+    if name in _SWITCHES:
         if not isinstance(value, bool):
-            raise ValueError(f"'never' must be True or False, not {value!r}")
+            raise ValueError(f"{name!r} must be True or False, not {value!r}")
     elif name == "resume_gpu":
         if value not in RESUME_GPU:
             known = " or ".join(map(repr, RESUME_GPU))

@@ -122,7 +122,9 @@ class NodeInMemory(MemoryAgent[Place]):
         super().__init__()
         self.step_seconds = 0.002
         self.hold_at = ""  # an operation waits at that step until cancelled or let go
+        self.holds: set[str] = set()  # only those of these users' servers; empty: all
         self.capture_failure: Failure | None = None
+        self.fails: set[str] = set()  # only those of these servers; empty: all
         self.restore_failure: Failure | None = None
         self.nap_failure: Failure | None = None
         self.wake_failure: Failure | None = None
@@ -178,7 +180,9 @@ class NodeInMemory(MemoryAgent[Place]):
         for step in STEPS:
             yield Event(step=Step(step=step, title=step))
             await self._wait(place, step)
-            if self.capture_failure is not None:
+            if self.capture_failure is not None and place.key.server in (
+                self.fails or {place.key.server}
+            ):
                 yield Event(failure=self.capture_failure)
             yield Event(step=Step(step=step, title=step, state="done", seconds=0.002))
 
@@ -238,6 +242,8 @@ class NodeInMemory(MemoryAgent[Place]):
 
     async def _wait(self, place: Place, step: str) -> None:
         await asyncio.sleep(self.step_seconds)
+        if place.key.server not in (self.holds or {place.key.server}):
+            return
         while self.hold_at == step and not place.operation.cancelled:
             await asyncio.sleep(0.002)
 

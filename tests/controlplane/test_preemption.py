@@ -8,17 +8,20 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
     GpuSample,
     Nap,
     Phase,
     Sample,
     SessionKey,
+    SessionPolicy,
     Tree,
     TreeState,
     Waiting,
 )
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import SETTLE, Preemption
+from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -56,7 +59,7 @@ def policy():
 
 @pytest.fixture
 def preemption(sessions, policy):
-    return Preemption(sessions, policy)
+    return Preemption(sessions, policy, Together(sessions, lambda view, now: []))
 
 
 def put(sessions, key, phase=Phase.RUNNING, gpus=0, **more):
@@ -93,6 +96,19 @@ def test_chosen_session_has_the_fact_that_it_is_wanted(sessions, preemption):
     assert not sessions.view(BOB).facts.wanted
     preemption.select([])
     assert wanted(sessions) == {}
+
+
+def test_session_whose_company_stays_is_not_chosen(sessions, policy):
+    other = SessionKey("ada", "other")
+    terms = SessionPolicy(together=True, by={"together": "user ada"})
+    sessions.policies = lambda key: terms if key.user == "ada" else SessionPolicy()
+    stays = Decision(reclaim=False, code="kernel_busy", message="Busy.")
+    together = Together(sessions, lambda view, now: [stays])
+    put(sessions, ADA)
+    put(sessions, other)
+    put(sessions, BOB)
+    Preemption(sessions, policy, together).select([wait(sessions, ZOE)])
+    assert wanted(sessions) == {BOB: 1}
 
 
 @pytest.mark.parametrize("phase", [Phase.SUSPENDING, Phase.RELEASING, Phase.SUSPENDED])

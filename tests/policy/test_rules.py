@@ -71,6 +71,18 @@ def test_first_rule_that_fits_decides_each_setting():
     }
 
 
+def test_servers_belong_together_by_the_rule_that_decides_it():
+    rules = [
+        {"server": "job-lab", "together": False},
+        {"user": "ada", "server": ["job-*", "train"], "together": True},
+    ]
+    found = terms(*rules)
+    assert found.together
+    assert found.by["together"] == "server job-* or train and user ada"
+    lab = msgspec.structs.replace(ADA, key=SessionKey("ada", "job-lab"))
+    assert terms(*rules, about=lab).together is False
+
+
 def test_what_is_not_known_is_never_taken_for_no():
     unknown = msgspec.structs.replace(ADA, groups=None, labels=None)
     rule = {"group": "staff", "never": True}
@@ -103,6 +115,9 @@ def test_what_is_not_known_is_never_taken_for_no():
         ({"user": "ada", "connections_after": None}, "not negative; not None"),
         ({"user": "ada", "connected_is_active": 1}, "a boolean"),
         ({"user": "ada", "never": "yes"}, "True or False"),
+        ({"user": "ada", "together": 1}, "True or False"),
+        ({"server": "job-*", "label": "x", "together": True}, "'label'"),
+        ({"group": "staff", "together": True}, "suspended session"),
         ({"user": "ada", "quiet_hours": "08:00-18:00"}, "must be a list"),
         ({"user": "ada", "quiet_hours": ["8-18"]}, "write it as"),
         ({"user": 7, "never": True}, "text or a list of texts"),

@@ -28,6 +28,7 @@ from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
 from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
+from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
 from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
@@ -129,7 +130,8 @@ class Controller:
         sessions.save_every = settings.save_every
         sessions.retention = settings.retention
         sessions.deletions = Deletions(sessions, agent, folder)
-        suspender = Suspender(sessions, agent, hub, settings, new_id)
+        together = Together(sessions, decide)
+        suspender = Suspender(sessions, agent, hub, settings, new_id, together=together)
         line = GpuQueue(sessions, agent, settings.gpu_wait)
         resumer = Resumer(sessions, agent, hub, settings, line)
         napper = Napper(sessions, agent, settings)
@@ -138,9 +140,11 @@ class Controller:
         self._observer = observer = Observer(sessions, agent, hub)
         sampler = SessionSampler(sessions, agent, window)
         draining = Draining(sessions, settings.captures)
-        judge = Judge(sessions, decide, draining, naps, is_lazy)
+        judge = Judge(sessions, decide, draining, naps, is_lazy, together=together)
         resumer.is_lazy = judge.resumes_lazily
-        warnings = Warnings(sessions, sampler, judge, draining, settings.warn_for)
+        warnings = Warnings(
+            sessions, sampler, judge, draining, settings.warn_for, together=together
+        )
         self._room = room = RoomMaker(sessions, line, agent, judge)
         worker = Worker(
             sessions=sessions,
@@ -155,10 +159,12 @@ class Controller:
             saving=saving,
             room=room,
             draining=draining,
+            together=together,
             settings=settings,
         )
         queue = WorkQueue(worker.work, clock=clock, workers=settings.workers)
         self._sessions, self._queue = sessions, queue
+        together.look = queue.add
         renames = Renames(sessions, agent)
         #: what people and programs may ask
         self.users = UserApi(
@@ -185,6 +191,7 @@ class Controller:
             questions=questions,
             renames=renames,
             resumer=resumer,
+            together=together,
             look=queue.add,
             settings=settings,
         )
@@ -212,7 +219,7 @@ class Controller:
             warnings=warnings,
             queue=queue,
             tally=self._tally,
-            preemption=Preemption(sessions, choose) if choose else None,
+            preemption=Preemption(sessions, choose, together) if choose else None,
             line=line,
             room=room,
             wakes=wakes,

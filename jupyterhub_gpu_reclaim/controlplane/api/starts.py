@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import Identity, Tree
     from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
+    from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -66,6 +67,7 @@ class StartPlanner:
         questions: Questions,
         renames: Renames,
         resumer: Resumer,
+        together: Together,
         look: Callable[[SessionKey], None],
         settings: Settings,
     ) -> None:
@@ -74,6 +76,7 @@ class StartPlanner:
         self._questions = questions
         self._renames = renames
         self._resumer = resumer
+        self._together = together
         self._look = look
         self._settings = settings
 
@@ -184,6 +187,7 @@ class StartPlanner:
             self._sessions.tab_keys.begun(key, placement.tab_key)
         else:
             self._sessions.tab_keys.comes_back(key, identity)
+        self._together.come_back(row)
         self._sessions.begin(key, "resume")
         row = self._sessions.apply(
             key,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         SessionKey,
     )
     from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
+    from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, HubFacts
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -84,6 +85,7 @@ class Judge:
         draining: knows what has to go, whatever the policy says.
         naps: the same for naps; None: no session naps by itself.
         is_lazy: whether a session of that policy may come back napping; pure.
+        together: knows which servers go together.
     """
 
     def __init__(
@@ -93,9 +95,12 @@ class Judge:
         draining: Draining,
         naps: DecideNap | None = None,
         is_lazy: Callable[[SessionPolicy], bool] = lambda _: False,
+        *,
+        together: Together,
     ) -> None:
         self._sessions = sessions
         self._draining = draining
+        self._together = together
         self._decide = decide
         self._naps = naps
         self._is_lazy = is_lazy
@@ -103,7 +108,12 @@ class Judge:
     def reclaims(self, row: SessionRow) -> bool:
         """Ask the policy; returns whether the session is to be suspended."""
         now = self._sessions.clock.now()
-        decisions = list(self._decide(snapshot_of(self._sessions, row), now))
+        snapshot, wanted = snapshot_of(self._sessions, row), self._together.wanted(row)
+        snapshot = msgspec.structs.replace(snapshot, wanted=wanted)
+        decisions = list(self._decide(snapshot, now))
+        if decisions and decisions[0].reclaim:
+            against = self._together.against(row, now, wanted)
+            decisions = decisions if against is None else [against]
         goes = self._draining.decision(row)
         if goes is not None:
             waits = row.backoff_until is not None and row.backoff_until > now

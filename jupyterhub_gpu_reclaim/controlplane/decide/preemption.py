@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
@@ -40,11 +41,13 @@ class Preemption:
     Args:
         sessions: the rows, and the runtime state with the note of who is selected.
         choose: the policy.
+        together: knows which servers go together.
     """
 
-    def __init__(self, sessions: Sessions, choose: Choose) -> None:
+    def __init__(self, sessions: Sessions, choose: Choose, together: Together) -> None:
         self._sessions = sessions
         self._choose = choose
+        self._together = together
 
     def select(self, waiting: list[Waiting]) -> None:
         """Select sessions for the queue, and deselect those no longer needed."""
@@ -52,7 +55,11 @@ class Preemption:
         self._count(now, {each.key for each in waiting})
         wants = self._wants(waiting, now)
         rows = [row for row in sessions.journal.sessions() if row.phase in LIVE]
-        snapshots = (snapshot_of(sessions, row) for row in rows)
+        snapshots = (
+            snapshot_of(sessions, row)
+            for row in rows
+            if self._together.against(row, now, len(waiting)) is None
+        )
         chosen = self._choose(snapshots, wants, now) if wants else {}
         for key, runtime in sessions.runtimes.items():
             runtime.wanted = len(waiting) if key in chosen else 0

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
+    from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -33,6 +34,7 @@ class Warnings:
         draining: knows how much time is left.
         warn_for: seconds between the warning and the suspend, unless a rule sets them;
             0: no warning.
+        together: knows which servers go together, and are warned alike.
     """
 
     def __init__(
@@ -42,11 +44,14 @@ class Warnings:
         judge: Judge,
         draining: Draining,
         warn_for: float,
+        *,
+        together: Together,
     ) -> None:
         self._sessions = sessions
         self._sampler = sampler
         self._judge = judge
         self._draining = draining
+        self._together = together
         self._warn_for = warn_for
 
     def spared(self) -> list[SessionKey]:
@@ -93,10 +98,13 @@ class Warnings:
 
     def _seconds(self, row: SessionRow) -> float:
         """For how long that session is warned."""
+        all_of_them = [row, *self._together.members(row)]
+        return self._draining.warn_for(row, max(map(self._usually, all_of_them)))
+
+    def _usually(self, row: SessionRow) -> float:
         policy = self._sessions.policy_of(row)
         ruled = policy.warn_for if policy is not None else None
-        usually = self._warn_for if ruled is None else ruled
-        return self._draining.warn_for(row, usually)
+        return self._warn_for if ruled is None else ruled
 
     async def confirm(self, row: SessionRow) -> bool:
         """Sample once more, since the last judgement may be old, and judge again.

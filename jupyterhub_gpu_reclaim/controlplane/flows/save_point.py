@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common import codec
@@ -17,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import give_way
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
@@ -59,7 +59,15 @@ class Saver:
             Unreachable: the agent was lost on the way; it may go on there.
             Refused: ``operation_in_flight``: another one has to end first.
         """
-        giving_way = asyncio.create_task(self._give_way(row))
+        giving_way = asyncio.create_task(
+            give_way(
+                self._sessions,
+                self._agent,
+                row,
+                self._is_wanted_otherwise,
+                self._settings,
+            )
+        )
         try:
             async with asyncio.timeout(self._settings.operation_limit):
                 end = await self._carried_out(row)
@@ -89,17 +97,6 @@ class Saver:
                 return event
             self._sessions.counters.step("save", event.step)
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
-
-    async def _give_way(self, row: SessionRow) -> None:
-        """Call it off once anything else is wanted of its session.
-
-        Again and again: an order may have come before the agent had begun.
-        """
-        sessions, limit = self._sessions, self._settings.operation_limit
-        while await sessions.until(row.key, self._is_wanted_otherwise, limit):
-            with suppress(ReclaimError):
-                await self._agent.cancel(row.incarnation)
-            await sessions.clock.sleep(self._settings.pace)
 
     def _is_wanted_otherwise(self, row: SessionRow) -> bool:
         ordered = row.intent not in {Intent.NONE, Intent.SAVE}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common import codec
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         SessionKey,
         Tree,
     )
+    from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -68,12 +70,15 @@ class Suspender:
         hub: Hub,
         settings: Settings,
         new_id: Callable[[], str],
+        *,
+        together: Together,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._hub = hub
         self._settings = settings
         self._new_id = new_id
+        self._together = together
 
     async def run(
         self,
@@ -122,6 +127,7 @@ class Suspender:
     async def _follow(
         self, row: SessionRow, seen: float | None
     ) -> AsyncIterator[SessionRow]:
+        breaking = asyncio.create_task(self._break_off(row))
         try:
             async with asyncio.timeout(self._settings.operation_limit):
                 end = await self._capture(row, seen)
@@ -133,12 +139,24 @@ class Suspender:
         except ReclaimError as error:
             yield self.failed(row, codec.failure_of(error))
             return
+        finally:
+            breaking.cancel()
         if not self._still(row):
             return
         if end.checkpoint is not None:
             yield self.committed(self._sessions.row(row.key), end.checkpoint)
         elif end.failure is not None:
             yield self.failed(self._sessions.row(row.key), end.failure)
+
+    async def _break_off(self, row: SessionRow) -> None:
+        """Call it off once a server that belongs to it goes on; see ``Together``."""
+        await give_way(
+            self._sessions,
+            self._agent,
+            row,
+            lambda now: self._together.breaks(now) is not None,
+            self._settings,
+        )
 
     def _still(self, row: SessionRow) -> bool:
         now = self._sessions.row(row.key)
@@ -186,12 +204,13 @@ class Suspender:
         if not self._still(row):
             return self._sessions.row(row.key)
         row = self._sessions.row(row.key)
+        failure = self._deciding(row, failure)
         called_off = failure.code in _CALLED_OFF
         failures = row.failures if called_off else row.failures + 1
         wait = self._settings.pause_after(failures)
         self._sessions.counters.ended("suspend", "failed", failure.code)
         self._sessions.end(row.key, Reason.CANCELLED)
-        return self._sessions.apply(
+        after = self._sessions.apply(
             row.key,
             SessionEvent.CAPTURE_FAILED,
             failure=failure,
@@ -199,13 +218,20 @@ class Suspender:
             failures=failures,
             backoff_until=self._sessions.clock.now() + wait,
         )
+        self._together.went_on(row)
+        return after
+
+    def _deciding(self, row: SessionRow, failure: Failure) -> Failure:
+        """Why it goes on, where we have called its suspend off ourselves."""
+        alone = self._together.breaks(row)
+        return alone if alone and failure.code == Reason.CANCELLED.value else failure
 
     def rolled_back(self, row: SessionRow, tree: Tree) -> None:
         """The tree runs, although a capture was under way or committed."""
         failure = failure_of(Reason.AGENT_RESTARTED)
         mine = tree.checkpoint in {"", row.attempt or row.checkpoint}
         if tree.failure is not None and mine:
-            failure = tree.failure
+            failure = self._deciding(row, tree.failure)
         if row.phase is Phase.SUSPENDING:
             self.failed(row, failure)
         else:
@@ -245,17 +271,27 @@ class Suspender:
         """Thaw a captured tree; a RELEASING session is then RUNNING again."""
         await self._agent.thaw(row.incarnation)
         if self._sessions.row(row.key) == row and row.phase is Phase.RELEASING:
-            self.thawed(row, failure_of(Reason.HUB_UNREACHABLE))
+            alone = self._together.breaks(row) or self._together.waits(row)
+            failure = alone or failure_of(Reason.HUB_UNREACHABLE)
+            self.thawed(row, failure, asked=alone is None)
 
-    def thawed(self, row: SessionRow, failure: Failure) -> SessionRow:
-        """Back to RUNNING: the checkpoint is older than what runs, so it is deleted."""
+    def thawed(
+        self, row: SessionRow, failure: Failure, *, asked: bool = True
+    ) -> SessionRow:
+        """Back to RUNNING: the checkpoint is older than what runs, so it is deleted.
+
+        Args:
+            row: the session.
+            failure: why.
+            asked: whether the Hub may have been asked to stop it.
+        """
         self._sessions.counters.ended("suspend", "failed", failure.code)
         now = self._sessions.clock.now()
         to_delete = expiry.kept(
             self._sessions, row.checkpoint, Keeping.TO_DELETE, seconds=0
         )
         to_delete += bring_back.off(self._sessions, row, self._settings)
-        return self._sessions.apply(
+        after = self._sessions.apply(
             row.key,
             SessionEvent.THAWED,
             failure=failure,
@@ -265,5 +301,24 @@ class Suspender:
             failures=row.failures + 1,
             backoff_until=now + self._settings.backoff,
             # a stop by the Hub that comes now may still be ours: ``Stops.plan``
-            stop_asked=row.stop_asked or now,
+            stop_asked=row.stop_asked or (now if asked else None),
         )
+        self._together.went_on(row)
+        return after
+
+
+async def give_way(
+    sessions: Sessions,
+    agent: Agent,
+    row: SessionRow,
+    to: Callable[[SessionRow], bool],
+    settings: Settings,
+) -> None:
+    """Call what its agent does off, once the row is as told; until this is cancelled.
+
+    Again and again: an order may have come before the agent had begun.
+    """
+    while await sessions.until(row.key, to, settings.operation_limit):
+        with suppress(ReclaimError):
+            await agent.cancel(row.incarnation)
+        await sessions.clock.sleep(settings.pace)

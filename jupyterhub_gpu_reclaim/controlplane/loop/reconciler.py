@@ -29,7 +29,7 @@ SUSPENDING   capturing                   any          attach to the capture
              running                     any          rolled back (→ RUNNING)
              gone, committed             any          committed (→ RELEASING)
              gone, not committed         any          vanished, or lost; found saved⁵
-RELEASING    captured, gone              running      ask the Hub for a stop
+RELEASING    captured, gone              running      ask the Hub for a stop⁸
              gone, another one runs      running      released (→ SUSPENDED)
              captured                    stopping     wait; after the limit release
              captured                    stopped¹     release
@@ -71,6 +71,7 @@ RESUMING     restoring                   any          attach to the restore
 ⁶ everywhere below, a tree that naps counts as one that runs: its server answers, it
 takes the same orders, and it is its agent that wakes it when somebody uses it.
 ⁷ STOPPED: if it is current, or new.
+⁸ with the servers that belong to it, or thaw (``decide/together.py``).
 """
 
 from __future__ import annotations
@@ -278,7 +279,8 @@ def _releasing(row: SessionRow, observed: Observed, *, too_long: bool) -> Action
     checking = observed.hub is HubState.UNSETTLED
     if tree is not None and (too_long or checking):
         return Action(ActionKind.THAW, tree)
-    return Action(ActionKind.STOP_AT_HUB) if observed.hub is HubState.RUNNING else WAIT
+    ask = observed.hub is HubState.RUNNING
+    return Action(ActionKind.STOP_AT_HUB, tree) if ask else WAIT
 
 
 def _at_rest(row: SessionRow, observed: Observed) -> Action:

@@ -53,6 +53,7 @@ from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Intent
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure
@@ -189,10 +190,12 @@ def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     """Why the user must be asked before this checkpoint comes back, if so.
 
-    A person's word, by button or command, settles it; so does a Hub that remembers the
-    same session, and nothing newer of it.
+    A person's word, by button or command, settles it, but not one for another server
+    that belongs to this one; so does a Hub that remembers the same session, and
+    nothing newer of it.
     """
-    if row.intent is Intent.RESUME:
+    asks = row.failure is not None and not row.failure.retryable
+    if row.intent is Intent.RESUME and (asks or row.intent_by != SERVICE):
         return None
     infos = [each.info for each in asked.kept if each.info is not None]
     mine = next((info for info in infos if info.id == row.checkpoint), None)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
     from jupyterhub_gpu_reclaim.controlplane.decide.saving import Saving
+    from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.decide.warning import Warnings
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
@@ -80,6 +81,7 @@ class Worker:
         saving: Saving,
         room: RoomMaker,
         draining: Draining,
+        together: Together,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
@@ -94,6 +96,7 @@ class Worker:
         self._saving = saving
         self._room = room
         self._draining = draining
+        self._together = together
         self._settings = settings
         self._captures = asyncio.Semaphore(settings.captures)
         self._handlers: dict[ActionKind, Handler] = {
@@ -267,7 +270,7 @@ class Worker:
     async def _ready(self, row: SessionRow, action: Action) -> float | None:
         """A session that runs as it should: suspend it, warn it, or leave it alone."""
         if row.intent is Intent.SUSPEND:
-            return await self._suspend(row.key, row.intent_by)
+            return await self._suspend_ordered(row)
         if row.intent is Intent.NAP and action.tree is not None:
             return await self._nap_or_wake(row, action.tree)
         drained = self._sessions.drains.of_session(row) is not None
@@ -297,15 +300,32 @@ class Worker:
             return await self._drain(row, drain)
         if not await self._warnings.confirm(row):
             return self._settings.pace
-        return await self._suspend(row.key, SERVICE, self._judge.why(row.key))
+        return await self._suspend(row, SERVICE, self._judge.why(row.key))
+
+    async def _suspend_ordered(self, row: SessionRow) -> float:
+        """Suspend it; where no person has ordered that, if it is still to go.
+
+        The policy has, of a server that belongs to it. If the Hub is about to stop it
+        already, it is saved before that.
+        """
+        judged = row.intent_by == SERVICE and self._together.members(row)
+        if not judged or row.stop_asked is not None:
+            return await self._suspend(row, row.intent_by)
+        if not await self._warnings.is_fresh(row):
+            return self._settings.pace
+        if self._judge.reclaims(row):
+            return await self._suspend(row, SERVICE, self._judge.why(row.key))
+        self._sessions.update(row.key, intent=Intent.NONE, intent_by="")
+        return 0.0
 
     async def _suspend(
-        self, key: SessionKey, by: str, why: Decision | None = None
+        self, row: SessionRow, by: str, why: Decision | None = None
     ) -> float:
+        self._together.take_along(row, by)
         if self._captures.locked():
             return self._settings.pace
         async with self._captures:
-            async for _ in self._suspender.run(key, by, why):
+            async for _ in self._suspender.run(row.key, by, why):
                 pass
         return 0.0
 
@@ -317,6 +337,7 @@ class Worker:
         if not self._draining.has_turn(row):
             return self._settings.pace
         back, why = self._draining.comes_back(row), self._judge.why(row.key)
+        self._together.take_along(row, drain.by)
         async for now in self._suspender.run(row.key, drain.by, why, in_use=True):
             if back and now.phase is Phase.SUSPENDING:
                 self._sessions.update(row.key, intent=Intent.RESUME, intent_by=drain.by)
@@ -341,7 +362,17 @@ class Worker:
         return self._settings.pace
 
     async def _stop_at_hub(self, row: SessionRow, action: Action) -> float:
-        del action
+        if action.tree is not None and self._together.breaks(row):
+            return await self._thaw(row, action)
+        if action.tree is not None and self._together.waits(row):
+            await self._sessions.until(
+                row.key,
+                lambda now: (
+                    bool(self._together.breaks(now)) or not self._together.waits(now)
+                ),
+                self._settings.pace,
+            )
+            return 0.0
         await self._suspender.stop_at_hub(row)
         return self._settings.pace
 

@@ -32,8 +32,8 @@ class Settings:
     retention: Retention = field(default_factory=Retention)
     #: How long a state that makes no sense must last before anything is ended for it.
     orphan_grace: float = 120.0
-    #: How long a captured tree stays frozen while the Hub does not take the stop; then
-    #: it is thawed.
+    #: How long a captured tree stays frozen while the Hub does not take the stop, or a
+    #: server that belongs to it is not saved; then it is thawed.
     release_limit: float = 300.0
     #: How long a start or a stop waits for a suspend that is under way.
     settle_limit: float = 120.0

@@ -290,7 +290,8 @@ class Options(Configurable):
         _DEFAULTS.release_limit,
         min=10,
         help="Seconds for which a captured session stays frozen while the Hub does not"
-        " take the stop. Then it is thawed and goes on running.",
+        " take the stop, or a server that belongs to it (``together``) is not saved."
+        " Then it is thawed and goes on running.",
     ).tag(config=True)
 
     settle_limit = Float(

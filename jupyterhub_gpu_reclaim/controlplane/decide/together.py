@@ -1,0 +1,182 @@
+"""Servers of one user that belong together: all of them are suspended, or none.
+
+Who belongs together is said by a rule. Everything else is read from the rows, so a
+crash at any point is settled by the same answers: a member that is saved waits, frozen,
+for the others (``waits``), and goes on where one of them does (``breaks``). Nothing is
+ended before all are saved. Where its node is drained, or the Hub was asked to stop it
+already, a session goes whatever the others do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.decide.judge import snapshot_of
+from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
+from jupyterhub_gpu_reclaim.policy.decide import deny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyterhub_gpu_reclaim.common.models import Decision, Failure, SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide
+    from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+#: Of a suspend that did not fail: somebody wants the session.
+_WANTED = {Reason.CANCELLED.value, Reason.ORDER_LATE.value}
+
+
+class Together:
+    """Says what the others mean for one session, and hands orders on to them.
+
+    Args:
+        sessions: the rows, and what rules set.
+        decide: the policy.
+    """
+
+    def __init__(self, sessions: Sessions, decide: Decide) -> None:
+        self._sessions = sessions
+        self._decide = decide
+        #: adds a session's key to the work queue
+        self.look: Callable[[SessionKey], None] = lambda _: None
+
+    def members(self, row: SessionRow) -> list[SessionRow]:
+        """The others that belong to it; none that is stopped."""
+        rule = self._rule(row.key)
+        if not rule:
+            return []
+        return [
+            each
+            for each in self._sessions.journal.sessions()
+            if (each.key.user, each.account) == (row.key.user, row.account)
+            and each.key != row.key
+            and each.phase is not Phase.STOPPED
+            and self._rule(each.key) == rule
+        ]
+
+    def _rule(self, key: SessionKey) -> str:
+        policies = self._sessions.policies
+        terms = policies(key) if policies is not None else None
+        return terms.by["together"] if terms is not None and terms.together else ""
+
+    # --- before a suspend
+    def against(self, row: SessionRow, now: float, wanted: int = 0) -> Decision | None:
+        """Which of the others is not to be suspended now, and why; None: none.
+
+        Args:
+            row: the session that would be.
+            now: seconds since the epoch.
+            wanted: see ``wanted``.
+        """
+        for each in self.members(row):
+            if each.phase is Phase.RESUMING or each.intent is Intent.RESUME:
+                why = "It is coming back."
+            elif each.phase in LIVE:
+                snapshot = snapshot_of(self._sessions, each)
+                snapshot = msgspec.structs.replace(
+                    snapshot, wanted=max(wanted, snapshot.wanted)
+                )
+                decisions = self._decide(snapshot, now)
+                if not decisions or decisions[0].reclaim:
+                    continue
+                why = decisions[0].message
+            else:
+                continue
+            return deny(Reason.TOGETHER_BUSY, member=each.key, why=why)
+        return None
+
+    def wanted(self, row: SessionRow) -> int:
+        """How many wait for a GPU, if it or one of the others was selected to go."""
+        runtimes = map(
+            self._sessions.runtime, [m.key for m in [row, *self.members(row)]]
+        )
+        return max(each.wanted or bool(each.goes_for) for each in runtimes)
+
+    def take_along(self, row: SessionRow, by: str) -> None:
+        """Order the suspend of the others; before that of the session begins."""
+        for each in self.members(row):
+            if each.phase in LIVE and each.intent is not Intent.SUSPEND:
+                self._order(each, Intent.SUSPEND, by)
+
+    # --- while they are saved
+    def breaks(self, row: SessionRow) -> Failure | None:
+        """Why a session that is being saved goes on after all; None: it does not."""
+        others = [] if self._goes_anyway(row) else self.members(row)
+        if not others:
+            return None
+        on = [e for e in others if e.phase in LIVE and e.intent is not Intent.SUSPEND]
+        failed = [e for e in on if e.failure and e.failure.code not in _WANTED]
+        if failed and failed[0].failure:
+            return _failed(failed[0], failed[0].failure.message)
+        back = row.intent is Intent.RESUME
+        if back or on or any(each.phase is Phase.RESUMING for each in others):
+            return codec.failure_of(Refused(Reason.CANCELLED))
+        return None
+
+    def waits(self, row: SessionRow) -> Failure | None:
+        """Whom a saved session waits for, as a failure if that takes too long."""
+        if not self._goes_anyway(row):
+            for each in self.members(row):
+                if each.phase not in SAVED:
+                    return _failed(each, "It was not saved in time.")
+        return None
+
+    def _goes_anyway(self, row: SessionRow) -> bool:
+        drained = self._sessions.drains.of_session(row) is not None
+        return drained or row.stop_asked is not None
+
+    def went_on(self, row: SessionRow) -> None:
+        """A session goes on after all: so do those that have not begun, or have gone.
+
+        Those that are being saved see that for themselves (``breaks``).
+
+        Args:
+            row: as it was before that.
+        """
+        for each in self.members(row):
+            if each.intent is Intent.SUSPEND:
+                self._order(each, Intent.NONE, "")
+            elif row.phase in SAVED and _has_gone_with(each, row):
+                self._bring_back(each)
+
+    # --- on the way back
+    def come_back(self, row: SessionRow) -> None:
+        """Order the return of the others; before that of the session begins.
+
+        Not of one that its user has to decide about first.
+        """
+        for each in self.members(row):
+            if each.phase in SAVED:
+                self._bring_back(each)
+
+    def _bring_back(self, row: SessionRow) -> None:
+        asks = row.failure is not None and not row.failure.retryable
+        if row.intent is Intent.NONE and not asks and not row.claimed:
+            self._order(row, Intent.RESUME, SERVICE)
+
+    def _order(self, row: SessionRow, intent: Intent, by: str) -> None:
+        line = None
+        if intent is not Intent.NONE:
+            line = self._sessions.audit_line(row.key, by, f"ask to {intent.value}")
+        self._sessions.update(row.key, line, intent=intent, intent_by=by, save_name="")
+        self.look(row.key)
+
+
+def _has_gone_with(member: SessionRow, row: SessionRow) -> bool:
+    """Whether it has ended since that one was saved, or the Hub was asked to end it."""
+    if member.phase is Phase.SUSPENDED:
+        return member.since >= row.since
+    return member.stop_asked is not None
+
+
+def _failed(member: SessionRow, why: str) -> Failure:
+    return codec.failure_of(Refused(Reason.TOGETHER_FAILED, member=member.key, why=why))

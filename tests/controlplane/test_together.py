@@ -1,0 +1,371 @@
+"""Servers of one user that belong together are suspended all or none, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
+from jupyterhub_gpu_reclaim.common.drain import DrainOrder
+from jupyterhub_gpu_reclaim.common.models import (
+    Decision,
+    Failure,
+    KernelSample,
+    SessionKey,
+    SessionPolicy,
+    TreeState,
+)
+from tests.controlplane.doubles import JournalThatDies, PowerCut
+from tests.controlplane.test_crash import WRITES, _mute
+
+A, B, C = (SessionKey("ada", f"job-{name}") for name in "abc")
+ALONE = SessionKey("ada", "lab")
+BROKEN = Failure(code="capture_failed", message="A file cannot be saved.")
+BUSY = Decision(reclaim=False, code="kernel_busy", message="Kernel k is busy.")
+IDLE = Decision(reclaim=True, code="idle", message="Idle.")
+
+
+def policies(key: SessionKey) -> SessionPolicy:
+    if not key.server.startswith("job-"):
+        return SessionPolicy()
+    return SessionPolicy(together=True, by={"together": "server job-*"})
+
+
+class Group:
+    """Servers of Ada's, and the service that looks after them."""
+
+    def __init__(self, world) -> None:
+        self.world = world
+        self.keys: tuple[SessionKey, ...] = ()
+        self.busy: set[SessionKey] = {A, B, C, ALONE}
+        self.incarnations: dict[SessionKey, str] = {}
+
+    async def start(self, *keys: SessionKey) -> None:
+        self.keys = keys
+        for key in keys:
+            self.incarnations[key] = await self.world.running(str(key), key)
+        await self.service()
+        await self.are("running")
+
+    async def service(self, journal=None):
+        self.controller = await self.world.controller(
+            journal,
+            policies=policies,
+            decide=lambda view, now: [BUSY if view.key in self.busy else IDLE],
+        )
+
+    def phases(self) -> list[str]:
+        return [self.world.phase(self.controller, key) for key in self.keys]
+
+    async def are(self, *phases: str, limit: float = 30.0) -> None:
+        wanted = [*phases] if phases[1:] else [*phases] * len(self.keys)
+        await self.world.until(lambda: self.phases() == wanted, limit)
+
+    async def suspend(self, key: SessionKey = A) -> None:
+        await self.controller.users.suspend(key, "ada")
+
+    def failure(self, key: SessionKey) -> Failure | None:
+        return self.controller.users.session(key).failure
+
+    def hold(self, *keys: SessionKey, at: str = "dump") -> None:
+        self.world.node.hold_at = at
+        self.world.node.holds = {key.server for key in keys}
+
+    def let_go(self) -> None:
+        self.world.node.hold_at = ""
+
+    def break_(self, key: SessionKey) -> None:
+        self.world.node.capture_failure = BROKEN
+        self.world.node.fails = {key.server}
+
+    def intact(self) -> None:
+        """Each is there once, with its contents; nothing is lost."""
+        assert self.world.node.lost == []
+        assert self.world.hub.errors == []
+        for key in self.keys:
+            living = [place.contents for place in self.world.node.living(key)]
+            if self.world.phase(self.controller, key) == "running":
+                assert living == [str(key)]
+            else:
+                saved = [c for i, c in self.world.node.saved.values() if i.key == key]
+                assert (living, saved) == ([], [str(key)])
+
+
+@pytest.fixture
+def group(world) -> Group:
+    return Group(world)
+
+
+async def test_suspend_of_one_suspends_all_and_none_ends_before_all_are_saved(group):
+    await group.start(A, B, C)
+    group.hold(C)
+    await group.suspend()
+    await group.are("releasing", "releasing", "suspending")
+    await asyncio.sleep(0.2)
+    assert group.phases() == ["releasing", "releasing", "suspending"]
+    assert group.world.hub.orders == []
+    group.let_go()
+    await group.are("suspended")
+    group.intact()
+
+
+async def test_other_servers_of_that_user_are_left_alone(group):
+    await group.start(A, B, ALONE)
+    await group.suspend()
+    await group.are("suspended", "suspended", "running")
+    group.intact()
+
+
+async def test_one_that_cannot_be_saved_lets_the_others_go_on(group):
+    await group.start(A, B, C)
+    group.break_(B)
+    await group.suspend()
+    await group.world.until(lambda: group.failure(A))
+    await group.are("running")
+    assert group.failure(A).code == "together_failed"
+    assert "ada/job-b" in group.failure(A).message
+    assert "A file cannot be saved." in group.failure(A).message
+    assert group.failure(B) == BROKEN
+    assert group.world.hub.orders == []
+    await group.world.until(lambda: group.world.node.saved == {})
+    await asyncio.sleep(0.2)
+    assert group.phases() == ["running"] * 3
+    group.intact()
+
+
+async def test_what_is_still_being_saved_is_called_off_at_once(group):
+    await group.start(A, B)
+    group.hold(A)
+    group.break_(B)
+    await group.suspend()
+    await group.world.until(lambda: group.failure(A), limit=5)
+    await group.are("running", limit=5)
+    assert group.failure(A).code == "together_failed"
+    group.intact()
+
+
+@pytest.mark.parametrize("wanted", [A, B])
+async def test_user_who_returns_to_one_gets_all_back_within_a_second(group, wanted):
+    await group.start(A, B)
+    group.hold(B)
+    await group.suspend()
+    await group.are("releasing", "suspending")
+    begun = time.monotonic()
+    await group.controller.users.resume(wanted, "ada")
+    await group.are("running")
+    assert time.monotonic() - begun < 1
+    await asyncio.sleep(0.2)
+    assert group.phases() == ["running"] * 2
+    group.intact()
+
+
+async def test_return_of_one_brings_back_the_others(group):
+    await group.start(A, B, ALONE)
+    await group.suspend()
+    await group.suspend(ALONE)
+    await group.are("suspended")
+    assert await group.world.hub.start(B) == "restore"
+    await group.are("running", "running", "suspended")
+    group.intact()
+
+
+async def test_one_that_its_user_must_decide_about_does_not_come_back_by_itself(group):
+    await group.start(A, B)
+    await group.suspend()
+    await group.are("suspended")
+    group.controller._sessions.update(B, failure=BROKEN)
+    assert await group.world.hub.start(A) == "restore"
+    await group.are("running", "suspended")
+    await asyncio.sleep(0.2)
+    assert group.phases() == ["running", "suspended"]
+
+
+async def test_idle_ones_wait_until_all_are_idle(group):
+    await group.start(A, B)
+    group.busy = {B}
+    why = group.controller.users.why
+    await group.world.until(lambda: why(A)[0].code == "together_busy")
+    assert why(A)[0].message == (
+        "It is suspended only together with ada/job-b, which is to stay:"
+        " Kernel k is busy."
+    )
+    await asyncio.sleep(0.2)
+    assert group.phases() == ["running"] * 2
+    group.busy = set()
+    await group.are("suspended")
+    group.intact()
+
+
+async def test_one_that_is_used_before_its_turn_keeps_the_others(group):
+    group.world.change(captures=1)
+    await group.start(A, B)
+    group.hold(A, B)
+    group.busy = set()
+    await group.world.until(lambda: "suspending" in group.phases())
+    group.busy = {A, B}
+    group.let_go()
+    await group.are("running")
+    await asyncio.sleep(0.2)
+    assert group.phases() == ["running"] * 2
+    assert group.world.hub.orders == []
+    group.intact()
+
+
+async def test_all_are_warned_as_long_as_any_of_them(group):
+    group.world.change(warn_for=60.0)
+    await group.start(A, B)
+    group.busy = set()
+    await group.are("warned")
+    await group.controller.users.keep(B, 3600, "ada")
+    group.busy = {B}
+    await group.are("running")
+
+
+async def test_silent_node_does_not_keep_the_others_frozen_for_ever(group):
+    group.world.change(release_limit=0.5)
+    await group.start(A, B)
+    group.hold(B)
+    await group.suspend()
+    await group.are("releasing", "suspending")
+    await group.world.until(lambda: group.failure(A), limit=10)
+    await group.are("running", limit=10)
+    assert group.failure(A).code == "together_failed"
+    assert "was not saved in time" in group.failure(A).message
+    group.intact()
+
+
+async def test_one_that_its_user_stops_in_the_middle_keeps_nobody(group):
+    await group.start(A, B)
+    group.hold(B)
+    await group.suspend()
+    await group.are("releasing", "suspending")
+    await group.world.hub.stop(A)
+    group.let_go()
+    await group.are("suspended")
+    group.intact()
+
+
+async def test_one_that_is_deleted_in_the_middle_keeps_nobody(group):
+    await group.start(A, B)
+    group.hold(B)
+    await group.suspend()
+    await group.are("releasing", "suspending")
+    group.world.hub.states[B] = "stopped"
+    await group.controller.forget(Deletion(user="ada", server="job-b"))
+    group.keys = (A,)
+    await group.are("suspended")
+    assert set(group.world.node.lost) <= {str(B)}
+
+
+async def test_one_that_naps_goes_with_the_others(group):
+    await group.start(A, B)
+    group.world.node.places[group.incarnations[B]].gpu_memory = 1
+    await group.controller.users.nap(B, "ada")
+    await group.are("running", "napping")
+    await group.suspend()
+    await group.are("suspended")
+
+
+async def test_server_of_a_former_account_does_not_belong_to_them(group):
+    await group.start(A, B)
+    group.controller._sessions.update(B, account="17:2020")
+    await group.suspend()
+    await group.are("suspended", "running")
+
+
+async def test_those_of_a_drained_node_go_whatever_the_others_do(group):
+    await group.start(A, B)
+    group.break_(B)
+    group.world.node.kernels = [
+        KernelSample(id="k", name="k", execution_state="idle", last_activity=1.0)
+    ]
+    group.controller.nodes.drain("", DrainOrder(), "root")
+    await group.are("suspended", "running")
+    group.intact()
+
+
+async def test_what_was_ended_comes_back_if_another_goes_on(group):
+    await group.start(A, B)
+    group.hold(A, B, at="")
+    group.world.node.wakes = 1  # somebody wakes one of them before its end
+    await group.suspend()
+    await group.world.until(lambda: group.world.node.wakes == 0)
+    await group.are("running")
+    group.intact()
+
+
+@pytest.mark.parametrize("writes", [*WRITES, 8, 9, 10, 11, 12])
+@pytest.mark.parametrize("broken", [False, True])
+async def test_service_killed_after_write_all_or_none(group, writes, broken):
+    asyncio.get_running_loop().set_exception_handler(_mute)
+    world = group.world
+    await group.start(A, B)
+    await world.kill(group.controller)
+    if broken:
+        group.break_(B)
+    journal = JournalThatDies(world.url, writes)
+    await group.service(journal)
+    with contextlib.suppress(PowerCut):
+        await group.suspend()
+
+    def ended() -> bool:
+        phases = group.phases()
+        return phases == ["suspended"] * 2 or bool(group.failure(A))
+
+    await world.until(lambda: journal.dead or ended())
+    await replaced(group)
+    assert len(set(group.phases())) == 1
+    if broken:
+        assert group.phases() == ["running"] * 2
+
+
+@pytest.mark.parametrize("writes", [*WRITES, 8, 9, 10])
+async def test_service_killed_on_the_way_back_all_or_none(group, writes):
+    asyncio.get_running_loop().set_exception_handler(_mute)
+    world = group.world
+    await group.start(A, B)
+    await group.suspend()
+    await group.are("suspended")
+    await world.kill(group.controller)
+    journal = JournalThatDies(world.url, writes)
+    await group.service(journal)
+    with contextlib.suppress(PowerCut):
+        await group.controller.users.resume(A, "ada")
+    both = ["running"] * 2
+    await world.until(lambda: journal.dead or group.phases() == both)
+    await replaced(group)
+    for key in (A, B):  # its user is told what has not come back, and tries again
+        if group.phases() != both and group.failure(key):
+            await group.controller.users.resume(key, "ada")
+            await group.are("running")
+    assert len(set(group.phases())) == 1
+
+
+async def replaced(group) -> None:
+    """Another service takes over, and settles them alike."""
+    await group.world.kill(group.controller)
+    for task in list(group.world.hub.tasks):
+        if task.done() and not task.cancelled():
+            task.exception()
+    await group.service()
+    await settled(group)
+    group.intact()
+
+
+async def settled(group) -> None:
+    def quiet() -> bool:
+        views = [group.controller.users.session(key) for key in group.keys]
+        return all(
+            view.phase.value in {"running", "suspended"} and not view.facts.intent
+            for view in views
+        ) and all(
+            place.state in {TreeState.RUNNING, TreeState.GONE}
+            for place in group.world.node.places.values()
+        )
+
+    for _ in range(5):
+        await group.world.until(quiet)
+        await asyncio.sleep(0.05)
