@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
@@ -14,10 +15,12 @@ from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
     KernelSample,
+    Phase,
     SessionKey,
     SessionPolicy,
     TreeState,
 )
+from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from tests.controlplane.doubles import JournalThatDies, PowerCut
 from tests.controlplane.test_crash import WRITES, _mute
 
@@ -285,6 +288,15 @@ async def test_those_of_a_drained_node_go_whatever_the_others_do(group):
     group.controller.nodes.drain("", DrainOrder(), "root")
     await group.are("suspended", "running")
     group.intact()
+
+
+async def test_one_that_has_gone_on_before_is_not_ordered_to_come_back(group):
+    await group.start(A, B)
+    sessions = group.controller._sessions
+    sessions.update(B, stop_asked=sessions.clock.now())
+    saved = msgspec.structs.replace(sessions.row(A), phase=Phase.RELEASING)
+    Together(sessions, lambda view, now: []).went_on(saved)
+    assert not group.controller.users.session(B).facts.intent
 
 
 async def test_what_was_ended_comes_back_if_another_goes_on(group):

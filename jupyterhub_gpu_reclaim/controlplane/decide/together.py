@@ -175,7 +175,7 @@ def _has_gone_with(member: SessionRow, row: SessionRow) -> bool:
     """Whether it has ended since that one was saved, or the Hub was asked to end it."""
     if member.phase is Phase.SUSPENDED:
         return member.since >= row.since
-    return member.stop_asked is not None
+    return member.phase is Phase.RELEASING and member.stop_asked is not None
 
 
 def _failed(member: SessionRow, why: str) -> Failure:
