@@ -130,6 +130,7 @@ WITHOUT_A_WORD = {
     "ask to nap",
     "ask to save",
     "ask to wake",
+    "branch",
     "brought_back",
     "end second tree",
     "forgotten",
