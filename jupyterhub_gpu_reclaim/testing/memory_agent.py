@@ -116,6 +116,7 @@ class MemorySession:
             checkpoint=self.checkpoint,
             origin=self.parent,
             generation=self.generation,
+            operation=self.running.kind if self.running is not None else "",
             failure=self.failure,
             pod=self.pod,
             session=self.session,

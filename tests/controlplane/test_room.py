@@ -175,6 +175,19 @@ async def test_session_that_waits_is_not_suspended_and_counts_when_it_is_served(
     assert counted.waits["served"].count == 1
 
 
+async def test_wake_that_has_room_and_is_not_back_yet_has_not_left(world):
+    crowd = await Crowd(world, Gives()).start()
+    crowd.wake(ADA)
+    await world.until(lambda: crowd.facts(ADA).place)
+    crowd.node.hold_at = "gpu back"
+    crowd.node.end(crowd.places[EVE].incarnation)
+    await world.until(lambda: not crowd.facts(ADA).place)
+    crowd.node.hold_at = ""
+    counters = crowd.controller.metrics_snapshot().counters
+    await world.until(lambda: counters.waits)
+    assert list(counters.waits) == ["served"]
+
+
 async def test_older_answer_of_its_agent_does_not_have_it_nap_again(world):
     crowd = await Crowd(world, Gives()).start()
     crowd.wake(ADA)

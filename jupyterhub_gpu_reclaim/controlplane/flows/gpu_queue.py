@@ -71,9 +71,10 @@ class GpuQueue:
         now = self._sessions.clock.now()
         since = {row.key: now - shortage.waited for row, shortage in wakes}
         for key, runtime in self._sessions.runtimes.items():
-            nap = runtime.napping.nap if runtime.napping is not None else None
-            naps = nap.bytes if nap is not None else 0
-            before = runtime.wake_waits
+            tree, before = runtime.napping, runtime.wake_waits
+            naps = tree.nap.bytes if tree is not None and tree.nap is not None else 0
+            if tree is not None and tree.operation == "wake" and key not in since:
+                continue  # it has room, and is being moved back
             runtime.wake_waits = (since[key], naps) if key in since else None
             if before is not None and runtime.wake_waits is None:
                 begun, napped = before
