@@ -162,9 +162,7 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
         TraceFailed: it has ended, is traced by another process, does not stand still in
             time, or this kind of machine is not known.
     """
-    machine = architecture.here()
-    if machine is None:
-        raise TraceFailed(0, f"not on {architecture.name()}")
+    machine = _machine()
     with _held(pid, frozenset(), seconds) as threads:
         leader = threads.get(pid)
         if leader is None:
@@ -175,6 +173,13 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
             yield Traced(pid, leader, machine, code, threads)
         finally:
             leader.end()
+
+
+def _machine() -> Architecture:
+    machine = architecture.here()
+    if machine is None:
+        raise TraceFailed(0, f"not on {architecture.name()}")
+    return machine
 
 
 def execute(
@@ -199,9 +204,7 @@ def execute(
     Raises:
         TraceFailed: it could not; it is stopped as before, or has ended.
     """
-    machine = architecture.here()
-    if machine is None:
-        raise TraceFailed(0, f"not on {architecture.name()}")
+    machine = _machine()
     # Its other threads end in this, which they could not while they are held.
     leader = _seize(pid, time.monotonic() + seconds)
     if leader is None:

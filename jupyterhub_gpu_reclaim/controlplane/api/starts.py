@@ -57,7 +57,18 @@ _ATTEMPTS = 5
 
 
 class StartPlanner:
-    """Answers the spawner before and during a start."""
+    """Answers the spawner before and during a start.
+
+    Args:
+        sessions: the rows.
+        agent: the agents.
+        questions: asks the reconciler.
+        renames: knows what is there under a former name.
+        resumer: ends restores that are no longer wanted.
+        together: knows what comes back with it.
+        look: adds a session's key to the work queue.
+        settings: the limits.
+    """
 
     def __init__(
         self,

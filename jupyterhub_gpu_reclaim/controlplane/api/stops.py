@@ -57,7 +57,17 @@ _LATELY = 86400.0
 
 
 class StopPlanner:
-    """Answers the spawner before and after a stop."""
+    """Answers the spawner before and after a stop.
+
+    Args:
+        sessions: the rows.
+        agent: the agents.
+        resumer: notes that a restore has ended well.
+        renames: knows what is there under a former name.
+        questions: asks the reconciler.
+        look: adds a session's key to the work queue.
+        settings: the limits.
+    """
 
     def __init__(
         self,

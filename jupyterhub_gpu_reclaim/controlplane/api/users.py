@@ -569,14 +569,7 @@ class UserApi:
         """
         row = self._known(key)
         if row.phase is Phase.SUSPENDED and checkpoint in {None, row.checkpoint}:
-            self._sessions.apply(
-                key,
-                SessionEvent.DISCARDED,
-                by=by,
-                checkpoints=self._to_delete(row.checkpoint),
-                checkpoint="",
-                dismissed=row.checkpoint,
-            )
+            expiry.discard(self._sessions, key, row.checkpoint, by=by)
         elif checkpoint is None:
             raise _wrong(row, SessionEvent.DISCARDED)
         else:

@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
-from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,16 +124,7 @@ class Branches:
             if error.retryable:
                 self._sessions.update(info.key, intent=Intent.RESUME, intent_by=by)
                 return
-            self._sessions.apply(
-                info.key,
-                SessionEvent.DISCARDED,
-                by=by,
-                checkpoints=expiry.kept(
-                    self._sessions, info.id, Keeping.TO_DELETE, seconds=0
-                ),
-                checkpoint="",
-                dismissed=info.id,
-            )
+            expiry.discard(self._sessions, info.key, info.id, by=by)
             raise
 
 

@@ -30,7 +30,11 @@ from jupyterhub_gpu_reclaim.policy.retention import Dropped, Kept, Use, drop, ne
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        Failure,
+        SessionKey,
+    )
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -300,20 +304,41 @@ def retain(sessions: Sessions, retention: Retention) -> None:
         row = rows[each.id]
         if not sessions.runtime(row.key).compared:
             continue  # what looks superseded may be all there is
-        to_delete = kept(sessions, each.id, Keeping.TO_DELETE, seconds=0)
         if row.keeping is Keeping.CURRENT:
-            sessions.apply(
-                row.key,
-                SessionEvent.DISCARDED,
-                failure=codec.failure_of(Refused(Reason.SAVED_DROPPED, why=each.why)),
-                checkpoints=to_delete,
-                checkpoint="",
-                dismissed=row.id,
-            )
+            gone = codec.failure_of(Refused(Reason.SAVED_DROPPED, why=each.why))
+            discard(sessions, row.key, row.id, failure=gone)
         else:
             line = sessions.audit_line(row.key, SERVICE, "retention", each.why)
-            sessions.journal.keep(to_delete)
+            sessions.journal.keep(kept(sessions, each.id, Keeping.TO_DELETE, seconds=0))
             sessions.update(row.key, line)
+
+
+def discard(
+    sessions: Sessions,
+    key: SessionKey,
+    checkpoint: str,
+    *,
+    by: str = SERVICE,
+    failure: Failure | None = None,
+) -> None:
+    """A suspended session is stopped, and what it was suspended in is to be deleted.
+
+    Args:
+        sessions: where the journal is.
+        key: the session.
+        checkpoint: what it is suspended in.
+        by: who has that done.
+        failure: why, for its page; None: its user has said so.
+    """
+    sessions.apply(
+        key,
+        SessionEvent.DISCARDED,
+        by=by,
+        failure=failure,
+        checkpoints=kept(sessions, checkpoint, Keeping.TO_DELETE, seconds=0),
+        checkpoint="",
+        dismissed=checkpoint,
+    )
 
 
 def kept_of(sessions: Sessions) -> list[Kept]:

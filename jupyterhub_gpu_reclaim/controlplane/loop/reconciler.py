@@ -188,20 +188,19 @@ def _nap_missed(row: SessionRow, tree: Tree) -> Action | None:
 
 def _without_tree(row: SessionRow, observed: Observed) -> Action:
     """A live session whose tree is gone."""
-    adopted = _adopted(observed)
-    if adopted is not None:
-        return adopted
+    other = _unknown_to_the_journal(observed)
+    if other is not None:
+        return Action(ActionKind.ADOPT, other)
     return _ended(row, observed) if observed.hub is HubState.STOPPED else NOTHING
 
 
-def _adopted(observed: Observed) -> Action | None:
-    """A tree that runs for the Hub, and that the journal does not know.
+def _unknown_to_the_journal(observed: Observed) -> Tree | None:
+    """A tree that runs for the Hub, where the journal has none that does.
 
     Frozen: a journal that was put back; once it is known, it is thawed.
     """
-    here = observed.running() or observed.frozen()
-    runs = here is not None and observed.hub is HubState.RUNNING
-    return Action(ActionKind.ADOPT, here) if runs else None
+    runs = observed.hub is HubState.RUNNING
+    return (observed.running() or observed.frozen()) if runs else None
 
 
 def _ended(row: SessionRow, observed: Observed) -> Action:
@@ -285,16 +284,15 @@ def _releasing(row: SessionRow, observed: Observed, *, too_long: bool) -> Action
 
 def _at_rest(row: SessionRow, observed: Observed) -> Action:
     """SUSPENDED, STOPPED, or a session that the journal does not know."""
-    adopted = _adopted(observed)
-    tree = adopted.tree if adopted is not None else None
-    if adopted is not None and tree is not None:
-        # What stands captured and was set aside is nobody's session. Where it was
-        # saved nowhere, as in a store that was put back, it is all there is.
-        saved = observed.checkpoint(tree.checkpoint) is not None
-        frozen = row.phase is Phase.STOPPED and tree.frozen
-        frozen = frozen and (saved or tree.state is TreeState.CAPTURING)
+    tree = _unknown_to_the_journal(observed)
+    if tree is not None:
+        # Captured, and saved nowhere, as in a store that was put back: all there is.
+        captured = tree.state is TreeState.CAPTURED
+        only = captured and observed.checkpoint(tree.checkpoint) is None
+        # What stands frozen and was set aside is nobody's session.
+        frozen = row.phase is Phase.STOPPED and tree.frozen and not only
         over = frozen and not lineage.takes_over(row, observed, tree)
-        return NOTHING if over else adopted
+        return NOTHING if over else Action(ActionKind.ADOPT, tree)
     if observed.hub is HubState.RUNNING:
         over = row.phase is Phase.SUSPENDED and not observed.left()
         return Action(ActionKind.STOP_AT_HUB, patient=True) if over else NOTHING
@@ -345,7 +343,10 @@ def _resuming(row: SessionRow, observed: Observed, *, waits: bool) -> Action:
     tree = observed.tree(row.incarnation)
     ended = observed.hub is HubState.STOPPED
     if tree is None:
-        return _adopted(observed) or (Action(ActionKind.GIVE_UP) if ended else WAIT)
+        other = _unknown_to_the_journal(observed)
+        if other is not None:
+            return Action(ActionKind.ADOPT, other)
+        return Action(ActionKind.GIVE_UP) if ended else WAIT
     if tree.state is TreeState.HOLDING:
         failed = tree.failure is not None and tree.checkpoint == row.checkpoint
         again = waits and no_room(tree.failure)

@@ -132,7 +132,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
             ]
         elif (saved := self.reclaim_launch.identity) is None or (
             saved.api_token != self.api_token
-        ):
+        ):  # only a branch's server gets its login anew
             for secret in _SECRETS:
                 env.pop(secret, None)
         launcher.sweep_cgroups(self.cgroup_parent)

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
+        Awaitable,
         Callable,
         Collection,
         Mapping,
@@ -360,16 +361,13 @@ class Restore:
         await self._fill_gpus(result)
         self._cancel.check()  # the last moment at which it has done nothing yet
         async with self._progress.step("answer", "Waiting for the server"):
-            if address is None:
+            if address is None or there.checkpoint.info.branch_of:
+                # A branch's server begins anew, and knows of no time that has gone by.
                 stopped = [*world.stopped, *napping]
                 await self._thread("continue", lambda: engine.proceed(result, stopped))
-                return
-            if there.checkpoint.info.branch_of:
-                # Its server begins anew, and knows of no time that has gone by.
-                stopped = [*world.stopped, *napping]
-                await self._thread("continue", lambda: engine.proceed(result, stopped))
-                await self._await_answer(address)
-                await self._await_kernels(address, world.kernels)
+                if address is not None:
+                    await self._await_answer(address)
+                    await self._await_kernels(address, world.kernels)
                 return
             links = asleep.links if asleep is not None else []
             heard = partial(is_heard, links) if links else None
@@ -431,16 +429,8 @@ class Restore:
             RestoreFailed: it did not, in time (``timed_out``).
         """
         limit = self._limits.answer
-        try:
-            async with asyncio.timeout(limit):
-                while not await self._answers(address, limit):
-                    self._cancel.check()
-                    await self._thread("answer", self._still_there)
-                    await self._tools.clock.sleep(0.1)
-        except TimeoutError:
-            raise RestoreFailed(
-                Reason.TIMED_OUT, step="answer", seconds=limit
-            ) from None
+        late = RestoreFailed(Reason.TIMED_OUT, step="answer", seconds=limit)
+        await self._await(lambda: self._answers(address, limit), late)
 
     async def _await_kernels(
         self, address: jupyter_api.ServerAddress, kernels: Collection[str]
@@ -451,21 +441,34 @@ class Restore:
             RestoreFailed: it has not, in time (``branch_impossible``).
         """
         path, kind = _LISTS[0]
-        deadline = self._tools.clock.now() + self._limits.answer
-        known: set[str] = set()
-        while self._tools.clock.now() < deadline:
+
+        async def all_there() -> bool:
             with contextlib.suppress(ReclaimError):
                 listed = await jupyter_api.ask(
                     self._tools.client, address, path, kind, seconds=_LIST_SECONDS
                 )
-                known = {one.id for one in listed}
-            if known.issuperset(kernels):
-                return
-            self._cancel.check()
-            await self._thread("answer", self._still_there)
-            await self._tools.clock.sleep(0.1)
+                return {one.id for one in listed}.issuperset(kernels)
+            return False
+
         why = "its new server has not found all of its kernels"
-        raise RestoreFailed(Reason.BRANCH_IMPOSSIBLE, why=why)
+        await self._await(all_there, RestoreFailed(Reason.BRANCH_IMPOSSIBLE, why=why))
+
+    async def _await(
+        self, ready: Callable[[], Awaitable[bool]], late: RestoreFailed
+    ) -> None:
+        """Ask until it is, as long as the server is there.
+
+        Raises:
+            RestoreFailed: ``late``; or its server has ended.
+        """
+        try:
+            async with asyncio.timeout(self._limits.answer):
+                while not await ready():
+                    self._cancel.check()
+                    await self._thread("answer", self._still_there)
+                    await self._tools.clock.sleep(0.1)
+        except TimeoutError:
+            raise late from None
 
     async def _await_lists(self, address: jupyter_api.ServerAddress) -> None:
         """Wait until it has listed its kernels once; its first answers take longest.

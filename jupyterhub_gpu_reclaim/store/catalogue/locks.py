@@ -98,6 +98,20 @@ def read_intent(backend: Backend, checkpoint: str | None) -> WriteIntent | None:
     return intent
 
 
+def refuse_deleted(backend: Backend, published: WriteIntent) -> None:
+    """Refuse an intent that needs what is being removed.
+
+    Only once it is published: a deletion that begins after this finds it.
+
+    Raises:
+        StoreError: somebody removes it now; or the store does not work.
+    """
+    for owner in sorted(published.references):
+        if is_being_deleted(backend, owner, published.begun):
+            why = f"what is left of {owner} is being removed"
+            raise StoreError(Reason.STORE_FAILED, why=why)
+
+
 class UploadLock:
     """The intent of an upload or import, kept fresh; from several threads.
 
@@ -124,11 +138,7 @@ class UploadLock:
         self._lock = threading.Lock()
         self._due = elapsed() + REFRESH_SECONDS
         published = self._publish()
-        # Only now: a deletion that begins after this finds the intent.
-        for owner in sorted(published.references):
-            if is_being_deleted(backend, owner, published.begun):
-                why = f"what is left of {owner} is being removed"
-                raise StoreError(Reason.STORE_FAILED, why=why)
+        refuse_deleted(backend, published)
 
     def refresh(self) -> None:
         """Refresh the intent, when that is due; cheap.

@@ -106,15 +106,9 @@ class CheckpointBuilder:
         term: int,
     ) -> CheckpointWriter:
         """See :meth:`Repository.begin`."""
-        if not layout.is_id(checkpoint):
-            what = f"No checkpoint is called {checkpoint!r}."
-            raise BadRequest(Reason.INVALID, what=what)
-        with self.active.lock:
-            self.active.refuse(checkpoint)
-            self.active.ids.add(checkpoint)
+        self._reserve(checkpoint)
         options = self.options
         try:
-            self._make_room(checkpoint)
             begun = self.clock.now()
             least = least_chunk(options.chunk_bytes, expected_bytes)
             base = self._find_base(checkpoint, key, begun, least)
@@ -154,14 +148,7 @@ class CheckpointBuilder:
         term: int,
     ) -> CheckpointInfo:
         """See :meth:`Repository.branch`."""
-        with self.active.lock:
-            self.active.refuse(branched)
-            self.active.ids.add(branched)
-        try:
-            self._make_room(branched)
-        except BaseException:
-            self._ended(branched)
-            raise
+        self._reserve(branched)
         origin = crypto.Origin(
             id=branched, key=key, generation=generation, data_key=crypto.new_key()
         )
@@ -215,10 +202,7 @@ class CheckpointBuilder:
         intent = locks.WriteIntent(branched, self.clock.now(), references)
         for place in copies_of(self.backend):
             locks.publish_intent(place, intent)
-        for owner in references:
-            if locks.is_being_deleted(self.backend, owner, intent.begun):
-                why = f"what is left of {owner} is being removed"
-                raise StoreError(Reason.STORE_FAILED, why=why)
+        locks.refuse_deleted(self.backend, intent)
 
     def _compression(self, expected_bytes: int) -> Compression:
         """The setting; what saves time may cost room, where there is plenty of it."""
@@ -228,6 +212,26 @@ class CheckpointBuilder:
         free = self.backend.free_bytes()
         ample = free is not None and free >= expected_bytes * _AMPLE
         return chosen if ample else Compression.LZ4
+
+    def _reserve(self, checkpoint: str) -> None:
+        """Begin to write one of that id; :meth:`_ended` is its end.
+
+        Raises:
+            BadRequest: nothing can be called that.
+            Refused: it is being written (``OPERATION_IN_FLIGHT``).
+            StoreError: it is there, or the store does not work.
+        """
+        if not layout.is_id(checkpoint):
+            what = f"No checkpoint is called {checkpoint!r}."
+            raise BadRequest(Reason.INVALID, what=what)
+        with self.active.lock:
+            self.active.refuse(checkpoint)
+            self.active.ids.add(checkpoint)
+        try:
+            self._make_room(checkpoint)
+        except BaseException:
+            self._ended(checkpoint)
+            raise
 
     def _make_room(self, checkpoint: str) -> None:
         """Remove remains of an earlier attempt; what is committed, or needed, stays."""
