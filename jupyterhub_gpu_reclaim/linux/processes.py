@@ -109,6 +109,17 @@ def is_stopped(process: Process) -> bool:
     return stat is not None and stat[1] == STOPPED and stat[3] == process.start_time
 
 
+def times_run(process: Process) -> list[int]:
+    """How long each thread of it has been on a processor, in ns (proc(5), schedstat).
+
+    Empty where it has ended, or the kernel does not count.
+    """
+    tasks = sorted((procfs.PROC / str(process.pid) / "task").glob("*"))
+    told = [procfs.text(process.pid, f"task/{task.name}/schedstat") for task in tasks]
+    times = [int(text.partition(" ")[0] or 0) for text in told]
+    return times if any(times) else []
+
+
 def _process(pid: int, depth: int) -> Process | None:
     """One process, whose own pid is the ``depth``-th of its NSpid line."""
     stat, status = _stat(pid), procfs.status(pid)

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, listeners
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.procfs import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -105,19 +104,10 @@ def _wait_still(server: Process, settled: Callable[[], bool], patience: float) -
     it runs while it does so.
     """
     deadline = time.monotonic() + patience
-    before = _ran(server)
+    before = processes.times_run(server)
     while time.monotonic() < deadline:
         time.sleep(_STILL)  # the kernel has no event for going to sleep
-        now = _ran(server)
+        now = processes.times_run(server)
         if now == before and settled():
             return
         before = now
-
-
-def _ran(process: Process) -> list[str]:
-    """How long each thread of it has been on a processor (proc(5), schedstat)."""
-    tasks = (PROC / str(process.pid) / "task").glob("*")
-    return [
-        procfs.text(process.pid, f"task/{task.name}/schedstat").partition(" ")[0]
-        for task in sorted(tasks)
-    ]

@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
+from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -34,6 +35,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Event, Finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
@@ -347,8 +349,13 @@ class Capture:
         told: Told,
     ) -> Dumped:
         """Stop the tree and write its image; it stays stopped."""
-        kept = KeptImages(lambda name: target.file(checkpoint_files.IMAGES + name))
-        result = await self._dump(target, kept, snapshot)
+        standing = None
+        if target is self._writer:
+            standing = await self._thread("standing", lambda: self._standing(target))
+        kept = KeptImages(
+            standing or (lambda name: target.file(checkpoint_files.IMAGES + name))
+        )
+        result = await self._dump(target, kept, snapshot, standing)
         world = await self._thread(
             "files",
             lambda: filesystem.describe(
@@ -367,6 +374,22 @@ class Capture:
         target.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
         target.add(checkpoint_files.WORLD, codec.encode(world))
         return Dumped(kept.files, result, world.files, told.cut)
+
+    def _standing(self, writer: CheckpointWriter) -> StandingMemory | None:
+        """What need not be saved, since it is: memory of programs that nap."""
+        nap = self._record.nap
+        saved = nap.saved if nap is not None else None
+        if saved is None or saved.checkpoint != writer.base:
+            return None
+        prefix = checkpoint_files.IMAGES
+        try:
+            there = self._tools.store.open(saved.checkpoint)
+            names = {pid: f"{prefix}pagemap-{pid}.img" for pid in saved.ran}
+            found = {pid: there.read(name) for pid, name in names.items()}
+            return StandingMemory(writer, prefix, saved.ran, found)
+        except ReclaimError as error:
+            _log.warning("%s is saved whole: %s", self._session.key, error)
+            return None
 
     async def _archive(self, target: CheckpointWriter | Staging) -> None:
         """Write what is in its private file systems."""
@@ -506,6 +529,7 @@ class Capture:
         target: CheckpointWriter | Staging,
         kept: KeptImages,
         snapshot: Snapshot,
+        standing: StandingMemory | None,
     ) -> dump.DumpResult:
         """Stop the tree and stream it out; it stays stopped."""
         total = trees.resident_bytes(snapshot)
@@ -516,18 +540,20 @@ class Capture:
             total=lambda: max(total, target.logical_bytes),
         ):
             return await in_thread(
-                lambda: self._run_criu(kept),
+                lambda: self._run_criu(kept, standing),
                 step="dump",
                 limit=self._limits.dump + self._limits.criu,
             )
 
-    def _run_criu(self, kept: KeptImages) -> dump.DumpResult:
+    def _run_criu(
+        self, kept: KeptImages, standing: StandingMemory | None
+    ) -> dump.DumpResult:
         has_gpus = self._record.all_gpus() is not None
         if has_gpus:
             # CRIU cannot save a device; it would say so in its own words.
             self._tools.accelerator.refuse_holders(self._tree())
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
-            return dump.dump(
+            result = dump.dump(
                 self._tools.criu.criu(),
                 SessionInit(self._session.init_pid, self._session.init_start),
                 sinks=kept,
@@ -538,7 +564,12 @@ class Capture:
                 cancel=self._cancel,
                 # No process may run before its GPU is filled.
                 undo=not has_gpus,
+                look=standing.look if standing else None,
             )
+        if standing:
+            carried = standing.carry(kept.files)
+            _log.info("%s %s of it is saved already", self._session.key, size(carried))
+        return result
 
     def _tree(self) -> Snapshot:
         return trees.inspect(self._session)

@@ -16,6 +16,8 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
@@ -24,11 +26,12 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
-from jupyterhub_gpu_reclaim.node.operations.records import Stage
+from jupyterhub_gpu_reclaim.node.operations.records import SavedNap, Stage
 from jupyterhub_gpu_reclaim.node.workflows.capture import (
     Capture,
     Look,
@@ -81,6 +84,7 @@ class Save(Capture):
                 yield self._settled()
             raise why from error
         seconds = self._since(frozen)
+        saved = await self._thread("thaw", self._saved_nap)
         # From here on it is a session that runs, whatever becomes of what it was.
         yield self._settled()
         try:
@@ -88,7 +92,7 @@ class Save(Capture):
         except Exception as error:
             await (self._discard() if self._cancel.is_set else self._keep())
             raise reported(error, RolledBack, Reason.CAPTURE_FAILED) from error
-        yield self._settled(parent=info.id)
+        yield self._settled(parent=info.id, saved=saved)
         yield Event(checkpoint=info)
 
     def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
@@ -137,12 +141,26 @@ class Save(Capture):
                 limit=thaw_limit(self._limits, self._record),
             )
 
-    def _settled(self, parent: str = "") -> Record:
+    def _saved_nap(self) -> SavedNap | None:
+        """What is saved of a nap as long as its programs stand."""
+        nap = self._record.nap
+        if nap is None:
+            return None
+        ran = {
+            one.ns_pid: processes.times_run(one) for one in nap.in_tree(self._tree())
+        }
+        return SavedNap(checkpoint=self._checkpoint, ran=ran)
+
+    def _settled(self, parent: str = "", saved: SavedNap | None = None) -> Record:
         """The record of a tree that goes on.
 
         Args:
             parent: the save point; empty: what it had come from before.
+            saved: what is saved of its nap; None: nothing new.
         """
+        nap = self._record.nap
+        if nap is not None and saved is not None:
+            nap = msgspec.structs.replace(nap, saved=saved)
         return self._note(
             Stage.SETTLED,
             operation="save",
@@ -152,6 +170,7 @@ class Save(Capture):
             gpus=None,
             memory_limit=LimitRecord(),
             failure=None,
+            nap=nap,
         )
 
     async def _store(self, dumped: Dumped, frozen: float) -> CheckpointInfo:

@@ -71,6 +71,16 @@ class ChunkIndex:
         seen[0] = False
         return np.flatnonzero(seen)
 
+    def of_file(self, name: str, chunk_bytes: int) -> NDArray[np.uint32]:
+        """The refs of that file, which must be there."""
+        at = 0
+        for each, length in self.files:
+            count = chunks_of(length, chunk_bytes)
+            if each == name:
+                return self.refs[at : at + count]
+            at += count
+        raise KeyError(name)
+
     def blocks_of(self, refs: NDArray[Any]) -> NDArray[np.int64]:
         """The blocks in which refs (none of them 0) stand."""
         return np.searchsorted(self.bases, refs.astype(np.int64), side="left") - 1

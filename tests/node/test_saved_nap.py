@@ -1,0 +1,139 @@
+"""A suspend of a nap that is saved: what stood since is neither read nor stored again.
+
+Agent, CRIU and store are real; the card is false. What a test writes into a program
+that stands is noticed by nothing of ours: so it shows which memory was read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.node.test_lazy_resume import record_of, suspend
+from tests.node.test_nap import nap, wake
+from tests.support.agent import wait_for
+from tests.support.fake_cards import take_card
+
+pytestmark = pytest.mark.usefixtures("driver")
+
+#: As no compressor makes it smaller.
+MUCH = "import os; much = bytearray(os.urandom(60 << 20)); much[:4] = b'then'"
+WHERE = "import ctypes; hex(ctypes.addressof(ctypes.c_char.from_buffer(much)))"
+SAID = re.compile(r"bytearray\(b'(\w+)'\)")
+
+
+@pytest.fixture
+def server(jupyter, driver, device):
+    server = jupyter()
+    server.kernel = server.start_kernel()
+    take_card(server, server.kernel, driver, device)
+    server.run(server.kernel, MUCH)
+    server.run(server.kernel, "pid = os.getpid()")
+    return server
+
+
+def kernel_of(server):
+    pid = int(server.run(server.kernel, "pid"))
+    return next(p for p in server.place.tree.processes if p.ns_pid == pid)
+
+
+def poke(pid: int, address: int, data: bytes) -> None:
+    with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
+        os.pwrite(memory.fileno(), data, address)
+
+
+def come_back(agent, server, places) -> str:
+    """What the memory begins with when the session has come back."""
+    server.place = places("hold")
+    restored = agent.restore(server.place, "cp")
+    assert restored[-1].get("tree"), restored[-1]
+    wait_for(lambda: agent.tree(server.place)["state"] == "running")
+    return SAID.search(server.run(server.kernel, "much[:4]"))[1]
+
+
+def test_memory_of_what_has_stood_since_is_taken_over(agent, server, places):
+    kernel, address = kernel_of(server), int(server.run(server.kernel, WHERE)[1:-1], 16)
+    nap(agent, server.place)
+    assert agent.save(server.place, "nap")[-1]["checkpoint"]["stored_bytes"] > 60 << 20
+    saved = record_of(agent, server.place)["nap"]["saved"]
+    assert saved["checkpoint"] == "nap"
+    assert str(kernel.ns_pid) in saved["ran"]
+
+    poke(kernel.pid, address, b"late")
+    suspend(agent, server.place)
+    (info,) = (c for c in agent.get("/v1/checkpoints").json() if c["id"] == "cp")
+    assert info["stored_bytes"] < 20 << 20
+    assert info["deduplicated_bytes"] > 60 << 20
+    assert info["parent"] == "nap"
+
+    assert agent.delete("/v1/checkpoints/nap").status_code < 300
+    assert come_back(agent, server, places) == "then"
+
+
+def test_memory_of_what_was_awake_in_between_is_saved_anew(agent, server, places):
+    nap(agent, server.place)
+    assert agent.save(server.place, "nap")[-1]["checkpoint"]
+    wake(agent, server.place)
+    server.run(server.kernel, "much[:4] = b'late'")
+    nap(agent, server.place)
+    suspend(agent, server.place)
+    assert come_back(agent, server, places) == "late"
+
+
+def test_nap_saved_twice_is_taken_over_from_the_newer_one(agent, server, places):
+    kernel, address = kernel_of(server), int(server.run(server.kernel, WHERE)[1:-1], 16)
+    nap(agent, server.place)
+    assert agent.save(server.place, "nap")[-1]["checkpoint"]
+    poke(kernel.pid, address, b"next")
+    assert agent.save(server.place, "nap-2", 2)[-1]["checkpoint"]
+    poke(kernel.pid, address, b"late")
+    suspend(agent, server.place)
+    assert come_back(agent, server, places) == "next"
+
+
+def test_suspend_that_was_taken_back_leaves_nothing_to_take_over(agent, server, places):
+    kernel, address = kernel_of(server), int(server.run(server.kernel, WHERE)[1:-1], 16)
+    nap(agent, server.place)
+    assert agent.save(server.place, "nap")[-1]["checkpoint"]
+    assert agent.capture(server.place, "off", 2)[-1]["checkpoint"]
+    path = f"/v1/sessions/{server.place.incarnation}/thaw"
+    assert agent.post(path).json()["state"] == "napping"
+    poke(kernel.pid, address, b"late")
+    suspend(agent, server.place)
+    assert come_back(agent, server, places) == "late"
+
+
+def test_other_program_goes_on_and_is_saved_as_it_is(agent, server, places):
+    other = server.start_kernel("other.ipynb")
+    server.run(other, "counted = 1")
+    nap(agent, server.place)
+    assert agent.save(server.place, "nap")[-1]["checkpoint"]
+    server.run(other, "counted += 1")
+    suspend(agent, server.place)
+    assert come_back(agent, server, places) == "then"
+    assert server.run(other, "counted").startswith("2")
+
+
+def test_agent_started_again_takes_over_what_the_former_one_has_saved(
+    agent, server, places
+):
+    kernel, address = kernel_of(server), int(server.run(server.kernel, WHERE)[1:-1], 16)
+    nap(agent, server.place)
+    assert agent.save(server.place, "nap")[-1]["checkpoint"]
+    agent.kill()
+    agent.start()
+    wait_for(lambda: agent.tree(server.place)["state"] == "napping")
+    poke(kernel.pid, address, b"late")
+    suspend(agent, server.place)
+    assert come_back(agent, server, places) == "then"
+
+
+def test_save_point_that_is_gone_is_not_built_upon(agent, server, places):
+    nap(agent, server.place)
+    assert agent.save(server.place, "nap")[-1]["checkpoint"]
+    assert agent.delete("/v1/checkpoints/nap").status_code < 300
+    suspend(agent, server.place)
+    assert come_back(agent, server, places) == "then"
