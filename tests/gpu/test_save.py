@@ -115,3 +115,41 @@ def test_how_long_a_large_one_stands_still_and_takes_to_wake(agent, session):
     print("woken in the middle of a save", woken)
     assert info["stored_bytes"] < 0.05 * info["logical_bytes"]
     assert statistics.median(woken) < 3 * statistics.median(waking) + 5
+
+
+@pytest.mark.timeout(400)
+def test_suspend_of_a_nap_that_is_saved_does_not_read_it_again(agent, session):
+    """Both are measured and printed: with a save point of the same nap, and without."""
+    one = session()
+    one(LARGE.format(gib=16) + "None")
+    one.order("nap")
+    saved = agent.save(one.place, "saved-first", 200)[-1]["checkpoint"]
+    seen = {}
+    for name, number in (("standing", 201), ("whole", 202)):
+        begun = time.monotonic()
+        info = agent.capture(one.place, name, number)[-1]["checkpoint"]
+        seen[name] = time.monotonic() - begun, info["frozen_seconds"]
+        print(name, seen[name], [(s["step"], s["seconds"]) for s in info["steps"]])
+        if name == "standing":
+            assert info["stored_bytes"] < 0.02 * info["logical_bytes"]
+            path = f"/v1/sessions/{one.place.incarnation}/thaw"
+            assert agent.post(path).json()["state"] == "napping"
+    print("save point", saved["frozen_seconds"], saved["logical_bytes"])
+    assert seen["standing"][1] < 0.5 * seen["whole"][1]
+
+
+@pytest.mark.timeout(400)
+def test_what_was_taken_over_from_a_save_point_comes_back(agent, session):
+    one = session()
+    one(LARGE.format(gib=4) + "None")
+    before = one(SUM)
+    one.order("nap")
+    assert agent.save(one.place, "taken-from", 300)[-1].get("checkpoint")
+    begun = time.monotonic()
+    assert agent.capture(one.place, "taken", 301)[-1].get("checkpoint")
+    path = f"/v1/sessions/{one.place.incarnation}/release"
+    agent.post(path, {"checkpoint": "taken"})
+    print("4 GiB: capture and release", time.monotonic() - begun)
+    one.come_back("taken")
+    wait_for(lambda: one.state == "running", PATIENCE)
+    assert one(SUM) == before

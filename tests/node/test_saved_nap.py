@@ -55,43 +55,43 @@ def come_back(agent, server, places) -> str:
 
 
 def test_memory_of_what_has_stood_since_is_taken_over(agent, server, places):
+    """From the newest save point, also by the next agent."""
     kernel, address = kernel_of(server), int(server.run(server.kernel, WHERE)[1:-1], 16)
     nap(agent, server.place)
     assert agent.save(server.place, "nap")[-1]["checkpoint"]["stored_bytes"] > 60 << 20
+    poke(kernel.pid, address, b"next")
+    assert agent.save(server.place, "nap-2", 2)[-1]["checkpoint"]
     saved = record_of(agent, server.place)["nap"]["saved"]
-    assert saved["checkpoint"] == "nap"
+    assert saved["checkpoint"] == "nap-2"
     assert str(kernel.ns_pid) in saved["ran"]
+    agent.kill()
+    agent.start()
+    wait_for(lambda: agent.tree(server.place)["state"] == "napping")
 
     poke(kernel.pid, address, b"late")
     suspend(agent, server.place)
     (info,) = (c for c in agent.get("/v1/checkpoints").json() if c["id"] == "cp")
     assert info["stored_bytes"] < 20 << 20
     assert info["deduplicated_bytes"] > 60 << 20
-    assert info["parent"] == "nap"
+    assert info["parent"] == "nap-2"
 
-    assert agent.delete("/v1/checkpoints/nap").status_code < 300
-    assert come_back(agent, server, places) == "then"
+    assert agent.delete("/v1/checkpoints/nap-2").status_code < 300
+    assert come_back(agent, server, places) == "next"
 
 
-def test_memory_of_what_was_awake_in_between_is_saved_anew(agent, server, places):
+def test_what_was_awake_in_between_is_saved_as_it_is(agent, server, places):
+    other = server.start_kernel("other.ipynb")
+    server.run(other, "counted = 1")
     nap(agent, server.place)
     assert agent.save(server.place, "nap")[-1]["checkpoint"]
     wake(agent, server.place)
     server.run(server.kernel, "much[:4] = b'late'")
     nap(agent, server.place)
+    assert agent.save(server.place, "nap-2", 2)[-1]["checkpoint"]
+    server.run(other, "counted += 1")
     suspend(agent, server.place)
     assert come_back(agent, server, places) == "late"
-
-
-def test_nap_saved_twice_is_taken_over_from_the_newer_one(agent, server, places):
-    kernel, address = kernel_of(server), int(server.run(server.kernel, WHERE)[1:-1], 16)
-    nap(agent, server.place)
-    assert agent.save(server.place, "nap")[-1]["checkpoint"]
-    poke(kernel.pid, address, b"next")
-    assert agent.save(server.place, "nap-2", 2)[-1]["checkpoint"]
-    poke(kernel.pid, address, b"late")
-    suspend(agent, server.place)
-    assert come_back(agent, server, places) == "next"
+    assert server.run(other, "counted").startswith("2")
 
 
 def test_suspend_that_was_taken_back_leaves_nothing_to_take_over(agent, server, places):
@@ -104,36 +104,3 @@ def test_suspend_that_was_taken_back_leaves_nothing_to_take_over(agent, server, 
     poke(kernel.pid, address, b"late")
     suspend(agent, server.place)
     assert come_back(agent, server, places) == "late"
-
-
-def test_other_program_goes_on_and_is_saved_as_it_is(agent, server, places):
-    other = server.start_kernel("other.ipynb")
-    server.run(other, "counted = 1")
-    nap(agent, server.place)
-    assert agent.save(server.place, "nap")[-1]["checkpoint"]
-    server.run(other, "counted += 1")
-    suspend(agent, server.place)
-    assert come_back(agent, server, places) == "then"
-    assert server.run(other, "counted").startswith("2")
-
-
-def test_agent_started_again_takes_over_what_the_former_one_has_saved(
-    agent, server, places
-):
-    kernel, address = kernel_of(server), int(server.run(server.kernel, WHERE)[1:-1], 16)
-    nap(agent, server.place)
-    assert agent.save(server.place, "nap")[-1]["checkpoint"]
-    agent.kill()
-    agent.start()
-    wait_for(lambda: agent.tree(server.place)["state"] == "napping")
-    poke(kernel.pid, address, b"late")
-    suspend(agent, server.place)
-    assert come_back(agent, server, places) == "then"
-
-
-def test_save_point_that_is_gone_is_not_built_upon(agent, server, places):
-    nap(agent, server.place)
-    assert agent.save(server.place, "nap")[-1]["checkpoint"]
-    assert agent.delete("/v1/checkpoints/nap").status_code < 300
-    suspend(agent, server.place)
-    assert come_back(agent, server, places) == "then"
