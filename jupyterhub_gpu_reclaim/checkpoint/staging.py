@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
@@ -216,32 +216,16 @@ class StagedFile:
         if not self._pieces:
             target.write(memoryview(self._small))
             return
-        end, begin = os.pipe2(os.O_CLOEXEC)
-        feeding = threading.Thread(
-            target=self._feed, args=(begin, cancel), name="staged", daemon=True
-        )
-        feeding.start()
-        try:
-            target.take_pipe(end)
-        finally:
-            os.close(end)  # then who still feeds it hears of that
-            feeding.join()
-        cancel.check()
+        hand_over(target, self._parts(), cancel)
 
-    def _feed(self, pipe: int, cancel: Cancel) -> None:
-        """Write everything into a pipe, and close it."""
+    def _parts(self) -> Iterator[memoryview]:
+        """All of it; what was taken is given back."""
         left = self.length
-        try:
-            for piece in self._pieces:
-                data = piece.view(min(left, _PIECE))
-                left -= len(data)
-                while data and not cancel.is_set:
-                    data = data[os.write(pipe, data[:_BLOCK]) :]
-                piece.give_back()
-        except BrokenPipeError:
-            pass  # the store has failed, and says so
-        finally:
-            os.close(pipe)
+        for piece in self._pieces:
+            data = piece.view(min(left, _PIECE))
+            left -= len(data)
+            yield data
+            piece.give_back()
 
     def release(self) -> None:
         """Give its memory back; idempotent."""
@@ -260,3 +244,50 @@ class StagedFile:
 
     def __del__(self) -> None:
         os.close(self._wake)
+
+
+def hand_over(target: StoreFile, parts: Iterable[memoryview], cancel: Cancel) -> None:
+    """Have a store take memory through a pipe, as many processes of it as it has.
+
+    Args:
+        target: the file, to which nothing else is written.
+        parts: asked for one after the other, in a thread.
+        cancel: ends it.
+
+    Raises:
+        ReclaimError: the store does not take it, or it was cancelled.
+        Exception: what asking for a part has raised.
+    """
+    end, begin = os.pipe2(os.O_CLOEXEC)
+    failed: list[Exception] = []
+    feeding = threading.Thread(
+        target=_feed, args=(begin, parts, cancel, failed), name="staged", daemon=True
+    )
+    feeding.start()
+    try:
+        target.take_pipe(end)
+    finally:
+        os.close(end)  # then who still feeds it hears of that
+        feeding.join()
+    if failed:
+        raise failed[0]
+    cancel.check()
+
+
+def _feed(
+    pipe: int, parts: Iterable[memoryview], cancel: Cancel, failed: list[Exception]
+) -> None:
+    """Write everything into a pipe, and close it."""
+    try:
+        for part in parts:
+            data = part
+            while data and not cancel.is_set:
+                data = data[os.write(pipe, data[:_BLOCK]) :]
+            if cancel.is_set:
+                return
+    except BrokenPipeError:
+        pass  # the store has failed, and says so
+    except Exception as error:  # noqa: BLE001 - the caller raises it
+        failed.append(error)
+    finally:
+        os.close(pipe)

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 
 import pytest
 
+from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
-from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.checkpoint.tree.standing import Former, StandingMemory
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.checkpoint.conftest import Image, wait_for
 
 MUCH = "import os; much = bytearray(os.urandom(8 << 20))"
+
+
+class Whole:
+    """A file of a store in memory."""
+
+    def __init__(self, sink) -> None:
+        self.write, self.close = sink.write, sink.close
+
+    def take_pipe(self, pipe: int) -> int:
+        with open(pipe, "rb", closefd=False) as file:
+            data = file.read()
+        self.write(data)
+        return len(data)
 
 
 class Carries(Image):
@@ -25,8 +41,11 @@ class Carries(Image):
         super().__init__()
         self.former, self.carried = former, {}
 
+    @contextlib.contextmanager
     def file(self, name: str):
-        return self.sink(name)
+        sink = Whole(self.sink(name))
+        yield sink
+        sink.close()
 
     def carry(self, name: str, former: str) -> int:
         self[name] = self.former[former]
@@ -54,12 +73,15 @@ def pagemaps(image: Image, pids) -> dict[int, bytes]:
     return {pid: image[f"pagemap-{pid}.img"] for pid in pids}
 
 
-def again(engine, world, image, ran, former=None):
+def again(engine, world, image, ran, maps=None, programs=()):
+    """A dump more; what was left out is saved in the end."""
     target = Carries(image)
-    standing = StandingMemory(target, "", ran, former or pagemaps(image, ran))
+    former = Former(ran, maps or pagemaps(image, ran))
+    standing = StandingMemory(target.sink, programs, former)
     kept = KeptImages(standing)
     engine.dump(world.place, kept, look=standing.look)
-    return target, standing.carry(kept.files)
+    standing.mark()
+    return target, standing.deliver(target, "", kept.files, Cancel())
 
 
 def pages(image) -> dict[str, bytes]:
@@ -124,20 +146,80 @@ def test_kernel_that_does_not_count_has_everything_saved(engine, saved):
 def test_pagemap_that_is_damaged_is_refused_before_anything_is_touched(saved):
     _, image, ran = saved
     with pytest.raises(ReclaimError):
-        StandingMemory(Carries(image), "", ran, dict.fromkeys(ran, b"nothing"))
+        StandingMemory(image.sink, (), Former(ran, dict.fromkeys(ran, b"nothing")))
 
 
 def test_dump_that_fails_ends_what_is_left_out(engine, saved):
     world, image, ran = saved
 
-    class Full(Carries):
-        def file(self, name: str):
-            if name == "files.img":
-                raise RolledBack(Reason.STORE_FULL)
-            return super().file(name)
+    def full(name: str):
+        if name == "files.img":
+            raise RolledBack(Reason.STORE_FULL)
+        return image.sink(name)
 
-    standing = StandingMemory(Full(image), "", ran, pagemaps(image, ran))
+    standing = StandingMemory(full, ran)
     threads = threading.active_count()
     with pytest.raises(RolledBack):
         engine.dump(world.place, KeptImages(standing), look=standing.look)
     wait_for(lambda: threading.active_count() <= threads)
+
+
+# --- saved behind the dump -----------------------------------------------------------
+
+
+@pytest.fixture
+def dumped(places, engine):
+    """A world that stands, dumped without its memory."""
+    world = places.world()
+    world(MUCH)
+    for one in world.place.tree.processes:
+        processes.send(one, signal.SIGSTOP)
+    wait_for(lambda: all(one.stopped for one in world.place.tree.processes))
+    image = Carries(Image())
+    standing = StandingMemory(
+        image.sink, [p.ns_pid for p in world.place.tree.processes]
+    )
+    kept = KeptImages(standing)
+    result = engine.dump(world.place, kept, look=standing.look)
+    standing.mark()
+    assert not pages(image)
+    return world, image, standing, kept, result
+
+
+def test_what_is_saved_behind_the_dump_comes_back(engine, places, dumped):
+    world, image, standing, kept, result = dumped
+    assert standing.logical_bytes > 8 << 20
+    assert standing.deliver(image, "", kept.files, Cancel()) == 0
+    assert sum(map(len, pages(image).values())) == standing.logical_bytes
+    thaw(world.place.tree, ())
+    expected = world("hash(bytes(much))")
+    world.place.kill()
+    there = places.hold()
+    proceed(engine.restore(there, image, result))
+    assert world.at(there)("hash(bytes(much))") == expected
+
+
+def test_program_that_goes_on_meanwhile_is_not_saved(dumped):
+    world, image, standing, kept, _ = dumped
+    one = world.place.tree.processes[-1]
+    before = processes.times_run(one)
+    processes.send(one, signal.SIGCONT)
+    processes.send(one, signal.SIGSTOP)
+    wait_for(lambda: processes.times_run(one) != before)
+    with pytest.raises(RolledBack, match="gone on"):
+        standing.deliver(image, "", kept.files, Cancel())
+
+
+def test_program_that_ends_meanwhile_is_not_saved(dumped):
+    world, image, standing, kept, _ = dumped
+    world.place.kill()
+    with pytest.raises((ProcessLookupError, FileNotFoundError)):
+        standing.deliver(image, "", kept.files, Cancel())
+
+
+def test_saving_behind_the_dump_is_called_off(dumped):
+    _, image, standing, kept, _ = dumped
+    cancel = Cancel()
+    cancel.set()
+    with pytest.raises(RolledBack):
+        standing.deliver(image, "", kept.files, cancel)

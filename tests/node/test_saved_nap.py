@@ -55,7 +55,7 @@ def come_back(agent, server, places) -> str:
 
 
 def test_memory_of_what_has_stood_since_is_taken_over(agent, server, places):
-    """From the newest save point, also by the next agent."""
+    """From one save point to the next, and also by the next agent."""
     kernel, address = kernel_of(server), int(server.run(server.kernel, WHERE)[1:-1], 16)
     nap(agent, server.place)
     assert agent.save(server.place, "nap")[-1]["checkpoint"]["stored_bytes"] > 60 << 20
@@ -76,7 +76,7 @@ def test_memory_of_what_has_stood_since_is_taken_over(agent, server, places):
     assert info["parent"] == "nap-2"
 
     assert agent.delete("/v1/checkpoints/nap-2").status_code < 300
-    assert come_back(agent, server, places) == "next"
+    assert come_back(agent, server, places) == "then"
 
 
 def test_what_was_awake_in_between_is_saved_as_it_is(agent, server, places):

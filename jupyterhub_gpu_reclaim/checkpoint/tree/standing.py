@@ -1,37 +1,42 @@
-"""Leaves out of a dump what is saved already: memory of processes that stood since.
+"""Leaves the memory of programs that stand anyway, as in a nap, out of a dump.
 
-A process that was stopped when it was saved, and has not been on a processor since, has
-the memory that it had: its pages are taken over from that checkpoint, and are neither
-read nor compared. CRIU hands them over all the same, by reference (vmsplice(2)), and
-here they are dropped unread. Memory that is shared with other processes is written to
-images of its own, and is always saved.
+CRIU hands their pages over by reference (vmsplice(2)), and here they are dropped
+unread. They are saved behind the dump instead, when the rest of the session goes on
+again: a page has the contents that it had as long as its program has not been on a
+processor. Where it has not been since an earlier checkpoint, its memory is taken over
+from there, and is not read at all.
 
 That it has not run is known to the nanosecond (proc(5), schedstat): to be continued and
 stopped again takes time, and so does CRIU's own work in a process, so that a dump which
 was given up leaves nothing to build upon. Which pages there are is compared as well,
-area by area; where they differ after all, the pages are read from the process, which
-still stands.
+area by area. Memory that is shared with other processes is written to images of its
+own, and is always saved at once.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import BLOCK, PAGES
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.checkpoint.staging import hand_over
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
+    from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.criu.images import Area
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
+    from jupyterhub_gpu_reclaim.checkpoint.staging import StoreFile
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 _PAGEMAP: Final = "pagemap-"
@@ -39,51 +44,67 @@ _PAGEMAP: Final = "pagemap-"
 _SPLICE_MOVE, _SPLICE_NONBLOCK = 1, 2
 
 
-class Carrying(Protocol):
+class Target(Protocol):
     """A checkpoint that is being written (``store.write.writer.CheckpointWriter``)."""
 
-    def file(self, name: str) -> Sink:
-        """Begin a file."""
+    def file(self, name: str) -> AbstractContextManager[StoreFile]:
+        """Begin a file, which is complete at the block's end."""
 
     def carry(self, name: str, former: str) -> int:
         """Take a file over from the former checkpoint; return its length."""
 
 
+class Former(NamedTuple):
+    """What is saved of some programs, by their pids in the session."""
+
+    ran: Mapping[int, list[int]]  #: then, see :func:`processes.times_run`
+    pagemaps: Mapping[int, bytes]  #: CRIU's images
+
+
 class StandingMemory:
-    """The sinks of a dump of which some processes are saved already.
+    """The sinks of a dump without the memory of programs that stand.
 
     Args:
-        target: where everything goes.
-        prefix: of the names of CRIU's images there.
-        ran: how long each thread of those processes had run when they were saved, by
-            their pids in the session (:func:`processes.times_run`).
-        pagemaps: their pagemap images in the former checkpoint, likewise.
+        sinks: where everything else goes.
+        programs: that stand, and go on standing behind the dump, by their pids in the
+            session. Their memory is left out in any case, that of others if it is
+            saved already.
+        former: what is saved already.
+
+    Raises:
+        ReclaimError: that is damaged.
     """
 
     def __init__(
         self,
-        target: Carrying,
-        prefix: str,
-        ran: Mapping[int, list[int]],
-        pagemaps: Mapping[int, bytes],
+        sinks: Callable[[str], Sink],
+        programs: Collection[int] = (),
+        former: Former | None = None,
     ) -> None:
-        self._target = target
-        self._prefix = prefix
-        self._ran = ran
-        self._former = {pid: images.read_pagemap(pagemaps[pid]) for pid in pagemaps}
+        former = former or Former({}, {})
+        self._sinks = sinks
+        self._programs = frozenset(programs)
+        self._ran = former.ran
+        self._former = {
+            pid: images.read_pagemap(image) for pid, image in former.pagemaps.items()
+        }
+        self._unchanged: frozenset[int] = frozenset()
         self._standing: dict[int, Process] = {}
         self._last = ""
         self._left_out: dict[int, tuple[str, _LeftOut]] = {}
+        self._mark: dict[int, list[int]] = {}
 
     def look(self, tree: Snapshot) -> None:
         """See who has not run; the tree stands, and nothing was done to it yet."""
-        self._standing = {
-            one.ns_pid: one
+        self._unchanged = frozenset(
+            one.ns_pid
             for one in tree.processes
             if one.ns_pid in self._former
             and self._ran.get(one.ns_pid)
             and processes.times_run(one) == self._ran[one.ns_pid]
-        }
+        )
+        left_out = self._unchanged | self._programs
+        self._standing = {p.ns_pid: p for p in tree.processes if p.ns_pid in left_out}
 
     def __call__(self, name: str) -> Sink:
         """See ``CaptureServer``: a pagemap comes right before its pages."""
@@ -95,49 +116,83 @@ class StandingMemory:
                 left_out = _LeftOut()
                 self._left_out[int(last)] = name, left_out
                 return left_out
-        return self._target.file(self._prefix + name)
+        return self._sinks(name)
 
-    def carry(self, kept: Mapping[str, bytes | bytearray]) -> int:
-        """Take over what was left out; the tree still stands.
+    def mark(self) -> None:
+        """The dump has ended, and all of the tree stands.
+
+        From here on no program whose memory was left out may run until
+        :meth:`deliver` has ended.
+        """
+        self._mark = {
+            pid: processes.times_run(one) for pid, one in self._standing.items()
+        }
+
+    def ran(self) -> dict[int, list[int]]:
+        """How long each program that was left out had run when it was dumped."""
+        return {pid: self._mark[pid] for pid in self._left_out}
+
+    @property
+    def logical_bytes(self) -> int:
+        """Bytes that were left out."""
+        return sum(left_out.length for _, left_out in self._left_out.values())
+
+    def deliver(
+        self,
+        target: Target,
+        prefix: str,
+        kept: Mapping[str, bytes | bytearray],
+        cancel: Cancel,
+    ) -> int:
+        """Save what was left out.
 
         Args:
+            target: the checkpoint.
+            prefix: of the names of CRIU's images there.
             kept: the images of this dump, at least the pagemaps.
+            cancel: ends it.
 
         Returns:
             How many bytes were taken over.
 
         Raises:
-            OSError: memory of a process cannot be read.
-            ReclaimError: the store does not take it.
+            OSError: memory of a program cannot be read: it has ended.
+            ReclaimError: the store does not take it, it was cancelled, or a program has
+                run meanwhile.
         """
         carried = 0
         for pid, (name, left_out) in self._left_out.items():
             number, areas = images.read_pagemap(bytes(kept[f"{_PAGEMAP}{pid}.img"]))
-            if name != f"{PAGES}{number}.img":
+            length = _length(areas)
+            if (name, left_out.length) != (f"{PAGES}{number}.img", length):
                 detail = f"{name} does not belong to process {pid}"
                 raise ReclaimError(Reason.INTERNAL, detail=detail)
-            former, before = self._former[pid]
-            if areas == before and left_out.length == _length(areas):
-                carried += self._target.carry(
-                    self._prefix + name, f"{self._prefix}{PAGES}{former}.img"
-                )
-            else:
-                self._read(name, self._standing[pid].pid, areas)
+            former, before = self._former.get(pid, (0, []))
+            if pid in self._unchanged and areas == before:
+                carried += target.carry(prefix + name, f"{prefix}{PAGES}{former}.img")
+                continue
+            process = self._standing[pid]
+            with target.file(prefix + name) as file:
+                hand_over(file, _pages(process.pid, areas), cancel)
+                if processes.times_run(process) != self._mark[pid]:
+                    why = f"{process.name} has gone on, which stood"
+                    raise RolledBack(Reason.CAPTURE_FAILED, why=why)
         return carried
 
-    def _read(self, name: str, pid: int, areas: list[Area]) -> None:
-        """Save its pages after all."""
-        sink = self._target.file(self._prefix + name)
-        with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-            for area in areas:
-                if not area.flags & images.PRESENT:
-                    continue
-                end = area.address + area.pages * PAGE
-                for at in range(area.address, end, BLOCK):
-                    length = min(BLOCK, end - at)
-                    data = os.pread(memory.fileno(), length, at)
-                    sink.write(memoryview(data.ljust(length, b"\0")))
-        sink.close()
+
+def _pages(pid: int, areas: list[Area]) -> Iterator[memoryview]:
+    """Those pages of a process that stands; each part is void with the next one."""
+    buffer = memoryview(bytearray(BLOCK))
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for area in areas:
+            if not area.flags & images.PRESENT:
+                continue
+            end = area.address + area.pages * PAGE
+            for at in range(area.address, end, BLOCK):
+                part = buffer[: min(BLOCK, end - at)]
+                if os.preadv(memory.fileno(), [part], at) != len(part):
+                    raise ProcessLookupError(errno.ESRCH, "it has ended", pid)
+                yield part
 
 
 def _length(areas: list[Area]) -> int:

@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
-from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
+from jupyterhub_gpu_reclaim.checkpoint.tree.standing import Former, StandingMemory
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -68,7 +68,7 @@ from jupyterhub_gpu_reclaim.node.workflows import filesystem
 from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
@@ -182,6 +182,7 @@ class Capture:
         self._writer: CheckpointWriter | None = None
         self._committing = False
         self._most = 0
+        self._standing: StandingMemory  #: of its dump, once that has begun
         self._unread = Unread(list)  #: what its users of a GPU have left, before all
         former = trees.record_of(tools.records, session)
         self._record = Record.of(
@@ -349,13 +350,17 @@ class Capture:
         told: Told,
     ) -> Dumped:
         """Stop the tree and write its image; it stays stopped."""
-        standing = None
-        if target is self._writer:
-            standing = await self._thread("standing", lambda: self._standing(target))
-        kept = KeptImages(
-            standing or (lambda name: target.file(checkpoint_files.IMAGES + name))
+        prefix = checkpoint_files.IMAGES
+        self._standing = await self._thread(
+            "standing",
+            lambda: StandingMemory(
+                lambda name: target.file(prefix + name),
+                self._stands_on(),
+                self._saved_before(),
+            ),
         )
-        result = await self._dump(target, kept, snapshot, standing)
+        kept = KeptImages(self._standing)
+        result = await self._dump(target, kept, snapshot)
         world = await self._thread(
             "files",
             lambda: filesystem.describe(
@@ -375,21 +380,25 @@ class Capture:
         target.add(checkpoint_files.WORLD, codec.encode(world))
         return Dumped(kept.files, result, world.files, told.cut)
 
-    def _standing(self, writer: CheckpointWriter) -> StandingMemory | None:
-        """What need not be saved, since it is: memory of programs that nap."""
-        nap = self._record.nap
+    def _stands_on(self) -> list[int]:
+        """Whose memory can be saved behind the dump: of nobody, the tree stands."""
+        return []
+
+    def _saved_before(self) -> Former | None:
+        """What is saved of a nap that lasts; nothing where that cannot be read."""
+        nap, writer = self._record.nap, self._writer
         saved = nap.saved if nap is not None else None
-        if saved is None or saved.checkpoint != writer.base:
+        if saved is None or writer is None or saved.checkpoint != writer.base:
             return None
-        prefix = checkpoint_files.IMAGES
         try:
             there = self._tools.store.open(saved.checkpoint)
+            prefix = checkpoint_files.IMAGES
             names = {pid: f"{prefix}pagemap-{pid}.img" for pid in saved.ran}
             found = {pid: there.read(name) for pid, name in names.items()}
-            return StandingMemory(writer, prefix, saved.ran, found)
         except ReclaimError as error:
             _log.warning("%s is saved whole: %s", self._session.key, error)
             return None
+        return Former(saved.ran, found)
 
     async def _archive(self, target: CheckpointWriter | Staging) -> None:
         """Write what is in its private file systems."""
@@ -529,7 +538,6 @@ class Capture:
         target: CheckpointWriter | Staging,
         kept: KeptImages,
         snapshot: Snapshot,
-        standing: StandingMemory | None,
     ) -> dump.DumpResult:
         """Stop the tree and stream it out; it stays stopped."""
         total = trees.resident_bytes(snapshot)
@@ -540,14 +548,12 @@ class Capture:
             total=lambda: max(total, target.logical_bytes),
         ):
             return await in_thread(
-                lambda: self._run_criu(kept, standing),
+                lambda: self._run_criu(kept),
                 step="dump",
                 limit=self._limits.dump + self._limits.criu,
             )
 
-    def _run_criu(
-        self, kept: KeptImages, standing: StandingMemory | None
-    ) -> dump.DumpResult:
+    def _run_criu(self, kept: KeptImages) -> dump.DumpResult:
         has_gpus = self._record.all_gpus() is not None
         if has_gpus:
             # CRIU cannot save a device; it would say so in its own words.
@@ -564,12 +570,20 @@ class Capture:
                 cancel=self._cancel,
                 # No process may run before its GPU is filled.
                 undo=not has_gpus,
-                look=standing.look if standing else None,
+                look=self._standing.look,
             )
-        if standing:
-            carried = standing.carry(kept.files)
-            _log.info("%s %s of it is saved already", self._session.key, size(carried))
+        self._standing.mark()
+        self._complete(kept.files)
         return result
+
+    def _complete(self, kept: Mapping[str, bytes | bytearray]) -> None:
+        """Save what the dump has left out."""
+        assert self._writer is not None
+        carried = self._standing.deliver(
+            self._writer, checkpoint_files.IMAGES, kept, self._cancel
+        )
+        if carried:
+            _log.info("%s %s of it is saved already", self._session.key, size(carried))
 
     def _tree(self) -> Snapshot:
         return trees.inspect(self._session)

@@ -26,12 +26,13 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
+from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
-from jupyterhub_gpu_reclaim.node.operations.records import SavedNap, Stage
+from jupyterhub_gpu_reclaim.node.operations.records import NapStage, SavedNap, Stage
+from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows.capture import (
     Capture,
     Look,
@@ -41,15 +42,15 @@ from jupyterhub_gpu_reclaim.node.workflows.capture import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
-    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import Record
     from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
+    from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
 
 class Save(Capture):
@@ -84,7 +85,6 @@ class Save(Capture):
                 yield self._settled()
             raise why from error
         seconds = self._since(frozen)
-        saved = await self._thread("thaw", self._saved_nap)
         # From here on it is a session that runs, whatever becomes of what it was.
         yield self._settled()
         try:
@@ -92,20 +92,37 @@ class Save(Capture):
         except Exception as error:
             await (self._discard() if self._cancel.is_set else self._keep())
             raise reported(error, RolledBack, Reason.CAPTURE_FAILED) from error
+        saved = SavedNap(checkpoint=info.id, ran=self._standing.ran())
         yield self._settled(parent=info.id, saved=saved)
         yield Event(checkpoint=info)
 
     def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
-        """Keep what its GPUs' memory needs, and the copy of all of it."""
-        del snapshot
+        """Keep what its GPUs' memory needs, and the copy of what is copied."""
         moved = look.gpus.bytes() if look.gpus else 0
-        need = Need(look.most + moved, os.getpid())
+        need = Need(self._copied(snapshot, look) + moved, os.getpid())
         self._tools.memory.promise(self._operation, need)
 
     def _take_memory(self, snapshot: Snapshot, look: Look) -> None:
         """Take the memory of the copy now, while nothing stands still."""
-        self._staging = Staging(look.most)
+        self._staging = Staging(self._copied(snapshot, look))
         super()._promise_memory(snapshot, look)
+
+    def _copied(self, snapshot: Snapshot, look: Look) -> int:
+        """Bytes of the copy: what stands on is read where it is."""
+        standing = frozenset(self._stands_on())
+        others = [p for p in snapshot.processes if p.ns_pid in standing]
+        left_out = trees.resident_bytes(Snapshot(snapshot.init, tuple(others)))
+        return max(0, look.most - left_out)
+
+    def _stands_on(self) -> list[int]:
+        """Programs that nap: they stand when the rest of it goes on."""
+        nap = self._record.nap
+        if nap is None or nap.stage is not NapStage.ASLEEP:
+            return []
+        return [one.ns_pid for one in nap.in_tree(self._tree())]
+
+    def _complete(self, kept: Mapping[str, bytes | bytearray]) -> None:
+        """Nothing yet: what stands on is saved when the rest of it goes on."""
 
     async def _stand(
         self,
@@ -141,16 +158,6 @@ class Save(Capture):
                 limit=thaw_limit(self._limits, self._record),
             )
 
-    def _saved_nap(self) -> SavedNap | None:
-        """What is saved of a nap as long as its programs stand."""
-        nap = self._record.nap
-        if nap is None:
-            return None
-        ran = {
-            one.ns_pid: processes.times_run(one) for one in nap.in_tree(self._tree())
-        }
-        return SavedNap(checkpoint=self._checkpoint, ran=ran)
-
     def _settled(self, parent: str = "", saved: SavedNap | None = None) -> Record:
         """The record of a tree that goes on.
 
@@ -183,15 +190,21 @@ class Save(Capture):
                 "save",
                 "Saving it while it goes on",
                 done=lambda: writer.logical_bytes,
-                total=lambda: staging.logical_bytes,
+                total=lambda: staging.logical_bytes + self._standing.logical_bytes,
             ):
                 await in_thread(
-                    lambda: staging.deliver(writer.file, self._cancel),
+                    lambda: self._deliver(staging, writer, dumped),
                     step="save",
                     limit=self._limits.dump,
                     cancel=self._cancel,
                 )
             return await self._commit(writer, rehearsal, frozen)
+
+    def _deliver(
+        self, staging: Staging, writer: CheckpointWriter, dumped: Dumped
+    ) -> None:
+        staging.deliver(writer.file, self._cancel)
+        super()._complete(dumped.images)
 
     def _word(self, rehearsal: Rehearsal | None) -> None:
         """Wait for the rehearsal; a session that has ended has nothing but the copy.
