@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, StoreError
+from jupyterhub_gpu_reclaim.common.errors import BadRequest, RolledBack, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -24,6 +24,11 @@ def store(backend, clock):
     return Repository(backend, clock=clock, keys=KEYS, pack_bytes=1 << 20)
 
 
+def seen(writer, *names):
+    """Those of the files that are whole."""
+    return writer.see_whole(names, lambda: None)
+
+
 def begin(store, number, user="ada"):
     return store.begin(
         id=f"c{number}", key=SessionKey(user), incarnation="i", generation=number
@@ -37,6 +42,7 @@ def test_file_under_another_name_beside_new_ones(store, length):
     writer = begin(store, 2)
     assert writer.base == "c1"
     writer.add("new", PLAIN[: 3 * PAGE])
+    assert seen(writer, "one", "zeros", "others") == {"one", "zeros"}
     assert writer.carry("two", "one") == length
     assert writer.carry("zeros", "zeros") == len(zeros)
     info = writer.commit()
@@ -52,20 +58,40 @@ def test_file_under_another_name_beside_new_ones(store, length):
     assert there.read("new") == PLAIN[: 3 * PAGE]
 
 
-def test_none_of_its_bytes_is_read(backend, store):
+def test_each_of_its_blocks_is_opened_before(backend, store):
     save(store, 1)
     read, asked = backend.read, []
-    backend.read = lambda name, *rest: (asked.append(name), read(name, *rest))[1]
+    backend.read = lambda name, at, count: (
+        asked.append((name, count)),
+        read(name, at, count),
+    )[1]
     writer = begin(store, 2)
+    assert seen(writer, "pages") == {"pages"}
+    opened = sum(count for name, count in asked if name.startswith("packs/c1/0"))
+    assert opened >= len(PLAIN)
+    del asked[:]
     writer.carry("pages", "pages")
     writer.commit()
-    assert not [name for name in asked if name.startswith("packs/c1/0")]
+    assert not [name for name, _ in asked if name.startswith("packs/c1/0")]
     assert store.open("c2").read("pages") == PLAIN
+
+
+def test_looking_is_called_off(store):
+    save(store, 1)
+    writer = begin(store, 2)
+
+    def called_off():
+        raise RolledBack(Reason.CANCELLED)
+
+    with pytest.raises(RolledBack):
+        writer.see_whole(["pages"], called_off)
+    writer.abort()
 
 
 def test_third_generation_is_built_upon_what_was_taken_over(store):
     save(store, 1)
     writer = begin(store, 2)
+    seen(writer, "pages")
     writer.carry("pages", "pages")
     writer.commit()
     assert save(store, 3).stored_bytes < 100_000
@@ -74,11 +100,21 @@ def test_third_generation_is_built_upon_what_was_taken_over(store):
     assert store.open("c3").read("pages") == PLAIN
 
 
-def test_block_that_was_seen_damaged_meanwhile_is_not_taken_over(backend, store):
-    save(store, 1)
+def test_what_is_damaged_is_not_whole(backend, store):
+    save(store, 1, more=os.urandom(300 * PAGE))
     turn_bit(backend, first_pack(backend), 1000)
     writer = begin(store, 2)
-    writer.add("new", PLAIN[:PAGE])
+    assert seen(writer, "pages", "more") == {"more"}
+    writer.add("pages", PLAIN)
+    writer.carry("more", "more")
+    writer.commit()
+    assert store.verify("c2") == []
+    assert store.open("c2").read("pages") == PLAIN
+
+
+def test_what_was_not_seen_whole_is_not_taken_over(store):
+    save(store, 1)
+    writer = begin(store, 2)
     writer.carry("pages", "pages")
     with pytest.raises(StoreError) as caught:
         writer.commit()

@@ -157,6 +157,7 @@ def test_file_that_is_taken_over_beside_what_comes_through_workers(store):
     writer.commit()
     other = os.urandom(4096) + PLAIN
     writer = begin(store, 2)
+    assert writer.see_whole(["pages-1.img"], lambda: None)
     writer.carry("pages-9.img", "pages-1.img")
     take(writer, "pages-7.img", other)
     second = writer.commit()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 _PAGEMAP: Final = "pagemap-"
-#: splice(2)
-_SPLICE_MOVE, _SPLICE_NONBLOCK = 1, 2
 
 
 class Target(Protocol):
@@ -59,6 +56,15 @@ class Former(NamedTuple):
 
     ran: Mapping[int, list[int]]  #: then, see :func:`processes.times_run`
     pagemaps: Mapping[int, bytes]  #: CRIU's images
+
+
+def pages_of(pagemap: bytes) -> str:
+    """Name of the image with the pages of a pagemap image.
+
+    Raises:
+        ReclaimError: it is damaged.
+    """
+    return f"{PAGES}{images.read_pagemap(pagemap)[0]}.img"
 
 
 class StandingMemory:
@@ -203,38 +209,23 @@ def _length(areas: list[Area]) -> int:
 class _LeftOut:
     """A ``PipeSink`` that drops what comes, and counts it."""
 
-    def __init__(self) -> None:
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.length = 0
+    length = 0
 
     def write(self, data: memoryview, /) -> None:
         self.length += len(data)
 
     def take_pipe(self, pipe: int, /) -> int:
-        poll = select.poll()
-        poll.register(pipe, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
+        os.set_blocking(pipe, True)
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            while True:
-                if any(ready == self._wake for ready, _ in poll.poll()):
-                    raise ReclaimError(Reason.CANCELLED)
-                flags = _SPLICE_MOVE | _SPLICE_NONBLOCK
-                try:
-                    count = os.splice(pipe, nowhere, BLOCK, flags=flags)
-                except BlockingIOError:
-                    continue
-                if not count:
-                    return self.length
+            while count := os.splice(pipe, nowhere, BLOCK):
                 self.length += count
         finally:
             os.close(nowhere)
+        return self.length
 
     def cancel(self) -> None:
-        os.eventfd_write(self._wake, 1)
+        """CRIU, which is cut off, closes the pipe."""
 
     def close(self) -> None:
         """Nothing is written."""
-
-    def __del__(self) -> None:
-        os.close(self._wake)

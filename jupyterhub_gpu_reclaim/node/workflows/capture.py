@@ -24,7 +24,11 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
-from jupyterhub_gpu_reclaim.checkpoint.tree.standing import Former, StandingMemory
+from jupyterhub_gpu_reclaim.checkpoint.tree.standing import (
+    Former,
+    StandingMemory,
+    pages_of,
+)
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -57,7 +61,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     in_thread,
     reported,
 )
-from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
+from jupyterhub_gpu_reclaim.node.operations.records import Record, SavedNap, Stage
 from jupyterhub_gpu_reclaim.node.requirements import (
     refuse_beyond_agent,
     refuse_reaching,
@@ -182,6 +186,7 @@ class Capture:
         self._writer: CheckpointWriter | None = None
         self._committing = False
         self._most = 0
+        self._former: Former | None = None
         self._standing: StandingMemory  #: of its dump, once that has begun
         self._unread = Unread(list)  #: what its users of a GPU have left, before all
         former = trees.record_of(tools.records, session)
@@ -330,6 +335,7 @@ class Capture:
         """From the first thing that is touched to the commit."""
         state = await ask_state(self._tools.client, self._session, login)
         writer = await self._open(snapshot)
+        await self._find_former()
         frozen = self._tools.clock.monotonic()
         standing = await self._empty(survey)
         cut = await self._cut(snapshot)
@@ -351,13 +357,8 @@ class Capture:
     ) -> Dumped:
         """Stop the tree and write its image; it stays stopped."""
         prefix = checkpoint_files.IMAGES
-        self._standing = await self._thread(
-            "standing",
-            lambda: StandingMemory(
-                lambda name: target.file(prefix + name),
-                self._stands_on(),
-                self._saved_before(),
-            ),
+        self._standing = StandingMemory(
+            lambda name: target.file(prefix + name), self._stands_on(), self._former
         )
         kept = KeptImages(self._standing)
         result = await self._dump(target, kept, snapshot)
@@ -384,21 +385,33 @@ class Capture:
         """Whose memory can be saved behind the dump: of nobody, the tree stands."""
         return []
 
-    def _saved_before(self) -> Former | None:
-        """What is saved of a nap that lasts; nothing where that cannot be read."""
+    async def _find_former(self) -> None:
+        """Find out what is saved of a nap that lasts; nothing stands still for it."""
         nap, writer = self._record.nap, self._writer
         saved = nap.saved if nap is not None else None
         if saved is None or writer is None or saved.checkpoint != writer.base:
-            return None
+            return
         try:
-            there = self._tools.store.open(saved.checkpoint)
-            prefix = checkpoint_files.IMAGES
-            names = {pid: f"{prefix}pagemap-{pid}.img" for pid in saved.ran}
-            found = {pid: there.read(name) for pid, name in names.items()}
+            self._former = await in_thread(
+                lambda: self._former_of(saved, writer),
+                step="store",
+                limit=self._limits.dump,
+                cancel=self._cancel,
+            )
         except ReclaimError as error:
+            self._cancel.check()
             _log.warning("%s is saved whole: %s", self._session.key, error)
-            return None
-        return Former(saved.ran, found)
+
+    def _former_of(self, saved: SavedNap, writer: CheckpointWriter) -> Former:
+        """What of it is whole in the store."""
+        prefix = checkpoint_files.IMAGES
+        there = self._tools.store.open(saved.checkpoint)
+        maps = {pid: there.read(f"{prefix}pagemap-{pid}.img") for pid in saved.ran}
+        pages = {pid: prefix + pages_of(image) for pid, image in maps.items()}
+        whole = writer.see_whole(pages.values(), self._cancel.check)
+        return Former(
+            saved.ran, {pid: maps[pid] for pid in maps if pages[pid] in whole}
+        )
 
     async def _archive(self, target: CheckpointWriter | Staging) -> None:
         """Write what is in its private file systems."""

@@ -75,6 +75,7 @@ class Save(Capture):
         yield await self._begun(snapshot, look)
         try:
             await self._open(snapshot)
+            await self._find_former()
             frozen = self._tools.clock.monotonic()
             dumped = await self._stand(snapshot, login, state, look)
             await self._go_on()

@@ -20,6 +20,8 @@ from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener, BlockRow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from jupyterhub_gpu_reclaim.store.backend import Backend
@@ -98,6 +100,26 @@ class BaseChunks:
                 self._look(block)
         refs[some[self._verdicts[blocks] != Verdict.WHOLE]] = 0
         return refs
+
+    def see_whole(self, blocks: NDArray[np.int64], check: Callable[[], None]) -> bool:
+        """Open blocks, and say whether all of them are whole.
+
+        Args:
+            blocks: their places in the table.
+            check: called before each; its error ends it.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        if not self._read_back:
+            return True
+        for block in blocks.tolist():
+            check()
+            if self._verdicts[block] == Verdict.UNSEEN:
+                self._look(block)
+            if self._verdicts[block] != Verdict.WHOLE:
+                return False
+        return True
 
     def _look(self, block: int) -> None:
         """Open it, and those behind it that were read with it."""

@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -103,6 +103,11 @@ class PackWriters:
                     finally:
                         self._group_turn.release()
         return total
+
+    def see_whole(self, blocks: NDArray[np.int64], check: Callable[[], None]) -> bool:
+        """Open blocks of the last generation; whether all of them are whole."""
+        chunks = self._chunks()
+        return chunks is not None and chunks.see_whole(blocks, check)
 
     def counted(self, column: int) -> int:
         """``LOGICAL``: plain bytes taken so far; ``STORED`` and ``KNOWN`` of them."""

@@ -35,7 +35,7 @@ from jupyterhub_gpu_reclaim.store.write.commit import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import GpuSample
@@ -148,15 +148,34 @@ class CheckpointWriter:
         """The checkpoint that :meth:`carry` takes files from; empty: there is none."""
         return self._base.body.info.id if self._base is not None else ""
 
-    def carry(self, name: str, former: str) -> int:
-        """Take a whole file over from the base; none of its bytes is read.
+    def see_whole(
+        self, names: Iterable[str], check: Callable[[], None]
+    ) -> frozenset[str]:
+        """Open all blocks of files of the base; which of the files are whole.
 
-        So nothing is known of its blocks but what was when the base was written, where
-        each of them was opened.
+        Args:
+            names: of the files; what is not there is not whole.
+            check: called again and again; its error ends it.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        base, whole = self._base, set()
+        known = {name for name, _ in base.index.files} if base is not None else set()
+        for name in known.intersection(names):
+            assert base is not None
+            refs = base.index.of_file(name, base.body.chunk_bytes)
+            blocks = np.unique(base.index.blocks_of(refs[refs > 0]))
+            if self._pack_writers.see_whole(blocks, check):
+                whole.add(name)
+        return frozenset(whole)
+
+    def carry(self, name: str, former: str) -> int:
+        """Take a whole file over from the base, where its blocks were seen whole.
 
         Args:
             name: of the file, see :meth:`file`.
-            former: its name in the base.
+            former: its name in the base, one of :meth:`see_whole`.
 
         Returns:
             Its length.
@@ -286,9 +305,6 @@ class CheckpointWriter:
         reports = self._pack_writers.reports(timeout)
         looked = self._pack_writers.verdicts() if recipe.read_back else None
         carried = self._carried_over()
-        if looked is not None and self._base is not None:
-            known = self._base.index.blocks_of(-carried.refs[carried.refs < 0])
-            looked[known] = np.maximum(looked[known], Verdict.WHOLE)
         chunk = recipe.chunk_bytes
         merged = merge(files, chunk, [*reports, carried], self._base, looked)
         self._tell_damage()
