@@ -1180,6 +1180,15 @@ class Reason(Enum):
         ),
         True,
     )
+    ENDING_UNSEEN = (
+        "ending_unseen",
+        "The session's pod is being deleted, and the agent on {node} does not answer.",
+        (
+            "The session is free as soon as that machine is back, or Kubernetes has"
+            " removed its pod; its checkpoints are kept."
+        ),
+        True,
+    )
     NO_AGENT = (
         "no_agent",
         "No agent is ready on any node of the cluster.",

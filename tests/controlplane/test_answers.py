@@ -179,22 +179,26 @@ SILENT = {"trees": None, "saved": None}
         ({"listed": False}, STOPPED, Reason.AGENT_UNREACHABLE, A.UNANSWERED),
         ({"listed": False}, STOPPED, Reason.NO_AGENT, A.COLD),
         ({}, STOPPED, Reason.NODE_SILENT, A.UNANSWERED),
+        ({}, STOPPED, Reason.ENDING_UNSEEN, A.UNANSWERED),
         ({"remembered": True}, STOPPED, Reason.AGENT_UNREACHABLE, A.UNANSWERED),
         ({"checkpoint": "c9"}, STOPPED, Reason.AGENT_UNREACHABLE, A.UNANSWERED),
         ({}, row("running"), Reason.AGENT_UNREACHABLE, A.UNANSWERED),
-        ({"checkpoint": "c1"}, row("suspended"), Reason.NODE_SILENT, A.RETURN),
-        ({}, row("suspended"), Reason.NODE_SILENT, A.UNANSWERED),
+        ({}, row("running"), Reason.ENDING_UNSEEN, A.UNANSWERED),
+        ({"checkpoint": "c1"}, row("suspended"), Reason.ENDING_UNSEEN, A.RETURN),
+        ({}, row("suspended"), Reason.ENDING_UNSEEN, A.UNANSWERED),
+        # Nobody has deleted its pod there: both may be of a backup.
+        ({"checkpoint": "c1"}, row("suspended"), Reason.NODE_SILENT, A.UNANSWERED),
         (
             {"checkpoint": "c1", "listed": False},
             row("suspended"),
-            Reason.NODE_SILENT,
+            Reason.ENDING_UNSEEN,
             A.UNANSWERED,
         ),
-        # Both are of a backup: a tree was seen to run.
+        # They are: a tree was seen to run.
         (
             {"checkpoint": "c1"},
             row("suspended", failure=SECOND),
-            Reason.NODE_SILENT,
+            Reason.ENDING_UNSEEN,
             A.UNANSWERED,
         ),
     ],
@@ -214,7 +218,7 @@ def test_start_in_silence_what_is_left_or_saved_is_not_passed_over():
 
 def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
     """What was saved since came back there, perhaps, and is newer than that."""
-    silent = HUBS._replace(silence=Reason.NODE_SILENT)
+    silent = HUBS._replace(silence=Reason.ENDING_UNSEEN)
     known = {"trees": None, "saved": ("c1",), "known": ("c1",)}
     assert answer(silent, row("suspended"), **known).kind is A.RETURN
     older = {"trees": None, **NEWER, "known": ("c1",)}

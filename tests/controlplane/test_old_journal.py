@@ -878,17 +878,46 @@ async def test_deletion_in_a_journal_that_was_put_back_by_stamp_alone(world, tmp
     assert set(world.node.saved) == {new.id}
 
 
-async def test_plan_of_a_suspended_session_node_silent_and_hub_agrees_comes_back(world):
+async def test_plan_of_a_suspended_session_pod_ending_unseen_and_hub_agrees_comes_back(
+    world,
+):
     """A dead node that still has a pod of it keeps nobody from coming back."""
     first = await running(world, "tensors")
     saved = await suspend(world, first)
-
-    async def silent(key=None):
-        del key
-        raise Unreachable(Reason.NODE_SILENT, node="n1")
-
-    first._starts._agent.trees = silent
+    first._starts._agent.trees = silent(Reason.ENDING_UNSEEN)
     other = Placement(key=KEY, incarnation="new", checkpoint="ckpt-other")
-    assert (await first.plan_start(other)).failure.code == "node_silent"
+    assert (await first.plan_start(other)).failure.code == "ending_unseen"
     mine = Placement(key=KEY, incarnation="new", checkpoint=saved)
     assert (await first.plan_start(mine)).action == "restore"
+
+
+async def test_plan_both_databases_put_back_and_it_runs_on_a_silent_node_is_refused(
+    world, tmp_path
+):
+    """Nobody has deleted its pod there: a second tree would stand beside it."""
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    backup, pointer = Backup(world, tmp_path), world.hub.pointers[KEY]
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(first) == "running")
+    await world.kill(first)
+    second = await restored_journal(world, first, backup)
+    world.hub.states[KEY], world.hub.pointers[KEY] = "stopped", pointer
+    answers = world.node.trees
+    second._starts._agent.trees = silent(Reason.NODE_SILENT)
+    again = Placement(key=KEY, incarnation="new", checkpoint=saved)
+    plan = await second.plan_start(again)
+    assert (plan.action, plan.failure.code) == ("refuse", "node_silent")
+    assert [place.contents for place in world.node.living(KEY)] == ["tensors"]
+    second._starts._agent.trees = answers
+    assert (await second.plan_start(again)).action == "adopt"
+
+
+def silent(reason):
+    """A question about trees that a node of the session does not answer."""
+
+    async def ask(key=None):
+        del key
+        raise Unreachable(reason, node="n1")
+
+    return ask

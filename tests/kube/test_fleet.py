@@ -209,6 +209,20 @@ async def test_a_tree_in_a_pod_that_is_being_deleted_says_so(cluster, service, t
     assert {tree.key: tree.ending for tree in trees} == {ADA: True, BOB: False}
 
 
+async def test_a_silent_node_where_the_pod_is_being_deleted_is_told_as_such(
+    cluster, service, two
+):
+    """What was suspended there may come back elsewhere; else it is not gone."""
+    cluster.delete_seconds = 60.0
+    await node_of(cluster, two[0]).silence_agent()
+    cluster.delete_pod(cluster.pod("jupyter-ada"), 30)
+    await service.knows(lambda pods: any(pod.ending for pod in pods))
+    with pytest.raises(Unreachable) as silent:
+        await service.fleet.trees(ADA)
+    assert silent.value.reason is Reason.ENDING_UNSEEN
+    assert two[0]["spec"]["nodeName"] in silent.value.message
+
+
 async def test_a_look_at_one_session_does_not_wait_for_another_ones_silent_node(
     cluster, service, two, monkeypatch
 ):

@@ -139,7 +139,7 @@ class Observer:
         try:
             value = await ask()
         except ReclaimError as error:
-            if error.reason is Reason.NODE_SILENT:
+            if error.reason in {Reason.NODE_SILENT, Reason.ENDING_UNSEEN}:
                 return None  # one of many: the caller has logged it
             if whom not in self._silent:
                 self._silent.add(whom)

@@ -35,7 +35,8 @@ STOPPED      another one is to be brought back      take that
              nobody knows
              otherwise                              cold
 any of the   no answer                              SUSPENDED: return it if Hub and
-last three                                          journal agree; STOPPED: cold if
+last three                                          journal agree, unless a pod of it
+                                                    stands there; STOPPED: cold if
                                                     nothing was ever saved; else
                                                     unanswered
 ===========  =====================================  ==================================
@@ -155,10 +156,11 @@ def _returned(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Where a part does not answer, or was not asked yet.
 
-    A silent node does not prevent a return if Hub and journal agree on the checkpoint.
-    But both are older if a tree was seen to run, or if the store has a checkpoint that
-    the journal does not know; then what runs there may be newer. Nor does a store
-    prevent it that cannot be listed now, but was before.
+    A silent node does not prevent a return if Hub and journal agree on the checkpoint
+    and its pod there is being deleted. But both are older if a tree was seen to run, or
+    if the store has a checkpoint that the journal does not know; then what runs there
+    may be newer. They may be, and something may run, if nobody has deleted its pod. Nor
+    does a store prevent it that cannot be listed now, but was before.
 
     A start may be cold if both know of no checkpoint. The journal's word is good once
     it was compared with the store, for sessions that were never suspended, and if there
@@ -169,12 +171,14 @@ def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         return UNANSWERED
     if row.phase is Phase.SUSPENDED:
         seen = row.failure is not None and row.failure.incarnation  # it runs somewhere
-        at_rest = not seen and asked.checkpoint in {"", row.checkpoint}
+        stands = seen or asked.silence is Reason.NODE_SILENT
+        at_rest = not stands and asked.checkpoint in {"", row.checkpoint}
         trees = observed.trees is not None or at_rest
         agreed = asked.checkpoint == row.checkpoint and asked.listed
         saved = agreed if observed.saved is None else not observed.unknown()
         return _returned(row, observed, asked) if trees and saved else UNANSWERED
-    there = asked.remembered or asked.silence is Reason.NODE_SILENT
+    pods = {Reason.NODE_SILENT, Reason.ENDING_UNSEEN}
+    there = asked.remembered or asked.silence in pods
     known = observed.trees or observed.unknown()
     if known or (there and observed.trees is None):
         return UNANSWERED  # Hub or cluster know of something; what, nobody has said

@@ -36,8 +36,8 @@ class Agent(Protocol):
         """Every incarnation with an init or a record.
 
         With a ``key`` those of that session alone, and all of them: ``Unreachable`` if
-        one of them cannot be asked for. Without, such a one is in the list as
-        ``UNKNOWN``.
+        one of them cannot be asked for (``ENDING_UNSEEN``: all that there may be is
+        being deleted). Without, such a one is in the list as ``UNKNOWN``.
         """
 
     async def tree(self, incarnation: str) -> Tree:

@@ -36,6 +36,7 @@ OPERATORS_OWN = frozenset(
         Reason.CRIU_TOO_OLD,
         Reason.CRIU_UNUSABLE,
         Reason.DOCKER_SILENT,
+        Reason.ENDING_UNSEEN,
         Reason.GPU_DRIVER_SILENT,
         Reason.INTERNAL,
         Reason.JOURNAL_HELD,

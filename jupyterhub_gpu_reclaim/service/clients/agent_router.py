@@ -195,10 +195,10 @@ class AgentRouter:
                 by_node.setdefault(pod.node, []).append(pod)
         asked = [self._trees_on(node, mine) for node, mine in by_node.items()]
         found = [tree for trees in await asyncio.gather(*asked) for tree in trees]
-        if key is not None:
-            for tree in found:
-                if tree.state is TreeState.UNKNOWN:
-                    raise silent(_node_of(pods, tree.pod))
+        unseen = [tree for tree in found if tree.state is TreeState.UNKNOWN]
+        if key is not None and unseen:
+            left = [tree for tree in found if tree.state is not TreeState.GONE]
+            raise silent(unseen[0].node, ending=all(tree.ending for tree in left))
         return found
 
     async def _trees_on(self, node: str, pods: list[Pod]) -> list[Tree]:
@@ -217,6 +217,7 @@ class AgentRouter:
                     state=TreeState.UNKNOWN,
                     init_pid=0,
                     pod=pod.uid,
+                    ending=pod.ending,
                     node=node,
                 )
                 for pod in pods
@@ -509,7 +510,3 @@ class AgentRouter:
             await self._cluster.delete(pod)
         except ReclaimError as error:
             _log.warning("%s: pod %s: %s", pod.key, pod.metadata.name, error)
-
-
-def _node_of(pods: list[Pod], uid: str) -> str:
-    return next((pod.node for pod in pods if pod.uid == uid), "its node")

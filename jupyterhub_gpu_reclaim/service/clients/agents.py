@@ -134,9 +134,16 @@ class Agents:
         return {pod.node: pod.status.pod_ip or "" for pod in pods}
 
 
-def silent(node: str, detail: str = "") -> Unreachable:
-    """The error that says which node does not answer."""
-    return Unreachable(Reason.NODE_SILENT, node=node, detail=detail)
+def silent(node: str, detail: str = "", *, ending: bool = False) -> Unreachable:
+    """The error that says which node does not answer.
+
+    Args:
+        node: its name.
+        detail: why.
+        ending: whether all that is known to be left of a session is being deleted.
+    """
+    reason = Reason.ENDING_UNSEEN if ending else Reason.NODE_SILENT
+    return Unreachable(reason, node=node, detail=detail)
 
 
 @contextmanager
