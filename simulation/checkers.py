@@ -114,8 +114,16 @@ class Ledger:
         self._chosen[key] = ""
 
     def expected(self, key: SessionKey) -> list[str]:
-        """What whoever comes back may find: what was chosen, if that came to pass."""
-        newest, chosen = self.newest(key), self._chosen.get(key, "")
+        """What whoever comes back may find: what was chosen, if that came to pass.
+
+        Nobody can have back what no return succeeds with: a save point may be all that
+        is left of a session that ended while it was made, before it was rehearsed.
+        """
+        saved = self.saved(key).items()
+        there = {word for name, word in saved if name not in self._stuck}
+        there.update(self.standing(key))
+        newest = [word for word in self.newest(key) if word in there]
+        chosen = self._chosen.get(key, "")
         return [*newest, chosen] if newest and chosen else newest
 
     def is_given_up(self, key: SessionKey, contents: str) -> bool:

@@ -290,7 +290,8 @@ class Run:
     async def _answer(self, key: SessionKey, *, wanted: bool) -> None:
         """A person answers a question: what is saved shall come back, if it is theirs.
 
-        What their account has not given up is; the rest is of a former one.
+        What their account has not given up is; the rest is of a former one, or cannot
+        come back.
         """
         service = self._world.working()
         if service is None or service.controller is None:
@@ -298,6 +299,7 @@ class Run:
         users = service.controller.users
         try:
             if not wanted:
+                self._world.ledger.give_up_all(key)
                 await users.start_fresh(key, key.user)
                 return
             await users.renew_login(key, "admin")
