@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import sys
 import time
 from collections import Counter
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from simulation.mutants.patch import Patch
+
+
+#: Runs after which the count is printed, for whoever ends a long one by force.
+COUNT_EVERY = 500
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,17 +86,40 @@ def _many(
 ) -> int:
     begun, table = time.process_time(), tuple(patches)
     sums: Counter[str] = Counter()
-    for seed in seeds:
+    for seed in _until_told(seeds):
         result = run_seed(seed, table)
         _count(sums, result)
+        if sums["runs"] % COUNT_EVERY == 0:
+            print(_total(sums, time.process_time() - begun), flush=True)
         if result.failed:
             print(f"seed {seed}: {result.violations[0]}", flush=True)
             print(f"  {_again(seed, options)}", flush=True)
             if not options.keep_going:
                 break
-    seconds = time.process_time() - begun
-    print(_sums(sums, seconds))
+    print(_sums(sums, time.process_time() - begun))
     return int(sums["failed"] > 0)
+
+
+def _until_told(seeds: Iterable[int]) -> Iterator[int]:
+    """All of them, or as many as are run when somebody asks us to end.
+
+    The second time we end at once.
+    """
+    told: list[int] = []
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(number: int, frame: object) -> None:
+        del frame
+        told.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    try:
+        for each in before:
+            signal.signal(each, end)
+        yield from itertools.takewhile(lambda _: not told, seeds)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _again(seed: int, options: argparse.Namespace) -> str:
@@ -112,13 +140,16 @@ def _count(sums: Counter[str], result: Result) -> None:
 def _sums(sums: Counter[str], seconds: float) -> str:
     drawn = sorted(name for name in sums if name.startswith("drawn"))
     lines = [f"{sums[name]:8} {name.removeprefix('drawn: ')}" for name in drawn]
+    return "\n".join([*lines, _total(sums, seconds)])
+
+
+def _total(sums: Counter[str], seconds: float) -> str:
     runs, turns = sums["runs"] / seconds, sums["turns"] / seconds
-    lines.append(
+    return (
         f"{sums['runs']} runs, {sums['failed']} failed, {sums['lines']} lines,"
         f" {sums['calls']} calls, {sums['turns']} turns in {seconds:.1f} s of CPU:"
         f" {runs:.1f} runs/s, {turns:.0f} turns/s"
     )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
