@@ -101,6 +101,49 @@ class Program:
 PROGRAM: ContextVar[Program | None] = ContextVar("program", default=None)
 
 
+class _Handle(asyncio.Handle):
+    """A callback, without what asyncio keeps of it for debugging."""
+
+    __slots__ = ()
+    _repr = None
+    _source_traceback = None
+
+    def __init__(
+        self, callback: Callable[..., Any], args: Any, context: Context | None
+    ) -> None:
+        self._callback: Any = callback
+        self._args = args
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = None
+        self._args = ()
+
+
+class _Timer(_Handle, asyncio.TimerHandle):
+    """The same for a later time; if it is cancelled, it is dropped at that time."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        args: Any,
+        context: Context | None,
+    ) -> None:
+        _Handle.__init__(self, callback, args, context)
+        self._when = when
+
+
+class _Due(float):
+    """A timer's time; a heap compares these by the hundred thousand."""
+
+    timer: _Timer
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop in simulated seconds, from 0 on."""
 
@@ -109,12 +152,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-9
         self.now = 0.0
         self.turns = 0
+        self._timers: list[_Due] = []
         #: everything that was begun and not ended: killed programs are never collected
         self.graveyard: list[Any] = []
         if not hasattr(sys.unraisablehook, "silent"):
             sys.unraisablehook = _silence(sys.unraisablehook)
         self.set_exception_handler(_ignore)
-        self.set_task_factory(_make_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
         return self.now
@@ -141,14 +184,53 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.call_soon(_switch, thread)
         return future
 
+    # --- asyncio's own calls, without its checks for debugging
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = _Handle(callback, args, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, context)
+        due = _Due(when)
+        due.timer = timer
+        heapq.heappush(self._timers, due)
+        return timer
+
+    def create_task(  # type: ignore[override]
+        self, coro: Any, *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any]
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        program = PROGRAM.get() if context is None else context.get(PROGRAM)
+        if program is not None:  # it may be killed in the middle of this
+            self.graveyard.append(task)
+        return task
+
     def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
+        ready, timers = self._ready, self._timers  # type: ignore[attr-defined]
         if not ready:
-            self._jump(scheduled)
-        while scheduled and scheduled[0]._when <= self.now:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            ready.append(handle)
+            self._jump()
+        while timers and timers[0] <= self.now:
+            ready.append(heapq.heappop(timers).timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:
@@ -162,25 +244,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self.graveyard.append(handle)
                     continue
             self.turns += 1
-            handle._run()
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException:  # noqa: BLE001 - as asyncio does, which tells of it
+                pass
 
     def resume(self, program: Program) -> None:
         """Let a paused program go on."""
         self._ready.extend(program.waiting)  # type: ignore[attr-defined]
         program.waiting.clear()
 
-    def _jump(self, scheduled: list[Any]) -> None:
+    def _jump(self) -> None:
         """Let time pass until the next timer."""
-        while scheduled and scheduled[0]._cancelled:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-        if scheduled:
-            self.now = max(self.now, scheduled[0]._when)
+        timers = self._timers
+        while timers and timers[0].timer._cancelled:
+            heapq.heappop(timers)
+        if timers:
+            self.now = max(self.now, float(timers[0]))
         elif not self._stopping:  # type: ignore[attr-defined]
             raise Stuck("everybody waits for somebody else")
-
-    def _timer_handle_cancelled(self, handle: object) -> None:
-        """Cancelled timers are dropped when their time comes."""
 
     def _write_to_self(self) -> None:
         """No other thread wakes this loop."""
@@ -194,7 +278,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 _bury(each)
             self.graveyard.clear()
         self._ready.clear()  # type: ignore[attr-defined]
-        self._scheduled.clear()  # type: ignore[attr-defined]
+        self._timers.clear()
         if next(_CLOSED) % COLLECT_EVERY == 0:
             gc.collect()
 
@@ -230,16 +314,6 @@ def _bury(each: Any) -> None:
 
 def _ignore(loop: object, context: dict[str, Any]) -> None:
     """What a killed program leaves is no news; checkers read the product's own log."""
-
-
-def _make_task(loop: VirtualLoop, work: Any, **more: Any) -> asyncio.Task[Any]:
-    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **more)
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    context = more.get("context")
-    program = PROGRAM.get() if context is None else context.get(PROGRAM)
-    if program is not None:  # it may be killed in the middle of this
-        loop.graveyard.append(task)
-    return task
 
 
 def _switch(thread: greenlet) -> None:

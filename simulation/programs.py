@@ -529,15 +529,25 @@ class HubOverWire:
 # --- the service ----------------------------------------------------------------------
 
 
-#: Statements are compiled once for all runs, not once for each engine.
-_COMPILED: dict[Any, Any] = {}
 _engine = journal._engine
 
 
+@functools.cache
+def _first_engine() -> Any:
+    """An engine that knows its database, and has compiled what was asked of it."""
+    made = _engine("sqlite://")
+    made.connect().close()
+    return made
+
+
 def engine(url: str) -> Any:
-    """The journal's own engine, with what was compiled before."""
-    made = _engine(url)
-    made._compiled_cache = _COMPILED
+    """The journal's own engine, with what was compiled before in any run.
+
+    A statement is compiled for a dialect, so all of them have the same one.
+    """
+    made, first = _engine(url), _first_engine()
+    made.dialect = made.pool._dialect = first.dialect
+    made._compiled_cache = first._compiled_cache
     return made
 
 

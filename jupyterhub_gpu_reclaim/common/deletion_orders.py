@@ -78,7 +78,11 @@ def write(folder: Path, deletion: Deletion) -> Path:
 
 def pending(folder: Path) -> Iterator[tuple[Path, Deletion]]:
     """The orders in the folder; files that are not orders are moved away."""
-    for path in sorted((folder / FOLDER).glob(f"*{_SUFFIX}")):
+    try:
+        there = sorted((folder / FOLDER).iterdir())
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return  # as long as there was none
+    for path in (each for each in there if each.suffix == _SUFFIX):
         with contextlib.suppress(FileNotFoundError):
             try:
                 deletion = codec.decode(path.read_bytes(), Deletion)

@@ -31,7 +31,8 @@ class Reason(Enum):
     @classmethod
     def of(cls, code: str) -> Reason:
         """The member with that code; ``INTERNAL`` for a code of a newer release."""
-        return next((r for r in cls if r.value == code), cls.INTERNAL)
+        found = cls._value2member_map_.get(code)
+        return found if isinstance(found, Reason) else cls.INTERNAL
 
     def sentence(self, **facts: Any) -> str:
         """The sentence for a person; a fact that is missing shows as its name."""

@@ -135,9 +135,11 @@ class Wire:
             return
         if self._weather.loses() or self._weather.parts(server):
             return
-        broken = self._unreachable(f"{call.name}: the connection broke")
-        server.program.at_end.append(lambda: _fail(call.answer, broken))
+        server.program.at_end.append(lambda: self._break(call))
         spawn(server.program, self._serve(call, server))
+
+    def _break(self, call: _Call) -> None:
+        _fail(call.answer, self._unreachable(f"{call.name}: the connection broke"))
 
     async def _serve(self, call: _Call, server: Server) -> None:
         kind, value = await self._result(server.api, call.name, call.args, call.more)

@@ -451,12 +451,13 @@ def of_session(table: Any, key: SessionKey) -> Any:
 
 
 #: Made once: composing a statement takes longer than running it.
-_INSERT = {table: table.insert() for table in (sessions, checkpoints, audit)}
+_INSERT = {each: each.insert() for each in (sessions, checkpoints, audit, amounts)}
 _NO_SESSION = sessions.delete().where(
     sessions.c.user == bindparam("its_user"),
     sessions.c.server == bindparam("its_server"),
 )
 _NO_CHECKPOINT = checkpoints.delete().where(checkpoints.c.id == bindparam("its_id"))
+_NO_AMOUNT = amounts.delete().where(amounts.c.name == bindparam("its_name"))
 
 
 def replace_session(row: SessionRow) -> list[Any]:
@@ -497,8 +498,8 @@ def replace_amounts(counted: Mapping[str, float]) -> list[Any]:
     """The same for amounts."""
     statements: list[Any] = []
     for name, value in counted.items():
-        statements.append(amounts.delete().where(amounts.c.name == name))
-        statements.append(amounts.insert().values(name=name, value=value))
+        statements.append((_NO_AMOUNT, {"its_name": name}))
+        statements.append((_INSERT[amounts], {"name": name, "value": value}))
     return statements
 
 
