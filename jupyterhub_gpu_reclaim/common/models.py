@@ -190,6 +190,11 @@ class Usage(Value, frozen=True, kw_only=True):
     culls_after: float | None = None  #: seconds until its server ends what is idle
     complete: bool = False  #: every field that a policy needs was there
 
+    def used_since(self, at: float) -> bool:
+        """Whether anything was used, as far as is known; a cell that runs is."""
+        active = self.last_active
+        return self.busy_kernel is not None or active is None or active > at
+
 
 class Decision(Value, frozen=True, kw_only=True):
     """A decision with its reason: a code and a sentence."""

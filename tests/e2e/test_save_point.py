@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.test_cycle import by_command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from demo.admin import Admin
     from demo.user import User
     from tests.support.stack import Stack
@@ -49,6 +51,43 @@ def test_session_that_is_killed_comes_back_as_it_was_saved(
         kernel.run("log.write('two\\n'); log.flush()")
     log = stack.folder / "homes" / user.name / "run.log"
     assert log.read_text() == "one\ntwo\n"
+
+
+def test_whatever_runs_is_saved_by_one_command_and_not_again_until_it_is_used(
+    stack: Stack, admin: Admin, new_user: Callable[[], User]
+) -> None:
+    ada, bob = new_user(), new_user()
+    for each in (ada, bob):
+        each.start_server()
+    kernel = bob.server().start_kernel()
+    with kernel:
+        kernel.run("x = 1")
+        assert _all_saved(stack, admin, ada, bob) == ["saved", "saved"]
+        point = admin.session(bob.name)["checkpoint"]
+        # A sample after the save point has to show that nothing was used since.
+        _until(
+            lambda: _all_saved(stack, admin, ada, bob) == ["saved already"] * 2, pause=3
+        )
+        kernel.run("x = 2")
+        since = time.time()
+        _until(lambda: (admin.session(bob.name)["usage"] or {}).get("at", 0) > since)
+        assert _all_saved(stack, admin, ada, bob) == ["saved already", "saved"]
+    assert admin.session(bob.name)["checkpoint"] != point
+    assert admin.session(bob.name)["phase"] == "running"
+
+
+def _all_saved(stack: Stack, admin: Admin, *users: User) -> list[str]:
+    """What became of these; others may run beside them."""
+    told = by_command(stack, admin, "save-all", "--deadline", "60s")
+    states = {each["key"]["user"]: each["state"] for each in told}
+    return [states[user.name] for user in users]
+
+
+def _until(condition: Callable[[], bool], seconds: float = 90, pause: float = 0.5):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(pause)
 
 
 def _page(user: User) -> str:

@@ -2,8 +2,8 @@
 
 Only the arguments are here; each action's imports are made when it runs, so that the
 program starts quickly. ``connection`` finds the service and a token, ``selection``
-picks the sessions, ``listing``, ``actions``, ``saved_states`` and ``report`` ask and
-print, and ``progress`` waits.
+picks the sessions, ``listing``, ``actions``, ``save_all``, ``saved_states`` and
+``report`` ask and print, and ``progress`` waits.
 
 Everything goes through the service's API: nothing is done on this machine itself, and
 the token says which sessions may be seen. A failure for one session does not affect the
@@ -171,6 +171,26 @@ def _register_for_running(add: Callable[..., argparse.ArgumentParser]) -> None:
         "Each stands still for as long as its memory takes to be copied. If it ends, or"
         " its node is lost, its user can bring it back as it was at its last save"
         f" point. {save.epilog}"
+    )
+
+    every = add("save-all", "save_all", "save every session that goes on")
+    every.add_argument(
+        "--deadline",
+        metavar="TIME",
+        type=seconds,
+        default=1800.0,
+        help="wait no longer than that (default: 30m)",
+    )
+    every.add_argument(
+        "--name",
+        default="",
+        help="what the save points are called; they are kept beside later ones then",
+    )
+    every.epilog = (
+        "Before an upgrade of the Hub, of its chart or of an image. What was not used"
+        " since its last save point (of that name) is saved already. On each node"
+        " two sessions are saved at a time, those that nap or are idle first."
+        f" {every.epilog}Exit code 4: not all were saved by the deadline."
     )
 
     nap = add(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.decide.saving import is_used, last_saved
+from jupyterhub_gpu_reclaim.controlplane.decide.saving import last_saved
 from jupyterhub_gpu_reclaim.policy.decide import allow
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Draining:
     def is_in_use(self, row: SessionRow) -> bool:
         """Whether somebody or something uses it, as far as is known."""
         usage = self._sessions.runtime(row.key).usage
-        return usage is None or is_used(usage, self._sessions.clock.now() - IN_USE)
+        return usage is None or usage.used_since(self._sessions.clock.now() - IN_USE)
 
     def _under_way(self, node: str) -> int:
         rows = self._sessions.journal.sessions()
@@ -105,6 +105,6 @@ class Draining:
         """In use last; of the others what is saved already; the small ones first."""
         usage = self._sessions.runtime(row.key).usage
         saved = last_saved(self._sessions, row)
-        safe = saved is not None and usage is not None and not is_used(usage, saved)
+        safe = saved is not None and usage is not None and not usage.used_since(saved)
         held = (usage.gpu_memory or 0) + (usage.memory or 0) if usage else 0
         return self.is_in_use(row), safe, held, row.key

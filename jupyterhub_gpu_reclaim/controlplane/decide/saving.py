@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.accounting import Risk
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import Usage
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -47,7 +46,7 @@ class Saving:
             return False
         if last is None:
             last = row.resumed_at or row.started_at or row.since
-        return now - last >= every and is_used(runtime.usage, last)
+        return now - last >= every and runtime.usage.used_since(last)
 
     def note_tried(self, row: SessionRow) -> None:
         """It is being saved, however that ends: not by rule again at once."""
@@ -65,7 +64,7 @@ def risks(sessions: Sessions) -> list[Risk]:
         runtime = sessions.runtime(row.key)
         saved = last_saved(sessions, row) or row.resumed_at or row.started_at
         since = saved or row.since
-        used = runtime.usage is None or is_used(runtime.usage, since)
+        used = runtime.usage is None or runtime.usage.used_since(since)
         gpu = bool(runtime.cards_or_nap(row.incarnation))
         found.append(Risk(gpu, max(0.0, now - since) if used else 0.0))
     return found
@@ -77,9 +76,3 @@ def last_saved(sessions: Sessions, row: SessionRow) -> float | None:
     if saved is None or not saved.is_of(row.incarnation):
         return None
     return saved.changed
-
-
-def is_used(usage: Usage, since: float) -> bool:
-    """Whether anything was, as far as is known; a cell that runs is."""
-    active = usage.last_active
-    return usage.busy_kernel is not None or active is None or active > since
