@@ -475,6 +475,12 @@ class AgentOverWire:
     ) -> Any:
         return await self._slow("branch", checkpoint, branched, key, **facts)
 
+    async def export(self, *args: Any) -> Any:
+        return await self._slow("export", *args)
+
+    async def exported(self, *args: Any) -> Any:
+        return await self._slow("exported", *args)
+
     async def lay_aside(
         self,
         checkpoint: str,

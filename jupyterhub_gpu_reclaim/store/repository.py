@@ -26,6 +26,7 @@ from jupyterhub_gpu_reclaim.store.catalogue.marks import Marks
 from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader, Problem
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.compression import Compression
+from jupyterhub_gpu_reclaim.store.format.keys import Rewrap
 from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
 from jupyterhub_gpu_reclaim.store.read.subset import ALL
 from jupyterhub_gpu_reclaim.store.write.builder import (
@@ -235,6 +236,22 @@ class Repository:
         Packs of earlier generations are among them.
         """
         return self._catalogue.cached(checkpoint).objects()
+
+    def manifest(self, checkpoint: str, wraps: Wrapper | None = None) -> bytes:
+        """Its manifest as it stands, or with its key wrapped by somebody else, too.
+
+        Args:
+            checkpoint: which.
+            wraps: the other one, who can open it then; None: as it stands.
+        """
+        data = self._backend.read(layout.manifest(checkpoint), 0, manifest.MAX_BYTES)
+        if wraps is None:
+            return data
+        return manifest.rewrap(data, checkpoint, Rewrap(self._keys, wraps))
+
+    def read_object(self, name: str, offset: int, length: int) -> bytes:
+        """Bytes of one of :meth:`objects`, as they are stored."""
+        return self._backend.read(name, offset, length)
 
     def lay_aside(
         self, checkpoint: str, aside: Aside | None, number: MarkNumber

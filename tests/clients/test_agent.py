@@ -103,11 +103,17 @@ async def test_agent_of_an_older_release_takes_no_word_now(tmp_path, status):
             self.set_status(status)
             self.finish({"code": "invalid", "message": f"{status} No."})
 
+        post = put
+
     server = HTTPServer(Application([(".*", Older)]))
     server.add_socket(bind_unix_socket(str(tmp_path / "agent.sock"), 0o600))
     client = AgentClient(f"unix:{tmp_path}/agent.sock", TOKEN, quick=2)
     with pytest.raises(Unreachable):
         await client.lay_aside("c1", None, word=1)
+    with pytest.raises(Unreachable):
+        await client.export("c1", KEY, "correct horse battery")
+    with pytest.raises(Unreachable):
+        await client.exported("c1", "packs/1", 0, 1)
     client.close()
     server.stop()
 

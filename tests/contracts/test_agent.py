@@ -9,6 +9,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
+    EXPORT_PIECE,
     Aside,
     Event,
     SessionKey,
@@ -489,6 +490,25 @@ async def test_word_about_a_checkpoint_is_in_the_list_until_a_later_one(node):
     assert await asides() == {"c1": None, "c2": Aside(until=None)}
     missing = node.agent.lay_aside("c3", None, word=5)
     assert await refusal(missing) is Reason.CHECKPOINT_MISSING
+
+
+async def test_checkpoint_is_exported_for_its_own_session_and_passphrase(node):
+    await captured(node)
+    words = "correct horse battery"
+    head = await node.agent.export("c1", ANN, words)
+    assert head.objects
+    for name, length in head.objects:
+        data = await node.agent.exported("c1", name, 0, EXPORT_PIECE)
+        assert len(data) == min(length, EXPORT_PIECE)
+        assert await node.agent.exported("c1", name, 1, 2) == data[1:3]
+    for refused in (
+        node.agent.export("c1", BOB, words),
+        node.agent.export("c2", ANN, words),
+        node.agent.exported("c1", "identity", 0, 1),
+        node.agent.exported("c1", "../master.key", 0, 1),
+        node.agent.exported("c2", head.objects[0][0], 0, 1),
+    ):
+        assert await refusal(refused) is Reason.CHECKPOINT_MISSING
 
 
 async def test_identity_is_inside_the_checkpoint(node):

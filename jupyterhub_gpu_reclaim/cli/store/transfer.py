@@ -6,16 +6,16 @@ are readable.
 
 from __future__ import annotations
 
-import getpass
 import os
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import print_json, progress, say
+from jupyterhub_gpu_reclaim.cli.passphrases import read_passphrase
 from jupyterhub_gpu_reclaim.cli.store.repository import open_store, refuse
 from jupyterhub_gpu_reclaim.common import text
-from jupyterhub_gpu_reclaim.store.format.keys import Passphrase, Rewrap, load_keys
+from jupyterhub_gpu_reclaim.store.format.keys import Passphrase, load_keys
 from jupyterhub_gpu_reclaim.store.transfer.export import (
     export_checkpoint,
     import_checkpoint,
@@ -26,19 +26,15 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
-_ASK = "-"
-_MAX_PASSPHRASE_BYTES = 4096
-
 
 def export(args: argparse.Namespace) -> int:
     """Write one with everything it needs into a file."""
     other = _other_keys(args)
     store = open_store(args)
-    keys = None if other is None else Rewrap(store.keys, other)
     path = Path(args.file).absolute()
     with progress(f"writing {path.name}") as bar:
         size = export_checkpoint(
-            store.backend, store.repository, args.id, path, keys=keys, progress=bar
+            store.backend, store.repository, args.id, path, wraps=other, progress=bar
         )
     if args.json:
         print_json({"id": args.id, "file": str(path), "bytes": size})
@@ -80,13 +76,4 @@ def _other_keys(args: argparse.Namespace) -> Wrapper | None:
     place = args.passphrase_file
     if not place:
         return None
-    if place == _ASK:
-        return Passphrase(getpass.getpass("Passphrase: "))
-    try:
-        with Path(place).open("rb") as file:
-            line = file.readline(_MAX_PASSPHRASE_BYTES)
-        return Passphrase(line.decode().rstrip("\r\n"))
-    except OSError as error:
-        refuse(f"{place} cannot be read: {(error.strerror or '').lower()}.")
-    except UnicodeDecodeError:
-        refuse(f"{place} is no text.")
+    return Passphrase(read_passphrase(place))

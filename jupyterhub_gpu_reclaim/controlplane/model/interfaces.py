@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
+        ExportHead,
         Failure,
         HubState,
         Identity,
@@ -168,6 +169,23 @@ class Agent(Protocol):
             key: of the session that the new one is of; of the same user.
             session: id of that one.
             generation: of the new one.
+        """
+
+    async def export(
+        self, checkpoint: str, key: SessionKey, passphrase: str
+    ) -> ExportHead:
+        """What a file with a checkpoint begins with, which that passphrase opens.
+
+        ``NotFound`` (``checkpoint_missing``) also where it is of another session. An
+        older agent has no such call, and is ``Unreachable``.
+        """
+
+    async def exported(
+        self, checkpoint: str, name: str, offset: int, length: int
+    ) -> bytes:
+        """Bytes of one of the objects that follow: ``length``, or up to its end.
+
+        At most ``EXPORT_PIECE`` of them.
         """
 
     async def lay_aside(

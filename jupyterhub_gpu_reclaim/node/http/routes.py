@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Hello, Vo
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
+    EXPORT_PIECE,
     Failure,
     Identifier,
     Sample,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
+        ExportHead,
         Finding,
         Identity,
         Tree,
@@ -151,6 +153,16 @@ class Node(Protocol):
         generation: int,
     ) -> CheckpointInfo:
         """Commit what it has once more, as another session's; idempotent."""
+
+    async def export(
+        self, checkpoint: str, key: SessionKey, passphrase: str
+    ) -> ExportHead:
+        """What a file with it begins with, which that passphrase opens."""
+
+    async def exported(
+        self, checkpoint: str, name: str, offset: int, length: int
+    ) -> bytes:
+        """Bytes of one of the objects that follow."""
 
     async def lay_aside(
         self,
@@ -333,6 +345,21 @@ class BranchOrder(Value, frozen=True, kw_only=True):
     key: SessionKey
     session: str
     generation: int
+
+
+class ExportOrder(Value, frozen=True, kw_only=True):
+    """Body of ``export``."""
+
+    key: SessionKey
+    passphrase: str
+
+
+class ExportPart(Value, frozen=True, kw_only=True):
+    """Body of ``exported``."""
+
+    object: str
+    offset: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    length: Annotated[int, msgspec.Meta(ge=1, le=EXPORT_PIECE)]
 
 
 class AsideOrder(Value, frozen=True, kw_only=True):
@@ -555,6 +582,28 @@ class PostBranch(Handler):
         self.answer(info)
 
 
+class PostExport(Handler):
+    """``POST /v1/checkpoints/{id}/export``."""
+
+    async def post(self, checkpoint: str) -> None:
+        """Answer with what a file with it begins with."""
+        order = self.body(ExportOrder)
+        self.answer(await self.node.export(checkpoint, order.key, order.passphrase))
+
+
+class PostExported(Handler):
+    """``POST /v1/checkpoints/{id}/exported``."""
+
+    async def post(self, checkpoint: str) -> None:
+        """Answer with bytes of one of the objects that follow."""
+        part = self.body(ExportPart)
+        data = await self.node.exported(
+            checkpoint, part.object, part.offset, part.length
+        )
+        self.set_header("Content-Type", "application/octet-stream")
+        self.finish(data)
+
+
 class PutAside(Handler):
     """``PUT /v1/checkpoints/{id}/aside``."""
 
@@ -622,6 +671,8 @@ def make_application(
         ("/v1/checkpoints", ListCheckpoints),
         (f"/v1/checkpoints/{name}", DeleteCheckpoint),
         (f"/v1/checkpoints/{name}/branch", PostBranch),
+        (f"/v1/checkpoints/{name}/export", PostExport),
+        (f"/v1/checkpoints/{name}/exported", PostExported),
         (f"/v1/checkpoints/{name}/aside", PutAside),
         (f"/v1/checkpoints/{name}/identity", GetIdentity),
     ]

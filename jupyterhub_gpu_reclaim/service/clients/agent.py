@@ -8,6 +8,7 @@ Calls, repetition and failure are in ``docs/explanation/architecture.md``.
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -27,6 +28,7 @@ from jupyterhub_gpu_reclaim.common.http.proven_client import Vouched
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Event,
+    ExportHead,
     Finding,
     Identity,
     Sample,
@@ -39,7 +41,13 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.authority import Authority
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Collection, Container
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Collection,
+        Container,
+        Iterator,
+    )
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
@@ -328,6 +336,29 @@ class AgentClient:
         path = f"/v1/checkpoints/{checkpoint}/branch"
         return await self._post(path, CheckpointInfo, body, limit=self._slow)
 
+    async def export(
+        self, checkpoint: str, key: SessionKey, passphrase: str
+    ) -> ExportHead:
+        """Have the beginning of a file with a checkpoint made.
+
+        Raises:
+            Unreachable: also of an older agent, which has no such call.
+        """
+        path = f"/v1/checkpoints/{checkpoint}/export"
+        body = {"key": key, "passphrase": passphrase}
+        with _older(path):
+            return await self._post(path, ExportHead, body, limit=self._slow)
+
+    async def exported(
+        self, checkpoint: str, name: str, offset: int, length: int
+    ) -> bytes:
+        """Bytes of one of the objects that follow."""
+        path = f"/v1/checkpoints/{checkpoint}/exported"
+        part = codec.encode({"object": name, "offset": offset, "length": length})
+        with _older(path):
+            answer = await self._ask("POST", path, limit=self._slow, body=part)
+        return answer.body
+
     async def lay_aside(
         self,
         checkpoint: str,
@@ -343,12 +374,8 @@ class AgentClient:
         """
         path = f"/v1/checkpoints/{checkpoint}/aside"
         body = codec.encode({"aside": aside, "until": until, "word": word})
-        try:
+        with _older(path):
             await self._ask("PUT", path, limit=self._quick, body=body)
-        except (NotFound, Refused) as error:
-            if error.reason is not Reason.INVALID:
-                raise
-            raise _unreachable(f"{path}: an older agent") from None
 
     # --- the border
     async def _order(self, path: str, body: Any = None) -> Tree:
@@ -404,6 +431,17 @@ def _session(incarnation: str, order: str, pod: str) -> str:
     """The path of an order for one session, in that pod if it is in one."""
     path = f"/v1/sessions/{incarnation}" + (f"/{order}" if order else "")
     return f"{path}?pod={quote(pod, safe='')}" if pod else path
+
+
+@contextmanager
+def _older(path: str) -> Iterator[None]:
+    """An agent without that call is not there."""
+    try:
+        yield
+    except (NotFound, Refused) as error:
+        if error.reason is not Reason.INVALID:
+            raise
+        raise _unreachable(f"{path}: an older agent") from None
 
 
 class _Ready(Value, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ import re
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple, NoReturn
 
 import msgspec
 
@@ -56,13 +56,41 @@ _OBJECT = re.compile(rf"manifests/{_ID}|packs/{_ID}/([0-9a-f]{{8}}|index)")
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
+class Head(NamedTuple):
+    """What an exported file begins with, and what follows it."""
+
+    data: bytes  #: up to the end of the manifest
+    objects: list[Entry]  #: whose bytes follow, in this order
+
+
+def head_of(
+    repository: Repository, checkpoint: str, wraps: Wrapper | None = None
+) -> Head:
+    """Begin an exported file.
+
+    Args:
+        repository: has it.
+        checkpoint: its id.
+        wraps: whose key opens the file; None: the store's own.
+
+    Raises:
+        NotFound: ``CHECKPOINT_MISSING``.
+        StoreError: it is damaged, or the store does not work.
+    """
+    objects = repository.objects(checkpoint)
+    data = repository.manifest(checkpoint, wraps)
+    named = [[layout.manifest(checkpoint), len(data)], *map(list, objects)]
+    table = msgspec.json.encode(named)
+    return Head(_MAGIC + _LENGTH.pack(len(table)) + table + data, objects)
+
+
 def export_checkpoint(
     backend: Backend,
     repository: Repository,
     checkpoint: str,
     path: Path,
     *,
-    keys: Wrapper | None = None,
+    wraps: Wrapper | None = None,
     progress: Progress = lambda *_: None,
 ) -> int:
     """Write a checkpoint with all that it needs into a new file, mode 0600.
@@ -72,7 +100,7 @@ def export_checkpoint(
         repository: knows what it needs.
         checkpoint: its id.
         path: of the file; it is there when it is whole, and never written over.
-        keys: open its manifest and wrap it again; None: it stays as it is.
+        wraps: whose key opens the file; None: the store's own.
         progress: called with bytes done and bytes in all.
 
     Returns:
@@ -82,12 +110,7 @@ def export_checkpoint(
         NotFound: ``CHECKPOINT_MISSING``.
         StoreError: it is damaged, or the file cannot be written.
     """
-    objects = repository.objects(checkpoint)
-    name = layout.manifest(checkpoint)
-    data = backend.read(name, 0, manifest.MAX_BYTES)
-    if keys is not None:
-        data = manifest.rewrap(data, checkpoint, keys)
-    table = msgspec.json.encode([[name, len(data)], *map(list, objects)])
+    data, objects = head_of(repository, checkpoint, wraps)
     total, done = sum(entry.length for entry in objects), 0
     aside = path.with_name(f".{path.name}.part")
     try:
@@ -95,7 +118,7 @@ def export_checkpoint(
             raise FileExistsError(errno.EEXIST, "a file of that name is there already")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(aside, flags, 0o600), "wb") as file:
-            file.write(_MAGIC + _LENGTH.pack(len(table)) + table + data)
+            file.write(data)
             for entry in objects:
                 for piece in pieces(backend, entry, reason=Reason.CHECKPOINT_DAMAGED):
                     file.write(piece)
