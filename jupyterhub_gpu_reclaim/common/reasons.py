@@ -1346,6 +1346,12 @@ class Reason(Enum):
         "Close some of the pages that show sessions.",
         True,
     )
+    TOO_MANY_DOWNLOADS = (
+        "too_many_downloads",
+        "Another checkpoint is being downloaded.",
+        "Wait until that has ended, then try again.",
+        True,
+    )
     INTERNAL = (
         "internal",
         "Something went wrong on our side; the log has the details.",

@@ -133,6 +133,7 @@ WITHOUT_A_WORD = {
     "branch",
     "brought_back",
     "end second tree",
+    "export",
     "forgotten",
     "found aside",
     "idle time",

@@ -20,6 +20,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.cli.passphrases import ASK
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.text import sentence
 
@@ -105,35 +106,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         f" {_EPILOG}"
     )
 
-    saved = add("saved", "saved_states", "list the checkpoints of a session")
-    saved.add_argument("target", metavar="USER[/SERVER]")
-
-    back = add(
-        "bring-back", "saved_states", "bring back another checkpoint of a session"
-    )
-    back.add_argument("target", metavar="USER[/SERVER]")
-    back.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
-    back.add_argument(
-        "--save-running",
-        action="store_true",
-        help="suspend the session first, if it runs; it can be brought back likewise",
-    )
-
-    branch = add(
-        "branch", "saved_states", "open a checkpoint beside its session, as a server"
-    )
-    branch.add_argument("target", metavar="USER[/SERVER]")
-    branch.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
-    branch.add_argument("server", metavar="NAME", help="of the other server")
-    branch.epilog = (
-        "The session stays as it is, and the other server has its kernels and a login"
-        f" of its own. Both use the same home folder. {branch.epilog}"
-    )
-
-    _journal(
-        add("journal", "saved_states", "compare the service's journal with the store")
-    )
-
+    _register_for_saved(add)
     _report(add("report", "report", "report what was reclaimed in a month"))
 
     keep = add("keep", "actions", "leave sessions alone for a while")
@@ -207,6 +180,54 @@ def _register_for_running(add: Callable[..., argparse.ArgumentParser]) -> None:
     _which(wake, idle=False)
     _waiting(wake)
     wake.epilog = f"For administrators. {wake.epilog}"
+
+
+def _register_for_saved(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """What is done with checkpoints, and the journal."""
+    saved = add("saved", "saved_states", "list the checkpoints of a session")
+    saved.add_argument("target", metavar="USER[/SERVER]")
+
+    back = add(
+        "bring-back", "saved_states", "bring back another checkpoint of a session"
+    )
+    back.add_argument("target", metavar="USER[/SERVER]")
+    back.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
+    back.add_argument(
+        "--save-running",
+        action="store_true",
+        help="suspend the session first, if it runs; it can be brought back likewise",
+    )
+
+    branch = add(
+        "branch", "saved_states", "open a checkpoint beside its session, as a server"
+    )
+    branch.add_argument("target", metavar="USER[/SERVER]")
+    branch.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
+    branch.add_argument("server", metavar="NAME", help="of the other server")
+    branch.epilog = (
+        "The session stays as it is, and the other server has its kernels and a login"
+        f" of its own. Both use the same home folder. {branch.epilog}"
+    )
+
+    export = add("export", "saved_states", "download a checkpoint into a file")
+    export.add_argument("target", metavar="USER[/SERVER]")
+    export.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
+    export.add_argument("file", metavar="FILE", help="where to; never written over")
+    export.add_argument(
+        "--passphrase-file",
+        metavar="FILE",
+        default=ASK,
+        help="its first line opens the file later (default: you are asked)",
+    )
+    export.epilog = (
+        "The file holds the memory of the session's programs, with the passwords and"
+        " keys in it, and only the passphrase opens it. An administrator of a Hub can"
+        f" import it (`store import`). {export.epilog}"
+    )
+
+    _journal(
+        add("journal", "saved_states", "compare the service's journal with the store")
+    )
 
 
 def _register_for_nodes(add: Callable[..., argparse.ArgumentParser]) -> None:

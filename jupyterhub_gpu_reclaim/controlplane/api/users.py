@@ -34,6 +34,7 @@ from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.api.starts import order_renewal
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back as bringing
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
+from jupyterhub_gpu_reclaim.controlplane.checkpoints.exports import Export
 from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
@@ -515,6 +516,32 @@ class UserApi:
         there = await self._branches.open(key, checkpoint, server, by)
         self._queue.add(there)
         return self._sessions.view(there)
+
+    async def export(
+        self, key: SessionKey, checkpoint: str, passphrase: str, by: str
+    ) -> Export:
+        """Hand a checkpoint out as a file that only that passphrase opens.
+
+        Args:
+            key: the session.
+            checkpoint: its id.
+            passphrase: never kept, and never logged.
+            by: who asks for it.
+
+        Raises:
+            NotFound: no such session or checkpoint.
+            BadRequest: the passphrase is too short.
+            Refused: ``former_account``: it may be another person's.
+            Unreachable: a part has to be asked, and does not answer.
+            StoreError: likewise, or it is damaged.
+        """
+        self._settle_account(key, by, manages=False)
+        self._known(key)
+        await self._kept(key, checkpoint, manages=False)
+        head = await self._agent.export(checkpoint, key, passphrase)
+        line = self._sessions.audit_line(key, by, "export", checkpoint)
+        self._sessions.update(key, line)
+        return Export(self._agent, checkpoint, head)
 
     async def _kept(
         self, key: SessionKey, checkpoint: str, *, manages: bool

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.service.api import (
     events,
+    exports,
     history,
     operators,
     people,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 ROUTES: tuple[type[Route], ...] = (
     *people.ROUTES,
+    *exports.ROUTES,
     *events.ROUTES,
     *spawner.ROUTES,
     *operators.ROUTES,

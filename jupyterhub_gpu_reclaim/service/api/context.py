@@ -35,17 +35,18 @@ class TooOften(Unreachable):
 
 
 class TooManyStreams(Unreachable):
-    """The caller, or all together, have too many event streams open."""
+    """The caller, or all together, have too many streams open."""
 
     status = 429
 
 
 @dataclass
 class Streams:
-    """Counts open event streams, and limits them."""
+    """Counts open streams of one kind, and limits them."""
 
     per_person: int = 16
     total: int = 1000
+    reason: Reason = Reason.TOO_MANY_STREAMS
     _open: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
@@ -56,7 +57,7 @@ class Streams:
             TooManyStreams: for that person, or for all together.
         """
         if self._open[name] >= self.per_person or self._open.total() >= self.total:
-            raise TooManyStreams(Reason.TOO_MANY_STREAMS)
+            raise TooManyStreams(self.reason)
         self._open[name] += 1
         try:
             yield
@@ -99,7 +100,11 @@ class Context:
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what
     limits: Limits = field(default_factory=Limits)
-    streams: Streams = field(default_factory=Streams)
+    streams: Streams = field(default_factory=Streams)  #: of events
+    #: Downloads of checkpoints; each keeps an agent and its store busy.
+    exports: Streams = field(
+        default_factory=lambda: Streams(1, 4, Reason.TOO_MANY_DOWNLOADS)
+    )
     #: What each person may change about each session; all of it is journalled.
     changes: Throttle = field(default_factory=lambda: Throttle(30, per_minute=10))
     refused: Callable[[Refusal], None] | None = None  #: told of each; never raises

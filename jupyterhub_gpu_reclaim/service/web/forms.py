@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
 from jupyterhub_gpu_reclaim.service.api.base import Forbidden
+from jupyterhub_gpu_reclaim.service.api.exports import ExportOrder, send_export
 from jupyterhub_gpu_reclaim.service.api.people import check_opt_out
 from jupyterhub_gpu_reclaim.service.web.manager.table import Wanted
 from jupyterhub_gpu_reclaim.service.web.pages import DONE, Page
@@ -117,6 +118,18 @@ class Act(Page):
             raise HTTPError(404)
 
 
+class Download(Page):
+    """One checkpoint as a file."""
+
+    async def post(self, user: str, server: str) -> None:
+        """Send it."""
+        key = self.key(user, server)
+        order = {"passphrase": self.get_body_argument("passphrase", "", strip=False)}
+        passphrase = codec.decode(codec.encode(order), ExportOrder).passphrase
+        checkpoint = self.get_body_argument("checkpoint", "")
+        await send_export(self, key, checkpoint, passphrase)
+
+
 class Fresh(Page):
     """The "start fresh" page: what happens to the checkpoint, and the button for it.
 
@@ -158,5 +171,6 @@ def rules(prefix: str) -> list[tuple[Any, ...]]:
     one = rf"{re.escape(prefix)}sessions/([^/]+)/([^/]+)"
     return [
         (rf"{one}/fresh", Fresh),
+        (rf"{one}/export", Download),
         (rf"{one}/({_ACTIONS})", Act),
     ]

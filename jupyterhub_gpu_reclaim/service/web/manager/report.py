@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.report import as_csv, month_at, neighbours
 from jupyterhub_gpu_reclaim.service.api.history import report_of
-from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX
 from jupyterhub_gpu_reclaim.service.web.cards import instant
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
@@ -27,12 +26,7 @@ _TITLES = (
 class ReportPage(ManagerPage):
     """The page."""
 
-    def set_default_headers(self) -> None:
-        """As in the base; its links may save a file."""
-        super().set_default_headers()
-        policy = self._headers["Content-Security-Policy"]
-        allowed = policy.replace(SANDBOX, f"{SANDBOX} allow-downloads")
-        self.set_header("Content-Security-Policy", allowed)
+    saves_files: ClassVar = True
 
     async def get(self) -> None:
         """Show it."""
