@@ -46,7 +46,7 @@ PAUSE = 1.0
 #: Orders that are under way at a time on each node.
 AT_ONCE = 2
 #: An order that takes longer, in seconds, keeps no other of its node waiting.
-HANGS = 60.0
+HANGS = 300.0
 #: Refusals that end by themselves.
 _PASSES = {Reason.WRONG_PHASE, Reason.NODE_DRAINS}
 

@@ -88,7 +88,7 @@ class ExportSaved(PersonRoute):
         "Download one checkpoint as a file that only the passphrase opens, and that"
         " `store import` reads; it holds the memory of the session's programs",
         body=ExportOrder,
-        answer=bytes,
+        answer=msgspec.Raw,
         media="application/octet-stream",
         errors=(404, 409, 507),
     )
