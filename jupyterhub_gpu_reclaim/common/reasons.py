@@ -1346,6 +1346,11 @@ class Reason(Enum):
         "Close some of the pages that show sessions.",
         True,
     )
+    DOWNLOADS_OFF = (
+        "downloads_off",
+        "Checkpoints cannot be downloaded from this Hub.",
+        "Ask an administrator; the setting for it is `downloads`.",
+    )
     TOO_MANY_DOWNLOADS = (
         "too_many_downloads",
         "Another checkpoint is being downloaded.",

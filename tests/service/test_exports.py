@@ -163,6 +163,18 @@ async def test_passphrase_is_in_no_log(service, control, caplog):
     assert WORDS not in caplog.text
 
 
+async def test_administrator_can_forbid_it_altogether(service, control, failure):
+    object.__setattr__(service.context, "downloads", False)
+    for token in ("token-ada", "token-root"):
+        answer = await service.call(PATH, token, "POST", BODY)
+        assert (answer.code, failure(answer).code) == (403, "downloads_off")
+    browser = Browser(service, "token-ada")
+    assert b"/export" not in (await browser.get("sessions/ada/-")).body
+    fields = {"checkpoint": "c1", "passphrase": WORDS, "_xsrf": await browser.xsrf()}
+    assert (await browser.post("sessions/ada/-/export", **fields)).code == 403
+    assert control.calls == []
+
+
 # --- the page ------------------------------------------------------------------------
 async def test_form_of_the_sessions_page_downloads_it(service, control):
     browser = Browser(service, "token-ada")

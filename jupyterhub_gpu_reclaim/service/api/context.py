@@ -99,6 +99,7 @@ class Context:
     hub_host: str = ""  #: where the Hub has another host (subdomains)
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what
+    downloads: bool = True  #: whether checkpoints may be downloaded
     limits: Limits = field(default_factory=Limits)
     streams: Streams = field(default_factory=Streams)  #: of events
     #: Downloads of checkpoints; each keeps an agent and its store busy.

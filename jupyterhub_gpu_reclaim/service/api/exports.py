@@ -17,7 +17,8 @@ from tornado.iostream import StreamClosedError
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import Value
-from jupyterhub_gpu_reclaim.service.api.base import PersonRoute, Route
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.api.base import Forbidden, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import operation
 from jupyterhub_gpu_reclaim.service.api.streams import flushed
 
@@ -44,10 +45,13 @@ async def send_export(
     """Answer with that checkpoint as a file.
 
     Raises:
+        Forbidden: ``downloads_off``: the administrator does not want that.
         TooManyStreams: the caller has another download, or all together too many.
         ReclaimError: as of ``UserApi.export``.
     """
     context = route.context
+    if not context.downloads:
+        raise Forbidden(Reason.DOWNLOADS_OFF)
     with context.exports.one(route.person.label):
         export = await context.control.users.export(
             key, checkpoint, passphrase, route.person.label

@@ -353,6 +353,14 @@ class Options(Configurable):
         " False: over plain HTTP the service's pages say that they need HTTPS.",
     ).tag(config=True)
 
+    downloads = Bool(
+        True,
+        help="Whether people may download checkpoints of their sessions, and managers"
+        " those of all, as files that a passphrase of theirs opens. False: what a"
+        " session had in memory leaves the Hub by its administrators' hands alone"
+        " (`store export`).",
+    ).tag(config=True)
+
     hung_after = Float(
         60.0,
         min=0,

@@ -135,6 +135,7 @@ class HtmlErrors(Route):
             hub=context.hub_host + context.hub_prefix,
             person=getattr(self, "person", None),
             health=self.health(),
+            downloads=context.downloads,
             theme=self.theme(),
             address=self.request.uri
             if self.request.method == "GET"
