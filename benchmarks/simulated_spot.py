@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec.structs import replace
 
 from benchmarks.simulated_gpus import Card, Gpus, Place
 from benchmarks.simulated_memory import seconds_out
@@ -25,7 +25,8 @@ from benchmarks.simulated_node import SimulatedAgent
 from benchmarks.simulated_people import DAY, HOUR, MINUTE
 from benchmarks.simulated_strategies import Ours, Plain
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
+from jupyterhub_gpu_reclaim.common.drain import DrainOrder
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import Event, Phase, Step, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from benchmarks.simulated_people import Meeting
     from benchmarks.simulated_strategies import Machine
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
+    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey, Tree
 
 GB = 10**9
 #: Seconds of notice; each of three days in a row has another one.
@@ -46,9 +47,8 @@ TAKEN = (8.0, 20.0)
 REPLACED = 10 * MINUTE
 #: Seconds after which the Hub notices that a server has ended.
 POLL = 30.0
-#: Sessions of one node that are saved at once before it goes, and seconds between two
-#: looks whether one is.
-AT_ONCE, LOOK = 2, 0.5
+#: Whose word a notice is.
+CLOUD = "cloud"
 #: Bytes of each session beside its GPU memory.
 HOST = 2 * GB
 #: Seconds of a suspend beside the moving of memory. With ``LOCAL`` it makes the 1.6 s
@@ -99,7 +99,6 @@ class Spot:
     days: int
     drain: bool = False
     ended: list[Ended] = field(default_factory=list)
-    drained: int = 0  #: sessions that were saved between a notice and the end
     _open: dict[SessionKey, Ended] = field(default_factory=dict)
 
     def losses(self) -> list[Loss]:
@@ -141,7 +140,6 @@ class Spot:
             for notice in NOTICES
         }
         return {
-            "spot_drained": self.drained,
             "spot_lost_minutes": [round(one.lost / MINUTE, 1) for one in self.ended],
             "spot": {"all": _sums(self.ended)}
             | {notice: _sums(some) for notice, some in each.items()},
@@ -166,9 +164,8 @@ async def take_nodes(world: SpotPlain | SpotOurs) -> None:
         cards = spot.cards(world.gpus, loss.node)
         await asyncio.sleep(loss.at - loss.notice - world.clock.monotonic())
         world.gpus.close(cards)
-        draining = asyncio.create_task(world.drain(cards))
+        world.drain(cards, loss.notice)
         await asyncio.sleep(loss.notice)
-        await _ended(draining)
         await world.lose(cards, loss.notice)
         await asyncio.sleep(REPLACED)
         world.gpus.open(cards)
@@ -202,7 +199,7 @@ class SpotPlain(Plain):
         """What was lost."""
         return self.spot.told()
 
-    async def drain(self, cards: Sequence[Card]) -> None:
+    def drain(self, cards: Sequence[Card], notice: float) -> None:
         """Nobody hears a notice."""
 
     async def lose(self, cards: Sequence[Card], notice: float) -> None:
@@ -230,7 +227,9 @@ class SpotAgent(SimulatedAgent):
         super().__init__(clock, gpus, host)
         self.written = 0.0  #: bytes of all checkpoints
         self.spot: Spot | None = None
-        self._stores: dict[int, Card] = {}  # shared in equal parts, as cards are
+        self.noticed: set[str] = set()  #: nodes that are about to go
+        self.drained = 0  #: sessions that were suspended there meanwhile
+        self._stores: dict[str, Card] = {}  # shared in equal parts, as cards are
 
     async def capture(
         self,
@@ -242,6 +241,9 @@ class SpotAgent(SimulatedAgent):
     ) -> AsyncIterator[Event]:
         events = super().capture(incarnation, checkpoint, generation, seen=seen)
         async for event in events:
+            if event.checkpoint is not None:
+                place = self.places[incarnation]
+                self.drained += self.node_of(place.card) in self.noticed
             yield _heard(event)
 
     async def save(
@@ -268,6 +270,15 @@ class SpotAgent(SimulatedAgent):
         seconds = self.clock.now() - begun
         yield Event(step=Step(step="dump", title="", state="done", seconds=seconds))
 
+    async def trees(self, key: SessionKey | None = None) -> list[Tree]:
+        mine = self.places.values() if key is None else self._of.get(key, ())
+        return [replace(place.tree(), node=self.node_of(place.card)) for place in mine]
+
+    def node_of(self, card: Card) -> str:
+        """Name of the node that has that card."""
+        assert self.spot is not None
+        return f"node-{self.gpus.cards.index(card) % self.spot.nodes}"
+
     def lose(self, place: Place) -> None:
         """Its node has gone, and what was done there with it."""
         place.stand_still()
@@ -281,9 +292,7 @@ class SpotAgent(SimulatedAgent):
     def info(self, place: Place) -> CheckpointInfo:
         size = place.gpu_memory + HOST
         stored = int(self._new_bytes(place))
-        return msgspec.structs.replace(
-            super().info(place), logical_bytes=size, stored_bytes=stored
-        )
+        return replace(super().info(place), logical_bytes=size, stored_bytes=stored)
 
     def image(self, place: Place) -> Place:
         image = copy(place)
@@ -298,9 +307,7 @@ class SpotAgent(SimulatedAgent):
         return (place.gpu_memory + HOST) * (UNCHANGED if same else 1.0)
 
     def _store(self, place: Place) -> Card:
-        assert self.spot is not None
-        node = self.gpus.cards.index(place.card) % self.spot.nodes
-        return self._stores.setdefault(node, Card("store"))
+        return self._stores.setdefault(self.node_of(place.card), Card("store"))
 
 
 def _heard(event: Event) -> Event:
@@ -341,7 +348,12 @@ class SpotOurs(Ours):
         """What was lost, and what was done against it."""
         saves = self._counters.operations["save", "ok"]
         written = round(self.agent.written / GB)
-        return {**self.spot.told(), "save_points": saves, "written_gb": written}
+        return {
+            **self.spot.told(),
+            "spot_drained": self.agent.drained,
+            "save_points": saves,
+            "written_gb": written,
+        }
 
     async def come(self, key: SessionKey, vram: int, patience: float) -> Meeting:
         met = await super().come(key, vram, patience)
@@ -363,26 +375,18 @@ class SpotOurs(Ours):
         self.spot.back(key, math.inf)  # its user wants nothing of it
         await super().stop(key)
 
-    async def drain(self, cards: Sequence[Card]) -> None:
-        """Suspend what runs there: soon saved and idle first, at work last."""
-        if not self.spot.drain:
-            return
-        slots = asyncio.Semaphore(AT_ONCE)
-        runs = {TreeState.RUNNING, TreeState.NAPPING}
-        there = [each for each in self.places() if each.card in cards]
-        places = sorted((p for p in there if p.state in runs), key=_urgency)
-        await asyncio.gather(*[self._save_away(place, slots) for place in places])
-
-    async def _save_away(self, place: Place, slots: asyncio.Semaphore) -> None:
-        async with slots:
-            with suppress(ReclaimError):  # its user has stopped it
-                await self.controller.users.suspend(place.key, "drain")
-            while place in self.places() and place.state is not TreeState.CAPTURED:
-                await self.clock.sleep(LOOK)
-            self.spot.drained += place.state is TreeState.CAPTURED
+    def drain(self, cards: Sequence[Card], notice: float) -> None:
+        """The cloud gives notice, and the service is told so."""
+        if self.spot.drain and notice:
+            node, order = self.agent.node_of(cards[0]), DrainOrder(seconds=notice)
+            self.controller.nodes.drain(node, order, CLOUD)
+            self.agent.noticed.add(node)
 
     async def lose(self, cards: Sequence[Card], notice: float) -> None:
-        """Their node goes, and what runs there."""
+        """Their node goes, and what runs there; another one has its name then."""
+        for node in {self.agent.node_of(cards[0])} & self.agent.noticed:
+            self.agent.noticed.remove(node)
+            self.controller.nodes.undrain(node, CLOUD)
         for place in [each for each in self.places() if each.card in cards]:
             if self.hub.current.get(place.key) != place.incarnation:
                 self.hub.call_off(place.key)  # it is only being started there
@@ -407,7 +411,3 @@ class SpotOurs(Ours):
         resting = view is not None and view.phase is Phase.SUSPENDED
         saved = self.agent.saved.get(view.checkpoint) if resting and view else None
         return saved[1].worked if saved is not None else 0.0
-
-
-def _urgency(place: Place) -> tuple[bool, bool, int]:
-    return place.busy_since is not None, place.nap is None, place.gpu_memory
