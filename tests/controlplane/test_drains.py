@@ -126,7 +126,21 @@ async def test_user_cannot_keep_it_there(world):
     await world.until(lambda: world.phase(controller) == "running")
 
 
-async def test_session_in_use_is_warned_for_a_part_of_the_time_that_is_left(world):
+async def test_nobody_is_warned_where_time_is_short(world):
+    world.change(warn_for=60.0)
+    controller = await world.controller()
+    places = await running(world, controller, "ada")
+    at_work(world, places["ada"])
+    runtime = controller._sessions.runtime(KEY)
+    await world.until(lambda: runtime.usage.busy_kernel is not None)
+    controller.nodes.drain("", DrainOrder(seconds=30), "root")
+    await world.until(lambda: world.phase(controller) == "suspended", limit=5)
+
+
+async def test_session_in_use_is_warned_for_a_part_of_the_time_that_is_left(
+    world, monkeypatch
+):
+    monkeypatch.setattr(draining, "SHORT", 0.0)
     world.change(warn_for=60.0)
     controller = await world.controller()
     places = await running(world, controller, "ada", "bo")

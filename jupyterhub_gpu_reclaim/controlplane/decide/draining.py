@@ -25,6 +25,8 @@ IN_USE = 600.0
 STALE = 5.0
 #: The part of the time that is left for which a session in use is warned.
 WARNED_PART = 0.25
+#: Seconds of which nothing is left for a warning: 16 GiB of a card take ten to save.
+SHORT = 60.0
 
 
 class Draining:
@@ -50,14 +52,17 @@ class Draining:
         return allow(Reason.NODE_DRAINS, now, node=drain.name, why=drain.because)
 
     def warn_for(self, row: SessionRow, usually: float) -> float:
-        """Seconds for which it is warned: none of a short time, if nobody uses it."""
+        """Seconds for which it is warned.
+
+        With a deadline, nobody is who does not use it, nor where time is short.
+        """
         drain = self._sessions.drains.of_session(row)
         if drain is None or drain.until is None:
             return usually
         if not self.is_in_use(row):
             return 0.0
-        left = max(0.0, drain.until - self._sessions.clock.now())
-        return min(usually, left * WARNED_PART)
+        left = drain.until - self._sessions.clock.now()
+        return min(usually, left * WARNED_PART) if left > SHORT else 0.0
 
     def has_turn(self, row: SessionRow) -> bool:
         """Whether it is saved now; ask again and again.
