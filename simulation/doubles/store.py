@@ -296,6 +296,8 @@ class RepositoryInMemory:
 class Writer:
     """A checkpoint while it is written."""
 
+    base = ""  #: it builds upon no other
+
     def __init__(self, repository: RepositoryInMemory, info: CheckpointInfo) -> None:
         self._repository = repository
         self._info = info
