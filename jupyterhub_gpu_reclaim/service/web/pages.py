@@ -135,7 +135,6 @@ class HtmlErrors(Route):
             hub=context.hub_host + context.hub_prefix,
             person=getattr(self, "person", None),
             health=self.health(),
-            downloads=context.downloads,
             theme=self.theme(),
             address=self.request.uri
             if self.request.method == "GET"
@@ -288,6 +287,7 @@ class One(Page):
             log=log,
             done=self.done(),
             xsrf=self.xsrf(),
+            downloads=self.context.downloads,
         )
 
 
@@ -377,7 +377,13 @@ class Fragment(Page):
         view = self.context.control.users.session(self.key(user, server))
         (shown,) = self.cards([view])
         page = "one" if self.get_query_argument("page", "") == "one" else "mine"
-        self.page("fragment.html", card=shown, page=page, xsrf=self.xsrf())
+        self.page(
+            "fragment.html",
+            card=shown,
+            page=page,
+            xsrf=self.xsrf(),
+            downloads=self.context.downloads,
+        )
 
 
 class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
