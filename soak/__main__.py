@@ -48,6 +48,7 @@ def main() -> int:
         args.patience,
         args.chain,
         args.again,
+        args.saves,
     )
     found = run(options, args)
     with args.results.open("a") as results:
@@ -88,6 +89,10 @@ def _arguments() -> argparse.Namespace:
     words.add_argument(
         "--again", type=float, default=0,
         help="second returns from one checkpoint, for each cycle",
+    )  # fmt: skip
+    words.add_argument(
+        "--saves", type=float, default=0,
+        help="returns from a save point, for each cycle",
     )  # fmt: skip
     words.add_argument("--animals", default="", help="only these, by a comma")
     words.add_argument("--gpu", action="store_true", help="programs with GPU memory")

@@ -67,6 +67,7 @@ class Chain:
         patience: how many times longer all may take, on a busy machine.
         page: that is opened to come back.
         again: how often it comes back a second time, from the same checkpoint.
+        saves: how often it has a save point, and comes back from it.
     """
 
     admin: Callable[[], Admin]
@@ -78,6 +79,7 @@ class Chain:
     patience: float = 1.0
     page: str = f"files/{FILE}"
     again: float = 0.0
+    saves: float = 0.0
     kernels: list[Kernel] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)
     taken: Taken = field(default_factory=Taken)
@@ -144,6 +146,8 @@ class Chain:
             NotSaved: it could not be suspended, and no kill explains it.
         """
         began = time.monotonic()
+        if self.saves and self.chance.random() < self.saves:
+            self._save_point()
         with self.killer.during("suspend", plan, self.taken.suspend):
             saved = self._suspend(began)
         suspended = time.monotonic()
@@ -297,9 +301,36 @@ class Chain:
             if view["phase"] == "suspended":
                 return True
             if view["phase"] == "stopped":
-                raise Lost("ended right after its return, and called stopped")
+                raise Lost("ended while it was saved, and called stopped")
             time.sleep(0.1)
-        raise Late(f"ended right after its return, and {view['phase']} still")
+        raise Late(f"ended while it was saved, and {view['phase']} still")
+
+    def _save_point(self) -> None:
+        """Save it while it goes on, end it, and have that come back.
+
+        Raises:
+            Lost: it is not what it was, before its end or after it.
+            NotSaved: it could not be saved, and no kill explains it.
+        """
+        began = time.monotonic()
+        before = self._patiently(lambda: self.admin().session(self.name))
+        until = time.monotonic() + self._limit
+        view = before
+        while view["checkpoint"] == before["checkpoint"]:
+            if self.killer.since(began):
+                return
+            if time.monotonic() > until:
+                raise NotSaved(f"no save point: {view['phase']}, {view['failure']}")
+            with contextlib.suppress(*_AWAY):
+                self.admin().call("POST", f"sessions/{self.name}/-/save")
+            time.sleep(0.3)
+            view = self._patiently(lambda: self.admin().session(self.name))
+        self.compare()
+        if self._die():
+            self._patiently(lambda: self.admin().resume(self.name))
+            self._patiently(self._visit_or_try_again)
+            self.compare()
+            self._check_once()
 
     def _visit_or_try_again(self) -> None:
         try:

@@ -56,6 +56,7 @@ class Options:
     patience: float = 1.0  #: how many times longer all may take, on a busy machine
     chain: int = 0  #: cycles of one session; 0: what its animal says
     again: float = 0.0  #: how often one comes back a second time, for each cycle
+    saves: float = 0.0  #: how often one comes back from a save point, for each cycle
 
 
 @dataclass
@@ -181,6 +182,7 @@ class Soak:
             self.stack.folder,
             self.options.patience,
             again=self.options.again,
+            saves=self.options.saves,
         )
 
     def cycle(self, chain: Chain, number: int, plan: Plan | None) -> bool:

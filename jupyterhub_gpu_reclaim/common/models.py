@@ -280,6 +280,8 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     #: The checkpoint of another of its user's sessions that it was branched from: its
     #: programs have that one's names and ports. Empty: it was captured itself.
     branch_of: str = ""
+    #: It is a save point: what was saved has gone on since, and may be newer.
+    goes_on: bool = False
     #: What the mark beside it says, where checkpoints are listed; None: no such word,
     #: or an older agent tells.
     aside: Aside | None = None

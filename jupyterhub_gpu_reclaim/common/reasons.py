@@ -720,6 +720,12 @@ class Reason(Enum):
         "Nothing to do: the session is measured again.",
         True,
     )
+    ORDER_OVERTAKEN = (
+        "order_overtaken",
+        "The session was saved since this order was given, so it goes on.",
+        "Nothing to do; if it is to be suspended now, order it once more.",
+        True,
+    )
     FORMER_SERVICE = (
         "former_service",
         (

@@ -323,6 +323,7 @@ class MemoryAgent(Generic[S]):
             id=operation.checkpoint,
             term=stamp[0],
             generation=stamp[1],
+            goes_on=True,
         )
         self.keep(info, image)
         self._gpu_memory[info.id] = session.gpu_memory

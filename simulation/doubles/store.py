@@ -391,6 +391,7 @@ def _finished(
         stored_bytes=size,
         steps=list(more.get("steps", ())),
         frozen_seconds=more.get("frozen_seconds", 0.0),
+        goes_on=more.get("goes_on", False),
     )
     return CheckpointInfo(**values)
 

@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     bounds = {"faults": 2, "suspends": 2, "visits": 2, "works": 1, "naps": 0}
-    for name, usual in {**bounds, "changes": 0}.items():
+    for name, usual in {**bounds, "saves": 0, "changes": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--kinds", nargs="*", choices=sorted(KINDS), help="at once")
     parser.add_argument("--most", type=int, default=20_000_000, help="states")

@@ -29,6 +29,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ANSWERS,
@@ -71,14 +72,27 @@ ACCOUNTS = "accounts"  #: another account gets the name, and nobody has said so
 DELETED = "deleted"  #: the same after the user was deleted, with all that was its
 RENAMED = "renamed"  #: the user gets another name
 RECORDS = "records"  #: the agent's state folder is lost
+ENDS = "ends"  #: the programs of a session that has a save point end by themselves
 _SILENT = frozenset({AWAY, NODE, ALONE})  # where a part may not answer
 KINDS = frozenset(
-    {ORDERS, AWAY, STORE, NODE, ALONE, ACCOUNTS, DELETED, RENAMED, RECORDS}
+    {ORDERS, AWAY, STORE, NODE, ALONE, ACCOUNTS, DELETED, RENAMED, RECORDS, ENDS}
 )
 
 
 class Broken(AssertionError):
     """A law is broken; the text says which."""
+
+
+class Saved(NamedTuple):
+    """A committed checkpoint."""
+
+    id: int  #: also its number: those of one service rise
+    inc: int
+    term: int
+    parent: int
+    value: int
+    account: int = 1
+    goes_on: bool = False  #: a save point: what was saved has gone on
 
 
 class Tree(NamedTuple):
@@ -94,6 +108,8 @@ class Tree(NamedTuple):
     naps: bool = False  #: its GPU programs are stopped; also while it is captured
     account: int = 1
     stuck: bool = False  #: it has something with which no return succeeds
+    copy: Saved | None = None  #: a save point that is being stored behind it
+    kept: bool = False  #: its origin is a save point of its own
 
     @property
     def runs(self) -> bool:
@@ -106,19 +122,8 @@ class Tree(NamedTuple):
         return self._replace(state=state)
 
     def awake(self) -> Tree:
-        """The same without its nap."""
-        return self._replace(state=TreeState.RUNNING, naps=False)
-
-
-class Saved(NamedTuple):
-    """A committed checkpoint."""
-
-    id: int  #: also its number: those of one service rise
-    inc: int
-    term: int
-    parent: int
-    value: int
-    account: int = 1
+        """The same without its nap; what is still stored of it is called off."""
+        return self._replace(state=TreeState.RUNNING, naps=False, copy=None)
 
 
 class Row(NamedTuple):
@@ -131,7 +136,7 @@ class Row(NamedTuple):
     checkpoint: int = 0
     attempt: int = 0
     wanted: bool = False  #: a person has ordered a suspend
-    order: str = ""  #: or to nap, or to wake
+    order: str = ""  #: or to nap, to wake, or for a save point
     placed: bool = False
     stop_asked: bool = False
     known: frozenset[Saved] = frozenset()
@@ -170,6 +175,7 @@ class State(NamedTuple):
     backup: tuple[Row, HubState, int, int] | None = None
     copy: tuple[Saved, ...] | None = None  #: of the store
     gone: bool = False  #: what the person has last seen is, and nobody has said so
+    ended: bool = False  #: its programs have, by themselves
     late: tuple[str, int, int, int] | None = None  #: an order on its way
     insisted: bool = False  #: a stop of ours that came late waits for another capture
     owner: int = 1  #: account that has the name
@@ -181,6 +187,7 @@ class State(NamedTuple):
     visits: int = 0
     works: int = 0
     naps: int = 0  #: orders to nap that may still be given
+    saves: int = 0  #: likewise for save points
     changes: int = 0  #: likewise of what keeps its programs from coming back
     kinds: frozenset[str] = frozenset()  #: of faults, beside the usual ones
 
@@ -338,6 +345,8 @@ def _act(state: State, action: Action) -> State | None:
             return _suspend(state)
         case ActionKind.READY if row.order == "nap" and _may_begin(state):
             return _moved(state, inc)
+        case ActionKind.READY if row.order == "save" and _may_begin(state):
+            return _save(state, inc)
         case ActionKind.COMMITTED if saved:
             return _committed(state, saved)
         case ActionKind.ROLLED_BACK if row.phase is Phase.SUSPENDING:
@@ -385,10 +394,12 @@ def _taken_note(
         case ActionKind.VANISHED:
             return state.to(SessionEvent.VANISHED, checkpoint=0, attempt=0)
         case ActionKind.LOST if saved:
+            point = saved.inc == state.row.inc
             return state.to(
                 SessionEvent.LOST,
                 checkpoint=saved.id,
                 attempt=0,
+                doubt=Reason.ENDED_SINCE_SAVED.value if point else "",
                 **_noted(state.row, saved),
             )
         case ActionKind.FOUND_CAPTURED if saved:
@@ -427,7 +438,20 @@ def _moved(state: State, inc: int) -> State:
     naps = row.order == "nap"
     if tree is None or tree.naps is naps:
         return state._replace(row=row._replace(order=""))
-    return state.but(tree._replace(naps=naps).going_on())
+    return state.but(tree._replace(naps=naps, copy=None).going_on())
+
+
+def _save(state: State, inc: int) -> State:
+    """The agent has copied it; it goes on, and the copy is stored behind it."""
+    tree, row = state.tree(inc), state.row
+    if tree is None or tree.copy is not None:
+        return state
+    made = Saved(
+        state.next, inc, state.term, tree.origin, tree.value, tree.account, goes_on=True
+    )
+    if tree.stuck:  # it would not come back
+        return state._replace(row=row._replace(order=""), next=state.next + 1)
+    return state.but(tree._replace(copy=made))._replace(next=state.next + 1)
 
 
 def _suspend(state: State) -> State:
@@ -464,8 +488,10 @@ def _thaw(state: State, inc: int) -> State:
 
 
 def _thawed(state: State) -> State:
+    kept = _kept(state.row)
+    former = [int(one.id) for one in kept if one.keeping is Keeping.SUPERSEDED]
     return state.deleted(state.row.checkpoint).to(
-        SessionEvent.THAWED, checkpoint=0, stop_asked=True
+        SessionEvent.THAWED, checkpoint=former[-1] if former else 0, stop_asked=True
     )
 
 
@@ -492,9 +518,16 @@ def _found_saved(state: State, wanted: CheckpointInfo | None = None) -> State:
     hubs = wanted.id if wanted else str(state.hub_saved or "")
     newest = None if observed.whole() else lineage.missed(row, observed)
     if newest is None:
+        point = adoption.save_point_of(row, observed)
+        if point is not None:
+            order = "" if state.row.order == "save" else state.row.order
+            noted |= {"checkpoint": int(point.id), "order": order}
         return state._replace(row=state.row._replace(**noted))
     infos = [each.info for each in _kept(state.row) if each.info]
     sure = lineage.agrees(hubs, newest, [*infos, *(observed.saved or ())])
+    doubt = "" if sure else Reason.SAVED_FOUND.value
+    if newest.goes_on:
+        doubt = Reason.ENDED_SINCE_SAVED.value
     return state.to(
         SessionEvent.FOUND_SAVED,
         inc=int(newest.incarnation),
@@ -504,7 +537,7 @@ def _found_saved(state: State, wanted: CheckpointInfo | None = None) -> State:
         wanted=False,
         placed=False,
         dismissed=state.row.checkpoint or state.row.dismissed,
-        doubt="" if sure else Reason.SAVED_FOUND.value,
+        doubt=doubt,
         **noted,
     )
 
@@ -528,11 +561,18 @@ def deliver(state: State, order: tuple[str, int, int, int]) -> State:
             return _release(state, inc, checkpoint)
         case "thaw":
             return _thaw(state, inc)
-    if not tree.runs or tree.saving == checkpoint:
+    newer = any((one.term, one.id) > (term, checkpoint) for one in _own(state, tree))
+    if not tree.runs or tree.saving == checkpoint or newer:
         return state
-    return state.but(
-        tree._replace(state=TreeState.CAPTURING, saving=checkpoint, term=term)
-    )
+    captured = tree._replace(copy=None, saving=checkpoint, term=term)
+    return state.but(captured._replace(state=TreeState.CAPTURING))
+
+
+def _own(state: State, tree: Tree) -> list[Saved]:
+    """What its session is saved as; nothing where the store does not answer."""
+    if not state.mounted:
+        return []
+    return [one for one in state.store if one.account == tree.account]
 
 
 def _restore(state: State, inc: int, checkpoint: int) -> State:
@@ -572,6 +612,10 @@ def agent(state: State) -> Iterator[Step]:
     if not state.mounted:
         yield "the store is there again", state._replace(mounted=True)
     for tree in state.trees:
+        if tree.copy is not None and state.mounted:
+            yield f"{tree.inc} has {tree.copy.id} behind it", _stored(state, tree)
+        elif tree.copy is not None:
+            yield f"{tree.inc} has no save point", state.but(tree._replace(copy=None))
         if tree.state is TreeState.CAPTURING and (tree.stuck or not state.mounted):
             why = "would not come back" if tree.stuck else "cannot be saved now"
             yield f"{tree.inc} {why}", state.but(tree.going_on())
@@ -594,10 +638,18 @@ def agent(state: State) -> Iterator[Step]:
             )
 
 
+def _stored(state: State, tree: Tree) -> State:
+    """A save point is committed, and the agent has noted that."""
+    assert tree.copy is not None
+    after = state.but(tree._replace(copy=None, origin=tree.copy.id, kept=True))
+    return after._replace(store=(*state.store, tree.copy))
+
+
 def _recovered(state: State) -> State:
     """Captures are taken as committed or undone, restores are undone."""
     trees = []
-    for tree in state.trees:
+    for each in state.trees:
+        tree = each._replace(copy=None)
         if tree.state is TreeState.CAPTURING:
             done = state.saved(tree.saving) is not None
             kept = tree._replace(state=TreeState.CAPTURED)
@@ -637,6 +689,11 @@ def hub(
             yield "the Hub finds its server", state._replace(hub=HubState.RUNNING)
         elif patient:
             yield from _gives_up(state, mine)
+    elif state.hub is HubState.RUNNING and mine is None and ENDS in state.kinds:
+        after = state._replace(hub=HubState.STOPPED)
+        if state.service and state.answers:
+            after = _stop_plan(state, decide) or after
+        yield "the Hub finds that its server has ended", after
     elif state.hub is HubState.SPAWNING and state.service:
         yield from _late(state, mine) if patient else _spawn(state, mine)
 
@@ -839,6 +896,9 @@ def person(state: State, decide: Decide = settle) -> Iterator[Step]:
     if row.phase is Phase.RUNNING and state.service and state.naps:
         nap = state._replace(row=row._replace(order="nap"), naps=state.naps - 1)
         yield "a nap is ordered", nap
+    if row.phase in LIVE and not row.order and state.service and state.saves:
+        save = state._replace(row=row._replace(order="save"), saves=state.saves - 1)
+        yield "a save point is ordered", save
     if row.phase is Phase.NAPPING and state.service and row.order != "wake":
         yield "a wake is ordered", state._replace(row=row._replace(order="wake"))
     if state.hub is HubState.STOPPED and state.visits:
@@ -850,7 +910,8 @@ def person(state: State, decide: Decide = settle) -> Iterator[Step]:
             yield from _start_held_up(state._replace(visits=state.visits - 1), decide)
     yield from _of_names(state)
     if state.hub is HubState.STOPPED and row.doubt and not row.word:
-        said = _start_plan(state._replace(row=row._replace(word=True)), decide)
+        told = state._replace(gone=state.gone and row.doubt not in _TOLD)
+        said = _start_plan(told._replace(row=row._replace(word=True)), decide)
         if said is not None:
             yield "its user says that it is to come back", said
 
@@ -886,7 +947,12 @@ def _start_held_up(state: State, decide: Decide) -> Iterator[Step]:
 #: Answers to a start by which its user knows that the newest state is not there.
 _TOLD = {
     reason.value
-    for reason in (Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.CHECKPOINT_MISSING)
+    for reason in (
+        Reason.SAVED_FOUND,
+        Reason.SAVED_OLDER,
+        Reason.CHECKPOINT_MISSING,
+        Reason.ENDED_SINCE_SAVED,
+    )
 }
 
 
@@ -955,7 +1021,9 @@ def _is_unheard_of(state: State) -> bool:
 def _planned(state: State, action: Action) -> State | None:
     row = state.row
     match action.kind:
-        case ActionKind.COLD if state.truth < 0 and _is_unheard_of(state):
+        case ActionKind.COLD if state.truth < 0 and (
+            state.ended or _is_unheard_of(state)
+        ):
             return state
         case ActionKind.COLD:
             raise Broken("law 4: started cold, though its state was never given up")
@@ -1023,6 +1091,11 @@ def faults(state: State) -> Iterator[Step]:
         elif tree.state is TreeState.RESTORING:
             undone = tree._replace(state=TreeState.HOLDING, failed=True)
             yield "FAULT: a restore fails", less.but(undone)
+        if tree.copy is not None and state.agent and state.mounted:
+            stored = (*state.store, tree.copy)
+            cut = less.but(tree._replace(copy=None))._replace(agent=False)
+            how = "FAULT: the agent is killed in the commit of a save point"
+            yield how, cut._replace(store=stored)
 
 
 def _anew(state: State) -> State:
@@ -1044,6 +1117,21 @@ def _of_kinds(state: State, less: State) -> Iterator[Step]:
         yield "FAULT: its node is silent", less._replace(silent=True)
     if RECORDS in state.kinds and state.agent:
         yield "FAULT: the agent's folder is lost", _without_records(less)
+    if ENDS in state.kinds:
+        for tree in state.trees:
+            if tree.runs and any(one.inc == tree.inc for one in state.store):
+                yield "FAULT: its programs end", _ended(less, tree)
+
+
+def _ended(state: State, tree: Tree) -> State:
+    """What its user has seen since its save point is lost; they must be told."""
+    trees = tuple(one for one in state.trees if one.inc != tree.inc)
+    state = state._replace(trees=trees, ended=True)
+    mine: list[Saved | Tree] = [*state.store, *trees]
+    left = max((one.value for one in mine if one.account == state.owner), default=-1)
+    if left >= state.truth:
+        return state
+    return state._replace(truth=left, gone=True)
 
 
 def _store_put_back(state: State, store: tuple[Saved, ...]) -> State:
@@ -1062,11 +1150,12 @@ def _without_records(state: State) -> State:
     """What the processes tell is left, and what the store knows of what is frozen."""
     trees = []
     for tree in state.trees:
-        bare = tree._replace(origin=0, failed=False)
+        bare = tree._replace(origin=0, failed=False, copy=None, kept=False)
         if tree.state is TreeState.RESTORING:
             bare = bare._replace(state=TreeState.HOLDING, saving=0)
         elif tree.state in {TreeState.CAPTURING, TreeState.CAPTURED}:
-            own = [one for one in state.store if one.inc == tree.inc]
+            mine = (one for one in state.store if one.inc == tree.inc)
+            own = [one for one in mine if not one.goes_on]
             last = max(own, key=lambda one: (one.term, one.id), default=None)
             if last is None:
                 bare = bare._replace(saving=0).going_on()
@@ -1145,6 +1234,7 @@ def _info(one: Saved) -> CheckpointInfo:
         logical_bytes=0,
         stored_bytes=0,
         parent=str(one.parent or ""),
+        goes_on=one.goes_on,
     )
 
 
@@ -1208,7 +1298,8 @@ def _seen(tree: Tree) -> AgentTree:
         account=str(tree.account),
         state=tree.state,
         init_pid=1,
-        checkpoint=str((tree.saving if busy else tree.origin) or ""),
+        # The record of a save point names it as what the tree came from alone.
+        checkpoint=str((tree.saving if busy else tree.origin * (not tree.kept)) or ""),
         origin=str(tree.origin or ""),
         failure=failure,
     )
@@ -1221,6 +1312,7 @@ def start(
     visits: int = 2,
     works: int = 1,
     naps: int = 0,
+    saves: int = 0,
     changes: int = 0,
     stuck: bool = False,
     kinds: Iterable[str] = (),
@@ -1237,6 +1329,7 @@ def start(
         visits=visits,
         works=works,
         naps=naps,
+        saves=saves,
         kinds=kinds,
     )
 

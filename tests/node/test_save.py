@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import signal
 import sys
 import threading
 import uuid
@@ -15,7 +17,7 @@ import pytest
 from tests.node.test_crash import at, remains, settled
 from tests.node.test_nap import nap, naps, wake
 from tests.node.test_undo import fill
-from tests.support.agent import goes_on, wait_for
+from tests.support.agent import COUNTER, goes_on, wait_for
 from tests.support.fake_cards import computes, holders
 
 #: Steps in the order in which they come; from ``save`` on it goes on.
@@ -277,3 +279,29 @@ def test_one_that_cannot_be_begun_leaves_nothing_behind(agent, counter):
     assert goes_on(counter)
     Path(f"{agent.folder}/store/ballast").unlink()
     assert [Path(one).name for one in remains(agent)] in ([], ["identity"])
+
+
+def test_late_order_does_not_save_what_would_pass_for_older(agent, places):
+    """An order to suspend was given first, and comes when a later one is done."""
+    program = (sys.executable, "-I", "-S", "-c", COUNTER)
+    place = places("start", *program, env={}, options=("--session=s1",))
+    wait_for(lambda: place.output.stat().st_size)
+    assert agent.save(place, "cp-3", 3)[-1].get("checkpoint")
+    late = agent.capture(place, "cp-2", 2)[-1]
+    assert late["failure"]["code"] == "order_overtaken", late
+    assert goes_on(place)
+    assert agent.capture(place, "cp-4", 4)[-1].get("checkpoint")
+
+
+def test_frozen_session_of_a_lost_folder_is_not_taken_for_its_save_point(
+    agent, counter
+):
+    """It has gone on since: what it holds would be lost with its release."""
+    assert agent.save(counter, "cp-1", 1)[-1]["checkpoint"]["goes_on"]
+    agent.kill()
+    shutil.rmtree(agent.folder / "state" / "records")
+    for process in counter.tree.processes:
+        os.kill(process.pid, signal.SIGSTOP)
+    agent.start()
+    wait_for(lambda: agent.tree(counter)["state"] == "running")
+    assert goes_on(counter)

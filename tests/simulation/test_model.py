@@ -19,6 +19,7 @@ from simulation.model.session import (
     ALONE,
     AWAY,
     DELETED,
+    ENDS,
     NODE,
     ORDERS,
     RECORDS,
@@ -68,6 +69,27 @@ def test_no_order_of_two_faults_and_a_nap_breaks_a_law_or_lets_it_nap_on():
         if PAPER[one, how] is not one and Phase.NAPPING in {one, PAPER[one, how]}
     }
     assert naps - taken <= NOT_IN_THE_MODEL
+
+
+@pytest.mark.parametrize("kind", [None, RECORDS, ORDERS, AWAY, NODE, ALONE])
+def test_what_came_after_a_save_point_is_lost_by_no_order_and_not_in_silence(kind):
+    """Its programs end by themselves, or an order before it comes after it."""
+    kinds = {ENDS, kind} - {None}
+    found = explore(start(faults=1, saves=1, suspends=1, visits=1, kinds=kinds))
+    assert found.states > 10_000
+
+
+def forgets_save_points(row, observed, now, settings, asked=None):
+    """Takes a session that has ended for one that left nothing."""
+    action = settle(row, observed, now, settings, asked)
+    if action.kind is ActionKind.LOST:
+        return Action(ActionKind.VANISHED if asked is None else ActionKind.END)
+    return action
+
+
+def test_save_points_that_are_forgotten_are_missed():
+    with pytest.raises(Broken, match="law 4"):
+        explore(start(faults=1, saves=1, kinds={ENDS}), forgets_save_points)
 
 
 def in_two(before: Phase, after: Phase) -> bool:

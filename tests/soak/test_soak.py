@@ -42,7 +42,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-def soak(stack: Stack, seed: int, *, kills: float, cycles: int = 4) -> Soak:
+def soak(
+    stack: Stack, seed: int, *, kills: float, cycles: int = 4, saves: float = 0.0
+) -> Soak:
     options = Options(
         folder=stack.folder,
         animals=(ZOO["threads"], ZOO["sqlite"]),
@@ -53,6 +55,7 @@ def soak(stack: Stack, seed: int, *, kills: float, cycles: int = 4) -> Soak:
         kills=kills,
         patience=PATIENCE,
         chain=2,
+        saves=saves,
     )
     return Soak(options, stack, Ledger(), say=False)
 
@@ -63,7 +66,7 @@ def test_soak_with_kills_brings_every_session_back_and_leaks_nothing(
     stack: Stack, seed: int | None
 ) -> None:
     seed = seed or secrets.randbelow(10**6)
-    one = soak(stack, seed, kills=0.5)
+    one = soak(stack, seed, kills=0.5, saves=0.5)
     one.run()
     assert one.ledger.failures == [], f"seed {seed}"
     assert one.ledger.total + one.ledger.rolled_back.total() >= 4

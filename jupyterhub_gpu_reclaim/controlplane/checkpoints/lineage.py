@@ -64,6 +64,21 @@ def missed(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
     )
 
 
+def falls_back_to(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
+    """What a session has left that has ended: what it came from, or a save point of it.
+
+    Also one that the journal does not know, and would not miss: what was saved later
+    has been taken back since.
+    """
+    kept = observed.checkpoint(row.checkpoint)
+    unknown = (info for info in observed.unknown() if info.aside is None)
+    return kept or newest(
+        info
+        for info in unknown
+        if info.goes_on and info.incarnation == row.incarnation != ""
+    )
+
+
 def takes_over(row: SessionRow, observed: Observed, tree: Tree) -> bool:
     """Whether what a captured tree was saved as is the session from now on.
 

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 #: Of a suspend that did not fail: somebody wants the session.
-_WANTED = {Reason.CANCELLED.value, Reason.ORDER_LATE.value}
+_WANTED = {
+    Reason.CANCELLED.value,
+    Reason.ORDER_LATE.value,
+    Reason.ORDER_OVERTAKEN.value,
+}
 
 
 class Together:

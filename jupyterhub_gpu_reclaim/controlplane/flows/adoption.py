@@ -143,9 +143,9 @@ def saved(
     """Checkpoints that the journal does not know: the newest may be the session.
 
     If nothing of the session runs, it is suspended from now on in the newest of those
-    that the journal has missed. Unless the Hub remembers that one, too, its user is
-    asked before it comes back. What it goes back to has been superseded by it; all
-    others are set aside.
+    that the journal has missed. Unless the Hub remembers that one, too, and it is no
+    save point, its user is asked before it comes back. What it goes back to has been
+    superseded by it; all others are set aside.
 
     Args:
         sessions: where the journal is.
@@ -159,8 +159,9 @@ def saved(
         _beside(sessions, row, observed, settings)
         return
     known = [r.info for r in sessions.journal.checkpoints(row.key) if r.info]
-    sure = lineage.agrees(pointer, newest, [*known, *(observed.saved or ())])
-    seconds, when = settings.set_aside if sure else None, moment(newest.created)
+    agreed = lineage.agrees(pointer, newest, [*known, *(observed.saved or ())])
+    sure = agreed and not newest.goes_on
+    seconds = settings.set_aside if sure else None
     rows = _asides(sessions, row, observed, seconds, besides=newest.id)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
     before = lineage.goes_back_to(newest.id, observed)
@@ -168,7 +169,7 @@ def saved(
     sessions.apply(
         row.key,
         SessionEvent.FOUND_SAVED,
-        failure=None if sure else failure_of(Reason.SAVED_FOUND, when=when),
+        failure=None if sure else _question(newest, sessions.clock.now()),
         checkpoints=[*rows, expiry.current(newest, sessions.clock.now())],
         account=_account(row, newest),
         session=newest.session,
@@ -177,6 +178,15 @@ def saved(
         dismissed=row.checkpoint or row.dismissed,
         **lineage.highest(row, observed.saved or ()),
     )
+
+
+def _question(found: CheckpointInfo, now: float) -> Failure:
+    """What its user is asked before that comes back."""
+    when = moment(found.created)
+    if not found.goes_on:
+        return failure_of(Reason.SAVED_FOUND, when=when)
+    ended = moment(now)
+    return failure_of(Reason.ENDED_SINCE_SAVED, ended=ended, how="", when=when)
 
 
 def _account(row: SessionRow, info: CheckpointInfo) -> str:
@@ -204,7 +214,7 @@ def _beside(
         changes["checkpoint"] = parent
     before = {parent} | lineage.goes_back_to(parent or row.checkpoint, observed)
     rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
-    point = _save_point(row, observed)
+    point = save_point_of(row, observed)
     if point is not None:
         rows = [each for each in rows if each.id != point.id]
         rows += expiry.outdated(sessions, row.key, settings)
@@ -218,12 +228,17 @@ def _beside(
     sessions.update(row.key, line, checkpoints=rows, **changes)
 
 
-def _save_point(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
-    """What runs, as it was saved last, where nobody heard of that."""
+def save_point_of(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
+    """What runs, as it was saved last, where nobody heard of that.
+
+    Also one of before a suspend that was taken back, where there is no other.
+    """
+    none = not row.checkpoint
     own = [
         info
         for info in observed.unknown()
-        if info.incarnation == row.incarnation and info.stamp > row.stamp
+        if info.incarnation == row.incarnation
+        and (info.stamp > row.stamp or (none and info.goes_on))
     ]
     newest = max(own, key=lambda info: info.stamp, default=None)
     said = newest is not None and newest.aside is not None

@@ -45,7 +45,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: What has failed in no way, and is done anew as soon as it is due again.
-_CALLED_OFF = {Reason.CANCELLED.value, Reason.ORDER_LATE.value}
+_CALLED_OFF = {
+    Reason.CANCELLED.value,
+    Reason.ORDER_LATE.value,
+    Reason.ORDER_OVERTAKEN.value,
+}
 
 
 def failure_of(reason: Reason, **facts: Any) -> Failure:

@@ -21,7 +21,8 @@ WARNED)      running                     any          wakes (NAPPING → RUNNING
              gone, another one runs,     running      adopt that one
              or is captured
              gone                        stopped      vanished; lost if its last
-                                                      checkpoint is still kept
+                                                      checkpoint, or a save point
+                                                      that is not known, is kept
              gone, newer checkpoint⁵     stopped      found saved (→ SUSPENDED)
              any, unknown checkpoint     any          set it aside
 SUSPENDING   capturing                   any          attach to the capture
@@ -210,7 +211,7 @@ def _ended(row: SessionRow, observed: Observed) -> Action:
         return missed
     if any(tree.state is TreeState.RESTORING for tree in observed.left()):
         return WAIT  # it may be the session, or fail to be
-    saved = observed.checkpoint(row.checkpoint)
+    saved = lineage.falls_back_to(row, observed)
     return (
         Action(ActionKind.LOST, None, saved) if saved else Action(ActionKind.VANISHED)
     )

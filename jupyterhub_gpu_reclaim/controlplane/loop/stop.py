@@ -104,7 +104,7 @@ def _by_what_is_saved(
         its = newer.incarnation == asked.incarnation
         its = its or (mine and newer.session == row.session != "")
         return Action(ActionKind.FOUND_SAVED, None, newer) if its and gone else KEEP
-    kept = observed.checkpoint(row.checkpoint)
+    kept = lineage.falls_back_to(row, observed)
     if mine and kept is not None:
         return Action(ActionKind.LOST, None, kept)
     # Else the Hub asks about an earlier life: what it was told of this one is lost.

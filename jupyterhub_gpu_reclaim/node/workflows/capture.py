@@ -168,6 +168,8 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
 class Capture:
     """One capture of one session."""
 
+    _goes_on = False  #: whether the session does, once it is copied
+
     def __init__(
         self,
         tools: WorkflowTools,
@@ -452,6 +454,7 @@ class Capture:
                     steps=steps,
                     frozen_seconds=seconds,
                     gpus=gpus.held() if gpus else (),
+                    goes_on=self._goes_on,
                     timeout=self._limits.commit,
                     last_look=lambda: self._word(rehearsal),
                 ),
@@ -476,6 +479,7 @@ class Capture:
         """Begin the checkpoint; one that has begun too late is removed again."""
 
         def begin() -> CheckpointWriter:
+            self._refuse_overtaken()
             self._writer = writer = self._begin(snapshot)
             if self._cancel.is_set:
                 writer.abort()
@@ -485,6 +489,19 @@ class Capture:
         return await in_thread(
             begin, step="store", limit=self._limits.check, cancel=self._cancel
         )
+
+    def _refuse_overtaken(self) -> None:
+        """Refuse what would pass for older than what the session is saved as already.
+
+        Raises:
+            Refused: ``order_overtaken``: the order was given before that was saved.
+        """
+        if not self._session.id:
+            return
+        listed = self._tools.store.list()
+        stamps = [info.stamp for info in listed if info.session == self._session.id]
+        if max(stamps, default=(0, 0)) > (self._term, self._generation):
+            raise Refused(Reason.ORDER_OVERTAKEN)
 
     def _begin(self, snapshot: Snapshot) -> CheckpointWriter:
         gpus = self._record.gpus

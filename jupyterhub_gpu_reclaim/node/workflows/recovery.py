@@ -356,14 +356,21 @@ class Recovery:
         _log.info("%s continues from %s", session.key, record.checkpoint)
 
     def _settle_unknown(self, session: Session) -> None:
-        """Settle a tree without a record: the state folder was lost, or was empty."""
+        """Settle a tree without a record: the state folder was lost, or was empty.
+
+        It may stand in the middle of a capture, so a save point is not what it is.
+        """
         tree = trees.inspect(session)
         if not any(p.state not in processes.DEAD for p in tree.processes):
             return
         if trees.is_running(session):
             return
         infos = self.releases.store.list()
-        own = [info for info in infos if info.incarnation == session.incarnation]
+        own = [
+            info
+            for info in infos
+            if info.incarnation == session.incarnation and not info.goes_on
+        ]
         saved = max(own, key=lambda info: info.stamp, default=None)
         record = Record.of(
             session,

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 class Save(Capture):
     """One save point of one session."""
 
+    _goes_on = True
     _staging: Staging | None = None
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:

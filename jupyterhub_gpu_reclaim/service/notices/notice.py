@@ -44,6 +44,7 @@ _ADVICE = {
 _NO_FAILURES = {
     Reason.CANCELLED.value,
     Reason.ORDER_LATE.value,
+    Reason.ORDER_OVERTAKEN.value,
     Reason.WENT_ON.value,
     Reason.SESSION_ENDED.value,
 }

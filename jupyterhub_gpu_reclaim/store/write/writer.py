@@ -208,6 +208,7 @@ class CheckpointWriter:
         steps: Sequence[Step] = (),
         frozen_seconds: float = 0.0,
         gpus: Sequence[GpuSample] = (),
+        goes_on: bool = False,
         timeout: float = 600.0,
         last_look: Callable[[], None] | None = None,
     ) -> CheckpointInfo:
@@ -217,6 +218,7 @@ class CheckpointWriter:
             steps: what the capture did, for the record.
             frozen_seconds: how long the session stood still, for the record.
             gpus: what it held of which cards, for the record.
+            goes_on: whether what was saved has gone on since.
             timeout: seconds to wait for the disk.
             last_look: called when nothing but the manifest is missing; its error
                 bars the commit, and is raised.
@@ -236,6 +238,7 @@ class CheckpointWriter:
                     steps=list(steps),
                     frozen_seconds=frozen_seconds,
                     gpus=list(gpus),
+                    goes_on=goes_on,
                 )
             except BaseException as error:
                 self.fail(error)
