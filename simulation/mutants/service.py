@@ -12,6 +12,7 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
+from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from jupyterhub_gpu_reclaim.controlplane.loop import reconciler, scheduler, start, stop
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
@@ -34,7 +35,12 @@ from simulation.mutants.hub import ANYBODYS_STOP
 from simulation.mutants.patch import Patch, nothing, yes
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey, Tree
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        Placement,
+        SessionKey,
+        Tree,
+    )
     from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
@@ -269,3 +275,33 @@ RENAMED: tuple[Patch, ...] = (
     (Renames, "row_of", _by_its_name),
     (Renames, "check", _any_name),
 )
+
+
+_saved = Saver._saved
+
+
+class _WithoutCheckpoint:
+    """Sessions whose row is told of everything but a checkpoint."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sessions, name)
+
+    def update(self, *args: Any, **changes: Any) -> Any:
+        changes.pop("checkpoint", None)
+        return self._sessions.update(*args, **changes)
+
+
+def _save_point_unnoted(
+    saver: Any, row: SessionRow, by: str, info: CheckpointInfo
+) -> None:
+    real, saver._sessions = saver._sessions, _WithoutCheckpoint(saver._sessions)
+    try:
+        _saved(saver, row, by, info)
+    finally:
+        saver._sessions = real
+
+
+UNNOTED: tuple[Patch, ...] = ((Saver, "_saved", _save_point_unnoted),)
