@@ -190,6 +190,11 @@ class Usage(Value, frozen=True, kw_only=True):
     culls_after: float | None = None  #: seconds until its server ends what is idle
     complete: bool = False  #: every field that a policy needs was there
 
+    @property
+    def held(self) -> int:
+        """Bytes that it has in memory, of the host and of its GPUs, as far as known."""
+        return (self.gpu_memory or 0) + (self.memory or 0)
+
     def used_since(self, at: float) -> bool:
         """Whether anything was used, as far as is known; a cell that runs is."""
         active = self.last_active

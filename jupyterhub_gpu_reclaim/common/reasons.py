@@ -1371,6 +1371,15 @@ class Reason(Enum):
     )
 
 
+#: Codes of a suspend that has failed in no way: somebody wants the session, or it may be
+#: in use again.
+CALLED_OFF = frozenset(
+    {
+        Reason.CANCELLED.value,
+        Reason.ORDER_LATE.value,
+        Reason.ORDER_OVERTAKEN.value,
+    }
+)
 #: Reasons for which a person has to choose what comes back: a visit alone does not.
 ASKS = frozenset({Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.ENDED_SINCE_SAVED})
 

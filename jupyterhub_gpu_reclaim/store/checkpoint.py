@@ -82,13 +82,9 @@ class CheckpointReader:
         self._lock = threading.Lock()
         #: Blocks of small files, the last that was needed at the end.
         self._few: OrderedDict[int, Future[Buffer]] = OrderedDict()
-        self._files: dict[str, tuple[int, int]] = {}
+        self._files = index.places(self._chunk)
         #: Bytes that :meth:`verify` has read and found whole.
         self.verified_bytes = 0
-        first = 0
-        for name, length in index.files:
-            self._files[name] = first, length
-            first += chunks_of(length, self._chunk)
 
     @property
     def info(self) -> CheckpointInfo:

@@ -54,13 +54,19 @@ class Carries(Image):
 
 
 @pytest.fixture
-def saved(places, engine):
-    """A world that stands, its first image, and how long it had run by then."""
+def world(places):
+    """One that stands."""
     world = places.world()
     world(MUCH)
     for one in world.place.tree.processes:
         processes.send(one, signal.SIGSTOP)
     wait_for(lambda: all(one.stopped for one in world.place.tree.processes))
+    return world
+
+
+@pytest.fixture
+def saved(world, engine):
+    """The world, its first image, and how long it had run by then."""
     image = Image()
     stood = engine.dump(world.place, image.sink)
     thaw(world.place.tree, stood.stopped)
@@ -168,13 +174,8 @@ def test_dump_that_fails_ends_what_is_left_out(engine, saved):
 
 
 @pytest.fixture
-def dumped(places, engine):
-    """A world that stands, dumped without its memory."""
-    world = places.world()
-    world(MUCH)
-    for one in world.place.tree.processes:
-        processes.send(one, signal.SIGSTOP)
-    wait_for(lambda: all(one.stopped for one in world.place.tree.processes))
+def dumped(world, engine):
+    """The world, dumped without its memory."""
     image = Carries(Image())
     standing = StandingMemory(
         image.sink, [p.ns_pid for p in world.place.tree.processes]

@@ -9,6 +9,7 @@ from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -27,6 +28,16 @@ def root(tmp_path):
 @pytest.fixture
 def repository(root, clock):
     return Repository(FolderBackend(root), clock=clock, keys=KEYS)
+
+
+@pytest.fixture
+def backend():
+    return MemoryBackend()
+
+
+@pytest.fixture
+def store(backend, clock):
+    return Repository(backend, clock=clock, keys=KEYS, pack_bytes=1 << 20)
 
 
 @pytest.fixture

@@ -7,21 +7,8 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, RolledBack, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.testing.faulty_backend import turn_bit
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
-from tests.store.doubles import KEYS
 from tests.store.test_generations import PAGE, PLAIN, first_pack, save
-
-
-@pytest.fixture
-def backend():
-    return MemoryBackend()
-
-
-@pytest.fixture
-def store(backend, clock):
-    return Repository(backend, clock=clock, keys=KEYS, pack_bytes=1 << 20)
 
 
 def seen(writer, *names):

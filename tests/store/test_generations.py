@@ -35,16 +35,6 @@ PAGE = 4096
 PLAIN = os.urandom(1000 * PAGE)
 
 
-@pytest.fixture
-def backend():
-    return MemoryBackend()
-
-
-@pytest.fixture
-def store(backend, clock):
-    return Repository(backend, clock=clock, keys=KEYS, pack_bytes=1 << 20)
-
-
 def save(store, number, plain=PLAIN, user="ada", **files):
     writer = store.begin(
         id=f"c{number}", key=SessionKey(user), incarnation="i", generation=number

@@ -270,7 +270,7 @@ def _rank(view: SessionView, now: float) -> tuple[bool, bool, float, SessionKey]
     naps = view.phase is Phase.NAPPING or bool(view.facts.nap)
     in_use = not naps and not is_idle(view, IDLE_SECONDS, now)
     usage = view.usage
-    held = (usage.gpu_memory or 0) + (usage.memory or 0) if usage else 0
+    held = usage.held if usage else 0
     return in_use, not naps, held, view.key
 
 

@@ -111,5 +111,5 @@ class Draining:
         usage = self._sessions.runtime(row.key).usage
         saved = last_saved(self._sessions, row)
         safe = saved is not None and usage is not None and not usage.used_since(saved)
-        held = (usage.gpu_memory or 0) + (usage.memory or 0) if usage else 0
+        held = usage.held if usage else 0
         return self.is_in_use(row), safe, held, row.key

@@ -16,7 +16,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import snapshot_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-
-#: Of a suspend that did not fail: somebody wants the session.
-_WANTED = {
-    Reason.CANCELLED.value,
-    Reason.ORDER_LATE.value,
-    Reason.ORDER_OVERTAKEN.value,
-}
 
 
 class Together:
@@ -118,7 +111,7 @@ class Together:
         if not others:
             return None
         on = [e for e in others if e.phase in LIVE and e.intent is not Intent.SUSPEND]
-        failed = [e for e in on if e.failure and e.failure.code not in _WANTED]
+        failed = [e for e in on if e.failure and e.failure.code not in CALLED_OFF]
         if failed and failed[0].failure:
             return _failed(failed[0], failed[0].failure.message)
         back = row.intent is Intent.RESUME

@@ -88,10 +88,7 @@ def lost(
     stands = known is not None and expiry.is_fallback(known)
     if saved.incarnation == row.incarnation or stands:
         how = "" if ended is None else f" ({_in_brackets(ended.message)})"
-        when = moment(saved.created)
-        failure = failure_of(
-            Reason.ENDED_SINCE_SAVED, ended=moment(now), how=how, when=when
-        )
+        failure = _ended_since(saved, now, how)
         disrupted = ended is not None and ended.code == Reason.SESSION_DISRUPTED.value
         if disrupted and settings.return_disrupted:
             order = {"intent": Intent.RESUME, "intent_by": SERVICE}
@@ -182,11 +179,15 @@ def saved(
 
 def _question(found: CheckpointInfo, now: float) -> Failure:
     """What its user is asked before that comes back."""
-    when = moment(found.created)
-    if not found.goes_on:
-        return failure_of(Reason.SAVED_FOUND, when=when)
-    ended = moment(now)
-    return failure_of(Reason.ENDED_SINCE_SAVED, ended=ended, how="", when=when)
+    if found.goes_on:
+        return _ended_since(found, now)
+    return failure_of(Reason.SAVED_FOUND, when=moment(found.created))
+
+
+def _ended_since(saved: CheckpointInfo, now: float, how: str = "") -> Failure:
+    """The question whether a session that went on is to come back as it was then."""
+    ended, when = moment(now), moment(saved.created)
+    return failure_of(Reason.ENDED_SINCE_SAVED, ended=ended, how=how, when=when)
 
 
 def _account(row: SessionRow, info: CheckpointInfo) -> str:

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry, lineage
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SAVED, SessionEvent
@@ -43,13 +43,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _log = logging.getLogger(__name__)
-
-#: What has failed in no way, and is done anew as soon as it is due again.
-_CALLED_OFF = {
-    Reason.CANCELLED.value,
-    Reason.ORDER_LATE.value,
-    Reason.ORDER_OVERTAKEN.value,
-}
 
 
 def failure_of(reason: Reason, **facts: Any) -> Failure:
@@ -209,7 +202,7 @@ class Suspender:
             return self._sessions.row(row.key)
         row = self._sessions.row(row.key)
         failure = self._deciding(row, failure)
-        called_off = failure.code in _CALLED_OFF
+        called_off = failure.code in CALLED_OFF
         failures = row.failures if called_off else row.failures + 1
         wait = self._settings.pause_after(failures)
         self._sessions.counters.ended("suspend", "failed", failure.code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Value
-from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.reasons import CALLED_OFF, Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
 
 if TYPE_CHECKING:
@@ -41,13 +41,7 @@ _ADVICE = {
     "deletion-ahead": "If you still need it, bring it back before.",
 }
 #: A cancelled suspend, a user who came back, or one who shut the server down, is none.
-_NO_FAILURES = {
-    Reason.CANCELLED.value,
-    Reason.ORDER_LATE.value,
-    Reason.ORDER_OVERTAKEN.value,
-    Reason.WENT_ON.value,
-    Reason.SESSION_ENDED.value,
-}
+_NO_FAILURES = CALLED_OFF | {Reason.WENT_ON.value, Reason.SESSION_ENDED.value}
 
 
 class Notice(Value, frozen=True, kw_only=True):

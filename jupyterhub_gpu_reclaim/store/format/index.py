@@ -71,15 +71,18 @@ class ChunkIndex:
         seen[0] = False
         return np.flatnonzero(seen)
 
+    def places(self, chunk_bytes: int) -> dict[str, tuple[int, int]]:
+        """Of each file the place of its first ref, and its length in bytes."""
+        found, first = {}, 0
+        for name, length in self.files:
+            found[name] = first, length
+            first += chunks_of(length, chunk_bytes)
+        return found
+
     def of_file(self, name: str, chunk_bytes: int) -> NDArray[np.uint32]:
         """The refs of that file, which must be there."""
-        at = 0
-        for each, length in self.files:
-            count = chunks_of(length, chunk_bytes)
-            if each == name:
-                return self.refs[at : at + count]
-            at += count
-        raise KeyError(name)
+        first, length = self.places(chunk_bytes)[name]
+        return self.refs[first : first + chunks_of(length, chunk_bytes)]
 
     def blocks_of(self, refs: NDArray[Any]) -> NDArray[np.int64]:
         """The blocks in which refs (none of them 0) stand."""
