@@ -67,6 +67,17 @@ def pages_of(pagemap: bytes) -> str:
     return f"{PAGES}{images.read_pagemap(pagemap)[0]}.img"
 
 
+def have_not_run(tree: Snapshot, ran: Mapping[int, list[int]]) -> list[Process]:
+    """Those of the tree that have not been on a processor since they had run so long.
+
+    Args:
+        tree: the session's.
+        ran: see :func:`processes.times_run`, by pids in the session.
+    """
+    some = [one for one in tree.processes if ran.get(one.ns_pid)]
+    return [one for one in some if processes.times_run(one) == ran[one.ns_pid]]
+
+
 class StandingMemory:
     """The sinks of a dump without the memory of programs that stand.
 
@@ -94,7 +105,7 @@ class StandingMemory:
         self._former = {
             pid: images.read_pagemap(image) for pid, image in former.pagemaps.items()
         }
-        self._unchanged: frozenset[int] = frozenset()
+        self._unchanged: set[int] = set()
         self._standing: dict[int, Process] = {}
         self._last = ""
         self._left_out: dict[int, tuple[str, _LeftOut]] = {}
@@ -102,13 +113,8 @@ class StandingMemory:
 
     def look(self, tree: Snapshot) -> None:
         """See who has not run; the tree stands, and nothing was done to it yet."""
-        self._unchanged = frozenset(
-            one.ns_pid
-            for one in tree.processes
-            if one.ns_pid in self._former
-            and self._ran.get(one.ns_pid)
-            and processes.times_run(one) == self._ran[one.ns_pid]
-        )
+        stood = {one.ns_pid for one in have_not_run(tree, self._ran)}
+        self._unchanged = stood & self._former.keys()
         left_out = self._unchanged | self._programs
         self._standing = {p.ns_pid: p for p in tree.processes if p.ns_pid in left_out}
 

@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.standing import (
     Former,
     StandingMemory,
+    have_not_run,
     pages_of,
 )
 from jupyterhub_gpu_reclaim.common import codec
@@ -405,10 +406,11 @@ class Capture:
             _log.warning("%s is saved whole: %s", self._session.key, error)
 
     def _former_of(self, saved: SavedNap, writer: CheckpointWriter) -> Former:
-        """What of it is whole in the store."""
+        """What of it has not run since, and is whole in the store."""
         prefix = checkpoint_files.IMAGES
         there = self._tools.store.open(saved.checkpoint)
-        maps = {pid: there.read(f"{prefix}pagemap-{pid}.img") for pid in saved.ran}
+        stood = [one.ns_pid for one in have_not_run(self._tree(), saved.ran)]
+        maps = {pid: there.read(f"{prefix}pagemap-{pid}.img") for pid in stood}
         pages = {pid: prefix + pages_of(image) for pid, image in maps.items()}
         whole = writer.see_whole(pages.values(), self._cancel.check)
         return Former(
