@@ -58,10 +58,14 @@ def world(places):
     """One that stands."""
     world = places.world()
     world(MUCH)
+    stop(world)
+    return world
+
+
+def stop(world) -> None:
     for one in world.place.tree.processes:
         processes.send(one, signal.SIGSTOP)
     wait_for(lambda: all(one.stopped for one in world.place.tree.processes))
-    return world
 
 
 @pytest.fixture
@@ -173,9 +177,8 @@ def test_dump_that_fails_ends_what_is_left_out(engine, saved):
 # --- saved behind the dump -----------------------------------------------------------
 
 
-@pytest.fixture
-def dumped(world, engine):
-    """The world, dumped without its memory."""
+def dump_without_memory(world, engine):
+    """What is saved of it, what was left out, the images that are kept, its place."""
     image = Carries(Image())
     standing = StandingMemory(
         image.sink, [p.ns_pid for p in world.place.tree.processes]
@@ -184,7 +187,12 @@ def dumped(world, engine):
     result = engine.dump(world.place, kept, look=standing.look)
     standing.mark()
     assert not pages(image)
-    return world, image, standing, kept, result
+    return image, standing, kept, result
+
+
+@pytest.fixture
+def dumped(world, engine):
+    return world, *dump_without_memory(world, engine)
 
 
 def test_what_is_saved_behind_the_dump_comes_back(engine, places, dumped):
@@ -207,6 +215,25 @@ def test_program_that_goes_on_meanwhile_is_not_saved(dumped):
     processes.send(one, signal.SIGCONT)
     processes.send(one, signal.SIGSTOP)
     wait_for(lambda: processes.times_run(one) != before)
+    with pytest.raises(RolledBack, match="gone on"):
+        standing.deliver(image, "", kept.files, Cancel())
+
+
+def test_program_that_gives_memory_back_meanwhile_is_not_saved(places, engine):
+    world = places.world()
+    world(
+        "import mmap, os, signal; much = mmap.mmap(-1, 8 << 20); "
+        "much[:] = os.urandom(8 << 20); "
+        "signal.signal(signal.SIGCONT, lambda *_: much.close()); 0"
+    )
+    stop(world)
+    image, standing, kept, _ = dump_without_memory(world, engine)
+    before = standing.ran()
+    for one in world.place.tree.processes:
+        processes.send(one, signal.SIGCONT)
+    wait_for(lambda: world("much.closed"))
+    stop(world)
+    assert standing.ran() == before
     with pytest.raises(RolledBack, match="gone on"):
         standing.deliver(image, "", kept.files, Cancel())
 

@@ -185,11 +185,20 @@ class StandingMemory:
                 continue
             process = self._standing[pid]
             with target.file(prefix + name) as file:
-                hand_over(file, _pages(process.pid, areas), cancel)
-                if processes.times_run(process) != self._mark[pid]:
-                    why = f"{process.name} has gone on, which stood"
-                    raise RolledBack(Reason.CAPTURE_FAILED, why=why)
+                try:
+                    hand_over(file, _pages(process.pid, areas), cancel)
+                except OSError:
+                    # What has gone on may have given memory back.
+                    if processes.times_run(process):
+                        self._check_stands(process)
+                    raise
+                self._check_stands(process)
         return carried
+
+    def _check_stands(self, process: Process) -> None:
+        if processes.times_run(process) != self._mark[process.ns_pid]:
+            why = f"{process.name} has gone on, which stood"
+            raise RolledBack(Reason.CAPTURE_FAILED, why=why)
 
 
 def _pages(pid: int, areas: list[Area]) -> Iterator[memoryview]:

@@ -101,8 +101,8 @@ class BaseChunks:
         refs[some[self._verdicts[blocks] != Verdict.WHOLE]] = 0
         return refs
 
-    def see_whole(self, blocks: NDArray[np.int64], check: Callable[[], None]) -> bool:
-        """Open blocks, and say whether all of them are whole.
+    def look(self, blocks: NDArray[np.int64], check: Callable[[], None]) -> None:
+        """Open blocks of which nothing is known yet.
 
         Args:
             blocks: their places in the table.
@@ -111,15 +111,10 @@ class BaseChunks:
         Raises:
             Unavailable: the store does not answer.
         """
-        if not self._read_back:
-            return True
         for block in blocks.tolist():
             check()
             if self._verdicts[block] == Verdict.UNSEEN:
                 self._look(block)
-            if self._verdicts[block] != Verdict.WHOLE:
-                return False
-        return True
 
     def _look(self, block: int) -> None:
         """Open it, and those behind it that were read with it."""

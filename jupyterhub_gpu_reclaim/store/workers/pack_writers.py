@@ -104,10 +104,24 @@ class PackWriters:
                         self._group_turn.release()
         return total
 
-    def see_whole(self, blocks: NDArray[np.int64], check: Callable[[], None]) -> bool:
-        """Open blocks of the last generation; whether all of them are whole."""
-        chunks = self._chunks()
-        return chunks is not None and chunks.see_whole(blocks, check)
+    def look(self, blocks: NDArray[np.int64], check: Callable[[], None]) -> None:
+        """Open blocks of the last generation; what they are is in the verdicts then.
+
+        Args:
+            blocks: their places in the table.
+            check: called again and again; its error ends it.
+
+        Raises:
+            Unavailable: the store does not answer.
+        """
+        if self._base is None or not self._recipe.read_back:
+            return
+        many = int(self._base.table["stored"][blocks].sum()) > BUFFER_BYTES
+        if many and self._group is not None:
+            with self._group_turn:
+                self._group.look(blocks, check)
+        elif (chunks := self._chunks()) is not None:
+            chunks.look(blocks, check)
 
     def counted(self, column: int) -> int:
         """``LOGICAL``: plain bytes taken so far; ``STORED`` and ``KNOWN`` of them."""

@@ -160,15 +160,21 @@ class CheckpointWriter:
         Raises:
             StoreError: the store does not answer.
         """
-        base, whole = self._base, set()
-        known = {name for name, _ in base.index.files} if base is not None else set()
-        for name in known.intersection(names):
-            assert base is not None
-            refs = base.index.of_file(name, base.body.chunk_bytes)
-            blocks = np.unique(base.index.blocks_of(refs[refs > 0]))
-            if self._pack_writers.see_whole(blocks, check):
-                whole.add(name)
-        return frozenset(whole)
+        base = self._base
+        if base is None:
+            return frozenset()
+        chunk = base.body.chunk_bytes
+        found = {}
+        for name in {name for name, _ in base.index.files}.intersection(names):
+            refs = base.index.of_file(name, chunk)
+            found[name] = np.unique(base.index.blocks_of(refs[refs > 0]))
+        if not found:
+            return frozenset()
+        self._pack_writers.look(np.unique(np.concatenate(list(found.values()))), check)
+        if not self._draft.recipe.read_back:
+            return frozenset(found)
+        whole = self._pack_writers.verdicts() == Verdict.WHOLE
+        return frozenset(name for name, blocks in found.items() if whole[blocks].all())
 
     def carry(self, name: str, former: str) -> int:
         """Take a whole file over from the base, where its blocks were seen whole.
