@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
@@ -76,7 +77,7 @@ def explore(
         try:
             _check(state)
             following = steps(state, decide)
-        except Broken as error:
+        except (Broken, Refused) as error:
             raise Broken(f"{error}\n{_story(came, state)}") from None
         for how, after in following:
             count += 1

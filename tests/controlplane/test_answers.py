@@ -299,6 +299,15 @@ def test_stop_of_one_that_was_saved_meanwhile_is_suspended():
     assert (action.kind, action.saved) == (A.FOUND_SAVED, saved)
 
 
+@pytest.mark.parametrize("phase", ["releasing", "resuming", "suspending"])
+def test_stop_of_one_that_was_saved_waits_for_what_is_under_way(phase):
+    """The journal is of before a suspend, and what came of that has ended since."""
+    saved = msgspec.structs.replace(info("c2"), incarnation="later")
+    observed = Observed((), (info("c1"), saved), HubState.SPAWNING, frozenset({"c1"}))
+    asked = stop("later", kept=(kept("c1"),))
+    assert settle(row(phase), observed, NOW, LIMITS, asked).kind is A.KEEP
+
+
 def test_stop_what_a_later_session_has_saved_is_not_forgotten():
     """Journal and Hub are of before that session: what they know has ended long ago."""
     later = msgspec.structs.replace(info("c2"), incarnation="i9", session="later")

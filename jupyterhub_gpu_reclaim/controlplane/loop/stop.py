@@ -23,6 +23,7 @@ any other    something of it is left, not frozen    end it
              captured, not committed                keep it
              captured in what was set aside         as if none was there
              a newer checkpoint, of it              found saved (→ SUSPENDED)
+             the same, while anything is under way² keep it
              a newer checkpoint, of another         keep it: the reconciler asks
              what it came from is kept¹             lost (→ SUSPENDED)
              something else may come back²          keep it
@@ -86,8 +87,7 @@ def _by_its_parts(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if others or (tree is None and asked.elsewhere):
         return KEEP
     if tree is not None:
-        free = row.phase in {*LIVE, Phase.STOPPED, Phase.SUSPENDED}
-        action = _frozen(row, tree, observed) if free else KEEP
+        action = _frozen(row, tree, observed) if _is_free(row) else KEEP
         if action is not None:
             return action
     if observed.saved is None:
@@ -103,13 +103,20 @@ def _by_what_is_saved(
     if newer is not None:
         its = newer.incarnation == asked.incarnation
         its = its or (mine and newer.session == row.session != "")
-        return Action(ActionKind.FOUND_SAVED, None, newer) if its and gone else KEEP
+        if its and gone and _is_free(row):
+            return Action(ActionKind.FOUND_SAVED, None, newer)
+        return KEEP
     kept = lineage.falls_back_to(row, observed)
     if mine and kept is not None:
         return Action(ActionKind.LOST, None, kept)
     # Else the Hub asks about an earlier life: what it was told of this one is lost.
     there = row.phase in {*SAVED, *LIVE, Phase.RESUMING} and row.checkpoint
     return KEEP if there and not mine else END
+
+
+def _is_free(row: SessionRow) -> bool:
+    """Whether nothing is under way, which would have to be over before."""
+    return row.phase in {*LIVE, Phase.STOPPED, Phase.SUSPENDED}
 
 
 def _frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
