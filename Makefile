@@ -1,11 +1,18 @@
 # The commands of this project; README.md says what each is for.
-.PHONY: demo demo-check test coverage versions simulate soak lint venv docs dist clean
+.PHONY: demo demo-check quick test test-all coverage versions simulate soak lint venv docs dist clean
 
 PYTHON := .venv/bin/python
 PORT ?= 8000
 # How many runs of the whole system, from which seed on.
 SEEDS ?= 1000
 FROM ?= 0
+# Most tests wait for programs to start and end: four at a time keep two cores busy, and
+# more of them only have each other's servers start late. Whole files, in the order of
+# tests/conftest.py: the longest first.
+BESIDE := -n 4 --dist loadfile --no-loadscope-reorder
+# What starts no program: the tests of ``make quick``.
+PURE := tests/clients tests/controlplane tests/events tests/kubernetes_manifests \
+	tests/notices tests/policy tests/spawner tests/store tests/test_*.py
 # Where the tests and the demo find the CRIU that scripts/bootstrap has fetched.
 export GPU_RECLAIM_CRIU ?= $(CURDIR)/.cache/criu
 # Hundreds of programs are started: none of them shall compile what another has compiled.
@@ -23,13 +30,18 @@ soak: ## sessions suspended and resumed for hours, parts killed; SOAK="--minutes
 	@scripts/bootstrap test
 	@nice -n 19 $(PYTHON) -m soak $(SOAK)
 
+quick: ## what is pure: no root, no program is started; a minute
+	@$(PYTHON) -m pytest -q -n 2 -m "not root" $(PURE)
+
 test: ## lint, types, layers, and every test that runs without a GPU or a cluster
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory lint
-	@# Most tests wait for programs to start and end: four at a time keep two cores busy,
-	@# and more of them only have each other's servers start late.
-	@# Whole files, in the order of tests/conftest.py: the longest first.
-	@$(PYTHON) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+	@$(PYTHON) -m pytest -q $(BESIDE)
+
+test-all: ## the same, and the long stories: an hour; docs/reference/tests.md
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory lint
+	@$(PYTHON) -m pytest -q $(BESIDE) --long
 
 coverage: ## branches covered by the tests that need no root; a floor in pyproject.toml
 	@$(PYTHON) -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder \

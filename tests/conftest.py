@@ -1,4 +1,4 @@
-"""What holds for all tests: extras, and programs that start quickly.
+"""What holds for all tests: long stories, and programs that start quickly.
 
 A test is run once. A few that ``support/flaky.py`` names, with what was seen, get a
 second chance; that they needed it is said at the end ("RERUN").
@@ -20,8 +20,6 @@ from tests.support.reruns import pytest_runtest_teardown  # noqa: F401 - a hook
 
 #: The longest first, so that in the end no worker is left with one of them alone.
 LONGEST_FIRST = ["e2e", "browser", "hub", "kube", "service", "simulation"]
-#: Runs the tests with the mark "extra" as well.
-SWITCH = "GPU_RECLAIM_SLOW_TESTS"
 #: Modules that take the place of slow ones that no test needs.
 LIGHT = Path(__file__).parent / "support" / "light"
 
@@ -30,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What may be asked of the tests on a cluster and of those with a browser."""
     options.pytest_addoption(parser)
     screenshots.add_option(parser)
+    parser.addoption("--long", action="store_true", help="the long stories as well")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,14 +61,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs root, skip the extras, and begin with what takes longest."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Mark what needs root, skip what is long, and begin with what takes longest."""
     root.mark(items)
     flaky.mark(items)
-    extra = pytest.mark.skip(reason=f"covered by others; {SWITCH}=1 runs it as well")
+    left_out = pytest.mark.skip(reason="a long story: make test-all runs it as well")
     for item in items:
-        if item.get_closest_marker("extra") and not os.environ.get(SWITCH):
-            item.add_marker(extra)
+        if item.get_closest_marker("long") and not config.getoption("--long"):
+            item.add_marker(left_out)
     items.sort(key=_turn)
 
 

@@ -148,6 +148,7 @@ def test_column_follows_named_servers_search_and_a_service_that_goes_away(
     note.wait_for(state="hidden")
 
 
+@pytest.mark.long
 def test_page_of_another_version_and_an_absent_service_leave_the_hubs_page(
     amy: User, open_panel: Callable[..., Page]
 ) -> None:

@@ -170,7 +170,7 @@ def test_first_key_while_the_list_of_kernels_fails_and_is_late_runs_in_the_old_k
     assert somebody.kernels() == [somebody.kernel.id]
 
 
-@pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.parametrize(("page", "slow"), CASES)
 def test_first_key_twenty_times_runs_in_the_old_kernel(
     somebody: Somebody, page: str, slow: int
@@ -178,6 +178,7 @@ def test_first_key_twenty_times_runs_in_the_old_kernel(
     rounds(somebody, page, slow, 20)
 
 
+@pytest.mark.long
 def test_first_key_without_the_extension_and_a_late_list_runs_in_the_old_kernel(
     without_extension: None, somebody: Somebody
 ) -> None:
@@ -185,7 +186,7 @@ def test_first_key_without_the_extension_and_a_late_list_runs_in_the_old_kernel(
     rounds_without(somebody, "lab", 8000, 1)
 
 
-@pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.parametrize(("page", "slow"), CASES)
 def test_first_key_without_the_extension_runs_in_the_old_kernel(
     without_extension: None, somebody: Somebody, page: str, slow: int
@@ -193,6 +194,7 @@ def test_first_key_without_the_extension_runs_in_the_old_kernel(
     rounds_without(somebody, page, slow, 20)
 
 
+@pytest.mark.long
 def test_first_keys_while_the_list_is_late_wait_for_the_old_kernel_in_their_order(
     somebody: Somebody,
 ) -> None:
@@ -212,6 +214,7 @@ def test_first_keys_while_the_list_is_late_wait_for_the_old_kernel_in_their_orde
     assert somebody.kernels() == [somebody.kernel.id]
 
 
+@pytest.mark.long
 def test_notebook_in_a_tab_that_nobody_looks_at_gets_its_old_kernel(
     somebody: Somebody,
 ) -> None:
@@ -225,6 +228,7 @@ def test_notebook_in_a_tab_that_nobody_looks_at_gets_its_old_kernel(
     assert somebody.kernels() == [somebody.kernel.id]
 
 
+@pytest.mark.long
 def test_notebook_without_a_kernel_starts_one(somebody: Somebody) -> None:
     for one in somebody.server.json("GET", "sessions"):
         somebody.server.api("DELETE", f"sessions/{one['id']}")

@@ -59,6 +59,7 @@ def told_by_terminal(tab: Page, home: Path, command: str) -> str:
     return wait_for(typed)
 
 
+@pytest.mark.long
 def test_open_tabs_warn_and_keep_then_let_go_wait_calmly_and_come_back_together(
     stack: Stack, admin: Admin, new_name: str, sign_in: Callable[[str], Page]
 ) -> None:

@@ -72,6 +72,7 @@ def language(stack: Stack, new_name: str) -> Path:
     return home / "heard.log"
 
 
+@pytest.mark.long
 def test_language_server_hears_of_all_open_documents_again_after_the_return(
     stack: Stack,
     admin: Admin,

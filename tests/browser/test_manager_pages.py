@@ -61,6 +61,7 @@ def shoot_all_ways(page: Page, name: str) -> None:
     page.emulate_media(color_scheme="light")
 
 
+@pytest.mark.long
 def test_sessions_are_picked_suspended_and_deleted_by_an_administrator(
     admin: Admin, person: Callable[[str], User], service: Page
 ) -> None:
@@ -111,6 +112,7 @@ def test_link_to_a_message_leads_there_through_the_login_form(
         page.wait_for_url("**/services/gpu-reclaim/messages#kernel_busy")
 
 
+@pytest.mark.long
 def test_silent_agent_is_told_in_the_strip_and_by_a_resume_that_waits(
     stack: Stack,
     admin: Admin,
@@ -144,6 +146,7 @@ def test_silent_agent_is_told_in_the_strip_and_by_a_resume_that_waits(
     admin.wait(user.name, phase="running")
 
 
+@pytest.mark.long
 def test_simulated_gpu_is_called_so_and_its_memory_freed_by_a_suspend(
     stack: Stack, admin: Admin, person: Callable[[str], User], service: Page
 ) -> None:

@@ -85,6 +85,7 @@ def test_cell_wakes_the_kernel_and_the_tab_shows_no_error(
     shows_no_error(page)
 
 
+@pytest.mark.long
 def test_interrupt_and_restart_reach_a_kernel_that_naps(
     admin: Admin, notebook: tuple[str, Page]
 ) -> None:
@@ -109,6 +110,7 @@ def test_interrupt_and_restart_reach_a_kernel_that_naps(
     shows_no_error(page)
 
 
+@pytest.mark.long
 def test_manager_puts_a_session_to_nap_and_wakes_it_in_the_hubs_admin_page(
     stack: Stack, admin: Admin, notebook: tuple[str, Page], sign_in: Callable[..., Page]
 ) -> None:

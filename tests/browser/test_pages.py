@@ -68,6 +68,7 @@ def suspended_with(admin: Admin, user: User, code: str) -> Kernel:
     return kernel
 
 
+@pytest.mark.long
 def test_spawn_page_shows_the_steps_of_a_restore_and_leads_to_the_lab(
     stack: Stack, admin: Admin, paige: User, page: Page
 ) -> None:
@@ -85,6 +86,7 @@ def test_spawn_page_shows_the_steps_of_a_restore_and_leads_to_the_lab(
         assert kernel.run("print(x[:4] == start)").text == "True\n"
 
 
+@pytest.mark.long
 def test_not_now_on_the_spawn_page_keeps_the_session_saved_until_asked(
     stack: Stack, admin: Admin, paige: User, page: Page
 ) -> None:
@@ -129,6 +131,7 @@ def restoring(page: Page, stack: Stack, user: User) -> Iterator[None]:
         agent.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_refusal_names_the_file_and_both_buttons_work(
     stack: Stack, admin: Admin, paige: User, page: Page
 ) -> None:

@@ -125,6 +125,7 @@ def test_suspend_now_keeps_what_is_not_saved_and_resumes_in_place(
     notebook.get_by_role("button", name="Session in use").wait_for()
 
 
+@pytest.mark.long
 def test_cell_that_asks_is_answered_in_the_same_page_after_the_return(
     admin: Admin, new_name: str, notebook: Page
 ) -> None:
@@ -224,6 +225,7 @@ def is_end_of_a_save(answer: Response) -> bool:
     return "/checkpoints" in answer.url and answer.request.method == "POST"
 
 
+@pytest.mark.long
 def test_save_whose_answer_the_suspend_cuts_off_is_no_conflict_after_the_return(
     stack: Stack, admin: Admin, new_name: str, notebook: Page
 ) -> None:
@@ -266,6 +268,7 @@ def dark(stack: Stack, new_name: str) -> None:
     chosen.write_text(json.dumps({"theme": "JupyterLab Dark"}))
 
 
+@pytest.mark.long
 def test_tab_names_the_reason_when_the_session_does_not_come_back(
     stack: Stack, admin: Admin, new_name: str, dark: None, notebook: Page
 ) -> None:
@@ -293,6 +296,7 @@ def test_tab_names_the_reason_when_the_session_does_not_come_back(
     assert output_of(notebook, 1) == "1,2"
 
 
+@pytest.mark.long
 def test_tab_of_an_hour_ago_says_so_through_a_restart_of_the_hub(
     stack: Stack, admin: Admin, new_name: str, notebook: Page
 ) -> None:
@@ -323,6 +327,7 @@ def test_tab_of_an_hour_ago_says_so_through_a_restart_of_the_hub(
     assert output_of(notebook, 1) == "it is 42"
 
 
+@pytest.mark.long
 def test_request_that_a_person_causes_is_told_and_those_of_a_page_itself_are_not(
     stack: Stack, new_name: str, sign_in: Callable[[str], Page]
 ) -> None:

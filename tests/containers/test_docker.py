@@ -28,7 +28,7 @@ c.DockerSpawner.network_name = "host"
 c.DockerSpawner.extra_create_kwargs = {"volumes": ["/scratch"]}
 """
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.root]
 
 
 folder = pytest.fixture(short_folder, scope="module")

@@ -18,7 +18,7 @@ from tests.support.docker import (
 )
 from tests.support.elsewhere import phase, wait
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.root]
 
 #: Of the default network, and of the one that is made.
 GATEWAYS = {"bridge": "10.214.0.1", "sessions": "10.214.1.1"}

@@ -45,6 +45,7 @@ def refusal(admin: Admin, user: User) -> dict[str, object]:
     raise AssertionError(f"no refusal: {admin.session(user.name)}")
 
 
+@pytest.mark.long
 def test_log_and_database_that_grew_are_no_obstacle(
     stack: Stack, admin: Admin, user: User
 ) -> None:
@@ -105,6 +106,7 @@ def test_deleted_file_is_named_and_the_session_kept(
         assert kernel.run("print(len(f.read()))").text == "99\n"
 
 
+@pytest.mark.long
 def test_replaced_library_is_named_and_the_session_kept(
     stack: Stack, admin: Admin, user: User
 ) -> None:
@@ -143,6 +145,7 @@ def test_shrunk_file_is_named_and_start_fresh_keeps_the_saved_session(
     assert user.server().json("GET", "kernels") == []
 
 
+@pytest.mark.long
 def test_second_server_on_the_same_home_is_no_obstacle(
     admin: Admin, user: User
 ) -> None:

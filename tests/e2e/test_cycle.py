@@ -93,6 +93,7 @@ def test_polls_of_an_open_tab_do_not_wake_a_suspended_session(
     assert admin.session(user.name)["phase"] == "suspended"
 
 
+@pytest.mark.long
 def test_cells_that_compute_print_or_sleep_go_on_and_lose_no_output(
     admin: Admin, user: User
 ) -> None:
@@ -148,6 +149,7 @@ def _drain(kernel: object) -> str:
     return text
 
 
+@pytest.mark.long
 def test_named_servers_and_two_users_at_once_are_separate(
     admin: Admin, new_user: Callable[[], User]
 ) -> None:
@@ -172,6 +174,7 @@ def test_named_servers_and_two_users_at_once_are_separate(
             assert kernel.run("print(mine)").text == f"{index}\n"
 
 
+@pytest.mark.long
 def test_visit_in_the_middle_of_a_suspend_ends_in_a_running_session(
     admin: Admin, user: User
 ) -> None:

@@ -51,6 +51,7 @@ def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield url
 
 
+@pytest.mark.long
 def test_every_panel_has_something_to_show_and_no_alert_fires(
     stack: Stack, prometheus: str
 ) -> None:

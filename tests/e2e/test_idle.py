@@ -79,6 +79,7 @@ def test_upload_comes_to_its_end_and_an_idle_session_is_suspended(stack: Stack) 
     assert admin.session("bob")["phase"] == "suspended"
 
 
+@pytest.mark.long
 def test_cell_that_waits_for_an_answer_is_idle_in_its_time_and_gets_the_answer_later(
     stack: Stack,
 ) -> None:

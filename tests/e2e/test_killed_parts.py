@@ -55,6 +55,9 @@ COVERED = {
     ("hub", "restoring"),  # everything
     ("hub", "suspended"),  # the Hub's tests: restarted while suspended
     ("hub", "resumed"),  # likewise, and killed during a resume
+    ("hub", "captured"),  # hub, while it is captured; tests/hub/test_traps.py
+    ("service", "captured"),  # everything
+    ("service", "restoring"),  # likewise
     ("service", "capturing"),  # captured
     ("agent", "resumed"),  # restoring
     ("agent", "captured"),  # waits for the Hub
@@ -223,7 +226,7 @@ def cases() -> Iterator[object]:
     """Each part at each moment, and several at once where that may matter."""
     for parts, members in PARTS.items():
         for moment in MOMENTS if len(members) == 1 else TOGETHER:
-            marks = pytest.mark.extra if (parts, moment) in COVERED else ()
+            marks = pytest.mark.long if (parts, moment) in COVERED else ()
             yield pytest.param(parts, moment, id=f"{parts}-{moment}", marks=marks)
 
 
@@ -268,7 +271,7 @@ def test_agent_killed_again_in_its_own_recovery_loses_no_session(
     somebody.comes_back()
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_hub_killed_twice_in_one_return_gets_the_session_back(
     stack: Stack, admin: Admin, somebody: Somebody
 ) -> None:

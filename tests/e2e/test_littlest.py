@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 HUB_ENV = os.environ.get("GPU_RECLAIM_TLJH", "")
 pytestmark = [
     pytest.mark.skipif(not HUB_ENV, reason="GPU_RECLAIM_TLJH names no TLJH"),
-    pytest.mark.slow,
     pytest.mark.timeout(300),
 ]
 #: Users are made in copies: the machine's own accounts stay as they are.

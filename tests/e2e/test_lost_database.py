@@ -65,6 +65,7 @@ class Ada:
         self.user = self._logged_in()
 
 
+@pytest.mark.long
 def test_session_that_runs_beside_another_database_is_adopted_or_left_alone(
     stack: Stack,
 ) -> None:

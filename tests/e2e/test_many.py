@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from demo.user import User
     from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 SESSIONS = 10
 
 
-@pytest.mark.extra  # two at once are in test_cycle.py, hundreds in "make soak"
+@pytest.mark.long  # two at once are in test_cycle.py, hundreds in "make soak"
 def test_ten_sessions_suspended_in_turn_all_come_back(
     stack: Stack, admin: Admin, new_user: Callable[[], User]
 ) -> None:

@@ -85,6 +85,7 @@ def test_session_naps_by_order_wakes_by_a_cell_and_is_suspended_from_a_nap(
         assert naps == ["naps", "wakes", "naps", "wakes", "naps", "suspend"]
 
 
+@pytest.mark.long
 def test_kernel_that_nobody_uses_naps_by_itself_while_another_one_works(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

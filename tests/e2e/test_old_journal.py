@@ -176,6 +176,7 @@ def test_journal_restored_from_before_the_suspend_brings_the_session_back(
     assert admin.wait(somebody.name, phase="running")["generation"] == 1
 
 
+@pytest.mark.long
 def test_journal_restored_from_an_older_generation_brings_the_newer_one_back(
     stack: Stack, admin: Admin, somebody: Somebody, tmp_path: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_journal_restored_from_an_older_generation_brings_the_newer_one_back(
     assert somebody.visit() == newer
 
 
+@pytest.mark.long
 def test_both_databases_of_before_a_return_what_came_back_runs_on(
     stack: Stack, admin: Admin, somebody: Somebody, tmp_path: Path
 ) -> None:
@@ -235,6 +237,7 @@ def incarnations_of(stack: Stack, name: str) -> list[str]:
     return [tree["incarnation"] for tree in trees if tree["key"]["user"] == name]
 
 
+@pytest.mark.long
 def test_journal_lost_and_the_hubs_pointer_too_comes_back_by_one_command(
     stack: Stack, admin: Admin, somebody: Somebody
 ) -> None:
@@ -258,6 +261,7 @@ def test_journal_lost_and_the_hubs_pointer_too_comes_back_by_one_command(
     assert somebody.visit() == somebody.value
 
 
+@pytest.mark.long
 def test_state_put_aside_comes_back_after_a_cold_start_and_a_stop(
     stack: Stack, admin: Admin, somebody: Somebody
 ) -> None:
@@ -274,6 +278,7 @@ def test_state_put_aside_comes_back_after_a_cold_start_and_a_stop(
     assert somebody.visit() == somebody.value
 
 
+@pytest.mark.long
 def test_state_of_before_comes_back_while_the_session_runs_and_both_are_kept(
     stack: Stack, admin: Admin, somebody: Somebody
 ) -> None:

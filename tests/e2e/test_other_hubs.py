@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from tests.support.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.extra, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 
 
 def cycle(admin: Admin, user: User) -> None:

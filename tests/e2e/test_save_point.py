@@ -61,6 +61,7 @@ def test_session_that_is_killed_comes_back_as_it_was_saved(
     assert log.read_text() == "one\ntwo\n"
 
 
+@pytest.mark.long
 def test_whatever_runs_is_saved_by_one_command_and_not_again_until_it_is_used(
     stack: Stack, admin: Admin, new_user: Callable[[], User]
 ) -> None:

@@ -109,6 +109,7 @@ def test_visitor_while_nobody_is_there_waits_for_the_next_one(stack):
     came_back(stack, before)
 
 
+@pytest.mark.long
 def test_next_hub_takes_the_address_up(stack):
     start(stack)
     stack.hub.restart("kill")
@@ -122,6 +123,7 @@ def test_next_hub_takes_the_address_up(stack):
     assert thief.got == []
 
 
+@pytest.mark.long
 def test_hung_service_is_answered_for_and_started_again(stack):
     service = start(stack, hung_after=4)
     os.kill(service, signal.SIGSTOP)
@@ -132,6 +134,7 @@ def test_hung_service_is_answered_for_and_started_again(stack):
     assert stack.lives()
 
 
+@pytest.mark.long
 def test_supervisor_that_stood_still_itself_ends_nothing(stack):
     service = start(stack, hung_after=2)
     both = [*stack.program("gpu-reclaim-service"), service]

@@ -118,6 +118,7 @@ def test_user_cannot_signal_criu_or_its_helper(session):
 MOMENTS = ("inventory", "ids-", "fdinfo-", "pagemap-", "core-", "mm-", "files.img")
 
 
+@pytest.mark.long
 def test_session_that_its_user_wakes_while_it_is_saved_stands_or_is_not_saved(session):
     """What ran after its memory was read is not what was saved."""
     engine, _, world = session
@@ -261,6 +262,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_stranger_who_connects_to_criu_ends_the_attempt_and_not_the_session(session):
     """What CRIU sends to whoever has connected is no memory of the session's."""
     engine, _, world = session

@@ -84,6 +84,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_thief_quicker_than_a_return_is_told_and_leaves_nothing_behind(
     agent, jupyter, places
 ):

@@ -162,7 +162,7 @@ async def states(world, chromium):
 
 
 @pytest_asyncio.fixture(
-    params=["admin", pytest.param("ada", marks=pytest.mark.extra)],  # who sees most
+    params=["admin", pytest.param("ada", marks=pytest.mark.long)],  # who sees most
     loop_scope="module",
 )
 async def victim(chromium, states, request):
@@ -217,8 +217,8 @@ async def test_fetch_of_any_mode_reads_nothing(world, victim):
     [
         "",
         "same-origin",
-        pytest.param("same-origin-allow-popups", marks=pytest.mark.extra),
-        pytest.param("noopener-allow-popups", marks=pytest.mark.extra),
+        pytest.param("same-origin-allow-popups", marks=pytest.mark.long),
+        pytest.param("noopener-allow-popups", marks=pytest.mark.long),
     ],
 )
 async def test_window_that_a_page_opens_cannot_be_looked_into(world, victim, policy):

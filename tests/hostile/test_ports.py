@@ -121,6 +121,7 @@ def test_ports_of_a_suspended_session_cannot_be_taken_before_it_is_back(
     assert told(agent) == []
 
 
+@pytest.mark.long
 def test_ports_taken_while_no_agent_was_there_are_told_and_held_again(
     agent, jupyter, places
 ):
@@ -196,6 +197,7 @@ for text, to in (b"one", alone), (b"two", second):
 """
 
 
+@pytest.mark.long
 def test_datagrams_that_are_alone_and_that_share_a_port_come_back(
     agent, jupyter, places
 ):
@@ -277,6 +279,7 @@ def test_neighbour_on_the_same_port_of_another_address_does_not_free_it():
     assert done.stdout == "held\n", done.stderr
 
 
+@pytest.mark.long
 def test_connections_of_a_killed_session_do_not_keep_it_from_coming_back(
     agent, jupyter, places
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.hub.test_lost_database import REVOKED, rows, start, tokens
 from tests.support.hub import wait_until
 
@@ -19,6 +21,7 @@ def _state(hub, name):
     return hub.server(name)["state"]["gpu_reclaim"]
 
 
+@pytest.mark.long
 def test_login_of_a_state_put_aside_is_deleted_and_comes_back_with_it(
     hub, service, suspended
 ):

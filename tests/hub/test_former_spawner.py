@@ -89,6 +89,7 @@ def test_former_spawners_servers_go_on_and_can_be_stopped(hubs, shared_service):
     hub.stop_server("ann")
 
 
+@pytest.mark.long
 def test_suspended_session_is_found_after_the_package_was_away(hubs, shared_service):
     hub = hubs.switch(ours=True)
     for user in ("ann", "bob"):

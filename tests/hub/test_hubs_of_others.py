@@ -135,6 +135,7 @@ def test_hub_with_a_spawner_of_its_own_is_told_on_the_page_what_helps(hub_with):
     assert "(and 2 more)" in front.text
 
 
+@pytest.mark.long
 def test_culler_that_asks_us_ends_only_what_we_do_not_know(hub_with):
     role = {
         "name": "culler-asks",

@@ -44,6 +44,7 @@ def lost(hub, suspended):
     return again
 
 
+@pytest.mark.long
 def test_session_of_a_lost_database_comes_back_by_a_managers_order_alone(
     hub, service, lost
 ):
@@ -115,6 +116,7 @@ def begun_since_the_backup(hub, service, name):
     return init
 
 
+@pytest.mark.long
 def test_session_that_runs_beside_an_older_database_is_adopted_by_its_account(
     hub, service, name
 ):
@@ -133,6 +135,7 @@ def test_session_that_runs_beside_an_older_database_is_adopted_by_its_account(
     assert again.visit(f"/user/{name}/lab").status_code == 200
 
 
+@pytest.mark.long
 def test_session_that_an_older_database_does_not_know_waits_for_the_service(
     hub, service, name
 ):

@@ -101,6 +101,7 @@ def test_failed_resume_says_why_and_waits_for_the_person(service, suspended, tab
     comes_to_lab(tab)
 
 
+@pytest.mark.long
 def test_failed_resume_is_tried_again_by_itself_and_spares_the_user_our_words(
     service, suspended, tab
 ):
@@ -123,6 +124,7 @@ def test_failed_resume_is_tried_again_by_itself_and_spares_the_user_our_words(
     comes_to_lab(tab)  # nobody presses anything
 
 
+@pytest.mark.long
 def test_restore_is_told_on_a_phone_and_to_a_screen_reader(service, suspended, tab):
     tab.set_viewport_size({"width": 375, "height": 700})
     service.hold_restore.clear()

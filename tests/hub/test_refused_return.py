@@ -29,10 +29,22 @@ def failing(hub, name, moment, words):
 @pytest.mark.parametrize(
     ("moment", "raised", "code", "told"),
     [
-        ("hook", "lost the quota service", "start_failed", "RuntimeError"),
+        pytest.param(
+            "hook",
+            "lost the quota service",
+            "start_failed",
+            "RuntimeError",
+            marks=pytest.mark.long,
+        ),
         ("hook", "group You may use no GPU.", "start_denied", "You may use no GPU."),
         ("login", "group You may use no GPU.", "start_denied", "You may use no GPU."),
-        ("start", "lost its mind", "start_failed", "RuntimeError"),
+        pytest.param(
+            "start",
+            "lost its mind",
+            "start_failed",
+            "RuntimeError",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_the_hubs_own_configuration_raises_is_a_refusal_with_both_choices(
@@ -97,6 +109,7 @@ def scopes_of_token(hub, name):
     return json.loads(scopes)
 
 
+@pytest.mark.long
 def test_return_that_takes_longer_than_the_hub_waits_is_a_refusal(
     hub, service, suspended
 ):

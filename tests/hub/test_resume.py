@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+import pytest
 import requests
 
 from tests.support.hub import wait_until
@@ -43,6 +44,7 @@ def test_programs_never_wake_a_suspended_server(hub, service, suspended):
     assert service.called("plan-start") == 1
 
 
+@pytest.mark.long
 def test_progress_of_a_resume_shows_bytes_and_seconds(hub, service, suspended):
     service.hold_restore.clear()
     hub.api("POST", f"users/{suspended.name}/server")

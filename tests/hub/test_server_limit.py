@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.hub import HubUnderTest, wait_until
 
 
+@pytest.mark.long
 def test_refusal_says_that_the_session_is_kept(shared_service):
     shared_service.reset()
     config = shared_service.config + "\nc.JupyterHub.active_server_limit = 1\n"

@@ -122,6 +122,7 @@ def test_journal_that_cannot_be_opened_is_said_and_tried_again(stack):
     wait_until(stack.ready, 90, stack.hub.log)
 
 
+@pytest.mark.long
 def test_address_that_somebody_else_has_does_not_end_the_hub(stack):
     with socket.create_server(("127.0.0.1", stack.port)) as squatter:
         threading.Thread(target=_accept_and_say_nothing, args=(squatter,)).start()
@@ -142,6 +143,7 @@ def _accept_and_say_nothing(squatter: socket.socket) -> None:
         one.close()
 
 
+@pytest.mark.long
 def test_saved_session_is_not_started_cold_while_the_service_cannot_work(tmp_path):
     if os.geteuid() != 0 or proxy_command() is None:
         pytest.skip("needs root and configurable-http-proxy")

@@ -14,6 +14,7 @@ import threading
 import time
 
 import jupyterhub
+import pytest
 import requests
 
 from demo.user import User
@@ -175,6 +176,7 @@ def test_t6_t15_hub_killed_during_the_release_comes_back_suspended(hub, service,
     assert comes_back(amy)
 
 
+@pytest.mark.long
 def test_t6_hub_killed_during_a_resume_keeps_the_session(hub, service, suspended):
     service.hold_restore.clear()
     resume(hub, suspended.name)
@@ -187,6 +189,7 @@ def test_t6_hub_killed_during_a_resume_keeps_the_session(hub, service, suspended
     assert comes_back(suspended)
 
 
+@pytest.mark.long
 def test_t25_hub_killed_as_a_cold_start_ends_finds_the_session_again(
     hub, service, name
 ):
@@ -322,6 +325,7 @@ def test_t9_stop_during_a_resume_leaves_no_orphan_and_keeps_the_session(
     assert comes_back(suspended)
 
 
+@pytest.mark.long
 def test_stop_during_a_resume_is_not_held_up_by_a_service_that_answers_late(
     hub, service, suspended
 ):
@@ -341,6 +345,7 @@ def test_stop_during_a_resume_is_not_held_up_by_a_service_that_answers_late(
     assert comes_back(suspended)
 
 
+@pytest.mark.long
 def test_t9_visit_after_a_cancelled_resume_waits_until_its_place_has_ended(
     hub, service, suspended
 ):
@@ -405,6 +410,7 @@ def test_t14_no_options_form_on_a_resume(hub, service):
     assert comes_back(picky)
 
 
+@pytest.mark.long
 def test_t15_visit_during_the_release_ends_in_the_resumed_session(hub, service, amy):
     service.capture(amy.name)
     service.hold_release.clear()

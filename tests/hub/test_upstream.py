@@ -18,15 +18,16 @@ PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "tests.support.upstream")
 OF_SERVERS = "spawn or progress or slow or never or race or options"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("suite", "which", "at_least"),
     [
         ("test_spawner", "test", 36),
-        pytest.param("test_api", OF_SERVERS, 20, marks=pytest.mark.extra),
-        pytest.param("test_named_servers", "test", 34, marks=pytest.mark.extra),
-        pytest.param("test_api", f"not ({OF_SERVERS})", 125, marks=pytest.mark.extra),
-        pytest.param("test_pages", "test", 126, marks=pytest.mark.extra),
+        ("test_api", OF_SERVERS, 20),
+        ("test_named_servers", "test", 34),
+        ("test_api", f"not ({OF_SERVERS})", 125),
+        ("test_pages", "test", 126),
     ],
 )
 def test_jupyterhubs_own_tests_pass_but_for_the_listed_ones(

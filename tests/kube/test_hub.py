@@ -353,7 +353,7 @@ def begin(hub):
     wait(hub.service_ready, hub, 60)
 
 
-@pytest.mark.extra  # three Hubs; e2e/test_lost_database.py has the local ones
+@pytest.mark.long  # three Hubs; e2e/test_lost_database.py has the local ones
 def test_session_that_runs_beside_another_database_is_adopted_or_left_alone(
     hub, elsewhere, user
 ):

@@ -108,7 +108,6 @@ def hub(folder, elsewhere, agent):
         hub.close()
 
 
-@pytest.mark.slow
 def test_a_kernel_goes_on_in_another_pod(hub, elsewhere):
     user = hub.user("ada")
     user.start_server()

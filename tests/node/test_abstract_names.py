@@ -78,6 +78,7 @@ def test_name_of_a_pid_namespace_is_that_of_the_new_one(agent, jupyter, places):
         pass
 
 
+@pytest.mark.long
 def test_name_that_another_program_has_is_told_before_anything(agent, jupyter, places):
     server = jupyter()
     kernel = server.start_kernel()

@@ -118,6 +118,7 @@ def test_branch_runs_beside_its_origin_under_its_own_address_and_login(
         assert refused.status_code == 403
 
 
+@pytest.mark.long
 def test_fork_of_a_branch_prints_in_the_branch_alone(agent, saved, servers):
     origin, kernel = saved
     ordered(agent, "cp-1", "br-1")
@@ -134,6 +135,7 @@ def test_fork_of_a_branch_prints_in_the_branch_alone(agent, saved, servers):
     assert not [message for message in heard if "forked" in message]
 
 
+@pytest.mark.long
 def test_running_cell_goes_on_in_both(agent, saved, servers):
     origin, kernel = saved
     origin.run_and_leave(
@@ -160,6 +162,7 @@ up = program.stdout.readline()
 """
 
 
+@pytest.mark.long
 def test_program_that_listens_on_the_machines_network_is_named_and_nothing_comes(
     agent, saved, servers
 ):

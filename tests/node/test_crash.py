@@ -27,7 +27,7 @@ def moments():
     for step in CAPTURE_STEPS:
         yield pytest.param(step, "begun", id=f"{step}-begun")
         last = step == CAPTURE_STEPS[-1]
-        marks = () if last else pytest.mark.extra
+        marks = () if last else pytest.mark.long
         yield pytest.param(step, "done", id=f"{step}-done", marks=marks)
 
 
@@ -113,6 +113,7 @@ def test_recovery_state_folder_lost_captured_tree_is_found(agent, counter):
     assert goes_on(counter)
 
 
+@pytest.mark.long
 def test_recovery_state_and_store_lost_stopped_tree_goes_on(agent, counter):
     agent.capture(counter, "cp")
     agent.kill()

@@ -34,6 +34,7 @@ def test_capture_release_restore_keeps_kernel_and_variables(agent, jupyter, plac
     assert server.run(kernel, "x, os.getpid()") == f"([1, 2, 3], {pid})"
 
 
+@pytest.mark.long
 def test_programs_that_a_cell_left_behind_are_saved_each_time(agent, jupyter, places):
     server = jupyter()
     kernel = server.start_kernel()

@@ -89,7 +89,7 @@ def test_agent_killed_while_memory_moves_back_lets_no_program_run_without_it(
     assert holders(session) == 1
 
 
-EXTRA = pytest.mark.extra
+EXTRA = pytest.mark.long
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def test_restore_is_over_only_when_the_server_has_told_its_notebooks(
     assert server.run(server.kernel, "x") == "42"
 
 
+@pytest.mark.long
 def test_restore_of_a_server_that_never_tells_them_is_over_all_the_same(
     agent, server, places, folder
 ):

@@ -254,6 +254,7 @@ def test_page_files_terminals_and_other_kernels_answer_without_the_card(lab):
     assert lab.listed()[lab.gpu]["execution_state"] == "idle"
 
 
+@pytest.mark.long
 def test_kernel_that_comes_back_napping_counts_as_used_at_its_return(lab):
     lab.start()
     before = lab.listed()
@@ -264,7 +265,7 @@ def test_kernel_that_comes_back_napping_counts_as_used_at_its_return(lab):
         assert after[kernel]["execution_state"] == "idle"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kernel_that_comes_back_napping_is_not_culled_for_its_suspension(lab):
     lab.start(
         "--debug",
@@ -293,6 +294,7 @@ def test_tab_that_comes_back_finds_its_output_and_nothing_else(lab):
     assert lab.server.run(lab.gpu, "sum(numbers)") == "45"
 
 
+@pytest.mark.long
 def test_kernel_that_nobody_can_speak_for_has_its_memory_back_at_once(lab):
     lab.start()
     (file,) = lab.server.home.rglob(f"kernel-{lab.gpu}.json")
@@ -320,6 +322,7 @@ def test_nothing_is_said_in_the_middle_of_a_message(lab):
     assert lab.server.run(lab.gpu, "sum(numbers)") == "45"
 
 
+@pytest.mark.long
 def test_what_was_left_unread_does_not_wake_it_and_what_comes_then_does(lab):
     """From another program of its session, whose connection comes back as well."""
     lab.start()
@@ -339,6 +342,7 @@ print(listener.getsockname()[1])"""
     assert lab.server.run(lab.gpu, "other.recv(99)") == "b'left lying, and more'"
 
 
+@pytest.mark.long
 def test_program_in_a_terminal_naps_with_its_shell_and_wakes_by_a_key(
     agent, driver, device, jupyter, places
 ):
@@ -366,6 +370,7 @@ def test_program_in_a_terminal_naps_with_its_shell_and_wakes_by_a_key(
         wait_for(lambda: "a2b" in terminal.recv(30))
 
 
+@pytest.mark.long
 def test_server_that_shows_the_gpu_has_no_memory_there_and_runs_on(lab, driver, device):
     """It asks how the GPU is (NVML), and is a user of it in the driver's eyes."""
     lab.start()
@@ -379,6 +384,7 @@ mapped.write_text("0 0")"""
     assert lab.state == "napping"
 
 
+@pytest.mark.long
 def test_cell_that_runs_while_it_is_suspended_runs_on(lab):
     """Nobody is going to wake a kernel that has what it needs to go on."""
     lab.start()

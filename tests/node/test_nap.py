@@ -369,6 +369,7 @@ def test_full_state_folder_refuses_a_nap_and_ends_one(folder, driver, device, pl
         agent.kill()
 
 
+@pytest.mark.long
 def test_program_that_takes_a_card_beside_a_nap_is_captured_and_filled_alone(
     agent, session, driver, device, jupyter, places
 ):

@@ -160,6 +160,7 @@ def test_agent_killed_while_one_falls_asleep_leaves_the_other_one_so(kernels):
     assert kernels.answers(kernels.second)
 
 
+@pytest.mark.long
 def test_suspend_from_it_is_taken_back_and_then_brings_both_back(kernels, places):
     kernels.order("nap")
     assert kernels.answers(kernels.first)
@@ -182,6 +183,7 @@ def test_suspend_from_it_is_taken_back_and_then_brings_both_back(kernels, places
     assert kernels.answers(kernels.second)
 
 
+@pytest.mark.long
 def test_session_that_comes_back_napping_wakes_kernel_by_kernel(kernels, places):
     place = kernels.server.place
     assert kernels.agent.capture(place, "cp")[-1].get("checkpoint")
@@ -219,6 +221,7 @@ def test_kernel_naps_alone_and_the_other_works_on(kernels):
     assert kernels.answers(kernels.second)
 
 
+@pytest.mark.long
 def test_kernel_naps_whatever_the_programs_of_others_begin_meanwhile(kernels, device):
     """Their children open the card in each moment of it."""
     kernels.server.run(kernels.first, FORKS.format(device=device), wait=False)

@@ -52,6 +52,7 @@ def test_agent_leaves_no_core_file_and_lets_sessions_have_theirs(agent):
     assert core[5] == ("unlimited" if mine == resource.RLIM_INFINITY else str(mine))
 
 
+@pytest.mark.long
 def test_port_of_a_saved_session_is_kept_until_it_is_back(agent, jupyter, places):
     server = jupyter()
     server.start_kernel()
@@ -68,6 +69,7 @@ def test_port_of_a_saved_session_is_kept_until_it_is_back(agent, jupyter, places
     assert server.port not in bound()
 
 
+@pytest.mark.long
 def test_port_taken_by_another_program_refuses_and_names_it(agent, jupyter, places):
     server = jupyter()
     agent.capture(server.place, "cp")

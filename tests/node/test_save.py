@@ -128,6 +128,7 @@ def test_file_that_it_writes_while_its_return_is_tried_is_no_obstacle(
     wait_for(lambda: sums.stat().st_size > size)
 
 
+@pytest.mark.long
 def test_second_save_point_stores_what_has_changed(agent, jupyter):
     server = jupyter()
     kernel = server.start_kernel()
@@ -192,6 +193,7 @@ def test_save_point_of_a_session_that_runs_is_restored_nowhere_else(
     assert goes_on(counter)
 
 
+@pytest.mark.long
 def test_session_that_ends_behind_its_copy_is_saved(agent, jupyter, places):
     server = jupyter()
     kernel = server.start_kernel()
@@ -254,6 +256,7 @@ def test_agent_killed_a_session_with_a_card_computes_on(agent, start, step):
     assert holders(session)
 
 
+@pytest.mark.long
 def test_agent_keeps_no_memory_of_a_save_point_that_was_called_off(agent, jupyter):
     server = jupyter()
     kernel = server.start_kernel()

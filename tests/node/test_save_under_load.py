@@ -115,6 +115,7 @@ class Working:
         assert rows == [(number, str(number * number)) for number in range(len(rows))]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60 + 10 * SAVES)
 def test_session_at_work_is_saved_again_and_again_and_loses_nothing(agent, jupyter):
     server = jupyter()

@@ -79,6 +79,7 @@ def test_memory_of_what_has_stood_since_is_taken_over(agent, server, places):
     assert come_back(agent, server, places) == "then"
 
 
+@pytest.mark.long
 def test_what_was_awake_in_between_is_saved_as_it_is(agent, server, places):
     other = server.start_kernel("other.ipynb")
     server.run(other, "counted = 1")
@@ -94,6 +95,7 @@ def test_what_was_awake_in_between_is_saved_as_it_is(agent, server, places):
     assert server.run(other, "counted").startswith("2")
 
 
+@pytest.mark.long
 def test_suspend_that_was_taken_back_leaves_nothing_to_take_over(agent, server, places):
     kernel, address = kernel_of(server), int(server.run(server.kernel, WHERE)[1:-1], 16)
     nap(agent, server.place)

@@ -53,7 +53,7 @@ def in_bucket(s3):
 
 @pytest.mark.parametrize(
     "means",
-    ["store only", "local", pytest.param("remote", marks=pytest.mark.extra)],
+    ["store only", "local", pytest.param("remote", marks=pytest.mark.long)],
 )
 def test_session_comes_back_from_the_store_when_the_disk_is_lost(
     configured, counter, places, folder, s3, means
@@ -112,6 +112,7 @@ def test_session_is_saved_and_comes_back_while_the_store_is_away(
     wait_for(lambda: "writing/cp-1" not in in_bucket(s3))
 
 
+@pytest.mark.long
 def test_agent_whose_store_never_answers_ends_in_its_time(agent, folder):
     """Its sweep hangs in a call that is given up after two minutes only."""
     agent.kill()

@@ -36,7 +36,7 @@ MOMENTS = {
 #: One while memory is streamed, and one in the commit; the others hang likewise.
 ALWAYS = {"the packs", "the manifest"}
 EACH = [
-    pytest.param(moment, marks=[] if moment in ALWAYS else [pytest.mark.extra])
+    pytest.param(moment, marks=[] if moment in ALWAYS else [pytest.mark.long])
     for moment in MOMENTS
 ]
 
@@ -141,6 +141,7 @@ def test_suspend_that_is_called_off_lets_the_session_go_on_at_once(
     assert (seconds < AT_ONCE, state) == (True, "running"), seconds
 
 
+@pytest.mark.long
 def test_session_stands_still_for_its_save_as_short_as_with_a_fast_store(
     agent, gate, large
 ):

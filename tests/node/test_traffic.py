@@ -7,6 +7,7 @@ import time
 import uuid
 
 import httpx
+import pytest
 from websockets.exceptions import WebSocketException
 
 from tests.support.agent import wait_for
@@ -88,6 +89,7 @@ def cycle(agent, place, places, checkpoint: str):
     return holding
 
 
+@pytest.mark.long
 def test_cycles_while_clients_poll_lose_nothing(agent, jupyter, places):
     server = jupyter()
     kernel = server.start_kernel()
@@ -99,6 +101,7 @@ def test_cycles_while_clients_poll_lose_nothing(agent, jupyter, places):
         assert server.run(kernel, "x") == "'kept'"
 
 
+@pytest.mark.long
 def test_page_that_connects_again_at_once_runs_its_next_cell(agent, jupyter, places):
     server = jupyter()
     kernel = server.start_kernel()
@@ -132,6 +135,7 @@ def test_cell_that_prints_during_cycles_loses_no_line(agent, jupyter, places):
     assert log.read_text().split() == [str(i) for i in range(40)]
 
 
+@pytest.mark.long
 def test_output_kept_for_a_disconnected_client_is_still_there(agent, jupyter, places):
     """The server keeps output for the session id of a client that went away."""
     server = jupyter()

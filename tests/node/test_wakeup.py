@@ -26,7 +26,6 @@ def suspend_and_resume(agent, server, places, seconds: float):
     return holding
 
 
-@pytest.mark.slow
 def test_restore_kernel_idle_for_longer_than_its_culler_allows_lives(
     agent, jupyter, places
 ):
@@ -46,6 +45,7 @@ def test_restore_kernel_idle_for_longer_than_its_culler_allows_lives(
     assert server.run(kernel, "x") == "42"
 
 
+@pytest.mark.long
 def test_restore_idle_kernel_counts_as_used_at_its_return(agent, jupyter, places):
     server = jupyter()
     kernel = server.start_kernel()

@@ -144,6 +144,7 @@ print(watchdog.start(watchdog.Watched(*words)))
 """
 
 
+@pytest.mark.long
 def test_watchdogs_of_agents_that_end_again_and_again_do_not_add_up(tmp_path):
     (tmp_path / watchdog.RECORDS).mkdir()
     (tmp_path / watchdog.RECORDS / "inc.json").touch()

@@ -229,7 +229,7 @@ def test_sampling_is_no_sign_of_use(server):
     assert server.client.get(path).json()["last_activity"] == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_terminal_typed_into_is_seen_and_output_is_not(server):
     name = server.client.post("api/terminals").json()["name"]
     url = server.url.replace("http", "ws") + f"terminals/websocket/{name}"
@@ -372,7 +372,6 @@ if not child:
 """
 
 
-@pytest.mark.slow
 def test_keys_in_a_terminal_that_is_not_the_servers_own_are_seen(server):
     """As in VS Code behind the server, tmux, or a login into the session."""
     assert sample(watched(server))[0].last_typed is None

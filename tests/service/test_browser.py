@@ -368,6 +368,7 @@ async def test_fifty_sessions_are_two_screens_and_say_their_states_in_full(
     await expect(pick).to_be_focused()
 
 
+@pytest.mark.long
 async def test_pages_fit_a_phone_and_a_desk(service, tab):
     fill(service)
     node_with_cards(service)

@@ -76,7 +76,6 @@ def take_any_number_of_values() -> None:
     httputil.set_parse_body_config(httputil.ParseBodyConfig(urlencoded=urlencoded))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "only"), [("token-root", "person"), ("spawner", "spawner")]
 )

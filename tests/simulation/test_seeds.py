@@ -11,7 +11,7 @@ import pytest
 from simulation.runner import run_seed
 
 #: Seeds of each commit: about 20 s of a core.
-SEEDS = 100
+SEEDS = 50
 
 
 #: Each broke a law once; docs/explanation/track-record.md tells how.

@@ -17,7 +17,7 @@ from tests.support.stack import Stack
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600)]
 #: Beside other tests all may take longer; on a free machine nothing waits for it.
 PATIENCE = 4.0
 #: What a run leaves as it found it, kills or not.
@@ -60,7 +60,7 @@ def soak(
     return Soak(options, stack, Ledger(), say=False)
 
 
-@pytest.mark.extra  # minutes: Hubs are killed and come back
+@pytest.mark.long  # minutes: Hubs are killed and come back
 @pytest.mark.parametrize("seed", [13, None])
 def test_soak_with_kills_brings_every_session_back_and_leaks_nothing(
     stack: Stack, seed: int | None
