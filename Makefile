@@ -10,9 +10,6 @@ FROM ?= 0
 # more of them only have each other's servers start late. Whole files, in the order of
 # tests/conftest.py: the longest first.
 BESIDE := -n 4 --dist loadfile --no-loadscope-reorder
-# What starts no program: the tests of ``make quick``.
-PURE := tests/clients tests/controlplane tests/events tests/kubernetes_manifests \
-	tests/notices tests/policy tests/spawner tests/store tests/test_*.py
 # Where the tests and the demo find the CRIU that scripts/bootstrap has fetched.
 export GPU_RECLAIM_CRIU ?= $(CURDIR)/.cache/criu
 # Hundreds of programs are started: none of them shall compile what another has compiled.
@@ -31,7 +28,7 @@ soak: ## sessions suspended and resumed for hours, parts killed; SOAK="--minutes
 	@nice -n 19 $(PYTHON) -m soak $(SOAK)
 
 quick: ## what is pure: no root, no program is started; a minute
-	@$(PYTHON) -m pytest -q -n 2 -m "not root" $(PURE)
+	@$(PYTHON) -m pytest -q -n 2 -m pure
 
 test: ## lint, types, layers, and every test that runs without a GPU or a cluster
 	@scripts/bootstrap test

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests.cluster import options
-from tests.support import flaky, network, root, screenshots
+from tests.support import flaky, network, pure, root, screenshots
 from tests.support.reruns import pytest_runtest_teardown  # noqa: F401 - a hook
 
 #: The longest first, so that in the end no worker is left with one of them alone.
@@ -67,6 +67,7 @@ def pytest_collection_modifyitems(
     """Mark what needs root, skip what is long, and begin with what takes longest."""
     root.mark(items)
     flaky.mark(items)
+    pure.mark(items)
     left_out = pytest.mark.skip(reason="a long story: make test-all runs it as well")
     for item in items:
         if item.get_closest_marker("long") and not config.getoption("--long"):

@@ -1,7 +1,7 @@
 """Hubs that are set up in another way: subdomains, PostgreSQL, an OAuth login, traefik.
 
 A path before everything (``base_url``) is in ``conftest.py``'s stack, ``internal_ssl``
-in ``test_internal_ssl.py``. These need ``GPU_RECLAIM_SLOW_TESTS=1``, and most of them
+in ``test_internal_ssl.py``. These need ``--long``, and most of them
 ``pip install "psycopg[binary]" oauthenticator jupyterhub-traefik-proxy``, Debian's
 ``postgresql`` and the program ``traefik``.
 """

@@ -1,0 +1,57 @@
+"""Which tests are pure: no root, no program, no server; ``make quick`` runs them.
+
+They get the marker ``pure``. A room is listed whole where nearly all of it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.support import root
+
+if TYPE_CHECKING:
+    import pytest
+
+TESTS = Path(__file__).parents[1]
+ROOMS: Final = {
+    "clients",
+    "events",
+    "kubernetes_manifests",
+    "notices",
+    "policy",
+    "spawner",
+    "store",
+}
+#: In the other rooms: each room with its files, without ``test_`` and ``.py``.
+FILES: Final = {
+    "": "architecture docs fair_order public_api reasons wire",
+    "checkpoint": "cgroup containers gpu_clients held images process_files protection"
+    " readiness ready rootfs sockets thaw",
+    "cli": "sessions",
+    "contracts": "backend repository",
+    "controlplane": "answers audit_text history nap_memory own_idle_time phases"
+    " preemption reclaimed reconciler store_word streams suspensions workqueue",
+    "hub": "cullers docker_container docker_spawner hub_config tljh_plugin",
+    "kube": "agents pod watched",
+    "node": "again card_room docker_placements ended huge_pages listening messages"
+    " operations outcomes placements pods records requirements rights",
+    "sampling": "kernel_windows nvml window",
+    "service": "cards commands_refused settings table",
+}
+#: Those of the rooms that start programs.
+NOT: Final = {"store/test_workers.py", "store/test_crash.py"}
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Give the marker to each that is."""
+    listed = {
+        Path(room, f"test_{name}.py").as_posix()
+        for room, names in FILES.items()
+        for name in names.split()
+    }
+    for item in items:
+        path = item.path.relative_to(TESTS)
+        whole = path.parts[0] in ROOMS and path.as_posix() not in NOT
+        if (whole or path.as_posix() in listed) and not root.needs_root(item):
+            item.add_marker("pure")
