@@ -44,9 +44,9 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.images import restart_wait
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.engine.images import IMAGES
 from jupyterhub_gpu_reclaim.linux import netns, ptrace
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
-from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import LOOPBACK
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
     from jupyterhub_gpu_reclaim.node.jupyter.connection import ConnectionFile
+    from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
     from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 
@@ -273,12 +274,9 @@ def rewrite_images(there: checkpoint_files.CheckpointContents) -> dict[str, byte
     """
     name = f"core-{there.world.server}.img"
     # One without a port is not going to be woken.
-    if (
-        not there.identity.port
-        or checkpoint_files.IMAGES + name not in there.checkpoint
-    ):
+    if not there.identity.port or IMAGES + name not in there.checkpoint:
         return {}
-    return {name: restart_wait(there.checkpoint.read(checkpoint_files.IMAGES + name))}
+    return {name: restart_wait(there.checkpoint.read(IMAGES + name))}
 
 
 def thaw_server_last(

@@ -41,6 +41,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Event, Finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
+from jupyterhub_gpu_reclaim.engine.images import IMAGES
 from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
@@ -359,7 +360,7 @@ class Capture:
         told: Told,
     ) -> Dumped:
         """Stop the tree and write its image; it stays stopped."""
-        prefix = checkpoint_files.IMAGES
+        prefix = IMAGES
         self._standing = StandingMemory(
             lambda name: target.file(prefix + name), self._stands_on(), self._former
         )
@@ -407,7 +408,7 @@ class Capture:
 
     def _former_of(self, saved: SavedNap, writer: CheckpointWriter) -> Former:
         """What of it has not run since, and is whole in the store."""
-        prefix = checkpoint_files.IMAGES
+        prefix = IMAGES
         there = self._tools.store.open(saved.checkpoint)
         stood = [one.ns_pid for one in have_not_run(self._tree(), saved.ran)]
         maps = {pid: there.read(f"{prefix}pagemap-{pid}.img") for pid in stood}
@@ -611,9 +612,7 @@ class Capture:
     def _complete(self, kept: Mapping[str, bytes | bytearray]) -> None:
         """Save what the dump has left out."""
         assert self._writer is not None
-        carried = self._standing.deliver(
-            self._writer, checkpoint_files.IMAGES, kept, self._cancel
-        )
+        carried = self._standing.deliver(self._writer, IMAGES, kept, self._cancel)
         if carried:
             _log.info("%s %s of it is saved already", self._session.key, size(carried))
 

@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint.sockets.held import bound_now, shares_net
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.engine.images import IMAGES
 from jupyterhub_gpu_reclaim.linux.beneath import names_in
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.linux.sock_diag import own_addresses
@@ -250,7 +251,7 @@ def memory_needed(
     pages = sum(
         checkpoint.size(name)
         for name in checkpoint.names()
-        if name.startswith(checkpoint_files.IMAGES + "pages-")
+        if name.startswith(IMAGES + "pages-")
     )
     on_disk = {str(m.target) for m in _private(session) if m.kind == "overlay"}
     files = sum(
