@@ -258,7 +258,10 @@ def test_mistake_is_an_error_where_that_is_asked_for(tmp_path):
 
 def test_mistake_repeats_no_value_that_may_be_a_secret(tmp_path):
     c = Config()
-    options = {"Notices.webhook_url": "ftp://user:hunter2@x", "Notices.mail_to": 5}
+    options = {
+        "Notices.webhook_url": "ftp://user:hunter2@x",
+        "Notices.messenger_file": 5,
+    }
     configure(c, state_dir=str(tmp_path / "s"), service_options=options)
     assert "webhook_url must be like" in found_wrong(c)[0]
     assert "hunter2" not in json.dumps(c.JupyterHub.services)

@@ -80,22 +80,15 @@ async def receiver():
 
 
 class Mailbox:
-    """A mail server that keeps what it gets, and refuses as it is told."""
+    """A mail server that keeps what it gets."""
 
     def __init__(self) -> None:
         self.messages: list = []
-        self.refusals: list[str] = []
         self.logins: list = []
 
     async def handle_DATA(self, server, session, envelope):  # noqa: N802
         self.messages.append(envelope)
         return "250 taken"
-
-    async def handle_RCPT(self, server, session, envelope, address, options):  # noqa: N802
-        if self.refusals:
-            return self.refusals.pop(0)
-        envelope.rcpt_tos.append(address)
-        return "250 fine"
 
     def login(self, server, session, envelope, mechanism, data):
         self.logins.append((data.login, data.password))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from email import message_from_bytes, policy
 
 import pytest
 
@@ -17,12 +18,12 @@ from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")
 
 
-def notice(user="ada"):
+def notice(user="ada", server="träin"):
     return Notice(
         id=7,
         kind="warned",
         at=5.0,
-        session=SessionKey(user, "träin"),
+        session=SessionKey(user, server),
         sentence="A <b>warning</b> was given.",
         advice="Use it.",
         link="https://hub.example.org/",
@@ -65,6 +66,57 @@ async def test_receiver_that_is_silent_costs_its_limit_and_no_more(receiver):
     receiver.silent = True
     with pytest.raises(NotSent):
         await Messenger([address(receiver, "/x")], 0.3).send(notice())
+
+
+def mail(port, to="{user}@example.org", login="", scheme="mailto", more=""):
+    start = f"{scheme}://{login}127.0.0.1:{port}/?from=JupyterHub%20<hub@example.org>"
+    return Messenger([f"{start}&to={to}{more}"], 10.0)
+
+
+@pytest.mark.parametrize(
+    ("tls", "scheme", "mode"),
+    [("none", "mailto", ""), ("starttls", "mailtos", ""), ("tls", "mailtos", "ssl")],
+)
+async def test_mail_server_gets_a_message_that_says_all(serve_mail, tls, scheme, mode):
+    mailbox, port = await serve_mail(tls)
+    more = "&+Auto-Submitted=auto-generated" + (mode and f"&mode={mode}")
+    told = notice(server="x\r\nBcc: eve@example.org\ny")
+    await mail(port, login="hub:s3cret@", scheme=scheme, more=more).send(told)
+    (envelope,) = mailbox.messages
+    assert mailbox.logins == [(b"hub", b"s3cret")]
+    assert envelope.rcpt_tos == ["ada@example.org"]
+    assert envelope.mail_from == "hub@example.org"
+    message = message_from_bytes(envelope.content, policy=policy.default)
+    assert message["Subject"].startswith("About to be suspended: your JupyterHub")
+    assert message["Bcc"] is None
+    assert message["Auto-Submitted"] == "auto-generated"
+    text = message.get_content().replace("\r\n", "\n")
+    for part in (told.sentence, told.advice, told.link):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "user", ["eve@evil.org,x", "a b", "<x", "a\nb", "ü", "x@y", "a,b", "x:y", "o'b"]
+)
+async def test_user_whose_name_is_no_single_receiver_gets_no_mail(serve_mail, user):
+    mailbox, port = await serve_mail()
+    with pytest.raises(NotSent) as caught:
+        await mail(port).send(notice(user))
+    assert not caught.value.retryable
+    assert mailbox.messages == []
+
+
+async def test_names_that_are_mail_addresses_may_be_used_as_such(serve_mail):
+    mailbox, port = await serve_mail()
+    await mail(port, to="{user}").send(notice("a.b+c@x-y.org"))
+    assert mailbox.messages[0].rcpt_tos == ["a.b+c@x-y.org"]
+
+
+async def test_mail_server_without_the_protection_asked_for_gets_nothing(serve_mail):
+    mailbox, port = await serve_mail()
+    with pytest.raises(NotSent):
+        await mail(port, scheme="mailtos").send(notice())
+    assert mailbox.messages == []
 
 
 def test_file_of_addresses_makes_a_channel(tmp_path):

@@ -9,12 +9,6 @@ from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 
-MAIL = {
-    "mail_server": "smtp.example.org:587",
-    "mail_from": "hub@example.org",
-    "mail_to": "{user}@example.org",
-}
-
 
 def channels(**settings):
     found = Notices(**settings).channels(ManualClock())
@@ -28,9 +22,7 @@ def test_nobody_is_told_unless_it_is_configured(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef\n")
     hook = {"webhook_url": "https://x.org/h", "webhook_secret_file": str(secret)}
-    login = {"mail_login": "hub", "mail_password_file": str(secret)}
-    assert channels(**hook, **MAIL, **login) == ["webhook", "mail"]
-    assert channels(**MAIL | {"mail_server": "[::1]:25"}) == ["mail"]
+    assert channels(**hook) == ["webhook"]
 
 
 @pytest.mark.parametrize(
@@ -41,12 +33,6 @@ def test_nobody_is_told_unless_it_is_configured(tmp_path):
         ("webhook_url", "https://[secret"),
         ("webhook_url", "https://x/a secret"),
         ("webhook_url", "https://x/\nsecret"),
-        ("mail_server", "smtp.example.org"),
-        ("mail_server", "smtp.example.org:99999"),
-        ("mail_to", "all@example.org"),
-        ("mail_from", "nobody"),
-        ("mail_from", "a@b.org\nBcc: c@d.org"),
-        ("mail_tls", "maybe"),
         ("kinds", ["everything"]),
         ("time_limit", 0.0),
     ],
@@ -60,11 +46,8 @@ def test_setting_that_makes_no_sense_is_refused(name, value):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"mail_server": "x.org:25", "mail_to": "{user}@x.org"}, "mail_from is needed"),
-        ({"mail_server": "x.org:25", "mail_from": "a@x.org"}, "mail_to is needed"),
-        (MAIL | {"mail_login": "hub"}, "mail_password_file is needed"),
         (
-            MAIL | {"mail_login": "h", "mail_password_file": "/no/file"},
+            {"webhook_url": "http://x/", "webhook_secret_file": "/no/file"},
             "cannot be read",
         ),
         ({"webhook_url": "http://x/", "webhook_secret_file": "short"}, "too short"),

@@ -1,7 +1,7 @@
-"""Notices to a webhook, by e-mail and to messengers, made of the audit log.
+"""Notices to a webhook, and by e-mail and messengers, made of the audit log.
 
 ``courier`` reads the audit after a mark for each channel, ``notice`` says which lines
-become notices and in which words, and ``webhook``, ``mail`` and ``messenger`` send
+become notices and in which words, and ``webhook`` and ``messenger`` send
 them. ``settings`` makes the channels; without any, nothing is sent.
 
 No session waits for a channel, and one that fails does not end the others. A notice is

@@ -1,4 +1,4 @@
-"""Notices through Apprise: Slack, Teams, Matrix, Telegram and a hundred more.
+"""Notices through Apprise: e-mail, Slack, Teams, Matrix and a hundred more.
 
 Apprise (https://github.com/caronc/apprise) is an optional extra. Its addresses hold
 tokens, so they stand in a file and are never logged. It retries nothing.
@@ -7,6 +7,7 @@ tokens, so they stand in a file and are never logged. It retries nothing.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jupyterhub_gpu_reclaim.service.notices.notice import Notice
+
+#: What ends one receiver and begins another, to Apprise.
+_SEPARATOR = re.compile(r"[\s,;:\[\]<>\"']")
 
 
 class Messenger:
@@ -47,11 +51,14 @@ class Messenger:
         """Send it to all addresses at once.
 
         Raises:
-            NotSent: one of them has not taken it; which one, Apprise does not say.
+            NotSent: one of them has not taken it; which one, Apprise does not say. Or
+                the user's name fits into none.
         """
         link = f"\n{notice.link}" if notice.link else ""
         text = f"{notice.sentence}\n\n{notice.advice}{link}"
         sender = self._sender(notice.session.user)
+        if not sender:
+            raise NotSent("the user's name fits into no address", retryable=False)
         taken = False
 
         def deliver() -> None:
@@ -73,7 +80,8 @@ class Messenger:
     def _sender(self, user: str) -> Any:
         sender = self._apprise.Apprise()
         for address in self._addresses:
-            sender.add(_for_user(address, user))
+            if _fits(user, address):
+                sender.add(_for_user(address, user))
         for each in sender:
             each.socket_connect_timeout = each.socket_read_timeout = self._limit
         return sender
@@ -82,3 +90,12 @@ class Messenger:
 def _for_user(address: str, user: str) -> str:
     """The address with that user in it; a name cannot become another part of it."""
     return address.replace("{user}", quote(user, safe=""))
+
+
+def _fits(user: str, address: str) -> bool:
+    """Whether the name would be that one receiver there, and nobody else."""
+    if "{user}" not in address:
+        return True
+    if _SEPARATOR.search(user) or ("@" in user and "{user}@" in address):
+        return False
+    return user.isascii() or not address.startswith("mailto")

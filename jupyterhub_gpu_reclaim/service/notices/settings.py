@@ -5,17 +5,15 @@ An invalid value is an error at the service's start.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from traitlets import Enum, List, TraitError, Unicode, validate
+from traitlets import Enum, List, Unicode
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.traits import Address, Seconds
-from jupyterhub_gpu_reclaim.service.notices.mail import Mail, MailServer
 from jupyterhub_gpu_reclaim.service.notices.messenger import Messenger
 from jupyterhub_gpu_reclaim.service.notices.notice import SUBJECTS
 from jupyterhub_gpu_reclaim.service.notices.webhook import Webhook
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.service.notices.notice import Channel
 
-_SERVER = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
-_SENDER = re.compile(r"[^\r\n]*[A-Za-z0-9_.+'-]+@[A-Za-z0-9.-]+>?")
 #: Fewer characters than that are no secret.
 _SHORTEST_SECRET = 16
 
@@ -79,100 +75,25 @@ class Notices(Configurable):
         "",
         help="""File with addresses of Apprise, one a line, that get each notice.
 
-        Slack, Teams, Matrix, Telegram and a hundred more:
+        E-mail, Slack, Teams, Matrix and a hundred more:
         https://github.com/caronc/apprise/wiki. ``{user}`` in an address stands for the
-        session's user; lines that begin with ``#`` are comments. The file holds
+        session's user; one whose name would be no single receiver there is not told.
+        Lines that begin with ``#`` are comments. The file holds
         tokens, so let only root read it; it is read once, at the start. Needs
         ``pip install jupyterhub-gpu-reclaim[notices]`` beside the Hub. Empty: none.
         Example: "/etc/jupyterhub/gpu-reclaim-messengers".
         """,
     ).tag(config=True)
 
-    mail_server = Unicode(
-        "",
-        help="""SMTP server, as ``host:port``, that takes an e-mail for each notice.
-
-        Empty: no e-mails. Example: "smtp.example.org:587".
-        """,
-    ).tag(config=True)
-
-    mail_tls = Enum(
-        ["starttls", "tls", "none"],
-        default_value="starttls",
-        help="""How the way to the mail server is protected.
-
-        ``starttls``: a plain connection becomes an encrypted one (port 587); ``tls``:
-        encrypted from the start (port 465); ``none``: not at all, for a server on this
-        machine. The server's certificate has to be good. Example: "tls".
-        """,
-    ).tag(config=True)
-
-    mail_from = Unicode(
-        "",
-        help="""Sender of the e-mails. Example: "JupyterHub <hub@example.org>".
-
-        Empty: not possible where ``mail_server`` is set.
-        """,
-    ).tag(config=True)
-
-    mail_to = Unicode(
-        "",
-        help="""Receiver of an e-mail, with ``{user}`` for the session's user.
-
-        A user whose name makes no address gets none. Empty: not possible where
-        ``mail_server`` is set. Example: "{user}@example.org", or "{user}" where users'
-        names are their addresses.
-        """,
-    ).tag(config=True)
-
-    mail_login = Unicode(
-        "",
-        help="""Login at the mail server. Empty: none is needed. Example: "hub".""",
-    ).tag(config=True)
-
-    mail_password_file = Unicode(
-        "",
-        help="""File with the password for ``mail_login``, read once, at the start.
-
-        Empty: not possible where ``mail_login`` is set. Example:
-        "/etc/jupyterhub/smtp.password".
-        """,
-    ).tag(config=True)
-
     time_limit = Seconds(
         10.0,
         min=1.0,
-        help="""Seconds for one request to the webhook or one step with the mail server.
+        help="""Seconds for one request to the webhook or to one of Apprise's services.
 
         Longer waits for slow ones; shorter lets the next notice come sooner. It cannot
         be 0. Example: 30.
         """,
     ).tag(config=True)
-
-    @validate("mail_server")
-    def _check_server(self, proposal: Any) -> str:
-        server: str = proposal["value"]
-        found = _SERVER.fullmatch(server)
-        if server and not (found and 0 < int(found[2]) < 65536):
-            example = "'smtp.example.org:587'"
-            raise TraitError(
-                f"Notices.mail_server must be like {example}, not {server}"
-            )
-        return server
-
-    @validate("mail_to")
-    def _check_to(self, proposal: Any) -> str:
-        to: str = proposal["value"]
-        if to and "{user}" not in to:
-            raise TraitError("Notices.mail_to must contain {user}")
-        return to
-
-    @validate("mail_from")
-    def _check_from(self, proposal: Any) -> str:
-        sender: str = proposal["value"]
-        if sender and not _SENDER.fullmatch(sender):
-            raise TraitError(f"Notices.mail_from is no address: {sender!r}")
-        return sender
 
     def channels(self, clock: Clock) -> list[Channel]:
         """All configured channels.
@@ -190,8 +111,6 @@ class Notices(Configurable):
             )
         if self.messenger_file:
             found.append(self._messenger())
-        if self.mail_server:
-            found.append(self._mail())
         return found
 
     def _messenger(self) -> Messenger:
@@ -207,23 +126,6 @@ class Notices(Configurable):
             raise _wrong(f"messenger_file needs Apprise: {install}") from None
         except ValueError as error:
             raise _wrong(f"messenger_file {self.messenger_file}: {error}") from None
-
-    def _mail(self) -> Mail:
-        for name in ("mail_from", "mail_to"):
-            if not getattr(self, name):
-                raise _wrong(f"{name} is needed where mail_server is set")
-        if self.mail_login and not self.mail_password_file:
-            raise _wrong("mail_password_file is needed where mail_login is set")
-        host, _, port = self.mail_server.rpartition(":")
-        server = MailServer(
-            host=host.strip("[]"),
-            port=int(port),
-            tls=self.mail_tls,
-            login=self.mail_login,
-            password=_secret("mail_password_file", self.mail_password_file),
-            limit=self.time_limit,
-        )
-        return Mail(server, self.mail_from, self.mail_to)
 
 
 def _secret(name: str, path: str) -> str:
