@@ -57,13 +57,11 @@ class Address(Unicode[str, Any]):
 
     Args:
         like: an example, for the error.
-        base: paths are put behind it, so it has no query and no fragment.
     """
 
-    def __init__(self, *, like: str, base: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, like: str, **kwargs: Any) -> None:
         super().__init__("", **kwargs)
         self._like = like
-        self._base = base
 
     def validate(self, obj: Any, value: Any) -> Any:
         """Reject what cannot be one.
@@ -84,5 +82,4 @@ class Address(Unicode[str, Any]):
             good = good and parts.port != 0
         except ValueError:
             return False
-        good = good and not (self._base and (parts.query or parts.fragment))
         return good and url.isprintable() and " " not in url

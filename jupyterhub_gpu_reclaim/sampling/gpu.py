@@ -2,7 +2,7 @@
 
 What cannot be known of a session stays ``None``: a card that does not answer may be the
 one that a session works on, so then nothing is known of any. ``nvml`` supplies the use
-of the cards; ``service/dcgm`` supplies the same from outside of the machine, by pods.
+of the cards.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from jupyterhub_gpu_reclaim.common.models import GpuSample, Value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
-
-#: What a sample says where the machine's own cards do not answer.
-NO_ANSWER = "its GPU: no answer"
 
 
 class ProcessUse(Value, frozen=True, kw_only=True):

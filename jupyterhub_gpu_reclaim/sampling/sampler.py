@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.sampling.connections import (
     Connections,
     Traffic,
 )
-from jupyterhub_gpu_reclaim.sampling.gpu import NO_ANSWER, NoCards, samples_of
+from jupyterhub_gpu_reclaim.sampling.gpu import NoCards, samples_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -207,7 +207,7 @@ class Sampler:
         problems: list[str] = []
         gpus = samples_of(cards, watched.pids)
         if gpus is None:
-            problems.append(NO_ANSWER)
+            problems.append("its GPU: no answer")
         measured = asyncio.create_task(self._measure(watched, problems))
         answers = _Answers()
         if watched.address is None:

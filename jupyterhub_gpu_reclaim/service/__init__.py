@@ -1,9 +1,9 @@
 """The Hub's service: policies, control plane, API and pages.
 
 ``process`` keeps the address and runs the service behind it; ``app`` is the service,
-and wires settings (``settings``), clients (``clients``, ``dcgm``), policy and control
-plane. ``api`` and ``web`` answer programs and people. ``events`` and ``notices`` tell
-others what happened, ``metrics`` counts it for Prometheus.
+and wires settings (``settings``), clients (``clients``), policy and control plane.
+``api`` and ``web`` answer programs and people. ``events`` and ``notices`` tell others
+what happened, ``metrics`` counts it for Prometheus.
 
 No failure here ends the Hub (law 10). With a wrong setting, without its journal or
 lease, the service still answers, says why, and leaves every session alone. Operations

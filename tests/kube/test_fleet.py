@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
-from tornado.web import Application, RequestHandler
 from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -23,7 +18,6 @@ from jupyterhub_gpu_reclaim.common.models import Aside, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.kube import pod_events
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.clients.agent_router import LOOK_SECONDS
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import GRACE_SECONDS, RULES
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, Pod
 from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
@@ -414,97 +408,33 @@ async def test_long_lists_come_in_pieces(cluster, service, monkeypatch):
     assert len(await service.sessions.fresh()) == 5
 
 
-class Prometheus:
-    """Knows one card of Ada's pod, which is busy; or hangs."""
-
-    def __init__(self, *, hangs: bool = False) -> None:
-        self._hangs = hangs
-        sockets = bind_sockets(0, "127.0.0.1")
-        self._server = HTTPServer(Application([(".*", _Query, {"far": self})]))
-        self._server.add_sockets(sockets)
-        self.url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
-        self.asked = asyncio.Event()
-
-    async def answer(self) -> dict:
-        self.asked.set()
-        if self._hangs:
-            await asyncio.Event().wait()
-        labels = {"namespace": NAMESPACE, "pod": "jupyter-ada", "UUID": "ab" * 16}
-        series = {
-            "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL", **labels},
-            "values": [[time.time(), "40"]],
-        }
-        data = {"resultType": "matrix", "result": [series]}
-        return {"status": "success", "data": data}
-
-    async def close(self) -> None:
-        self._server.stop()
-        await self._server.close_all_connections()
-
-
-class _Query(RequestHandler):
-    def initialize(self, far: Prometheus) -> None:
-        self.far = far
-
-    async def get(self):
-        self.write(await self.far.answer())
-
-
-@asynccontextmanager
-async def told_by(prometheus: Prometheus, cluster, folder):
-    """The fleet as the service wires it, with that second source first."""
-    file = folder / "kubeconfig"
+async def test_the_fleet_that_the_settings_make_sees_the_sessions_of_all_nodes(
+    cluster, two, tmp_path
+):
+    file = tmp_path / "kubeconfig"
     file.write_text(cluster.kubeconfig("service"))
     labels = ",".join(f"{name}={value}" for name, value in AGENT_LABELS.items())
     config = {
-        "ReclaimService": {
-            "placement": "kubernetes",
-            "kubeconfig": str(file),
-            "namespace": NAMESPACE,
-            "agent_selector": labels,
-            "agent_port": AGENT_PORT,
-            "agent_tls_name": "",
-        },
-        "DcgmSource": {"url": prometheus.url, "first": "dcgm"},
+        "placement": "kubernetes",
+        "kubeconfig": str(file),
+        "namespace": NAMESPACE,
+        "agent_selector": labels,
+        "agent_port": AGENT_PORT,
+        "agent_tls_name": "",
     }
-    fleet, let_go = await agent_of(ReclaimService(config=Config(config)), TOKEN, None)
+    service = ReclaimService(config=Config(ReclaimService=config))
+    fleet, let_go = await agent_of(service, TOKEN, None)
+
+    async def seen():
+        try:
+            return {sample.key for sample in await fleet.samples()} == {ADA, BOB}
+        except ReclaimError:
+            return False
+
     try:
-        await until(lambda: _seen(fleet))
-        yield fleet
+        await until(seen)
     finally:
         await let_go()
-        await prometheus.close()
-
-
-async def _seen(fleet):
-    try:
-        return len(await fleet.samples()) == 2
-    except ReclaimError:
-        return False
-
-
-async def test_the_exporter_s_word_is_in_the_samples_of_the_pods_that_it_names(
-    cluster, two, tmp_path
-):
-    async def told():
-        return {sample.key: sample.gpus for sample in await fleet.samples()}
-
-    async with told_by(Prometheus(), cluster, tmp_path) as fleet:
-
-        async def ada():
-            return (await told())[ADA]
-
-        (card,) = await until(ada)
-        assert card.sm_percent == 40
-        assert (await told())[BOB] == []
-
-
-async def test_a_prometheus_that_hangs_costs_no_sample(cluster, two, tmp_path):
-    prometheus = Prometheus(hangs=True)
-    async with told_by(prometheus, cluster, tmp_path) as fleet:
-        await prometheus.asked.wait()
-        async with asyncio.timeout(LOOK_SECONDS):
-            assert len(await fleet.samples()) == 2
 
 
 async def _ended(cluster, service, end):

@@ -125,7 +125,6 @@ class Connection:
         ca_file: certificates that vouch for an ``https`` address; empty: the system's.
         own: files of a certificate and its key that we show there; None: none.
         at: IP address to connect to; empty: that of the host in ``address``.
-        most: longest answer, bytes; 0: 100 MiB.
     """
 
     def __init__(
@@ -136,11 +135,8 @@ class Connection:
         ca_file: str = "",
         own: tuple[str, str] | None = None,
         at: str = "",
-        most: int = 0,
     ) -> None:
         options: dict[str, Any] = {"max_clients": MAX_CLIENTS}
-        if most:
-            options["max_body_size"] = most
         if address.startswith("unix:"):
             options["resolver"] = UnixResolver(path=address.removeprefix("unix:"))
             address = "http://localhost"

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
     from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
     from jupyterhub_gpu_reclaim.service.clients.pods import ClusterNode, Pod
-    from jupyterhub_gpu_reclaim.service.dcgm.source import DcgmUse
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +78,6 @@ class AgentRouter:
         agents: the agents by node.
         node_labels: which labels of its node a session with a GPU needs again.
         heeds: which signs count that a node is about to go; see ``node_notices``.
-        gpu_use: an additional source of GPU use; None: only the agents.
     """
 
     def __init__(
@@ -90,14 +88,12 @@ class AgentRouter:
         agents: Agents,
         node_labels: Sequence[str] = (),
         heeds: Sequence[str] = (),
-        gpu_use: DcgmUse | None = None,
     ) -> None:
         self._cluster = cluster
         self._sessions = sessions
         self._agents = agents
         self._node_labels = frozenset(node_labels)
         self._heeds = frozenset(heeds)
-        self._gpu_use = gpu_use
         #: nodes that were about to go, though their agents and sessions be gone
         self._noticed: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -115,8 +111,6 @@ class AgentRouter:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._agents.close()
-        if self._gpu_use is not None:
-            await self._gpu_use.close()
 
     # --- looking
     def nodes(self) -> list[str]:
@@ -257,8 +251,6 @@ class AgentRouter:
                 if not pod.over and key in {None, pod.key}
             }
         )
-        if self._gpu_use is not None:
-            self._gpu_use.ask()
         told = await asyncio.gather(
             *(self._samples_on(node) for node in nodes), return_exceptions=True
         )
@@ -271,15 +263,10 @@ class AgentRouter:
         if nodes and not any(isinstance(answer, list) for answer in told):
             raise silent(", ".join(nodes))
         return [
-            self._completed(sample, pod)
+            msgspec.structs.replace(sample, key=pod.key)
             for sample in found
             if (pod := pods.get((sample.incarnation, sample.pod))) is not None
         ]
-
-    def _completed(self, sample: Sample, pod: Pod) -> Sample:
-        """A sample with its pod's session, and with DCGM's values if configured."""
-        sample = msgspec.structs.replace(sample, key=pod.key)
-        return sample if self._gpu_use is None else self._gpu_use.complete(sample, pod)
 
     async def _samples_on(self, node: str) -> list[Sample]:
         async with asyncio.timeout(LOOK_SECONDS):

@@ -16,7 +16,6 @@ from jupyterhub_gpu_reclaim.service.clients.agents import Agents
 from jupyterhub_gpu_reclaim.service.clients.informer import Informer
 from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
 from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
-from jupyterhub_gpu_reclaim.service.dcgm.settings import DcgmSource
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,14 +33,10 @@ async def agent_of(
     """The agent, asked in the name of that lease, and what closes the connections.
 
     Raises:
-        Refused: there is no way to the API server, or a setting is of no use here.
+        Refused: there is no way to the API server, or packages are missing.
     """
-    source = DcgmSource(parent=options)
     if options.placement == "kubernetes":
-        return await _fleet(options, token, lease, source)
-    if source.url:
-        what = "DcgmSource.url is for sessions in pods (placement = 'kubernetes')."
-        raise Refused(Reason.SETTING_INVALID, what=what)
+        return await _fleet(options, token, lease)
     agent = AgentClient(
         options.agent, token, lease=lease, ca_file=options.agent_ca_file
     )
@@ -53,7 +48,7 @@ async def agent_of(
 
 
 async def _fleet(
-    options: Options, token: Path, lease: HeldLease, source: DcgmSource
+    options: Options, token: Path, lease: HeldLease
 ) -> tuple[AgentRouter, LetGo]:
     try:
         from jupyterhub_gpu_reclaim.service.clients import kubernetes  # noqa: PLC0415 large
@@ -64,7 +59,6 @@ async def _fleet(
         )
         raise Refused(Reason.SETTING_INVALID, what=what) from None
     clock = SystemClock()
-    gpu_use = source.open(clock)
     api = await kubernetes.Api.open(options.kubeconfig)
     namespace = options.namespace or kubernetes.own_namespace()
     fleet = AgentRouter(
@@ -83,7 +77,6 @@ async def _fleet(
         ),
         node_labels=options.gpu_node_labels,
         heeds=options.drain_on,
-        gpu_use=gpu_use,
     )
     fleet.start()
 

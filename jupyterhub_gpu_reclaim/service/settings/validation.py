@@ -32,7 +32,6 @@ from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
-from jupyterhub_gpu_reclaim.service.dcgm.settings import DcgmSource
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 
@@ -47,7 +46,6 @@ PARTS: tuple[type[Configurable], ...] = (
     NapPolicy,
     Rules,
     Notices,
-    DcgmSource,
 )
 #: Every section of the service's settings, and whose traits they are.
 SECTIONS: dict[str, tuple[type[HasTraits], ...]] = {
@@ -125,11 +123,6 @@ def contradictions(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
         found.append(
             f"ReclaimService.own_idle_shortest ({shortest:g}) is longer than"
             f" ReclaimService.own_idle_longest ({longest:g})."
-        )
-    dcgm = config.get("DcgmSource", {}).get("url")
-    if dcgm and ours.get("placement") != "kubernetes":
-        found.append(
-            "DcgmSource.url is for sessions in pods (placement = 'kubernetes')."
         )
     return found
 
