@@ -379,18 +379,11 @@ def _report(parser: argparse.ArgumentParser) -> None:
         default="",
         help="which, in UTC (default: this month, up to now)",
     )
-    parser.add_argument(
-        "--by",
-        choices=["user", "group", "node", "gpu"],
-        default="user",
-        help="whose shares the table has (default: %(default)s); JSON and CSV have all",
-    )
-    parser.add_argument("--csv", action="store_true", help="print CSV, no table")
     parser.epilog = (
-        "For administrators. GPU-hours that suspended sessions have left to others: a"
-        " session counts with the GPUs that it held, or its share of one. A user of two"
-        " groups counts in both. Naps are not in it, since they free memory of a GPU"
-        f" and no GPU. {parser.epilog}"
+        "For administrators. Prints CSV, or JSON; the page Report has tables. GPU-hours"
+        " that suspended sessions have left to others: a session counts with the GPUs"
+        " that it held, or its share of one. A user of two groups counts in both. Naps"
+        f" count beside that, in GB of GPU memory times hours. {parser.epilog}"
     )
 
 

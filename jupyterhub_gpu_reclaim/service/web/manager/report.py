@@ -1,18 +1,17 @@
-"""The report of a month as a page to print, and as a CSV or JSON file."""
+"""The report of a month as a page to print, and as a CSV file."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.report import as_csv, month_at, neighbours
 from jupyterhub_gpu_reclaim.service.api.history import report_of
 from jupyterhub_gpu_reclaim.service.web.cards import instant
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.report import Report, Share
+    from jupyterhub_gpu_reclaim.common.report import Share
 
 #: Share → its title on the page, and what an empty name means.
 _TITLES = (
@@ -53,19 +52,13 @@ class ReportPage(ManagerPage):
 class ReportFile(ManagerPage):
     """The same as a file."""
 
-    _KINDS: ClassVar = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
-
-    async def get(self, kind: str) -> None:
+    async def get(self) -> None:
         """Send it."""
         report = await report_of(self)
-        self.set_header("Content-Type", self._KINDS[kind])
-        name = f"gpu-hours-{report.month}.{kind}"
+        self.set_header("Content-Type", "text/csv; charset=utf-8")
+        name = f"gpu-hours-{report.month}.csv"
         self.set_header("Content-Disposition", f'attachment; filename="{name}"')
-        self.finish(_written(report, kind))
-
-
-def _written(report: Report, kind: str) -> bytes:
-    return as_csv(report).encode() if kind == "csv" else codec.encode(report)
+        self.finish(as_csv(report))
 
 
 def _rows(shares: list[Share], empty: str) -> list[tuple[str, str, int, str, float]]:
@@ -93,5 +86,5 @@ def rules(prefix: str) -> list[tuple[Any, ...]]:
     base = re.escape(prefix)
     return [
         (rf"{base}report", ReportPage),
-        (rf"{base}report\.(csv|json)", ReportFile),
+        (rf"{base}report\.csv", ReportFile),
     ]
