@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.sampling.gpu import CardUse
-from jupyterhub_gpu_reclaim.testing.memory_agent import MemorySession
+from tests.support.memory_agent import MemorySession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

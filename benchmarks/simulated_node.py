@@ -43,7 +43,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom, Waker
-from jupyterhub_gpu_reclaim.testing.memory_agent import MemoryAgent
+from tests.support.memory_agent import MemoryAgent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection

@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
 from jupyterhub_gpu_reclaim.store.format.index import is_name
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from simulation.loop import pause
 
 if TYPE_CHECKING:

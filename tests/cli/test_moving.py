@@ -12,7 +12,7 @@ import pytest
 from jupyterhub_gpu_reclaim.store.format.keys import load_keys
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.export import import_checkpoint
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.cli.conftest import SAME, Store
 from tests.store.doubles import KEYS
 from tests.store_backends.doubles import Died, DiesAt

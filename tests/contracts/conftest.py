@@ -8,8 +8,8 @@ from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.proxies import Patience, ReadAhead, Retrying
 from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
-from jupyterhub_gpu_reclaim.testing.faulty_backend import FailsEveryThird
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
+from tests.support.faulty_backend import FailsEveryThird
 from tests.support.object_store import served
 
 BACKENDS = [

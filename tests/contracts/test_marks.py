@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.store.transfer.export import (
 )
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 from jupyterhub_gpu_reclaim.store.verification import Verification
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 ASIDE, FOR_EVER = Aside(until=1234.5), Aside(until=None)

@@ -44,7 +44,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
-from jupyterhub_gpu_reclaim.testing.memory_agent import MemoryAgent, MemorySession
+from tests.support.memory_agent import MemoryAgent, MemorySession
 
 TOKEN = "agent-token"
 #: The id of the card that all sessions share.

@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing, Passphrase
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.export import import_checkpoint
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.e2e.test_cycle import BIN, by_command
 
 if TYPE_CHECKING:

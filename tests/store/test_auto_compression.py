@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.store.format.compression import (
     probe,
 )
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 #: Shrinks to a half, slowly.

@@ -7,8 +7,8 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, RolledBack, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.testing.faulty_backend import turn_bit
 from tests.store.test_generations import PAGE, PLAIN, first_pack, save
+from tests.support.faulty_backend import turn_bit
 
 
 def seen(writer, *names):

@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 RANDOM = os.urandom(700_000)

@@ -27,9 +27,9 @@ from jupyterhub_gpu_reclaim.store.packing.base_blocks import Verdict
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import Report
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint, merge
-from jupyterhub_gpu_reclaim.testing.faulty_backend import FailsEveryThird, turn_bit
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
+from tests.support.faulty_backend import FailsEveryThird, turn_bit
 
 PAGE = 4096
 PLAIN = os.urandom(1000 * PAGE)

@@ -10,7 +10,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format import keys
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing, load_keys, make_key_file
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 
 ONE, TWO = b"1" * 32, b"2" * 32
 

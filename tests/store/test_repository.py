@@ -16,7 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 RANDOM = os.urandom(700_001)

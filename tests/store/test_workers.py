@@ -20,9 +20,9 @@ from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.workers import channel, fork_server, handle
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
-from jupyterhub_gpu_reclaim.testing.faulty_backend import turn_bit
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
+from tests.support.faulty_backend import turn_bit
 
 PLAIN = os.urandom(5_000_000) + bytes(3_000_000) + b"kernel " * 400_000
 

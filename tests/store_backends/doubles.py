@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectMissing, Unavailab
 from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.catalogue.locks import WriteIntent
 from jupyterhub_gpu_reclaim.store.format import layout
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 
 
 class SmallRepository:

@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.store.catalogue.locks import REFRESH_SECONDS
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 
 DAY = 24 * 3600.0

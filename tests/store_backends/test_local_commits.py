@@ -15,7 +15,7 @@ from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 from tests.store_backends.doubles import Unreachable
 

@@ -5,7 +5,7 @@ import random
 import threading
 
 from jupyterhub_gpu_reclaim.store.backends.proxies import WINDOW_BYTES, ReadAhead
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 
 DATA = os.urandom(3 * WINDOW_BYTES + 12_345)
 

@@ -15,9 +15,9 @@ from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteB
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
-from jupyterhub_gpu_reclaim.testing.faulty_backend import turn_bit
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
+from tests.support.faulty_backend import turn_bit
 
 PAGES = os.urandom(1_200_000)
 PACK, INDEX, MANIFEST = "packs/c1/00000000", "packs/c1/index", "manifests/c1"

@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.store.backends.write_back import (
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
-from jupyterhub_gpu_reclaim.testing.memory_backend import MemoryBackend
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.store_backends.doubles import (
     Died,
     DiesAt,

@@ -1,8 +1,4 @@
-"""Faults of stores, by name, for tests and drills.
-
-They show how a deployment behaves when its store fails. Nothing in production makes
-one.
-"""
+"""Faults of stores, by name."""
 
 from __future__ import annotations
 

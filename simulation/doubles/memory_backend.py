@@ -1,7 +1,6 @@
 """A backend that keeps its objects in memory, for tests and simulations.
 
-It passes the contract suite of the real backends. Nothing in production makes one: its
-contents end with the process.
+It passes the contract suite of the real backends.
 """
 
 from __future__ import annotations

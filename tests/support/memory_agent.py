@@ -254,7 +254,7 @@ class MemoryAgent(Generic[S]):
     async def identity(self, checkpoint: str) -> Identity:
         """A login; ``NotFound`` without that checkpoint."""
         self._info(checkpoint)
-        return Identity(api_token="secret", port=8888)  # noqa: S106 - nobody's token
+        return Identity(api_token="secret", port=8888)
 
     # --- doing
 
