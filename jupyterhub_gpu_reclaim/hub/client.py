@@ -49,7 +49,8 @@ class ServiceClient:
             prefix the service's usual one is taken.
         token: the spawner token (``GPU_RECLAIM_SPAWNER_TOKEN``).
         timeout: seconds for a call that only asks.
-        slow_timeout: seconds for a call that waits for processes to end.
+        slow_timeout: seconds for a call that waits for processes to end, or for a
+            suspend under way: longer than the service's ``Settings.settle_limit``.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ServiceClient:
         *,
         prefix: str = "/services/gpu-reclaim",
         timeout: float = 10.0,
-        slow_timeout: float = 60.0,
+        slow_timeout: float = 180.0,
     ) -> None:
         vouching = Vouching(token.encode())
         self._timeout = timeout

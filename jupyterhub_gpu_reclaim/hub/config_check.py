@@ -166,17 +166,13 @@ def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[s
         )
     if sound["placement"] != "kubernetes" and (whose := _hub_ports(c).get(port)):
         found.append(f"service_port: {port} is the port of {whose}.")
-    for name, section, theirs in (
-        ("gpu_wait", "Spawner", "start_timeout"),
-        ("settle_limit", "ReclaimMixin", "reclaim_slow_timeout"),
-    ):
-        wait = own.get(f"ReclaimService.{name}")
-        longest = c.get(section, {}).get(theirs)
-        if _is_number(wait) and _is_number(longest) and 0 < longest <= wait:
-            found.append(
-                f"ReclaimService.{name} ({wait:g}) must be shorter than"
-                f" {section}.{theirs} ({longest:g})."
-            )
+    wait = own.get("ReclaimService.gpu_wait")
+    longest = c.get("Spawner", {}).get("start_timeout")
+    if _is_number(wait) and _is_number(longest) and 0 < longest <= wait:
+        found.append(
+            f"ReclaimService.gpu_wait ({wait:g}) must be shorter than"
+            f" Spawner.start_timeout ({longest:g})."
+        )
     full = sound["service_options"] or {}
     for short, name in SHORT.items():
         if sound[short] is not None and full.get(name, sound[short]) != sound[short]:

@@ -113,9 +113,7 @@ class AgentApp(AgentSettings):
             accelerator = self._accelerator(state)
             client = jupyter_api.make_client()
             operations = Operations()
-            sampler = Sampler(
-                clock, accelerator.cards, answer_seconds=self.sample_seconds
-            )
+            sampler = Sampler(clock, accelerator.cards)
             node = self._node(
                 placements=placements,
                 state=state,

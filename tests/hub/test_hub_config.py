@@ -217,7 +217,7 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
         ({"service_options": {"ReclaimService.grace": "1 h"}}, "1 h is 3600"),
         (
             {"service_options": {"ReclaimService.backoff": 9999}},
-            "backoff .9999. is longer than ReclaimService.backoff_limit",
+            "backoff must be a number from 1 to 3600, not 9999",
         ),
         (
             {"service_options": {"ReclaimService.own_idle_longest": 120}},
@@ -279,12 +279,12 @@ def test_wrong_placement_in_a_pod_never_starts_sessions_beside_the_hub(
 def test_wrong_setting_of_our_spawner_is_said_and_taken_out(tmp_path):
     c = Config()
     c.ReclaimMixin.reclaim_timeout = "10 s"
-    c.ReclaimMixin.reclaim_slow_timeout = 200.0
+    c.ReclaimMixin.reclaim_kept_days = 2.0
     c.ReclaimMixin.start_timeout = 77  # of every spawner, and none of ours
     configure(c, state_dir=str(tmp_path / "s"))
     assert "reclaim_timeout must be a number, not '10 s'" in found_wrong(c)[0]
     assert "reclaim_timeout" not in c.ReclaimMixin
-    assert c.ReclaimMixin.reclaim_slow_timeout == 200.0
+    assert c.ReclaimMixin.reclaim_kept_days == 2.0
     assert c.ReclaimMixin.start_timeout == 77
 
 

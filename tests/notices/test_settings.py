@@ -34,7 +34,6 @@ def test_nobody_is_told_unless_it_is_configured(tmp_path):
         ("webhook_url", "https://x/a secret"),
         ("webhook_url", "https://x/\nsecret"),
         ("kinds", ["everything"]),
-        ("time_limit", 0.0),
     ],
 )
 def test_setting_that_makes_no_sense_is_refused(name, value):

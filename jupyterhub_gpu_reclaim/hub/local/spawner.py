@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from jupyterhub.spawner import LocalProcessSpawner
 from jupyterhub.utils import random_port
-from traitlets import Bool, Float, Unicode
+from traitlets import Bool, Unicode
 
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 #: What steers root's own interpreters; the session gets these through env(1) instead.
 _LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
 _SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
+#: Seconds that making namespaces may take; 0.1 as a rule.
+_LAUNCH_SECONDS = 30.0
 
 
 class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
@@ -95,11 +97,6 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         It keeps sessions alive when the Hub's systemd unit is restarted, counts their
         memory and CPU, and holds ``mem_limit`` and ``cpu_limit``. Empty: none.
         """,
-    ).tag(config=True)
-
-    launch_timeout = Float(
-        30.0,
-        help="""Seconds that making a session's namespaces may take (normally 0.1).""",
     ).tag(config=True)
 
     place = Location()
@@ -230,7 +227,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
             names = ", ".join(sorted(ignored))
             self.log.warning("%s: popen_kwargs ignored: %s", self._log_name, names)
         return await launch.run(
-            options, init, env, self.popen_kwargs, seconds=self.launch_timeout
+            options, init, env, self.popen_kwargs, seconds=_LAUNCH_SECONDS
         )
 
     # --- watch ---

@@ -91,15 +91,6 @@ class ReclaimMixin(SessionPlacement):
         help="""Seconds to wait for an answer of the service to a quick question.""",
     ).tag(config=True)
 
-    reclaim_slow_timeout = Float(
-        180.0,
-        help="""Seconds to wait for the service where it must end something first.
-
-        A suspend under way is called off or finished, or processes are ended. Longer
-        than the service's own `ReclaimService.settle_limit`.
-        """,
-    ).tag(config=True)
-
     will_resume = Bool(
         False,
         help="""Whether the Hub keeps the session's login at a stop.
@@ -152,7 +143,6 @@ class ReclaimMixin(SessionPlacement):
             self.reclaim_token_file,
             self._prefix,
             self.reclaim_timeout,
-            self.reclaim_slow_timeout,
         )
 
     # --- start, poll, stop ---
@@ -428,13 +418,11 @@ class ReclaimMixin(SessionPlacement):
 
 @cache
 def _client(
-    address: str, token_file: str, prefix: str, timeout: float, slow_timeout: float
+    address: str, token_file: str, prefix: str, timeout: float
 ) -> ServiceClient:
     """One client per service."""
     try:
         token = Path(token_file).read_text().strip()
     except (OSError, ValueError) as error:  # ValueError: it is no text
         raise Unreachable(Reason.SERVICE_UNREACHABLE, detail=str(error)) from None
-    return ServiceClient(
-        address, token, prefix=prefix, timeout=timeout, slow_timeout=slow_timeout
-    )
+    return ServiceClient(address, token, prefix=prefix, timeout=timeout)

@@ -49,7 +49,7 @@ def listen(settings: AgentSettings, node: Node, term: KnownTerm) -> Door:
     server = door(
         application,
         tls=_tls(settings),
-        max_body=settings.max_body_bytes,
+        max_body=routes.MAX_BODY_BYTES,
         files=raise_file_limit(),
     )
     where = settings.listen

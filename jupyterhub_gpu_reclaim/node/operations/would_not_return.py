@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 
-#: Seconds after which the same programs are tried again: as long as the longest pause
-#: after failures (``ReclaimService.backoff_limit``), unless that was changed.
+#: Seconds after which the same programs are tried again: as long as the
+#: service's longest pause after failures (``Settings.backoff_limit``).
 _AGAIN_SECONDS: Final = 3600.0
 #: Sessions whose refusal is remembered.
 _KEPT: Final = 256

@@ -30,7 +30,6 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.paths import AGENT_FILE
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.traits import Seconds
-from jupyterhub_gpu_reclaim.node.http import routes
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
 from jupyterhub_gpu_reclaim.node.requirements import REACHING
 from jupyterhub_gpu_reclaim.node.sessions import docker_engine, placement_kinds
@@ -393,21 +392,6 @@ class AgentSettings(StoreSettings, Application):
         help="The lowest level that is logged, to stderr.",
     ).tag(config=True)
 
-    sample_seconds = Seconds(
-        5.0,
-        min=0.1,
-        help="""Seconds that a session's server has to tell about its kernels.
-
-        One that takes longer is reported as not known, and so is never suspended.
-        """,
-    ).tag(config=True)
-
-    check_seconds = Seconds(
-        60.0,
-        min=1.0,
-        help="Seconds that looking at processes, files and sockets may take.",
-    ).tag(config=True)
-
     dump_seconds = Seconds(
         1800.0,
         min=1.0,
@@ -450,12 +434,6 @@ class AgentSettings(StoreSettings, Application):
         """,
     ).tag(config=True)
 
-    archive_seconds = Seconds(
-        600.0,
-        min=1.0,
-        help="Seconds that saving or putting back temporary files may take.",
-    ).tag(config=True)
-
     commit_seconds = Seconds(
         600.0,
         min=1.0,
@@ -477,10 +455,6 @@ class AgentSettings(StoreSettings, Application):
 
         After that the restore has failed; the checkpoint is kept.
         """,
-    ).tag(config=True)
-
-    end_seconds = Seconds(
-        30.0, min=1.0, help="Seconds that killed processes have to be gone."
     ).tag(config=True)
 
     stop_seconds = Seconds(
@@ -505,12 +479,6 @@ class AgentSettings(StoreSettings, Application):
         woken, once there is room on its card. 0: it stays frozen, or naps on.
         Longer leaves more time to repair an agent in the middle of many suspends.
         """,
-    ).tag(config=True)
-
-    max_body_bytes = Integer(
-        routes.MAX_BODY_BYTES,
-        min=1024,
-        help="Largest body of a call, in bytes. The agent's calls are all small.",
     ).tag(config=True)
 
     @validate("state_dir")
@@ -564,12 +532,9 @@ class AgentSettings(StoreSettings, Application):
     def limits(self) -> TimeLimits:
         """The time limits of the steps, as the operations take them."""
         return TimeLimits(
-            check=self.check_seconds,
             dump=self.dump_seconds,
-            archive=self.archive_seconds,
             commit=self.commit_seconds,
             restore=self.restore_seconds,
             answer=self.answer_seconds,
-            end=self.end_seconds,
             gpu_lock=self.gpu_lock_seconds,
         )

@@ -13,7 +13,7 @@ from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.traits import Address, Seconds
+from jupyterhub_gpu_reclaim.common.traits import Address
 from jupyterhub_gpu_reclaim.service.notices.messenger import Messenger
 from jupyterhub_gpu_reclaim.service.notices.notice import SUBJECTS
 from jupyterhub_gpu_reclaim.service.notices.webhook import Webhook
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Fewer characters than that are no secret.
 _SHORTEST_SECRET = 16
+#: Seconds for one request.
+_LIMIT = 10.0
 
 
 class Notices(Configurable):
@@ -85,16 +87,6 @@ class Notices(Configurable):
         """,
     ).tag(config=True)
 
-    time_limit = Seconds(
-        10.0,
-        min=1.0,
-        help="""Seconds for one request to the webhook or to one of Apprise's services.
-
-        Longer waits for slow ones; shorter lets the next notice come sooner. It cannot
-        be 0. Example: 30.
-        """,
-    ).tag(config=True)
-
     def channels(self, clock: Clock) -> list[Channel]:
         """All configured channels.
 
@@ -106,9 +98,7 @@ class Notices(Configurable):
             secret = _secret("webhook_secret_file", self.webhook_secret_file)
             if self.webhook_secret_file and len(secret) < _SHORTEST_SECRET:
                 raise _wrong("webhook_secret_file holds a secret that is too short")
-            found.append(
-                Webhook(self.webhook_url, secret.encode(), self.time_limit, clock)
-            )
+            found.append(Webhook(self.webhook_url, secret.encode(), _LIMIT, clock))
         if self.messenger_file:
             found.append(self._messenger())
         return found
@@ -120,7 +110,7 @@ class Notices(Configurable):
         if not addresses:
             raise _wrong(f"messenger_file {self.messenger_file} has no address")
         try:
-            return Messenger(addresses, self.time_limit)
+            return Messenger(addresses, _LIMIT)
         except ImportError:
             install = "pip install jupyterhub-gpu-reclaim[notices]"
             raise _wrong(f"messenger_file needs Apprise: {install}") from None

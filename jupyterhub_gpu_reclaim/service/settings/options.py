@@ -294,12 +294,6 @@ class Options(Configurable):
         " Then it is thawed and goes on running.",
     ).tag(config=True)
 
-    settle_limit = Float(
-        _DEFAULTS.settle_limit,
-        min=5,
-        help="Seconds for which a start or a stop waits for a suspend under way.",
-    ).tag(config=True)
-
     operation_limit = Float(
         _DEFAULTS.operation_limit,
         min=60,
@@ -310,14 +304,9 @@ class Options(Configurable):
     backoff = Float(
         _DEFAULTS.backoff,
         min=1,
+        max=_DEFAULTS.backoff_limit,
         help="Seconds until the next try after a suspend that failed; doubled with"
-        " every failure in a row, up to `backoff_limit`.",
-    ).tag(config=True)
-
-    backoff_limit = Float(
-        _DEFAULTS.backoff_limit,
-        min=1,
-        help="Longest wait in seconds between two tries to suspend a session.",
+        " every failure in a row, up to an hour.",
     ).tag(config=True)
 
     captures = Int(
@@ -460,7 +449,6 @@ class Options(Configurable):
             retention=self.retention(),
             orphan_grace=self.orphan_grace,
             release_limit=self.release_limit,
-            settle_limit=self.settle_limit,
             operation_limit=self.operation_limit,
             gpu_wait=self.gpu_wait,
             seats_per_gpu=self.seats_per_gpu,
@@ -473,7 +461,6 @@ class Options(Configurable):
             own_idle_shortest=self.own_idle_shortest,
             own_idle_longest=self.own_idle_longest,
             backoff=self.backoff,
-            backoff_limit=self.backoff_limit,
             captures=self.captures,
         )
 

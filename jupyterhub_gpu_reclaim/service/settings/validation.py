@@ -112,12 +112,6 @@ def contradictions(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Settings that are valid one by one and contradict each other."""
     ours = config.get("ReclaimService", {})
     found = []
-    first, last = _both(ours, "backoff", "backoff_limit")
-    if first > last:
-        found.append(
-            f"ReclaimService.backoff ({first:g}) is longer than"
-            f" ReclaimService.backoff_limit ({last:g})."
-        )
     shortest, longest = _both(ours, "own_idle_shortest", "own_idle_longest")
     if longest and shortest > longest:  # 0: users choose none
         found.append(
