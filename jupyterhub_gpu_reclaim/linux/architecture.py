@@ -1,4 +1,4 @@
-"""What Linux does otherwise on other processors: numbers of system calls, registers.
+"""Differences of Linux between processors: numbers of system calls, registers.
 
 Calls that came with Linux 5.1 or later have one number everywhere and are not here
 (``<asm-generic/unistd.h>``); so are pages, whose size the kernel tells.
@@ -141,12 +141,12 @@ TRIED: Final = frozenset({"x86_64"})
 
 
 def name() -> str:
-    """This machine's, as ``uname -m`` has it."""
+    """This machine's architecture, as ``uname -m`` has it."""
     return platform.machine()
 
 
 def here() -> Architecture | None:
-    """This machine's; None when it is not known."""
+    """This machine's architecture; None when it is not known."""
     return KNOWN.get(name())
 
 

@@ -75,7 +75,7 @@ def open_root(path: str | os.PathLike[str]) -> int:
 
 
 def names_in(folder: int) -> list[bytes]:
-    """What an open folder holds."""
+    """Names in an open folder."""
     return [os.fsencode(name) for name in os.listdir(folder)]
 
 

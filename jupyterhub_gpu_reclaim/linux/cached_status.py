@@ -24,7 +24,7 @@ _STATX: Final = struct.Struct("=16xIIIH2xQQQ8xqI4x16xqI4xqI4xIIII112x")
 
 
 def cached_status(path: str) -> os.stat_result:
-    """What stat(2) would tell.
+    """Status of a file as stat(2) tells it, as far as the kernel has it cached.
 
     Raises:
         OSError: as stat(2) does.

@@ -41,7 +41,7 @@ NEEDED: Final = (
 
 
 def own() -> int:
-    """What this process may do, as a set of bits."""
+    """This process's effective capabilities, as a set of bits."""
     return int(procfs.status(os.getpid()).get("CapEff", "0"), 16)
 
 
@@ -67,7 +67,7 @@ def missing(needed: int, has: int, user: str = "any user") -> Iterator[Finding]:
 
 
 def findings() -> Iterator[Finding]:
-    """What the agent lacks to do anything at all."""
+    """Find the capabilities that the agent lacks to do anything at all."""
     yield from missing(_bits(NEEDED), own())
 
 

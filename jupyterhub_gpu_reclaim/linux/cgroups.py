@@ -55,7 +55,7 @@ _SCOPE: Final = re.compile(
 
 
 class ContainerCgroup(NamedTuple):
-    """Where a process lives."""
+    """Pod and container whose control group a process is in."""
 
     pod: str  #: uid, with dashes where it is a UUID
     id: str  #: of the container, 64 hexadecimal digits; empty for the pod's own group
@@ -104,7 +104,7 @@ def parse_engine_container(table: str) -> ContainerCgroup | None:
 
 
 def owners(pid: int, pod: str) -> frozenset[int]:
-    """Who has made the groups of that name that a process lives in, by user id.
+    """Ids of the users who made the groups of a pod's name that a process is in.
 
     Root's are those of engine and kubelet. Users may be allowed to make groups below
     one of their own, of any name (systemd gives each who logs in such a one). Empty:
@@ -166,7 +166,7 @@ class _Root(NamedTuple):
 
 
 class _UsageNames(NamedTuple):
-    """What the kernel calls a group's usage, and the files' part of it."""
+    """The kernel's names for a group's usage and for the files' part of it."""
 
     used: str
     files: tuple[str, str]
@@ -181,7 +181,7 @@ _USAGE_NAMES: Final = {
 
 
 class LimitRecord(Value, frozen=True, kw_only=True):
-    """What it takes to put a memory limit back, also after a crash."""
+    """Record of a memory limit, to put it back, also after a crash."""
 
     file: str = ""  #: empty when there was no limit to lift
     bytes: int = 0
@@ -241,7 +241,7 @@ def memory_limit(pid: int) -> int | None:
 
 
 def headroom(pid: int, lifted: LimitRecord | None = None) -> dict[str, int]:
-    """What is left below the memory limits above a process, that of its group included.
+    """Bytes left under the memory limits of a process's group and those above it.
 
     Files that the kernel keeps in memory count as free.
 
@@ -405,7 +405,7 @@ def _upwards(group: Group) -> Iterator[Path]:
 
 
 def _roots(mounts: Iterable[Mount], above: Path) -> dict[str, list[_Root]]:
-    """Where hierarchies are mounted, by controller, below a root folder of ours."""
+    """Mounts of the hierarchies, by controller, below a root folder of ours."""
     roots: dict[str, list[_Root]] = {}
     for mount in mounts:
         names = {"cgroup2": frozenset({""}), "cgroup": mount.super_options}

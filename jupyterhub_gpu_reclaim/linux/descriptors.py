@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class HasDescriptor(Protocol):
-    """What has a descriptor."""
+    """An object that has a descriptor."""
 
     def fileno(self) -> int:
-        """Its number."""
+        """The number of the descriptor."""
 
 
 T = TypeVar("T", bound=HasDescriptor)
 
 
 def readable(watched: Iterable[T], seconds: float) -> list[T]:
-    """Those that can be read from, or have ended, at the latest after that time.
+    """Wait until some can be read from, or have ended, and return these.
 
     Args:
         watched: what to wait for.
@@ -87,7 +87,7 @@ def copied_from(pid: int, descriptor: int) -> int:
 
 
 def as_socket(descriptor: int) -> socket.socket:
-    """That socket as an object, which closes the descriptor; so does a failure.
+    """Make a socket object, which closes the descriptor; so does a failure.
 
     Raises:
         OSError: it is none.

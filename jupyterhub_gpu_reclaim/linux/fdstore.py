@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def received() -> list[tuple[str, int]]:
-    """What systemd has kept: (name, descriptor), to be closed by the caller; once."""
+    """Take what systemd has kept: (name, descriptor), for the caller to close; once."""
     words = [os.environ.pop(f"LISTEN_{one}", "") for one in ("PID", "FDS", "FDNAMES")]
     pid, count, names = words
     if pid != str(os.getpid()) or not count.isdecimal():

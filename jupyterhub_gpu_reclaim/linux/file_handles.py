@@ -27,23 +27,23 @@ class _Handle(ctypes.Structure):
 
 
 class FileHandle(NamedTuple):
-    """One of them."""
+    """A file handle: its type, and its bytes, which only the kernel understands."""
 
     kind: int
     data: bytes
 
     def packed(self) -> bytes:
-        """As bytes, for :meth:`unpacked`."""
+        """Pack the handle as bytes, for :meth:`unpacked`."""
         return self.kind.to_bytes(4, "little", signed=True) + self.data
 
     @classmethod
     def unpacked(cls, data: bytes) -> Self:
-        """What :meth:`packed` gave."""
+        """Unpack what :meth:`packed` gave."""
         return cls(int.from_bytes(data[:4], "little", signed=True), data[4:])
 
 
 def handle_of(descriptor: int) -> FileHandle | None:
-    """That of an open file; None where its file system has none."""
+    """Handle of an open file; None where its file system has none."""
     handle, mount = _Handle(size=MAX_BYTES), ctypes.c_int()
     answer = _libc.name_to_handle_at(
         descriptor, b"", ctypes.byref(handle), ctypes.byref(mount), _AT_EMPTY_PATH

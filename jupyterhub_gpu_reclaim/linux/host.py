@@ -33,7 +33,7 @@ def mounts() -> list[Mount]:
 
 
 def root() -> Path:
-    """Where the host's root folder is reached: our own, or through its process."""
+    """Path of the host's root folder: our own, or through the host's process 1."""
     # Numbers of mounts are given once on a machine.
     ours, its = read_mounts("self"), mounts()
     if {mount.id for mount in ours} == {mount.id for mount in its}:

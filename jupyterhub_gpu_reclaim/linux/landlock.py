@@ -74,7 +74,7 @@ def is_confined(
 
 
 class _Rights(NamedTuple):
-    """What decides whether a thread may look at another process, and be looked at."""
+    """Rights that decide whether a thread may look at others, and be looked at."""
 
     users: tuple[str, ...]  #: real, effective and saved; likewise the next
     groups: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What calls of the C library by ctypes have in common."""
+"""Error handling of calls of the C library by ctypes."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def has_proc(pid: int) -> bool:
 
 
 def visible(mounts: list[Mount]) -> list[Mount]:
-    """Those that no other mount covers; pure.
+    """Mounts that no other mount covers; pure.
 
     The order of the table says nothing (it is that of the numbers, which are reused):
     only the parents do. A mount is covered by one on its own root, or by one that its

@@ -84,7 +84,7 @@ def text(pid: int | str, name: str, proc: Path = PROC) -> str:
 
 
 def link(pid: int, name: str) -> str:
-    """Where a link of /proc/<pid> points; empty when it is not there."""
+    """Target of a link of /proc/<pid>; empty when it is not there."""
     try:
         return os.readlink(f"{PROC}/{pid}/{name}")
     except OSError:
@@ -92,7 +92,7 @@ def link(pid: int, name: str) -> str:
 
 
 def target_status(pid: int, name: str) -> os.stat_result | None:
-    """What a link in /proc/<pid> leads to, also when that has lost its name.
+    """Status of what a link in /proc/<pid> leads to, even if that has lost its name.
 
     Nobody who serves that file is asked.
     """
@@ -256,13 +256,13 @@ def _run(key: tuple[Path, str], read: _Read) -> None:
 
 
 def _start_text(proc: Path, pid: int) -> str:
-    """Its start time as ``stat`` has it: with the pid it names one process."""
+    """Start time of a process as ``stat`` has it: with the pid it names one process."""
     stat = (proc / str(pid) / "stat").read_text(errors="replace")
     return stat.rpartition(")")[2].split()[19]
 
 
 def _read_at_most(path: Path, most: int) -> bytes:
-    """All of a file that has an end soon enough."""
+    """Read all of a file that has an end soon enough."""
     pieces, size = [], 0
     with path.open("rb", buffering=0) as file:
         while piece := os.read(file.fileno(), 1 << 20):

@@ -89,7 +89,7 @@ class Traced:
 
     @contextlib.contextmanager
     def thread(self, tid: int) -> Iterator[Traced]:
-        """One of its threads, to make its own calls inside the block.
+        """Yield a thread of the process, to make its own calls inside the block.
 
         Raises:
             TraceFailed: it has ended.
@@ -118,7 +118,7 @@ class Traced:
         return result
 
     def dispatch(self, tid: int) -> tuple[int, ...]:
-        """Which calls one of its threads is asked about first, as Wine wants it.
+        """System calls that a thread is asked about first, as Wine wants it.
 
         Mode, selector, offset and length (PR_SET_SYSCALL_USER_DISPATCH); all 0 where it
         is asked about none, or this kernel (before Linux 6.4) does not tell.

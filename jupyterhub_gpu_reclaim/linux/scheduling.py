@@ -1,4 +1,4 @@
-"""What the kernel's schedulers know of another's thread, and Python has no call for.
+"""Scheduling calls about other threads that Python does not have.
 
 ``ioprio_get(2)``, ``sched_getattr(2)`` and ``kcmp(2)``. A thread that has gone is an
 OSError.

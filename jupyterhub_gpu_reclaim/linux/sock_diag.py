@@ -81,7 +81,7 @@ class Endpoint(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        """As people write it."""
+        """Write the endpoint as ``address:port``, with brackets around IPv6."""
         v6 = isinstance(self.address, IPv6Address)
         return f"[{self.address}]:{self.port}" if v6 else f"{self.address}:{self.port}"
 
