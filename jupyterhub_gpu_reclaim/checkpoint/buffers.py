@@ -25,7 +25,7 @@ class BufferReader:
         return True
 
     def read(self, size: int) -> bytes:
-        """That many bytes, or what is left."""
+        """Read ``size`` bytes, or what is left."""
         out = bytearray()
         while len(out) < size and self.has_more():
             take = self._rest[: size - len(out)]

@@ -121,7 +121,7 @@ _PROTOCOL_WORDS: Final = {
 
 
 def unsupported_kind(pid: int, fd: int) -> str:
-    """What a socket is that CRIU cannot save, in a word; empty when it can.
+    """Kind, in a word, of a socket that CRIU cannot save; empty when it can.
 
     Also empty when the process or the descriptor has gone.
     """
@@ -542,7 +542,7 @@ def _odd_files(view: _View) -> Iterator[Finding]:
 
 
 def _odd_kind(pid: int, one: procfs.Descriptor) -> str:
-    """What a pipe or file is that CRIU cannot save, in words; empty when it can."""
+    """Kind, in words, of a pipe or file that CRIU cannot save; empty when it can."""
     if not one.target.startswith(("pipe:", "/")):
         return ""
     flags = int(procfs.fdinfo(pid, one.fd).get("flags", "0"), 8)

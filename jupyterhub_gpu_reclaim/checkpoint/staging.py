@@ -54,11 +54,11 @@ class _Piece(NamedTuple):
     start: int
 
     def view(self, length: int = _PIECE) -> memoryview:
-        """Its first bytes."""
+        """The first bytes of the piece."""
         return memoryview(self.memory)[self.start : self.start + length]
 
     def give_back(self) -> None:
-        """Its pages go back to the machine; what is in it is gone."""
+        """Give the pages back to the machine; what is in them is gone."""
         self.memory.madvise(mmap.MADV_DONTNEED, self.start, _PIECE)
 
 
@@ -219,7 +219,7 @@ class StagedFile:
         hand_over(target, self._parts(), cancel)
 
     def _parts(self) -> Iterator[memoryview]:
-        """All of it; what was taken is given back."""
+        """Yield the whole file; each piece is given back once it was taken."""
         left = self.length
         for piece in self._pieces:
             data = piece.view(min(left, _PIECE))

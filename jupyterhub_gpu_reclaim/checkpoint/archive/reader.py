@@ -47,7 +47,7 @@ class ArchiveLimits(NamedTuple):
 
 
 class Unpacked(NamedTuple):
-    """What was put back."""
+    """Number of entries put back, with notes on what could not be."""
 
     entries: int
     notes: tuple[str, ...]  #: what could not be, each a sentence for the log

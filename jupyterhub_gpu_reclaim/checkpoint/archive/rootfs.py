@@ -97,7 +97,7 @@ def pods_own(session: list[Mount], outside: list[Mount], pod: str) -> list[Mount
 
 
 def unsavable_root(session: list[Mount]) -> str:
-    """What keeps a container's root from being saved: its kind, or nothing. Pure.
+    """Kind of a container's root if it cannot be saved, else empty. Pure.
 
     Programs may change the root, and the layer with the changes is only known of an
     overlay. (Other snapshotters copy the image, or keep changes where we cannot look.)
@@ -120,7 +120,7 @@ def ending_volumes(session: list[Mount]) -> list[Mount]:
 
 
 def open_contents(init_pid: int, mount: Mount) -> int:
-    """What is archived of a mount: all of a tmpfs, the upper folder of an overlay.
+    """Open what is archived of a mount: all of a tmpfs, the upper folder of an overlay.
 
     Raises:
         Refused: it is not there (``no_tree``).

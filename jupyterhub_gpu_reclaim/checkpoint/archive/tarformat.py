@@ -63,7 +63,7 @@ def attributes_of(info: tarfile.TarInfo) -> Iterator[tuple[bytes, bytes]]:
 
 
 def extents_header(size: int, extents: Iterable[tuple[int, int]]) -> dict[str, str]:
-    """Where a file with holes has data, as (offset, length), and its real size."""
+    """Header of a file with holes: its real size, and its data as (offset, length)."""
     return {_EXTENTS: ",".join((str(size), *(f"{a}:{n}" for a, n in extents)))}
 
 

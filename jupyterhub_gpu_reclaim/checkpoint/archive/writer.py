@@ -83,7 +83,7 @@ def open_again(entry: int) -> BinaryIO:
 
 
 def extents(file: BinaryIO, size: int) -> list[tuple[int, int]] | None:
-    """Where a file has data, as (offset, length); None when it has no holes."""
+    """Find a file's data, as (offset, length); None when it has no holes."""
     if os.fstat(file.fileno()).st_blocks * 512 >= size:
         return None
     found: list[tuple[int, int]] = []
@@ -134,14 +134,14 @@ _TYPES: Final = {
 
 
 class Writer(Protocol):
-    """Where the stream goes; what it raises ends the archive."""
+    """Receiver of the stream; an exception from it ends the archive."""
 
     def __call__(self, buffer: bytes, /) -> object:
         """Take the next bytes."""
 
 
 class Packed(NamedTuple):
-    """What an archive holds."""
+    """Size of an archive, with notes on what was left out."""
 
     entries: int
     bytes: int  #: length of the stream
@@ -267,7 +267,7 @@ class _Packer:
         return self._merged is not None and folder == self._folder
 
     def _kept(self, folder: int, entry: int) -> frozenset[str]:
-        """What the overlay has written on an entry of the upper folder."""
+        """Names of the overlay's own attributes on an entry of the upper folder."""
         kind = stat.S_IFMT(os.fstat(entry).st_mode)
         if not self._is_upper(folder) or kind not in {stat.S_IFREG, stat.S_IFDIR}:
             return frozenset()

@@ -70,7 +70,7 @@ class Criu:
         return [*start, *arguments]
 
     def blind_loader(self) -> bytes:
-        """Its loader, made blind for ``/etc/ld.so.preload``.
+        """Contents of CRIU's loader, made blind to ``/etc/ld.so.preload``.
 
         Raises:
             Refused: it is not the loader that we know, or cannot be read.
@@ -94,7 +94,7 @@ class Criu:
         return None if made == had else made
 
     def version(self) -> tuple[int, ...]:
-        """Its version, e.g. (4, 1, 1).
+        """CRIU's version, e.g. (4, 1, 1).
 
         Raises:
             Refused: it cannot be started.
@@ -153,7 +153,7 @@ def check(folder: Path = FOLDER, *, untried: bool = False) -> list[Finding]:
 
 
 def judge_architecture(name: str, *, untried: bool) -> Iterator[Finding]:
-    """What is against saving sessions on that kind of processor. Pure.
+    """Find what is against saving sessions on a kind of processor. Pure.
 
     Args:
         name: as ``uname -m`` has it.

@@ -352,7 +352,7 @@ def damaged(why: str) -> RestoreFailed:
 
 
 def parse(kind: str, payload: bytes) -> Any:
-    """One message of the kind named in CRIU's .proto files.
+    """Parse one message of the kind named in CRIU's .proto files.
 
     Raises:
         RestoreFailed: the bytes are no such message (``checkpoint_damaged``).
@@ -366,7 +366,7 @@ def parse(kind: str, payload: bytes) -> Any:
 
 
 def serialize(entry: Any) -> bytes:
-    """One message as bytes, with the fields that we do not know."""
+    """Serialize one message, with the fields that we do not know."""
     payload: bytes = entry.SerializeToString(deterministic=True)
     return payload
 
@@ -499,7 +499,7 @@ def remap(number: int, target: int, kind: int) -> bytes:
 
 
 def ghost(status: os.stat_result) -> Any:
-    """What stands before the contents of a deleted file."""
+    """Image entry that precedes the contents of a deleted file."""
     entry: Any = _CLASSES["ghost_file_entry"](
         uid=status.st_uid, gid=status.st_gid, mode=status.st_mode
     )

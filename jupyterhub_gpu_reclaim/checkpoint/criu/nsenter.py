@@ -87,7 +87,7 @@ def leave_keyring() -> None:
 
 
 def write_report(report: int, **facts: Any) -> None:
-    """One line for the agent; an agent that is gone needs none."""
+    """Write one line for the agent; an agent that is gone needs none."""
     try:
         os.write(report, json.dumps(facts).encode() + b"\n")
     except OSError:

@@ -88,7 +88,7 @@ def passes(why: str) -> bool:
 
 @dataclass(frozen=True)
 class SessionInit:
-    """Whose namespaces: the session's init by pid and start time."""
+    """The session's init, whose namespaces CRIU enters, by pid and start time."""
 
     init_pid: int
     init_start: int
@@ -198,7 +198,7 @@ class CriuRun:
         self._server.fail(error)
 
     def log(self) -> str:
-        """What CRIU has written; empty when it did not get that far."""
+        """Text of CRIU's log; empty when CRIU did not get that far."""
         try:
             # No link: the folder has been open to a process inside the session.
             log = os.open(self._folder / LOG, os.O_RDONLY | os.O_NOFOLLOW)

@@ -115,7 +115,7 @@ _LEFT_SECONDS, _LOOK_SECONDS = 0.2, 0.05
 
 
 class Sink(Protocol):
-    """Where one image file goes. One that is not closed was not completed."""
+    """Destination of one image file. One that is not closed was not completed."""
 
     def write(self, data: memoryview, /) -> object:
         """Take these bytes; the buffer is used again after the return."""
@@ -233,7 +233,7 @@ class StreamServer:
             alive[0].join(_LOOK_SECONDS)
 
     def _close_late(self) -> None:
-        """Those who were left behind look at it until they end."""
+        """Close the wake descriptor once the threads left behind, which use it, end."""
         for thread in self._all():
             thread.join()
         os.close(self._wake)
@@ -319,7 +319,7 @@ class CaptureServer(StreamServer):
             self._spawn(pipe, name, lambda end: self._drain(end, name, sink))
 
     def fail(self, error: Exception) -> None:
-        """As in the base class; sinks that empty a pipe themselves are cancelled."""
+        """Fail as the base class does; cancel sinks that empty a pipe themselves."""
         super().fail(error)
         with self._lock:
             taking = list(self._taking)

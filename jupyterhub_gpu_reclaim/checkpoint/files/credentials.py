@@ -50,7 +50,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Credentials(NamedTuple):
-    """What decides whether a task may open a file."""
+    """Ids and capabilities that decide whether a task may open a file."""
 
     uid: int  #: for file systems (``fsuid``)
     gid: int
@@ -64,7 +64,7 @@ class Credentials(NamedTuple):
 
 
 def credentials_of(core_img: bytes) -> Credentials:
-    """Those that a ``core-PID.img`` holds.
+    """Credentials that a ``core-PID.img`` holds.
 
     Raises:
         RestoreFailed: it holds none (``checkpoint_damaged``).
@@ -78,7 +78,7 @@ def credentials_of(core_img: bytes) -> Credentials:
 
 
 def credentials_now(pid: int) -> Credentials:
-    """Those that the kernel reports of a process.
+    """Credentials that the kernel reports of a process.
 
     Raises:
         ProcessLookupError: it is gone.
@@ -92,7 +92,7 @@ def credentials_now(pid: int) -> Credentials:
 
 
 class PathContext(NamedTuple):
-    """Where names are looked up; both are descriptors."""
+    """Root folder and network namespace for looking up names, as descriptors."""
 
     root: int
     network: int
@@ -101,7 +101,7 @@ class PathContext(NamedTuple):
 def run_as(
     who: Credentials, work: Callable[[], T], place: PathContext | None = None
 ) -> T:
-    """What ``work`` returns or raises, done with those rights; blocks.
+    """Call ``work`` with a task's rights and return or raise what it does; blocks.
 
     Args:
         who: whose rights.
@@ -262,7 +262,7 @@ def _threads(tree: Snapshot) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _rights_in(core: bytes) -> ThreadRights | None:
-    """What an image says; None for a process that had ended."""
+    """Rights that a core image records; None for a process that had ended."""
     try:
         entry = images.parse("core_entry", images.only(core, images.CORE_MAGIC))
     except RestoreFailed as error:

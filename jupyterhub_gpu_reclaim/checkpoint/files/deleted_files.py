@@ -199,7 +199,7 @@ class Ghost:
                 at += os.pwrite(descriptor, block, at)
 
     def finish(self, descriptor: int) -> None:
-        """Its mode and times, once it is open everywhere; inside of ``run_as``."""
+        """Set mode and times, once it is open everywhere; called in ``run_as``."""
         if stat.S_ISLNK(self.entry.mode):
             return
         path = again(descriptor)
@@ -243,7 +243,7 @@ class Ghost:
 
 
 class _NoTmpfile(Exception):
-    """This file system makes no files without a name."""
+    """The file system cannot make files without a name (O_TMPFILE)."""
 
 
 def _tmpfile(folder: str) -> int:
@@ -356,7 +356,7 @@ class _Key(NamedTuple):
 
 @dataclass
 class _File:
-    """One of them.
+    """An open file whose name was deleted, but which has another one.
 
     Attributes:
         path: the name that it has lost.
@@ -379,7 +379,10 @@ class _File:
 
 
 class Unlinked:
-    """Those of a tree that stands; closes its descriptors at the end of its block."""
+    """Open files of a stopped tree that have lost a name but have another one.
+
+    Closes its descriptors at the end of its block.
+    """
 
     def __init__(self, init_pid: int, tree: Snapshot) -> None:
         self._init_pid = init_pid
@@ -597,7 +600,7 @@ def _refuse_contents(one: _File) -> None:
 
 
 def _contents(one: _File) -> Iterator[bytes]:
-    """Its image, a block at a time."""
+    """Yield the image of a deleted file, a block at a time."""
     entry = images.ghost(one.status)
     yield images.join(images.GHOST_MAGIC, [images.serialize(entry)])
     if not stat.S_ISREG(one.status.st_mode):

@@ -247,7 +247,7 @@ class _Opener:
                 self._keep(number, opener.watch(watches, flags, self._trial))
 
     def _make_sockets(self) -> None:
-        """All of them first, then their connections to each other."""
+        """Make all sockets, then connect them to each other."""
         wanted, place = self._saved.sockets, self._place
         if not wanted:
             return

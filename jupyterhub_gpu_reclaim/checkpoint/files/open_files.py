@@ -73,7 +73,7 @@ _cache: OrderedDict[tuple[int, ...], str] = OrderedDict()
 
 
 def contents_digest(descriptor: int) -> str:
-    """What stands for the contents of an open regular file; empty when too large."""
+    """Build ID or hash of an open regular file; empty when it is too large."""
     status = os.fstat(descriptor)
     key = (
         status.st_dev,
@@ -241,7 +241,7 @@ def fingerprint(
 
 
 def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
-    """What speaks against those files, as their paths below a root are now.
+    """Find what has changed since about opened files, by their paths below a root.
 
     Raises:
         Refused: there is no such root (``no_tree``).

@@ -62,7 +62,7 @@ _SEES_ALL: Final = 1 << 21  #: CAP_SYS_ADMIN
 
 
 class TreeRights(NamedTuple):
-    """What decides it, of the processes of a tree by their pids in the session."""
+    """Rights that decide whether files come back, by the processes' session pids."""
 
     credentials: Mapping[int, Credentials]
     hidden: Collection[int]  #: whose memory is closed to their own user (prctl(2))
@@ -79,7 +79,7 @@ class HeldFile(NamedTuple):
 
 
 def process_of(path: bytes) -> int | None:
-    """Whose ``/proc/PID/…`` that is; None for any other path."""
+    """Pid in a path ``/proc/PID/…``; None for any other path."""
     match = _OF_A_PROCESS.match(path)
     return int(match[1]) if match else None
 
@@ -122,7 +122,7 @@ def _refusal_to_read(
 
 
 def _name(path: bytes) -> str:
-    """Which file it is, of a process or one of its threads alike."""
+    """First name in a path below the folder of a process or of one of its threads."""
     parts = path.split(b"/")[3:]
     if parts[:1] == [b"task"] and len(parts) > 2:
         parts = parts[2:]

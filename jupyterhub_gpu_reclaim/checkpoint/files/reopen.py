@@ -62,14 +62,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileIdentity(NamedTuple):
-    """Which file a descriptor leads to."""
+    """Device and inode of the file that a descriptor leads to."""
 
     device: int
     inode: int
 
 
 def identity(descriptor: int) -> FileIdentity:
-    """Which file that is."""
+    """Device and inode of the file that a descriptor leads to."""
     status = os.fstat(descriptor)
     return FileIdentity(status.st_dev, status.st_ino)
 
@@ -199,7 +199,7 @@ class Reopener:
                 os.close(folder)
 
     def _replace_fifo(self, wish: FileRequest) -> int:
-        """One without a name, as if it had been removed while the session ran."""
+        """A FIFO without a name, as if it had been removed while the session ran."""
         if wish.pipe in self._pipes:
             return os.dup(self._pipes[wish.pipe])
         if self._scratch is not None:
@@ -269,7 +269,7 @@ class Reopener:
         return os.open(again(found), wish.flags)
 
     def _open_fifo(self, wish: FileRequest, found: int) -> int:
-        """One end of a FIFO. Both are held until all ends are open, for its contents.
+        """Open one end of a FIFO. Both are held until all are open, for its contents.
 
         To open the writing end alone needs a reader, so rights are asked for first.
         """

@@ -86,7 +86,7 @@ class InotifyWatch(NamedTuple):
 
 
 class FileUse(NamedTuple):
-    """Where one process has a file."""
+    """One use of a file by a process: as a folder, as its program, or mapped."""
 
     pid: int  #: in the session's namespace
     where: str  #: ``map_files/…``, ``cwd``, ``root`` or ``exe``
@@ -96,7 +96,7 @@ class FileUse(NamedTuple):
 
 @dataclass
 class SavedFiles:
-    """What the images hold, and what CRIU gets instead.
+    """Open files as CRIU's images hold them, and the images that CRIU gets instead.
 
     Attributes:
         entries: of ``files.img``, by number.
@@ -275,7 +275,7 @@ class _Reader:
         return pipes
 
     def _others(self) -> None:
-        """What is no file, and handed over as if it were one."""
+        """Collect what is handed over like files: inotify, sockets and semaphores."""
         saved = self._saved
         for number, entry in saved.entries.items():
             if entry.type == images.TYPE_INOTIFY:

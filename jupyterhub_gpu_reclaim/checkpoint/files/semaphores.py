@@ -24,13 +24,13 @@ _MOST_AT_ONCE: Final = (1 << 32) - 1
 
 
 class Semaphore(NamedTuple):
-    """What one is made of again."""
+    """Flags and value from which a semaphore is made again."""
 
     flags: int
     value: int
 
     def make(self) -> int:
-        """Its descriptor."""
+        """Make the semaphore and return its descriptor."""
         flags = self.flags & os.O_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC
         made = os.eventfd(min(self.value, _MOST_AT_ONCE), flags)
         if self.value > _MOST_AT_ONCE:

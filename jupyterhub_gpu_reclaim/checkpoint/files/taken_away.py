@@ -24,7 +24,7 @@ _HELD = ("cap_inh", "cap_prm", "cap_amb")
 
 
 class RightsToday(NamedTuple):
-    """What a fresh start would give the session's programs."""
+    """Rights that a fresh start would give the session's programs."""
 
     uid: int
     gid: int  #: for a program that had made a lost group its own (``newgrp``)

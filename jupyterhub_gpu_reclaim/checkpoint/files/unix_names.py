@@ -158,7 +158,7 @@ def moved(wanted: Mapping[int, Named]) -> dict[int, Named]:
 
 
 def make(one: Named, root: int) -> socket.socket:
-    """That socket, bound and listening; called inside of ``run_as`` with the root.
+    """Make a socket, bound and listening; called inside of ``run_as`` with the root.
 
     Raises:
         RestoreFailed: its user may not bind there now.
@@ -198,7 +198,7 @@ def connect(made: socket.socket, one: Named, root: int) -> None:
 
 
 def connect_inside(made: socket.socket, server: socket.socket) -> None:
-    """As root: send to another one that was made here, whatever has become of its name.
+    """As root, connect to a socket made here, whatever has become of its name.
 
     Raises:
         OSError: that one is connected to a third.
@@ -211,7 +211,7 @@ def connect_inside(made: socket.socket, server: socket.socket) -> None:
 
 
 def finish(made: socket.socket, one: Named, root: int) -> None:
-    """As root: its buffers; and whether it stands where it should.
+    """As root, set a socket's buffer sizes and check that it is bound where it should.
 
     Raises:
         RestoreFailed: the name led to another place (``file_swapped``).
@@ -278,14 +278,14 @@ def _parent(one: Named) -> bytes:
 
 
 def _full(one: Named) -> bytes:
-    """Its name from the root on."""
+    """The socket's name from the root on."""
     if one.name.startswith(b"/") or not one.name:
         return one.name
     return one.folder.rstrip(b"/") + b"/" + one.name
 
 
 def _make_folder(root: int, path: bytes) -> int | None:
-    """That folder, made again if somebody has removed it; None where it cannot be."""
+    """Open a folder, made again if somebody removed it; None where it cannot be."""
     flags = os.O_PATH | os.O_DIRECTORY
     try:
         return open_in_root(root, path, flags)
@@ -306,7 +306,7 @@ def _make_folder(root: int, path: bytes) -> int | None:
 
 
 def _bind_deleted(made: socket.socket, where: bytes, root: int) -> None:
-    """It cannot be reached by its name, so any will do."""
+    """Bind to any name and delete it: the socket cannot be reached by its name."""
     for place in (where, _ELSEWHERE):
         try:
             folder = open_in_root(root, place, os.O_PATH | os.O_DIRECTORY)

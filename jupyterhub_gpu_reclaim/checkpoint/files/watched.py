@@ -60,7 +60,7 @@ class Watch(NamedTuple):
 
 
 def arguments(tree: Snapshot) -> list[str]:
-    """Where CRIU shall look for what the tree watches, as arguments of ``criu dump``.
+    """Arguments of ``criu dump`` that say where to look for what the tree watches.
 
     The deepest first: a look below a folder that is not the one takes in all of it.
     """
@@ -153,7 +153,7 @@ def _on_overlays(
 def _place(
     watch: Watch, mounts: list[Mount], usual: dict[tuple[str, int], str], root: int
 ) -> str | None:
-    """Where in the session that inode is, by the mounts of its file system."""
+    """Path of a watched inode in the session, by the mounts of its file system."""
     for mount in mounts:
         if mount.device != watch.device or mount.kind.startswith(_WAITING):
             continue
@@ -177,7 +177,7 @@ def _mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
 
 
 def _inode(path: str, root: int) -> int | None:
-    """What the session finds there; None: nothing."""
+    """Inode that the session finds at a path; None where there is nothing."""
     try:
         seen = open_in_root(root, os.fsencode(path), os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -189,7 +189,7 @@ def _inode(path: str, root: int) -> int | None:
 
 
 def _named(watch: Watch, target: bytes, root: int) -> str | None:
-    """Its path below that mount; None if it is not there, or has lost its name."""
+    """Path of a watched inode in a mount; None if absent, or if its name is lost."""
     with _opened(watch, target, root) as found:
         if found is None:
             return None
@@ -198,7 +198,7 @@ def _named(watch: Watch, target: bytes, root: int) -> str | None:
 
 @contextlib.contextmanager
 def _opened(watch: Watch, target: bytes, root: int) -> Iterator[int | None]:
-    """What is watched, opened by name only; None if it is not in that mount."""
+    """Open what is watched, by name only; None if it is not in that mount."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     with contextlib.ExitStack() as stack:
         try:

@@ -364,7 +364,7 @@ def _try_each(
 def _all_at_once(
     tasks: Sequence[Process], work: Callable[[Process], None]
 ) -> list[Future[None]]:
-    """One thread for each, since they may wait for each other; all have ended."""
+    """Run one thread per task, since they may wait for each other; await them all."""
     with ThreadPoolExecutor(max(1, len(tasks)), thread_name_prefix="cuda") as pool:
         return [pool.submit(work, process) for process in tasks]
 

@@ -82,7 +82,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a process has of the GPUs' memory, in bytes."""
+    """GPU memory of one process, in bytes."""
 
     own: int
     #: Of others, open through CUDA IPC; also its own that it has imported again.
@@ -153,7 +153,7 @@ class Driver:
             return None
 
     def memory(self, pids: Iterable[int]) -> dict[int, Memory]:
-        """What those processes have, by host pid.
+        """GPU memory of processes, by host pid.
 
         Raises:
             DriverError: the kernel's driver does not report it, or not as we know it.

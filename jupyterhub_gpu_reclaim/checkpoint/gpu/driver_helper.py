@@ -148,7 +148,7 @@ def pack_pids(pids: list[int]) -> bytes:
 
 
 def unpack_pids(answer: bytes) -> list[tuple[int, int, int]]:
-    """Its answer: pid, own bytes, others' bytes.
+    """Unpack the answer about processes' memory: pid, own bytes, others' bytes.
 
     Raises:
         OSError: one of them could not be read.
@@ -199,7 +199,7 @@ class Library:
         }
 
     def state(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a process is: 0 running, 1 locked, 2 checkpointed, 3 failed."""
+        """State of a process: 0 running, 1 locked, 2 checkpointed, 3 failed."""
         state = ctypes.c_int(-1)
         code = self._call(
             "cuCheckpointProcessGetState", request["pid"], ctypes.byref(state)
@@ -258,7 +258,7 @@ class Library:
         return self._resources
 
     def name(self, code: int) -> str:
-        """What the driver calls an error."""
+        """The driver's name for an error code."""
         text = ctypes.c_char_p()
         if code == NO_LIBRARY or self._call("cuGetErrorName", code, ctypes.byref(text)):
             return str(code)

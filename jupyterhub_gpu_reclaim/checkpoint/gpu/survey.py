@@ -78,7 +78,7 @@ _KCMP_FILE: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class HeldDevices:
-    """What a process has of a GPU's devices."""
+    """GPU devices that a process has open or mapped."""
 
     descriptors: tuple[procfs.Descriptor, ...]
     mappings: tuple[procfs.Mapping, ...]
@@ -125,7 +125,7 @@ class Survey:
 
 
 def held_by(pid: int) -> HeldDevices:
-    """What a process has of a GPU's devices; nothing when it has ended."""
+    """GPU devices that a process has open or mapped; none when it has ended."""
     return HeldDevices(
         tuple(d for d in procfs.descriptors(pid) if d.target.startswith(DEVICES)),
         tuple(m for m in procfs.mappings(pid) if m.path.startswith(DEVICES)),
@@ -232,7 +232,7 @@ _TOOLS: Final = {
 def examine_clients(
     processes: Sequence[Process], known: Collection[int]
 ) -> Iterator[Finding]:
-    """What keeps their GPUs from being saved.
+    """Find what keeps the GPUs of processes from being saved.
 
     Args:
         processes: that have to do with a GPU.
@@ -248,7 +248,7 @@ def examine_clients(
 
 
 def clients_of_mps(pids: Collection[int]) -> set[int]:
-    """Those of these processes that use their GPU through MPS, or are its server."""
+    """Pids of processes that use their GPU through MPS, or are its server."""
     if not pids:
         return set()
     found = {pid for pid in pids if procfs.name(pid).startswith(_MPS)}
@@ -316,7 +316,7 @@ def examine_sharing(
     snapshot: Snapshot,
     counted: Collection[int],
 ) -> Iterator[SharingFound]:
-    """Which of those processes could not be filled again.
+    """Find processes that could not be filled again because they share by CUDA IPC.
 
     Args:
         driver: this machine's.
@@ -339,7 +339,7 @@ def examine_sharing(
 def _ask_memory(
     driver: Driver, pids: Sequence[int], counted: Collection[int]
 ) -> Mapping[int, Memory] | None:
-    """What the driver counts; None when it does not report, or an impossible value."""
+    """GPU memory by pid; None when the driver reports none, or an impossible value."""
     if not pids:
         return {}
     try:

@@ -55,7 +55,7 @@ def copy_all(
 
 @contextlib.contextmanager
 def _stopping(deadline: float, limit: float, cancel: Cancel | None) -> Iterator[Cancel]:
-    """What ends the copying when it is cancelled or late; the error is then that."""
+    """Yield what stops the copying when it is cancelled or late, and raise why."""
     stop = Cancel()
     why: list[ReclaimError] = []
     ended = Cancel()

@@ -121,7 +121,7 @@ def free_spans(
 
 
 def subtract(span: Span, holes: Sequence[Span]) -> Iterator[Span]:
-    """What is left of a span."""
+    """Yield the parts of a span that are outside of the holes."""
     start, end = span
     for hole in holes[_first_beyond(holes, start) :]:
         if hole.start >= end:
@@ -134,7 +134,7 @@ def subtract(span: Span, holes: Sequence[Span]) -> Iterator[Span]:
 
 
 def overlap(span: Span, others: Sequence[Span]) -> Iterator[Span]:
-    """What a span has in common with others, which ascend and do not overlap."""
+    """Yield the parts of a span within others, which ascend and do not overlap."""
     for at in range(_first_beyond(others, span.start), len(others)):
         if others[at].start >= span.end:
             break
@@ -261,7 +261,7 @@ class StopSignal(Protocol):
 
 
 class ImageSource(Protocol):
-    """Where CRIU's images come from; called from several threads at once.
+    """Source of CRIU's images; called from several threads at once.
 
     Everything it returns has been authenticated. It raises what the store raises.
     """
@@ -286,7 +286,7 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What bypasses CRIU.
+    """Memory that bypasses CRIU, and the images rewritten for that.
 
     Attributes:
         files: those of its images that are rewritten.

@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """What an IPC namespace holds."""
+    """System V objects and POSIX message queues of an IPC namespace."""
 
     tables: dict[str, list[dict[str, int]]]  #: ``sem``, ``msg``, ``shm``: /proc/sysvipc
     queues: list[str]  #: names of POSIX message queues
@@ -70,7 +70,7 @@ class Objects(NamedTuple):
         return any(self.tables.values())
 
     def problems(self, uids: Collection[int]) -> Iterator[str]:
-        """What keeps a session of these users from being saved, in words."""
+        """Say in words what keeps a session of these users from being saved."""
         if self.is_shared:
             everything = [one for table in self.tables.values() for one in table]
             if any({one["uid"], one["cuid"]} & {*uids} for one in everything):
@@ -87,7 +87,7 @@ class Objects(NamedTuple):
 
 
 def look(init_pid: int) -> Objects:
-    """What there is now in the namespace of that process.
+    """List the objects in the IPC namespace of a process.
 
     ``setns`` holds for one thread, so it is entered by a thread that ends at once.
 
@@ -130,7 +130,7 @@ def refuse(objects: Objects, uids: Collection[int]) -> None:
 
 
 def attached(parts: Iterable[Part], size: int) -> dict[int, list[Part]]:
-    """Where a process has attached a segment, and what of it there is. Pure.
+    """Addresses where a process has attached a segment, and its parts there. Pure.
 
     Args:
         parts: its mappings of that segment.

@@ -117,7 +117,7 @@ class SavedObjects:
         return any(self.wanted.values())
 
     def contents(self) -> Iterator[bytes | memoryview]:
-        """What is in the segments, in the order of ``wanted``."""
+        """Yield the contents of the segments, in the order of ``wanted``."""
         for name in self._pages:
             yield from self._source.stream(name)
 

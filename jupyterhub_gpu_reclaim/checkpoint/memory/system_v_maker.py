@@ -52,7 +52,7 @@ class Permissions(ctypes.Structure):
 
 
 class Status(ctypes.Structure):
-    """As much of ``shmid_ds``, ``semid_ds`` and ``msqid_ds`` as IPC_SET reads."""
+    """The part of ``shmid_ds``, ``semid_ds`` and ``msqid_ds`` that IPC_SET reads."""
 
     _fields_ = (
         ("perm", Permissions),
@@ -140,7 +140,7 @@ class Maker:
             self._doomed.append(number)
 
     def keep(self) -> None:
-        """What was removed while it was attached goes with its last user."""
+        """Keep the objects; what was removed while attached goes with its last user."""
         for number in self._lent:
             self._set("shm", number, self._segments[number])
         for number in self._doomed:
@@ -217,7 +217,7 @@ def make(maker: Maker, contents: IO[bytes]) -> None:
 
 
 def say(line: str) -> None:
-    """One line for the agent."""
+    """Write one line for the agent."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

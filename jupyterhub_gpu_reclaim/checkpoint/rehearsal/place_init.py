@@ -105,7 +105,7 @@ def furnish(spec: dict[str, Any]) -> None:
 
 
 def hold(spec: dict[str, Any], alive: int) -> NoReturn:
-    """As pid 1: get ready, say so by the name, and reap until the end."""
+    """Run as pid 1: get ready, say so by the name, and reap until the end."""
     try:
         end_with_parent(alive)
         furnish(spec)
@@ -129,7 +129,7 @@ def hold(spec: dict[str, Any], alive: int) -> NoReturn:
 
 
 def say(**facts: object) -> None:
-    """One line to the agent, which may be gone."""
+    """Write one line to the agent, which may be gone."""
     with contextlib.suppress(OSError):
         os.write(1, json.dumps(facts).encode() + b"\n")
 

@@ -43,7 +43,7 @@ _PASSING = frozenset(
 
 
 class Dumped(NamedTuple):
-    """What a dump has left, as far as a rehearsal needs it.
+    """Result of a dump, as far as a rehearsal needs it.
 
     Attributes:
         images: name → contents, of all that hold no memory.
@@ -143,7 +143,7 @@ def _refused(error: RestoreFailed, tree: Snapshot) -> RolledBack:
 
 
 def _holder(tree: Snapshot, path: str) -> str:
-    """Which program has that file, in words; nothing where none is known."""
+    """Sentence on which program has a file open; empty where none is known."""
     for process in tree.processes if path else ():
         links = (one.target for one in procfs.descriptors(process.pid))
         areas = (one.path for one in procfs.mappings(process.pid))

@@ -78,7 +78,7 @@ def names_of(files_img: bytes) -> frozenset[Name]:
 
 
 def lasting_names_of(files_img: bytes) -> list[Name]:
-    """Those that are the same wherever the session comes back, sorted."""
+    """Names that are the same wherever the session comes back, sorted."""
     return sorted(
         one for one in names_of(files_img) if not _OF_A_NAMESPACE.match(one.name)
     )
@@ -87,7 +87,7 @@ def lasting_names_of(files_img: bytes) -> list[Name]:
 def check_free(
     init_pid: int, names: Collection[Name], *, uid: int | None = None
 ) -> list[Finding]:
-    """What is in the way of a restore under that init: some names, sorted.
+    """Find some names that are in the way of a restore under that init, sorted.
 
     Args:
         init_pid: the holding init.

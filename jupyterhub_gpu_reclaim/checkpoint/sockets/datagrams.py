@@ -43,7 +43,7 @@ class Datagram(NamedTuple):
 
 
 def read(end: socket.socket) -> list[Datagram] | None:
-    """What waits there, which stays; None where more than bytes does, such as files.
+    """Read what waits, and leave it; None where more than bytes does, such as files.
 
     For a socket whose programs are all stopped.
     """
@@ -109,7 +109,7 @@ def name_of(end: socket.socket) -> bytes:
 
 @contextlib.contextmanager
 def _address(to: socket.socket) -> Iterator[bytes | str]:
-    """Where it can be reached: by its file, which may have lost its name; or ``""``."""
+    """Address to send to: by the file, which may have lost its name; or ``""``."""
     name = name_of(to)
     if not name or name.startswith(b"\0"):
         yield name

@@ -26,7 +26,7 @@ _LIST_BYTES: Final = 1 << 20  # more than every port, written singly
 
 
 class _Record(Value, frozen=True, kw_only=True):
-    """What such an agent's file holds."""
+    """Contents of the former agent's file."""
 
     version: int
     boot: str = ""

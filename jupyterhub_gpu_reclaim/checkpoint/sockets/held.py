@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class Needs(Value, frozen=True, kw_only=True):
-    """What one saved session needs, and whose it is."""
+    """Ports and abstract names that one saved session needs, and its user."""
 
     user: str
     ports: list[Port]
@@ -70,7 +70,7 @@ class Needs(Value, frozen=True, kw_only=True):
 
 
 class _Record(Value, frozen=True, kw_only=True):
-    """What the file holds."""
+    """Contents of the file."""
 
     version: int = 2
     #: by checkpoint
@@ -215,7 +215,7 @@ class HeldPorts:
             return reserved
 
     def missing(self) -> list[Port]:
-        """What others took while no agent was there and have still; tried once more.
+        """Ports that others took while no agent ran and still have; tried once more.
 
         Raises:
             Refused: the file cannot be read (``internal``).
@@ -225,7 +225,7 @@ class HeldPorts:
             return sorted(self._missing)
 
     def checkpoints(self) -> list[str]:
-        """Those for which something is to be held.
+        """Checkpoints for which something is to be held.
 
         Raises:
             Refused: the file cannot be read (``internal``).
@@ -386,7 +386,7 @@ def _bound(port: Port) -> socket.socket:
 
 
 def _port_of(one: socket.socket) -> Port:
-    """What that holder holds."""
+    """The port that a holder holds."""
     address, number = one.getsockname()[:2]
     is_v6 = one.family == socket.AF_INET6
     return Port(

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class HeldNames:
-    """What this agent holds, by checkpoint; not safe for threads by itself."""
+    """Names that this agent holds, by checkpoint; not thread-safe by itself."""
 
     def __init__(self) -> None:
         self._sockets: dict[str, dict[Name, socket.socket]] = {}
 
     def of(self, checkpoint: str) -> frozenset[Name]:
-        """What is held for it now."""
+        """Names that are held for a checkpoint now."""
         return frozenset(self._sockets.get(checkpoint, ()))
 
     def copy(

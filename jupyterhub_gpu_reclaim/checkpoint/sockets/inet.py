@@ -87,7 +87,7 @@ class TcpConnection(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What a cut has done."""
+    """Sockets that a cut has destroyed, and those that it could not."""
 
     destroyed: tuple[InetSocket, ...]
     failed: tuple[InetSocket, ...]  #: left alone by this kernel; the image forgets them
@@ -428,7 +428,7 @@ class _Judge:
         return _is_here(link.local.address, self._addresses)
 
     def _move(self, links: Collection[_Link]) -> dict[_Link, _Link]:
-        """Where the session's own TCP connections go whose addresses are not here.
+        """New addresses for the session's own TCP connections whose own are not here.
 
         Both ends are ours, so both can get another address: that of loopback, which
         stays the same wherever the session is restored from now on. Two connections

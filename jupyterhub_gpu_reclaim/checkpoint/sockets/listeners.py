@@ -88,7 +88,7 @@ def hear_again(init_pid: int, process: Process) -> None:
 
 
 def _listening(init_pid: int, process: Process) -> list[int]:
-    """Its descriptors of TCP sockets that listen."""
+    """A process's descriptors of TCP sockets that listen."""
     held = inet.tree_inodes([process.pid])
     return [
         held[one.inode][1]
@@ -122,7 +122,7 @@ def _let_hear(listener: socket.socket) -> None:
 
 
 def _filter(listener: socket.socket) -> bytes | None:
-    """Its filter; empty for none, None for one that is longer than ours.
+    """A listener's filter; empty for none, None for one that is longer than ours.
 
     Not by :meth:`socket.getsockopt`: the kernel counts the buffer in instructions, so
     that it would write beyond what Python gives it.

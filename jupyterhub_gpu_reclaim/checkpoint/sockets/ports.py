@@ -47,7 +47,7 @@ def await_free(
     seconds: float,
     uid: int | None = None,
 ) -> list[Finding]:
-    """As :func:`check_free`, once nothing is in the way or the time is up.
+    """Wait until nothing is in the way or the time is up; see :func:`check_free`.
 
     What is in the way is most often short-lived: another program's own connection to
     somewhere, to which the kernel has given the same number. What has ended and no
@@ -87,7 +87,7 @@ def check_free(
     *,
     uid: int | None = None,
 ) -> list[Finding]:
-    """What is in the way of a restore under ``init_pid``.
+    """Find what is in the way of a restore under ``init_pid``.
 
     One finding per port, of some, sorted; an empty list is good. A port that must be
     bound is tried, as CRIU will bind it; a connection is in the way of the very same

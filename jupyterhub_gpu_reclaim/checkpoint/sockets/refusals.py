@@ -1,4 +1,4 @@
-"""What sockets hold that can neither be saved nor be left out; looked at before.
+"""Finds in advance what sockets hold that can neither be saved nor be left out.
 
 CRIU fails on most of it, in words of its own and when the session is frozen already;
 what protects (keys, an eBPF program) would come back without. Each socket is looked at
@@ -35,7 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unsavable(end: socket.socket) -> Iterator[str]:
-    """What that socket holds that cannot be saved, in words."""
+    """Say in words what a socket holds that cannot be saved."""
     if _has_program(end):
         yield "a socket with an eBPF program"
     family, kind, protocol = options.kind_of(end)
@@ -52,7 +52,7 @@ def unsavable(end: socket.socket) -> Iterator[str]:
 
 
 def waiting(end: socket.socket) -> Iterator[str]:
-    """What waits in that socket, and cannot be saved until it is taken; in words."""
+    """Say in words what waits in a socket and cannot be saved until it is taken."""
     family, kind, protocol = options.kind_of(end)
     if protocol == socket.IPPROTO_TCP and _is_ready(end, select.POLLPRI):
         yield "a TCP connection with an urgent byte (MSG_OOB)"
@@ -74,7 +74,7 @@ def waiting(end: socket.socket) -> Iterator[str]:
 def waiting_at(
     listener: UnixSocket, clients: Iterable[tuple[int, int]]
 ) -> Iterator[str]:
-    """What UNIX connections hold that its program has not accepted yet; in words.
+    """Say in words what UNIX connections hold that were not accepted yet.
 
     Args:
         listener: in the tree.
@@ -94,7 +94,7 @@ def _has_sent(pid: int, fd: int) -> bool:
 
 
 def of_process(pid: int, numbers: Iterable[int]) -> tuple[set[str], set[str]]:
-    """What its sockets hold: :func:`unsavable`, and :func:`waiting`."""
+    """Contents of a process's sockets: :func:`unsavable`, and :func:`waiting`."""
     never: set[str] = set()
     later: set[str] = set()
     for fd in numbers:

@@ -1,4 +1,4 @@
-"""What CRIU leaves out of sockets: in an image of its own beside CRIU's.
+"""Saves what CRIU leaves out of sockets, in an image beside CRIU's.
 
 The sockets of a frozen tree are looked at through copies of their descriptors
 (:func:`read`), the image goes into the checkpoint, and the sockets of the restored,
@@ -78,7 +78,7 @@ def read(tree: Snapshot) -> bytes:
 
 
 def _sockets(process: Process, seen: set[int]) -> Iterator[tuple[int, socket.socket]]:
-    """Those that were not seen yet, by their inodes."""
+    """Yield a process's sockets that were not seen yet, with their inodes."""
     with processes.held(process) as pidfd:
         if pidfd is None:
             return
@@ -160,7 +160,7 @@ class Returned:
             self.peers[entry.id] = by_inode[one.peer]
 
     def within_reach(self, number: int, state: SocketState) -> SocketState:
-        """That state, without a queue that nobody can send to: CRIU has its ways."""
+        """The state, less a queue that nobody can send to, which is left to CRIU."""
         if number in {*self.names.values(), *self.peers.values()}:
             return state
         return msgspec.structs.replace(state, queue=None)

@@ -45,7 +45,7 @@ _MOST: Final = (1 << 30) - 1
 
 
 class Unsent(NamedTuple):
-    """What one end of a connection has not sent yet."""
+    """Data that one end of a connection has not sent yet."""
 
     data: bytes
     has_ended: bool  #: nothing follows
@@ -124,7 +124,7 @@ def send(
 
 
 def _cut(image: bytes, *, has_ended: bool) -> tuple[bytes, Unsent] | None:
-    """That image of a connection without what is unsent, and that; None for nothing."""
+    """Split a connection's image from its unsent data; None where there is none."""
     head, body = images.first(image, images.TCP_STREAM_MAGIC)
     stream = images.parse("tcp_stream_entry", head)
     size, sent = stream.unsq_len, stream.inq_len + stream.outq_len - stream.unsq_len
@@ -141,7 +141,7 @@ def _cut(image: bytes, *, has_ended: bool) -> tuple[bytes, Unsent] | None:
 
 
 def _send(end: socket.socket, what: Unsent) -> None:
-    """All of it at once: its buffer and its limits are set aside for that time."""
+    """Send all at once; the socket's buffer and limits are set aside meanwhile."""
     size = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     lock = end.getsockopt(socket.SOL_SOCKET, _BUF_LOCK)
     limit = end.getsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT)

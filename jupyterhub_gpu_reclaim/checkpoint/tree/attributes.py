@@ -1,4 +1,4 @@
-"""What a process has besides memory and files, and CRIU does not give back.
+"""Saves what a process has besides memory and files, and CRIU does not give back.
 
 CRIU (4.2) saves rights, limits, signals, timers, the scheduling policy. It makes the
 processes of a tree as its own children, so whatever else there is they would inherit
@@ -106,7 +106,7 @@ class Attributes(Value, frozen=True, kw_only=True):
 
 
 class Difference(NamedTuple):
-    """One thing that a thread had before, and what it has now."""
+    """An attribute of a thread that changed: its values before and after."""
 
     pid: int  #: in the session
     thread: int  #: likewise; 0: the process as a whole
@@ -245,7 +245,7 @@ def _chosen(pid: int, init_pid: int, file: _File) -> int | None:
 
 
 def _outside(pid: int, tid: int) -> ThreadAttributes:
-    """What the kernel tells others of a thread; nothing of it is None."""
+    """Attributes of a thread that the kernel tells others; none of them is None."""
     status = procfs.status(pid, tid)
     given_back: dict[str, str] = {
         name: status[name] for name in _GIVEN_BACK if name in status
@@ -272,7 +272,7 @@ def _outside(pid: int, tid: int) -> ThreadAttributes:
 
 
 def _memory_policy(pid: int, tid: int) -> str:
-    """Its own policy: an area that has none shows it, and so does the first one.
+    """A thread's own policy: areas that have none show it, and so does the first.
 
     Only the first line is read: the kernel counts the pages of all others.
     """
@@ -291,7 +291,7 @@ def _memory_policy(pid: int, tid: int) -> str:
 
 
 def _inside(pid: int) -> tuple[dict[str, int], int, dict[int, tuple[int, ...]]]:
-    """What nobody else is told: its states, what it will lock, its threads' calls."""
+    """Attributes told to nobody else: states, future locking, the threads' calls."""
     states: dict[str, int] = {}
     dispatch: dict[int, tuple[int, ...]] = {}
     try:
@@ -360,7 +360,7 @@ def refuse_confined(tree: Snapshot) -> None:
 
 
 def load(source: ImageSource) -> dict[int, Attributes]:
-    """What was saved; nothing of a checkpoint that was made before there was any.
+    """Load the saved attributes; none of a checkpoint made before there were any.
 
     Raises:
         RestoreFailed: it does not read (``checkpoint_damaged``).
@@ -378,7 +378,7 @@ def load(source: ImageSource) -> dict[int, Attributes]:
 def differences(
     before: Mapping[int, Attributes], after: Mapping[int, Attributes]
 ) -> list[Difference]:
-    """What the second tree has otherwise than the first. Pure.
+    """List the differences of the second tree from the first. Pure.
 
     A process or thread that only one of them has is a difference named ``there``.
     """
@@ -442,7 +442,7 @@ def apply(tree: Snapshot, saved: Mapping[int, Attributes]) -> None:
 def _apply_outside(
     process: Process, init: Process, wanted: Attributes, usual: ThreadAttributes
 ) -> _Left:
-    """What others may do to it; what they may not is left for itself to do."""
+    """Set what others may set of a process; return what it must set itself."""
     for file, chosen in (
         (_CORE_FILTER, wanted.core_filter),
         (_OOM_SCORE, wanted.oom_score),
@@ -517,7 +517,7 @@ def _refuse_weaker(process: Process, wanted: Attributes) -> None:
 
 
 def _apply_inside(process: Process, wanted: Attributes, left: _Left) -> None:
-    """What only the process itself can do: mostly nothing.
+    """Make a process set what only it can set itself: mostly nothing.
 
     Raises:
         RestoreFailed: a folder is gone, or it could not be made to do it.

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DumpResult:
-    """What a restore has to know besides the image files; all plain values.
+    """Facts that a restore needs besides the image files; all plain values.
 
     Attributes:
         root_pid: of the tree's root, in the session's namespace.

@@ -134,7 +134,7 @@ def freeze(init_pid: int, start: int, *, timeout: float) -> list[Process]:
 
 
 class _Asked:
-    """Who was asked to stop, so that nobody is asked twice in the same moment.
+    """Processes asked to stop, so that none is asked twice in the same moment.
 
     A second signal that comes when the first has been taken waits in the stopped
     process. CRIU (4.2, ``skip_sigstop``) lets such a process take as many signals as it
@@ -147,7 +147,7 @@ class _Asked:
         self._at: dict[tuple[int, int], float] = {}
 
     def due(self, some: Iterable[Process]) -> list[Process]:
-        """Those who are to be asked now: for the first time, or in vain before."""
+        """Processes to be asked now: for the first time, or in vain before."""
         now = time.monotonic()
         due = [
             one

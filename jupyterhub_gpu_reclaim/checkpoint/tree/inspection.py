@@ -131,7 +131,7 @@ class _Inspector:
             raise RestoreFailed(Reason.RESTORE_FAILED, why=why)
 
     def folders(self) -> None:
-        """Where processes stand, and what they run."""
+        """Compare the folders and programs of processes."""
         for use in self._saved.uses:
             if use.where.startswith("map_files/"):
                 continue

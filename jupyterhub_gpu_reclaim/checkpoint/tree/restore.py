@@ -235,7 +235,7 @@ def restore(
 
 
 class _BeyondCriu:
-    """What CRIU does not make: taken out of its images, given back when it is done.
+    """State that CRIU does not make: taken out of its images, given back afterwards.
 
     System V objects are there inside the stack's block, and stay when it ends well.
     """
@@ -359,7 +359,7 @@ def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:
 
 
 def free_pid(pids: Sequence[int], pid_max: int) -> int:
-    """Where the pid counter is put, so that CRIU's own processes take no saved pid.
+    """Value for the pid counter that keeps CRIU's own processes off the saved pids.
 
     Returns:
         A number with ``HELPER_PIDS`` unused ones behind it, or behind which there is
@@ -384,7 +384,7 @@ def _serving(
 
 
 def _tree(session: SessionInit, root_pid: int, attempt: CriuRun) -> Snapshot:
-    """What has come back.
+    """The tree that has come back, stopped.
 
     Raises:
         ReclaimError: the root is not below the init, or a process is not stopped.
@@ -447,7 +447,7 @@ def clear(session: SessionInit, *, timeout: float) -> None:
 
 
 def _clear(session: SessionInit) -> None:
-    """As :func:`clear`; an init that has ended has cleared it itself."""
+    """Clear the session; an init that has ended has cleared it itself."""
     with contextlib.suppress(NotFound):
         clear(session, timeout=KILL_PATIENCE)
 

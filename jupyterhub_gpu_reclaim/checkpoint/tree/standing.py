@@ -52,7 +52,7 @@ class Target(Protocol):
 
 
 class Former(NamedTuple):
-    """What is saved of some programs, by their pids in the session."""
+    """Saved run times and page maps of programs, by their pids in the session."""
 
     ran: Mapping[int, list[int]]  #: then, see :func:`processes.times_run`
     pagemaps: Mapping[int, bytes]  #: CRIU's images
@@ -68,7 +68,7 @@ def pages_of(pagemap: bytes) -> str:
 
 
 def have_not_run(tree: Snapshot, ran: Mapping[int, list[int]]) -> list[Process]:
-    """Those of the tree that have not been on a processor since they had run so long.
+    """Processes of the tree that have not been on a processor since ``ran``.
 
     Args:
         tree: the session's.
@@ -202,7 +202,7 @@ class StandingMemory:
 
 
 def _pages(pid: int, areas: list[Area]) -> Iterator[memoryview]:
-    """Those pages of a process that stands; each part is void with the next one."""
+    """Yield the present pages of a stopped process; each part is void with the next."""
     buffer = memoryview(bytearray(BLOCK))
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for area in areas:

@@ -33,7 +33,7 @@ def _pipe(path: Path) -> str | None:
 
 
 def _ends(init_pid: int) -> list[int]:
-    """Which of the init's descriptors a tree writes its output to."""
+    """The init's descriptors that a tree writes its output to."""
     folder = PROC / str(init_pid) / "fd"
     relay = _pipe(folder / str(RELAY_WRITE_FD))
     if relay is not None and relay == _pipe(folder / str(RELAY_READ_FD)):
