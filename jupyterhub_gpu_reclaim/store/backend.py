@@ -53,7 +53,7 @@ class ObjectExists(StoreError):
 
 
 class Unavailable(StoreError):
-    """It does not work now, but may soon; the call had no effect."""
+    """The store does not work now, but may soon; the call had no effect."""
 
     def __init__(
         self, why: str, *, detail: str = "", reason: Reason = Reason.STORE_UNREACHABLE
@@ -73,7 +73,7 @@ class ObjectWriter(Protocol):
         """
 
     def read_back(self, offset: int, buffer: memoryview) -> int | None:
-        """What was written so far, read from where it stands now.
+        """Read back what was written so far, from where it stands now.
 
         Returns:
             Bytes read, fewer than fit only at the end; None where an object can be read
@@ -185,7 +185,7 @@ class Tiers(Protocol):
         """The places, the nearest first: what one has lost, another may have."""
 
     def durable(self) -> Backend:
-        """What has to be whole for a commit, from where it must not be lost."""
+        """The place, safe from loss, where all that a commit needs must be whole."""
 
 
 @runtime_checkable
@@ -208,7 +208,7 @@ def copies_of(backend: Backend) -> Sequence[Backend]:
 
 
 def durable(backend: Backend) -> Backend:
-    """Where a commit needs to find what it references."""
+    """The place where a commit must find what it references."""
     return backend.durable() if isinstance(backend, Tiers) else backend
 
 

@@ -88,11 +88,11 @@ class CheckpointReader:
 
     @property
     def info(self) -> CheckpointInfo:
-        """What the manifest says of it."""
+        """Facts about the checkpoint, from its manifest."""
         return self._body.info
 
     def names(self) -> list[str]:
-        """Its files, in the order in which they were begun."""
+        """Names of the files, in the order in which they were begun."""
         return list(self._files)
 
     def __contains__(self, name: object) -> bool:

@@ -227,7 +227,7 @@ class Repository:
         )
 
     def info(self, checkpoint: str) -> CheckpointInfo:
-        """What its manifest says of a committed checkpoint; cheap."""
+        """Facts about a committed checkpoint, from its manifest; cheap."""
         return self._catalogue.cached(checkpoint).info
 
     def objects(self, checkpoint: str) -> list[Entry]:
@@ -238,7 +238,7 @@ class Repository:
         return self._catalogue.cached(checkpoint).objects()
 
     def manifest(self, checkpoint: str, wraps: Wrapper | None = None) -> bytes:
-        """Its manifest as it stands, or with its key wrapped by somebody else, too.
+        """A manifest as it stands, or with its key wrapped by somebody else, too.
 
         Args:
             checkpoint: which.
@@ -270,7 +270,7 @@ class Repository:
         self._marks.put(self._catalogue.cached(checkpoint), aside, number)
 
     def mark_damage(self, checkpoint: str) -> list[Problem]:
-        """What is wrong with the word about a checkpoint, which counts as none then."""
+        """Problems of a checkpoint's mark, which counts as none then."""
         found = self._marks.damage(self._catalogue.cached(checkpoint))
         return [Problem("", name, why) for name, why in found]
 
@@ -354,7 +354,7 @@ class Repository:
         return freed
 
     def kept_for_others(self, checkpoint: str) -> tuple[int, list[str]]:
-        """What a deleted one has left: bytes, and the checkpoints that need them."""
+        """Bytes left of a deleted checkpoint, and the checkpoints that need them."""
         packs = self._backend.list(layout.pack_prefix(checkpoint))
         names = {entry.name for entry in packs}
         needing = [

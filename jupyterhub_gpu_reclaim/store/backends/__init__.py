@@ -1,4 +1,4 @@
-"""Where objects are kept: a folder, S3, GCS, Azure, a folder as a write-back cache.
+"""Backends that keep objects: a folder, S3, GCS, Azure, a folder as write-back cache.
 
 ``folder`` keeps files, ``objects`` talks to object stores, and ``write_back`` puts a
 folder of the node in front of either. ``proxies`` adds retries and read-ahead,

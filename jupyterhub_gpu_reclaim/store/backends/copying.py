@@ -25,7 +25,7 @@ _AT_ONCE = 4
 
 
 def missing(target: Backend, entries: Iterable[Entry]) -> list[Entry]:
-    """Those of some objects that are not there with that length."""
+    """Entries that the target does not have with that length."""
     wanted = list(entries)
     folders = {entry.name.rpartition("/")[0] + "/" for entry in wanted}
     there = {found for folder in sorted(folders) for found in target.list(folder)}

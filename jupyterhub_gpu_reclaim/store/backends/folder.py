@@ -180,7 +180,7 @@ class FolderBackend:
             translate(error, str(self._root))
 
     def spec(self) -> Spec:
-        """Its path, and the reserve."""
+        """The folder's path, and the reserve."""
         path = str(self._root.absolute())
         return {"kind": "folder", "path": path, "reserve": self._reserve}
 

@@ -48,7 +48,7 @@ class StoreAbsent(Unavailable):
 
 
 class Known(Protocol):
-    """What is remembered of the store, outside of it; any thread may ask."""
+    """Ids of the store as remembered outside of it; any thread may ask."""
 
     def expected(self, role: Role) -> str:
         """The id that the place must have; empty: none is known."""
@@ -264,6 +264,6 @@ class _Mendable(IdentifiedBackend):
 def identified(
     place: Backend, keys: Wrapper, known: Known, role: Role = "store"
 ) -> IdentifiedBackend:
-    """That place, used only while it is the store that is meant."""
+    """Wrap a place so that it is used only while it is the store that is meant."""
     kind = _Mendable if isinstance(place, Mendable) else IdentifiedBackend
     return kind(place, IdentityCheck(place, keys, known, role))

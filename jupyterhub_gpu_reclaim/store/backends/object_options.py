@@ -78,7 +78,7 @@ class ObjectOptions:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> ObjectOptions:
-        """What :meth:`spec` has described."""
+        """Options that :meth:`spec` has described."""
         return cls(spec["url"], spec["options"], spec["options_file"])
 
     def all(self) -> dict[str, str]:
@@ -93,7 +93,7 @@ class ObjectOptions:
 def make_store(
     options: ObjectOptions, retries: Mapping[str, Any], patience: float
 ) -> ObjectStore:
-    """What obstore calls its store; connects to nothing.
+    """Make obstore's ``ObjectStore``; connects to nothing.
 
     Raises:
         BadRequest: see :meth:`ObjectOptions.all`.

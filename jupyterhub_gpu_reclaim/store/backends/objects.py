@@ -151,7 +151,7 @@ class ObjectsBackend:
         return None
 
     def spec(self) -> Spec:
-        """Where it is; the login is read again from where it was read here."""
+        """The store's place; the login is read again from where it was read here."""
         return {
             "kind": "objects",
             **self._options.spec(),

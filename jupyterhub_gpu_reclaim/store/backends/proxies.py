@@ -107,7 +107,7 @@ class BackendProxy:
         return self._call(self._backend.capacity_bytes)
 
     def spec(self) -> Spec | None:
-        """That of the backend inside: ``address`` adds the proxies that it needs."""
+        """Spec of the backend inside: ``address`` adds the proxies that it needs."""
         return self._backend.spec()
 
 

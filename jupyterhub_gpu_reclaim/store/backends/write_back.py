@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class CommitMeans(StrEnum):
-    """Where a checkpoint stands when its commit returns."""
+    """Place of a checkpoint when its commit returns."""
 
     #: In the node's folder: lost with the node until it is uploaded. The store behind
     #: need not even answer; what is written references nothing that only that has.
@@ -128,7 +128,7 @@ class WriteBackCache:
         return self._first(lambda backend: backend.length(name))
 
     def list(self, prefix: str) -> list[Entry]:
-        """What stands in either.
+        """List the objects in either.
 
         Raises:
             StoreError: one of them does not answer, so it is not known.
@@ -170,7 +170,7 @@ class WriteBackCache:
         return self.local, self.remote
 
     def durable(self) -> Backend:
-        """Where a commit means the store, from there, but for what comes there yet."""
+        """The store, and what is yet to be sent, if commits mean it; or the folder."""
         return _StoreFirst(self) if self.means is CommitMeans.REMOTE else self.local
 
     def _is_here_only(self, name: str) -> bool:
@@ -218,7 +218,7 @@ def _replaced(backend: Backend, name: str, data: bytes) -> bool:
 
 
 class LocalCommits(BackendProxy):
-    """What a writer sees where a commit means the node's folder (``commit_means``).
+    """Backend of a writer where a commit means the node's folder (``commit_means``).
 
     The store behind is not contacted, so that a session can be suspended while it is
     away: a new checkpoint references only packs in the folder, so it needs no lock

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class Catalogue:
-    """What is committed; any call raises ``StoreError`` when the store does not work.
+    """Committed checkpoints; any call raises ``StoreError`` if the store does not work.
 
     Args:
         backend: where the objects stand.
@@ -85,7 +85,7 @@ class Catalogue:
             raise missing from None
 
     def read(self, checkpoint: str) -> Body:
-        """What its manifest says now.
+        """Read a checkpoint's manifest as it is now.
 
         Raises:
             NotFound: ``CHECKPOINT_MISSING``.
@@ -117,7 +117,7 @@ class Catalogue:
             return None
 
     def all(self) -> list[Body]:
-        """All that can be read; the others are logged."""
+        """All manifests that can be read; the others are logged."""
         found = [self.cached_or_none(id_) for id_ in self.ids()]
         return [body for body in found if body is not None]
 
@@ -168,7 +168,7 @@ class Catalogue:
     def _from_copies(
         self, look: Callable[[Backend], tuple[_T, str, bytes]], error: StoreError
     ) -> _T:
-        """What opens in some place, and is put back where it does not.
+        """Return what opens in some place, and put it back where it does not.
 
         Raises:
             StoreError: that error, where it opens nowhere; ``Unavailable``, it may
@@ -194,7 +194,7 @@ class Catalogue:
 
 
 class ManifestCache:
-    """What is known of checkpoints, by id; dropped when one is removed."""
+    """Bodies of manifests, by checkpoint id; dropped when one is removed."""
 
     def __init__(self) -> None:
         #: Held for moments only, never while something is read.

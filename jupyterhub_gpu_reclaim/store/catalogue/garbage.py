@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class _Needed(NamedTuple):
-    """What must stay."""
+    """Objects and checkpoints that must stay."""
 
     packs: frozenset[str]  #: objects that readable manifests name
     owners: frozenset[str]  #: checkpoints all of whose packs must stay
@@ -39,7 +39,7 @@ class _Needed(NamedTuple):
 
 
 class SweepResult(NamedTuple):
-    """What a sweep has removed."""
+    """Checkpoints whose remains a sweep has removed, and the bytes freed."""
 
     removed: list[str]  #: checkpoints that do not exist, whose remains these were
     freed_bytes: int

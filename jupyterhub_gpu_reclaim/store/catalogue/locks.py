@@ -61,7 +61,7 @@ class WriteIntent(NamedTuple):
         return self.begun > now - INTENT_FRESH_SECONDS
 
     def encode(self) -> bytes:
-        """What stands in its object."""
+        """Encode the intent as the contents of its object."""
         lines = [_INTENT_HEAD, str(int(self.begun)), *sorted(self.references), ""]
         return "\n".join(lines).encode()
 

@@ -137,7 +137,7 @@ class Marks:
             raise Refused(Reason.FORMER_SERVICE, term=number.term, obeyed=found.term)
 
     def _open(self, name: str, body: Body) -> Aside | None:
-        """What it says, in whichever place it opens.
+        """Read a mark in whichever place it opens.
 
         Raises:
             ObjectMissing: it has gone.
@@ -163,7 +163,7 @@ class Marks:
 
 
 def superseded(entries: Iterable[Entry]) -> set[str]:
-    """Those of some checkpoints' marks that a later word stands beside."""
+    """Names of marks that a later mark of the same checkpoint supersedes."""
     older: set[str] = set()
     highest: dict[str, str] = {}
     for name in sorted(e.name for e in entries if layout.mark_number(e.name)):

@@ -48,7 +48,7 @@ class Compression(StrEnum):
 
 
 class Garbled(Exception):
-    """These bytes are no block of that kind and length."""
+    """The bytes are not a block of that kind and length."""
 
 
 def pack(
@@ -115,7 +115,7 @@ def _unpack_zstd(data: Buffer, length: int) -> bytes:
 
 
 class Sample(NamedTuple):
-    """What compressing one page of a block has taken, and saved."""
+    """Seconds that compressing one page of a block took, and bytes that it saved."""
 
     seconds: float
     saved: int

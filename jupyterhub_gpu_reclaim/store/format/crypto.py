@@ -34,7 +34,7 @@ _SEGMENT = struct.Struct("<II")
 
 
 class Forged(Exception):
-    """These bytes were not sealed under this key, or not for this place."""
+    """The bytes were not sealed under this key, or not for this place."""
 
 
 def new_key() -> bytes:
@@ -103,7 +103,7 @@ def wrap(key: bytes, secret: bytes, bound: bytes) -> bytes:
 
 
 def unwrap(key: bytes, wrapped: bytes, bound: bytes) -> bytes:
-    """What was wrapped.
+    """Unwrap what :func:`wrap` has wrapped.
 
     Raises:
         Forged: not under this key, or not for this.
@@ -177,12 +177,12 @@ def manifest_key(data_key: bytes, checkpoint: str) -> bytes:
 
 
 def bound_manifest(checkpoint: str) -> bytes:
-    """What a manifest's body is bound to."""
+    """Associated data that a manifest's body is bound to."""
     return MAGIC + checkpoint.encode()
 
 
 def bound_block(number: int, kind: Kind, chunks: int, length: int) -> bytes:
-    """What a block is bound to, beside its pack's key.
+    """Associated data that a block is bound to, beside its pack's key.
 
     Args:
         number: in its pack.
@@ -194,5 +194,5 @@ def bound_block(number: int, kind: Kind, chunks: int, length: int) -> bytes:
 
 
 def bound_segment(number: int, count: int) -> bytes:
-    """What a segment of the index is bound to."""
+    """Associated data that a segment of the index is bound to."""
     return _SEGMENT.pack(number, count)

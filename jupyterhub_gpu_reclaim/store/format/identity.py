@@ -29,7 +29,7 @@ Role = Literal["store", "cache"]
 
 
 class StoreIdentity(Value, frozen=True, kw_only=True):
-    """Which store that is."""
+    """Id and role of a store."""
 
     id: str
     role: Role = "store"

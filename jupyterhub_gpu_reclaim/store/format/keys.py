@@ -54,7 +54,7 @@ class Wrapper(Protocol):
         """
 
     def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
-        """What was wrapped for that checkpoint under the key of that name.
+        """Unwrap what was wrapped for a checkpoint under the key of that name.
 
         Raises:
             StoreError: ``KEY_MISSING``, also where another key has that name; or it

@@ -23,7 +23,7 @@ _MARK = re.compile(rf"{MARKS}{_ID.pattern}/([0-9]{{10}})-([0-9]{{10}})")
 
 
 class MarkNumber(NamedTuple):
-    """Which word is the later one: the higher."""
+    """Number of a mark: the higher one is the later word."""
 
     term: int  #: of the service that has given it
     word: int  #: of that service
@@ -50,12 +50,12 @@ def deletion_lock(checkpoint: str) -> str:
 
 
 def pack_prefix(checkpoint: str) -> str:
-    """Where a checkpoint's own packs and index stand."""
+    """Prefix of the names of a checkpoint's own packs and index."""
     return f"{PACKS}{checkpoint}/"
 
 
 def pack(checkpoint: str, number: int) -> str:
-    """One of a checkpoint's own packs."""
+    """Name of one of a checkpoint's own packs."""
     return f"{pack_prefix(checkpoint)}{number:08x}"
 
 
@@ -65,12 +65,12 @@ def index(checkpoint: str) -> str:
 
 
 def mark_prefix(checkpoint: str) -> str:
-    """Where a checkpoint's marks stand."""
+    """Prefix of the names of a checkpoint's marks."""
     return f"{MARKS}{checkpoint}/"
 
 
 def mark(checkpoint: str, number: MarkNumber) -> str:
-    """One mark of a checkpoint; by name they are in the order of their numbers."""
+    """Name of one mark of a checkpoint; names sort in the order of their numbers."""
     return f"{mark_prefix(checkpoint)}{number.term:010d}-{number.word:010d}"
 
 
@@ -81,7 +81,7 @@ def mark_number(name: str) -> MarkNumber | None:
 
 
 def aside_of(name: str, mark: str) -> str:
-    """What an object is called until it is finished: flat, so that no folder is made.
+    """Name of an object until it is finished: flat, so that no folder is made.
 
     Args:
         name: of the object; neither ``!`` nor ``~`` is part of one.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(IntEnum):
-    """What is known of a block in this capture."""
+    """State of a block, as far as this capture knows it."""
 
     UNSEEN = 0
     WHOLE = 1
@@ -45,7 +45,7 @@ NO_VERDICTS = np.zeros(0, np.uint8)
 
 
 class BaseBlocks(NamedTuple):
-    """What may be referenced; the same for all pack writers of a checkpoint."""
+    """Blocks that may be referenced; the same for all pack writers of a checkpoint."""
 
     body: Body
     table: NDArray[Any]  #: of ``index.BLOCKS``, checked

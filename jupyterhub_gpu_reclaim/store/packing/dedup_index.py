@@ -52,7 +52,7 @@ class DedupIndex:
 
 
 def of_index(index: ChunkIndex, packs: Sequence[int]) -> DedupIndex:
-    """What may be referenced of a committed generation.
+    """Index of the chunks of a committed generation that may be referenced.
 
     Args:
         index: of that generation.
@@ -76,7 +76,7 @@ def of_index(index: ChunkIndex, packs: Sequence[int]) -> DedupIndex:
 def _in_live_packs(
     index: ChunkIndex, refs: NDArray[np.int64], packs: Sequence[int]
 ) -> NDArray[np.bool_]:
-    """Which refs stand in packs that are worth being referenced."""
+    """Mask of the refs that stand in packs worth being referenced."""
     if not len(refs):
         return np.zeros(0, np.bool_)
     rows = index.blocks

@@ -60,7 +60,7 @@ class Recipe(Value, frozen=True, kw_only=True):
 
 
 class Report(NamedTuple):
-    """What a pack writer has written; made of arrays, for there may be millions."""
+    """Report of what a pack writer wrote; made of arrays, for there may be millions."""
 
     packs: list[tuple[int, int]]  #: number and length
     blocks: NDArray[Any]  #: of ``BLOCKS``; ``pack`` is the pack's number
@@ -192,7 +192,7 @@ class PackWriter:
         chunks: list[memoryview],
         found: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Where the chunks that are not zero stand, or are put now."""
+        """References to the chunks that are not zero; new ones are put into a block."""
         named = self._chunk_ids.of([chunks[number] for number in found.tolist()])
         ids = np.frombuffer(named, np.uint64).reshape(-1, 2)
         if self._known is None:
@@ -242,7 +242,7 @@ class PackWriter:
 
 
 class _Stopwatch:
-    """What a call of this thread has taken.
+    """Time that a call of this thread has taken.
 
     A thread that never waited counts as long as it had the processor: that it was
     another program's in between says nothing of the call.

@@ -44,7 +44,7 @@ class BlockRow(NamedTuple):
     kind: int
 
     def bound(self) -> bytes:
-        """What the block is sealed together with."""
+        """Associated data that the block is sealed with."""
         length = self.stored - crypto.TAG_BYTES
         return crypto.bound_block(self.number, Kind(self.kind), self.chunks, length)
 

@@ -55,13 +55,13 @@ class Extents(NamedTuple):
     lengths: NDArray[np.int64]
 
     def rows(self) -> Iterator[Extent]:
-        """One after the other."""
+        """Iterate over the extents."""
         columns = (column.tolist() for column in self)
         return map(Extent, *columns)
 
 
 def rest_of(length: int, skip: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What is left of a file without some ranges.
+    """Ranges that are left of a file without some others.
 
     Args:
         length: of the file.
@@ -119,7 +119,7 @@ def _locate(
 def _cuts(
     blocks: NDArray[np.int64], places: NDArray[np.int64], most_zeros: int
 ) -> NDArray[np.int64]:
-    """Where an extent begins: another block, or not the next chunk of it."""
+    """Indices where an extent begins: another block, or not the next chunk of it."""
     new = np.ones(len(blocks), np.bool_)
     if len(blocks) > 1:
         zeros = blocks[1:] == ZEROS
@@ -131,7 +131,7 @@ def _cuts(
 
 
 class BlockSource(NamedTuple):
-    """Where the blocks come from."""
+    """Backend, manifest and table that blocks are read with."""
 
     backend: Backend
     body: Body
@@ -147,7 +147,7 @@ class Blocks:
         self._sealers: dict[int, crypto.Sealer] = {}
 
     def plain(self, block: int, opener: BlockOpener | None = None) -> Buffer:
-        """All chunks of a block.
+        """Read all chunks of a block.
 
         Args:
             block: its place in the table.

@@ -75,7 +75,7 @@ class CopyPiece(NamedTuple):
 
 
 class CopyPlan(NamedTuple):
-    """What is to be copied, sorted by where it stands in the packs."""
+    """Pieces to be copied, sorted by where they stand in the packs."""
 
     #: Columns: block, start in the block, length, pid, address.
     rows: NDArray[np.int64]
@@ -158,7 +158,7 @@ def work(
     rows: NDArray[np.int64],
     counters: NDArray[np.int64],
 ) -> None:
-    """One ticket: open each block once, and write its parts.
+    """Do one ticket: open each block once, and write its parts.
 
     Args:
         blocks: to read.

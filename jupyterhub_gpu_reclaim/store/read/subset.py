@@ -25,7 +25,7 @@ class Part(Protocol):
 
 
 class Named(NamedTuple):
-    """Those that are named."""
+    """Packs that are given by their names."""
 
     packs: Collection[str]
 

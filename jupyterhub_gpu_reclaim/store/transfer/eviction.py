@@ -79,7 +79,7 @@ def evict(cache: WriteBackCache, repository: Repository, quota: int) -> list[str
 
 
 def _needs(cache: WriteBackCache, repository: Repository) -> dict[str, Sequence[Entry]]:
-    """What each checkpoint with a copy here needs, least recently suspended first."""
+    """Objects of each checkpoint with a copy here, least recently suspended first."""
     needs: dict[str, Sequence[Entry]] = {}
     for info in repository.list():
         if exists(cache.local, layout.manifest(info.id)):
@@ -137,7 +137,7 @@ def _problems(
     checkpoint: str,
     whole: set[tuple[str, int]],
 ) -> list[Problem]:
-    """What is damaged in the store, after what the folder has was put back there."""
+    """Find what is damaged in the store, after mending it with what the folder has."""
     there = _StoreThenFolder(cache)
     problems = repository.verify(checkpoint, place=there, whole=whole)
     there.flush()

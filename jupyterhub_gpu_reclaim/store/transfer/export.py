@@ -57,7 +57,7 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Head(NamedTuple):
-    """What an exported file begins with, and what follows it."""
+    """Beginning of an exported file, and the objects that follow it."""
 
     data: bytes  #: up to the end of the manifest
     objects: list[Entry]  #: whose bytes follow, in this order
@@ -277,7 +277,7 @@ class ExportedFile:
         return 0
 
     def spec(self) -> None:
-        """It is open here only."""
+        """None: the file is open here only."""
         return
 
     def _find(self, name: str) -> tuple[int, int]:

@@ -134,7 +134,7 @@ Message = (
 
 
 class CopyJob(msgspec.Struct):
-    """What is to be copied; the index's table and the plan's rows stand beside it."""
+    """Order to copy; the index's table and the plan's rows are shared with it."""
 
     spec: dict[str, Any]
     body: Body
@@ -151,7 +151,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """One message; the descriptors are duplicated by the kernel.
+    """Send one message; the descriptors are duplicated by the kernel.
 
     Raises:
         OSError: the other side is gone.
@@ -160,7 +160,7 @@ def send(end: socket.socket, message: Message, descriptors: Sequence[int] = ()) 
 
 
 def receive(end: socket.socket) -> tuple[Message, list[int]] | None:
-    """One message and its descriptors, which are the caller's then; None at the end.
+    """Receive a message and its descriptors, then the caller's; None at the end.
 
     Raises:
         OSError: the other side is gone, or the time is up.
@@ -191,7 +191,7 @@ def share(name: str, head: object, *columns: NDArray[Any]) -> int:
 def shared(
     descriptor: int, head: type[_T], *kinds: np.dtype[Any]
 ) -> tuple[_T, list[NDArray[Any]]]:
-    """What was shared, without a copy; the descriptor may be closed then.
+    """Map what was shared, without a copy; the descriptor may be closed then.
 
     Args:
         descriptor: of :func:`share`.

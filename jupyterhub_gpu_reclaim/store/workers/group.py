@@ -122,7 +122,7 @@ class CaptureGroup:
         return int(self._counters[:, column].sum())
 
     def verdicts(self) -> NDArray[np.uint8]:
-        """What they have found of the last generation's blocks."""
+        """The workers' verdicts on the last generation's blocks."""
         return self._verdicts
 
     def begin_report(self, seconds: float) -> None:
@@ -131,7 +131,7 @@ class CaptureGroup:
             worker.send(channel.Finish(seconds))
 
     def reports(self, seconds: float) -> list[Report]:
-        """What each has written; it settles in the background."""
+        """Report of what each worker has written; it settles in the background."""
         found = []
         for _, descriptors in hear_all(self._workers, seconds):
             kinds = (BLOCKS, *map(np.dtype, ("<u8", "<i8", "<i8")))

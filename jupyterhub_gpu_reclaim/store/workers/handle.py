@@ -69,7 +69,7 @@ class WorkerHandle:
             _gone(str(error))
 
     def hear(self) -> tuple[channel.Message, list[int]]:
-        """Its message, and descriptors that the caller then owns.
+        """Receive the worker's message, and descriptors that the caller then owns.
 
         Raises:
             StoreError: what went wrong there, or that it is gone.
@@ -137,7 +137,7 @@ def hear_ready(
 def hear_all(
     workers: Iterable[WorkerHandle], seconds: float | None
 ) -> list[tuple[channel.Message, list[int]]]:
-    """One message of each, in the order in which they come.
+    """Receive one message of each worker, in the order in which they come.
 
     Args:
         workers: that will send a message.

@@ -129,13 +129,13 @@ class PackWriters:
         return own + (self._group.counted(column) if self._group is not None else 0)
 
     def verdicts(self) -> NDArray[np.uint8]:
-        """What was found of the last generation's blocks, all pack writers together."""
+        """Verdicts of all pack writers together on the last generation's blocks."""
         if self._group is None:
             return self._verdicts
         return np.maximum(self._verdicts, self._group.verdicts())
 
     def reports(self, timeout: float) -> list[Report]:
-        """What all pack writers have written; no thread may be writing.
+        """Reports of what all pack writers have written; no thread may be writing.
 
         It settles in the background from now on; see :meth:`settled`.
 

@@ -54,7 +54,7 @@ _AMPLE = 8
 
 
 class ActiveWrites:
-    """What this process is writing; the lock is held for moments only."""
+    """Checkpoints that this process is writing; the lock is held for moments only."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class Draft(Value, frozen=True, kw_only=True):
-    """What is known of a checkpoint before it is written."""
+    """Facts about a checkpoint before it is written."""
 
     recipe: Recipe
     incarnation: str
@@ -350,7 +350,7 @@ class CheckpointWriter:
         return info
 
     def _carried_over(self) -> Report:
-        """What is taken over from the base, as if a pack writer had found it there."""
+        """Report of what is carried over, as if a pack writer had found it there."""
         rows, refs = [], [np.empty(0, np.int64)]
         for number, former in self._carried.items():
             assert self._base is not None
@@ -471,7 +471,7 @@ class FileWriter:
         return self._length
 
     def carry(self, length: int) -> int:
-        """It is taken over, that long; its number."""
+        """Mark the file as carried over, with its length; return its number."""
         self._check_open()
         self._length, self._first = length, -1
         return self._number
@@ -497,7 +497,7 @@ class FileWriter:
         self._closed = True
 
     def entry(self) -> tuple[str, int]:
-        """Its name and length.
+        """Name and length of the file.
 
         Raises:
             StoreError: it is not closed.
