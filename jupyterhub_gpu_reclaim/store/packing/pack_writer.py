@@ -281,7 +281,7 @@ def _table(rows: list[BlockRow]) -> NDArray[Any]:
 
 
 def _joined(parts: list[NDArray[Any]], empty: NDArray[Any]) -> NDArray[Any]:
-    """All parts in a row; the list is empty then, so that its memory can go."""
+    """Join the parts, and empty the list, so that its memory can go."""
     joined = np.concatenate([*parts, empty])
     parts.clear()
     return joined
