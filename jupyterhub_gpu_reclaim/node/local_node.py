@@ -109,7 +109,7 @@ class LocalNode:
     # --- looking ------------------------------------------------------------------
 
     async def ready(self) -> list[Finding]:
-        """What keeps this node from saving sessions, or makes it slow."""
+        """Find what keeps this node from saving sessions, or makes it slow."""
         # Unauthenticated and unlimited, so one look at a time answers all callers.
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(
@@ -133,15 +133,15 @@ class LocalNode:
         return await asyncio.to_thread(self._trees)
 
     async def tree(self, incarnation: str) -> Tree:
-        """That incarnation, also when it has ended; ``NotFound`` when unknown."""
+        """The tree of an incarnation, even if ended; ``NotFound`` when unknown."""
         return await asyncio.to_thread(self._tree, incarnation)
 
     async def samples(self) -> list[Sample]:
-        """What every session with programs in it does now."""
+        """Sample what every session with programs in it does now."""
         return await self.sampler.samples(await self.trees())
 
     async def preflight(self, incarnation: str) -> list[Finding]:
-        """What keeps that session from being saved; touches nothing."""
+        """Find what keeps a session from being saved; touches nothing."""
         session = await self._find(incarnation)
         self.operations.work_for(session.key)
         found = await in_thread(
@@ -475,7 +475,7 @@ class LocalNode:
     async def export(
         self, checkpoint: str, key: SessionKey, passphrase: str
     ) -> ExportHead:
-        """What a file with it begins with, which that passphrase opens.
+        """Beginning of a file with a checkpoint, which the passphrase opens.
 
         Args:
             checkpoint: its id.
@@ -701,7 +701,7 @@ class LocalNode:
         return tree
 
     def _tree_of(self, session: Session, record: Record | None) -> Tree | None:
-        """That session's tree; None when it ended while we looked."""
+        """The tree of a session; None when it ended while we looked."""
         operation = self.operations.last(session.incarnation)
         try:
             tree = trees.tree_of(session, record, operation)

@@ -1,4 +1,4 @@
-"""What a checkpoint requires of its next place: GPUs, rights, processor, image.
+"""Requirements of a checkpoint for its next place: GPUs, rights, processor, image.
 
 A capture stores :class:`HostRequirements` as ``world.json``; a restore compares it
 before anything is touched. The functions report what differs, each with a reason, and
@@ -45,7 +45,7 @@ class GpuCard(Value, frozen=True, kw_only=True):
 
 
 class GpuUse(Value, frozen=True, kw_only=True):
-    """What one process had on one card; the pid is that in the session's namespace."""
+    """Memory that a process had on a card; the pid is in the session's namespace."""
 
     pid: int
     uuid: str
@@ -65,11 +65,11 @@ class Gpus(Value, frozen=True, kw_only=True):
     uses: list[GpuUse]
 
     def bytes(self) -> int:
-        """All of its GPU memory: about what its processes hold when it was emptied."""
+        """GPU memory in total: about what its processes hold when it was emptied."""
         return sum(use.bytes for use in self.uses)
 
     def only(self, pids: Collection[int]) -> Gpus:
-        """What those of its processes had."""
+        """The same GPUs, with the use of some processes only."""
         return Gpus(
             driver=self.driver,
             cards=self.cards,
@@ -78,7 +78,7 @@ class Gpus(Value, frozen=True, kw_only=True):
         )
 
     def joined(self, other: Gpus | None) -> Gpus:
-        """Its processes and those others of the same session."""
+        """The use of these processes and of others of the same session."""
         if other is None:
             return self
         known = {card.uuid for card in self.cards}
@@ -146,7 +146,7 @@ def plan_moves(
     here: Sequence[GpuCard],
     free: Mapping[str, int | None],
 ) -> dict[str, str] | None:
-    """Which card takes the place of which; None where there are not enough of a kind.
+    """Map each card to its replacement; None where there are not enough of a kind.
 
     A card that is still there keeps its place. The others go to those with most room.
     The driver copies memory as it is, so only the same model will do.
@@ -169,7 +169,7 @@ def plan_moves(
 
 
 def move_pairs(moves: Mapping[str, str]) -> list[tuple[str, str]]:
-    """As the driver takes them: every card, or none where all stay."""
+    """List the moves as the driver takes them: every card, or none where all stay."""
     if all(old == new for old, new in moves.items()):
         return []
     return list(moves.items())
@@ -309,7 +309,7 @@ class Machine(Value, frozen=True, kw_only=True):
 
 
 class HostRequirements(Value, frozen=True, kw_only=True):
-    """What a session was built on at its capture.
+    """Facts that a session was built on at its capture.
 
     Process ids are those of the session's own pid namespace; ``cut`` are the inodes
     of the sockets that were closed because they led outside, or whose connection had
@@ -358,7 +358,7 @@ def this_machine() -> Machine:
 
 
 def instructions(cpuinfo: str) -> list[str]:
-    """Which instructions a program may have chosen, of that ``/proc/cpuinfo``. Pure.
+    """Instructions that a program may have chosen, by ``/proc/cpuinfo``. Pure.
 
     ARM's list has nothing else; that of x86 has bugs and inventions of the kernel, too.
     """

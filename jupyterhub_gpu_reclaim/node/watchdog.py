@@ -48,7 +48,7 @@ _LOOKS = 5
 
 
 class Watched(NamedTuple):
-    """What the agent that is watched was started with; times in seconds."""
+    """Settings that the watched agent was started with; times in seconds."""
 
     state: Path
     placement: str

@@ -119,7 +119,7 @@ def read_token(path: Path) -> str:
 
 
 def folder(path: Path) -> Path:
-    """That folder, made with mode 0700 where it is missing."""
+    """Make a folder with mode 0700 where it is missing, and return it."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -128,7 +128,7 @@ def folder(path: Path) -> Path:
 
 
 def own_folder(path: Path) -> Path:
-    """That folder, as :func:`folder` makes it, closed to other users.
+    """Make a folder as :func:`folder` does, closed to other users, and return it.
 
     Raises:
         CannotStartError: it belongs to another user.

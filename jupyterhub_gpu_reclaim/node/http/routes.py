@@ -61,10 +61,10 @@ _REASONS = {401: Reason.FORBIDDEN, 404: Reason.INVALID, 405: Reason.INVALID}
 
 
 class Node(Protocol):
-    """What the calls ask of this node; every method raises only ``ReclaimError``."""
+    """Methods that the calls need of a node; each raises only ``ReclaimError``."""
 
     async def ready(self) -> list[Finding]:
-        """What keeps this node from saving sessions; empty when nothing does."""
+        """Find what keeps this node from saving sessions; empty when nothing does."""
 
     async def status(self) -> NodeStatus:
         """How this node is, for people."""
@@ -76,16 +76,16 @@ class Node(Protocol):
         """Every incarnation with an init or a record here."""
 
     async def tree(self, incarnation: str) -> Tree:
-        """That incarnation, or ``NotFound``."""
+        """The tree of an incarnation, or ``NotFound``."""
 
     async def samples(self) -> list[Sample]:
-        """What every session does now."""
+        """Sample what every session does now."""
 
     async def set_hint(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about that incarnation; first of all, or not."""
 
     async def preflight(self, incarnation: str) -> list[Finding]:
-        """What keeps that session from being saved; touches nothing."""
+        """Find what keeps a session from being saved; touches nothing."""
 
     async def capture(
         self,
@@ -157,7 +157,7 @@ class Node(Protocol):
     async def export(
         self, checkpoint: str, key: SessionKey, passphrase: str
     ) -> ExportHead:
-        """What a file with it begins with, which that passphrase opens."""
+        """Beginning of a file with a checkpoint, which the passphrase opens."""
 
     async def exported(
         self, checkpoint: str, name: str, offset: int, length: int
@@ -685,7 +685,7 @@ def make_application(
 
 
 def _log_request(handler: RequestHandler) -> None:
-    """What went wrong, and nothing of what the service asks every ten seconds."""
+    """Log what went wrong, and nothing of what the service asks every ten seconds."""
     status = handler.get_status()
     if status >= 500 or status in {401, 403}:
         _log.warning(

@@ -63,7 +63,7 @@ class ServerLogin:
 
     @property
     def identity(self) -> Identity:
-        """As it goes into a checkpoint."""
+        """The login as it goes into a checkpoint."""
         return Identity(
             api_token=self.token,
             port=self.port,
@@ -129,14 +129,14 @@ _ALERT, _HANDSHAKE = 21, 22
 
 
 class ServerState(Value, frozen=True, kw_only=True):
-    """What a session's server had open: what must not be culled after a resume."""
+    """Kernels and terminals that a server had open: not to be culled after a resume."""
 
     kernels: list[str]
     terminals: list[str]
 
 
 def address_of(session: Session, login: ServerLogin) -> jupyter_api.ServerAddress:
-    """Where its server listens."""
+    """Address that the session's server listens at."""
     return jupyter_api.ServerAddress(
         login.port, login.prefix, login.token, session.init_pid, session.init_start
     )

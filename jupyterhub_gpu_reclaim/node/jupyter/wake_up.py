@@ -240,7 +240,7 @@ def _say(one: socket.socket, data: bytes) -> None:
 
 
 def _receive(one: socket.socket) -> bytes:
-    """What has come; nothing when the other side has closed."""
+    """Receive what has come; nothing when the other side has closed."""
     with contextlib.suppress(OSError):
         return one.recv(_TAIL_BYTES)
     return b""

@@ -1,4 +1,4 @@
-"""What wakes a napping session, noticed from outside of its stopped programs.
+"""Notices what wakes a napping session, from outside of its stopped programs.
 
 ``messages`` tells messages that a person meant from a page's own. ``inputs`` finds what
 a program could read from, and how much of it is unread. ``watch`` waits until something

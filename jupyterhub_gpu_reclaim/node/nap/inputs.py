@@ -1,4 +1,4 @@
-"""What a stopped program could read from, and how much of it is unread.
+"""Finds what a stopped program could read from, and how much of it is unread.
 
 Only what others write to counts: connections, listeners, the ends of pipes and the
 terminal that the program reads from. What it talks to itself by (both ends of a pipe or
@@ -62,7 +62,7 @@ class TooManyError(Exception):
 
 
 class InputKind(Enum):
-    """What can come there."""
+    """Kind of what can arrive at an input."""
 
     CHANNEL = auto()  #: messages to a Jupyter kernel
     LISTENER = auto()  #: new connections
@@ -110,7 +110,7 @@ class Input:
 
 
 def find_inputs(init_pid: int, programs: Iterable[Process]) -> list[Input]:
-    """What those programs could read from, in the order of their descriptors.
+    """Find what programs could read from, in the order of their descriptors.
 
     Args:
         init_pid: host pid of the session's init.
@@ -151,7 +151,7 @@ def unread(there: Input, copy: int) -> int:
 
 
 def all_unread(inputs: Iterable[Input]) -> dict[str, int]:
-    """What is unread of each, by its name; those without anything are left out.
+    """Amount unread of each input, by its name; those without any are left out.
 
     So are those of which the number would not tell that more has come.
     """
@@ -166,7 +166,7 @@ def all_unread(inputs: Iterable[Input]) -> dict[str, int]:
 
 
 class Unread:
-    """What is unread of some programs; tells later what they have left lying.
+    """Unread input of some programs; tells later what they have left lying.
 
     Args:
         find: finds their inputs; called now, while they run.
@@ -182,7 +182,7 @@ class Unread:
         self._held: set[tuple[str, str]] = set()
 
     def standing(self) -> dict[str, int]:
-        """What is as it was: whatever came since was meant to be read.
+        """Unread input that is as it was: whatever came since was meant to be read.
 
         The programs are held, so that they open nothing any more.
         """
@@ -198,7 +198,7 @@ class Unread:
         }
 
     def left_by_driver(self) -> dict[str, int]:
-        """What is unread of inputs that they did not have when they were held.
+        """Unread amounts of inputs that the programs did not have when held.
 
         The driver's own thread runs in them while it moves their memory, and they are
         stopped when it is done: in between it has closed one end of a pipe of its own,
@@ -219,7 +219,7 @@ def peek(copy: int) -> bytes:
 
 
 def _descriptors(pid: int, most: int) -> tuple[list[procfs.Descriptor], set[str]]:
-    """What a process may read from, each by its first descriptor.
+    """Find what a process may read from, each by its first descriptor.
 
     With it come the pipes of which it has an end to write to.
 

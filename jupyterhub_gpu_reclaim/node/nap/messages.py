@@ -32,7 +32,7 @@ _FOREIGN: Final = "data of another protocol"
 
 
 class Reading(NamedTuple):
-    """What was found in unread bytes."""
+    """Result of looking through unread bytes."""
 
     kind: str  #: of the first message that wakes; empty: none does so far
     offset: int  #: where the first message begins that is not complete
@@ -67,7 +67,7 @@ def read(data: bytes, offset: int = 0) -> Reading:
 
 
 def _read_message(data: bytes, start: int) -> tuple[str, int | None]:
-    """Its kind if it wakes, and its end; None where that has not come yet."""
+    """Kind of a message if it wakes, and its end; None where that has not come yet."""
     at, before, header = start, 0, -1
     while (frame := _frame(data, at)) is not None:
         if frame.flags & ~_KNOWN:
@@ -104,7 +104,7 @@ def _frame(data: bytes, at: int) -> _Frame | None:
 
 
 def _command_kind(frame: _Frame) -> str:
-    """What wakes in a command: a client that has just come."""
+    """Kind of a command if it wakes: a client that has just come."""
     if frame.size > _MOST_SMALL_BYTES:
         return _FOREIGN
     if not frame.body:

@@ -109,7 +109,7 @@ class Wakers:
             _log.info("%s has ended in its nap", incarnation)
 
     async def _reason(self, session: Session, nap: NapRecord) -> tuple[str, int | None]:
-        """What wakes it, and which of its programs; None: all of them."""
+        """Wait for what wakes a session; with the program to wake, None for all."""
         if nap.stage is not NapStage.ASLEEP:
             moving = nap.part(nap.moving).programs if nap.moving else []
             return _UNFINISHED, next((one.pid for one in moving), None)

@@ -74,7 +74,7 @@ _SAID: Final = {
 
 
 class Watch:
-    """What can wake one session; closed by :meth:`close`."""
+    """Watch on what can wake one session; closed by :meth:`close`."""
 
     def __init__(
         self, programs: Iterable[Process], standing: Mapping[str, int]

@@ -110,17 +110,17 @@ class CardRoom:
             return Shortage(waited=now - since, place=ahead + 1, cards=short)
 
     def release(self, claim: object) -> None:
-        """Its memory is filled, or will not be; idempotent."""
+        """Drop a claim, whose memory is filled, or will not be; idempotent."""
         with self._lock:
             self._promised.pop(claim, None)
 
     def leave(self, incarnation: str) -> None:
-        """That session does not wait any more; idempotent."""
+        """Take a session out of the queue; idempotent."""
         with self._lock:
             self._waiting.pop(incarnation, None)
 
     def shortage_of(self, incarnation: str, now: float) -> Shortage | None:
-        """What that session waits for, and its place; None: it does not wait."""
+        """Shortage that a session waits out, with its place; None: it does not wait."""
         with self._lock:
             self._forget_those_who_left(now)
             mine = self._waiting.get(incarnation)
@@ -180,7 +180,7 @@ class CardRoom:
     def _of_turn(
         self, needed: Mapping[str, int], cards: Sequence[CardUse]
     ) -> list[CardShortage]:
-        """What one needs that has room, and waits for its turn."""
+        """Needs of a session that has room, and waits for its turn."""
         return [
             _shortage(card, needed[card.uuid], card.free or 0)
             for card in cards

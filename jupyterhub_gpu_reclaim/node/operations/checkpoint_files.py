@@ -34,7 +34,7 @@ ARCHIVE = "archive/{number}.tar"
 
 
 class CheckpointContents:
-    """What stands in a checkpoint, read once.
+    """Contents of a checkpoint, read once.
 
     Raises:
         NotFound: there is no such checkpoint.
@@ -53,7 +53,7 @@ class CheckpointContents:
             ) from None
 
     def address(self, session: Session) -> jupyter_api.ServerAddress | None:
-        """Where its server will answer, below that init."""
+        """Address where the server will answer, below the session's init."""
         prefix = self.identity.environment.get("JUPYTERHUB_SERVICE_PREFIX", "/")
         if not self.identity.port:
             return None

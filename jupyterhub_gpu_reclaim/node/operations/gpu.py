@@ -110,7 +110,7 @@ class Accelerator:
         return self._nvml.driver_version()
 
     def node_findings(self) -> Iterator[Finding]:
-        """What an administrator should know of this machine's GPUs; nothing is fatal.
+        """Find what an administrator should know of the GPUs here; nothing is fatal.
 
         It starts the driver's helper, so that the first session need not wait for it.
         """
@@ -121,7 +121,7 @@ class Accelerator:
             yield finding(Reason.GPU_SMALL_PAGES, fatal=False, setting=setting)
 
     def survey(self, snapshot: Snapshot) -> Survey:
-        """Which of its processes hold a GPU; touches nothing.
+        """Find which processes of a tree hold a GPU; touches nothing.
 
         Raises:
             Refused: the driver does not answer (``gpu_driver_silent``); so do the
@@ -133,7 +133,7 @@ class Accelerator:
             raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
 
     def findings(self, survey: Survey, snapshot: Snapshot) -> Iterator[Finding]:
-        """What keeps its GPUs from being saved now; touches nothing."""
+        """Find what keeps a tree's GPUs from being saved now; touches nothing."""
         for process in survey.stopped:
             yield finding(Reason.GPU_STOPPED, pid=process.ns_pid, name=process.name)
         # One that the driver does not know may be so because of such company.
@@ -154,7 +154,7 @@ class Accelerator:
             yield finding(one.reason, **one.facts)
 
     def describe(self, survey: Survey) -> Gpus | None:
-        """What the session has of GPUs; None where it has nothing.
+        """GPUs of the session, and its memory there; None where it has none.
 
         Raises:
             Refused: a card does not report its users (``gpu_driver_silent``), so how
@@ -224,7 +224,7 @@ class Accelerator:
         self.refuse_holders(look())
 
     def without_memory(self, survey: Survey) -> list[Process]:
-        """Those users that only ask how a GPU is (NVML), and have nothing on it.
+        """Users that only ask how a GPU is (NVML), and have nothing on it.
 
         Raises:
             Refused: the driver does not answer (``gpu_driver_silent``).
@@ -245,7 +245,7 @@ class Accelerator:
             raise Refused(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
 
     def to_stop(self, survey: Survey, snapshot: Snapshot) -> list[Process]:
-        """Whom :meth:`empty` stops: the users, and the shells above them.
+        """Processes that :meth:`empty` stops: the users, and the shells above them.
 
         A shell would take the terminal away from its program when that stops.
         """
@@ -357,11 +357,11 @@ class Accelerator:
         self._room.release(claim)
 
     def leave(self, incarnation: str) -> None:
-        """That session does not wait for room any more; idempotent."""
+        """Take a session out of the queue for room; idempotent."""
         self._room.leave(incarnation)
 
     def shortage_of(self, incarnation: str) -> Shortage | None:
-        """What that session waits for, if it wakes and does."""
+        """Shortage that a session waits out while it wakes, if it does."""
         return self._room.shortage_of(incarnation, time.monotonic())
 
     def fill(
@@ -485,7 +485,7 @@ def _free(cards: Iterable[CardUse]) -> dict[str, int | None]:
 
 
 def no_room(shortage: Shortage) -> ReclaimError:
-    """That a session's cards have too little free memory."""
+    """Error for a session whose cards have too little free memory."""
     card = shortage.cards[0]
     return ReclaimError(
         Reason.GPU_MEMORY,
@@ -536,7 +536,7 @@ def _name(process: Process) -> dict[str, Any]:
 
 
 def _shells(snapshot: Snapshot, users: list[Process]) -> list[Process]:
-    """Those above the users that share a terminal with them, the uppermost first."""
+    """Processes above the users that share a terminal with them, uppermost first."""
     by_pid = {process.pid: process for process in snapshot.processes}
     found: dict[int, Process] = {}
     for user in users:

@@ -67,7 +67,7 @@ class _Promise:
     places: frozenset[str]
 
     def left(self) -> int:
-        """What it may still use. What is unknown counts as not used."""
+        """Bytes that may still be used. What is unknown counts as not used."""
         try:
             taken = self.need.taken()
         except (ReclaimError, OSError):
@@ -83,7 +83,7 @@ class HostMemory:
         self._promises: dict[Operation, _Promise] = {}
 
     def findings(self, need: Need) -> Iterator[Finding]:
-        """What is missing for it now; reserves nothing."""
+        """Find what is missing for a need now; reserves nothing."""
         with self._lock:
             short = self._short(need)
         if short:
@@ -105,7 +105,7 @@ class HostMemory:
                 self._promises[operation] = _Promise(need, places)
 
     def release(self, operation: Operation) -> None:
-        """It uses what it needs, or needs no more of it. Idempotent."""
+        """Drop a promise: the operation uses it, or needs no more of it. Idempotent."""
         with self._lock:
             self._promises.pop(operation, None)
 

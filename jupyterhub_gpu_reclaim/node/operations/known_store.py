@@ -1,4 +1,4 @@
-"""What this agent knows of its store, in its state folder: law 14.
+"""The agent's knowledge of its store, in its state folder: law 14.
 
 The store's id is found in the store, ordered by the service, or said by an
 administrator (``store adopt``). Each word has a number, and the higher one holds: an
@@ -30,7 +30,7 @@ FILE = "store.json"
 
 
 class Word(Value, frozen=True, kw_only=True):
-    """Which store is meant, and what was begun there."""
+    """The store that is meant, and the cache that was begun in front of it."""
 
     store: str = ""  #: its id; empty: none is known
     word: int = 0  #: number of the word that says so
@@ -59,7 +59,7 @@ class KnownStore:
         return not self.word().store or self._file.exists()
 
     def word(self) -> Word:
-        """What holds now."""
+        """The word that holds now."""
         with contextlib.suppress(OSError, msgspec.DecodeError):  # not there, or not now
             self._last = json_decoder(Word).decode(self._file.read_bytes())
         return self._last

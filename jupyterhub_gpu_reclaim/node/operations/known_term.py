@@ -1,4 +1,4 @@
-"""Which service this agent obeys, in its state folder: the highest term that it saw.
+"""The service that this agent obeys, in its state folder: the highest term it saw.
 
 Who pauses, or whose request is held up on its way, does not know that another service
 works by then. So each request says its term (``common/term.py``), and one of a lower
@@ -66,7 +66,7 @@ class KnownTerm:
 
     @property
     def of_order(self) -> int:
-        """That of the order that this task carries out; where it says none, ours."""
+        """Term of the order that this task carries out; where it says none, ours."""
         whose = _whose.get()
         return whose.number if isinstance(whose, Term) else self.number
 
@@ -139,5 +139,5 @@ class KnownTerm:
 
 
 def act_for_itself() -> None:
-    """What this task does from now on is no order, whoever has caused it."""
+    """Mark what this task does from now on as no order, whoever has caused it."""
     _whose.set("own")

@@ -120,7 +120,7 @@ class Operation:
         self._wake()
 
     async def follow(self) -> AsyncIterator[Event]:
-        """All events from the first on, until the end. Ending it early is harmless."""
+        """Yield all events from the first to the last. Ending it early is harmless."""
         seen: list[Event] = []
         while True:
             news = self._news
@@ -441,7 +441,7 @@ class StepReporter:
         done: Callable[[], int] = int,
         total: Callable[[], int] = int,
     ) -> AsyncIterator[None]:
-        """One step, from ``begun`` to ``done`` or ``failed``.
+        """Report one step, from ``begun`` to ``done`` or ``failed``.
 
         Args:
             name: its stable name.

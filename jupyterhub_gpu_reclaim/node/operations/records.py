@@ -83,7 +83,7 @@ class SavedNap(Value, frozen=True, kw_only=True):
 
 
 class NapRecord(Value, frozen=True, kw_only=True):
-    """What it takes to wake a session's programs.
+    """Record of a nap: what it takes to wake a session's programs.
 
     ``moving`` are the groups of which ``stage`` is told; all others are asleep. Where
     it is empty, that is all of them. ``standing`` holds unread bytes by descriptor
@@ -102,18 +102,18 @@ class NapRecord(Value, frozen=True, kw_only=True):
     saved: SavedNap | None = None  #: the newest save point of it
 
     def in_tree(self, snapshot: Snapshot) -> list[Process]:
-        """Its programs that are there still, parents before children."""
+        """Programs of the nap that are still there, parents before children."""
         known = {(program.pid, program.start) for program in self.programs}
         return [p for p in snapshot.processes if (p.ns_pid, p.start_time) in known]
 
     def part(self, groups: Collection[int]) -> NapRecord:
-        """Those groups alone; none: all of it."""
+        """The part of the nap in some groups; all of it where none are given."""
         if not groups:
             return self
         return self._of([one for one in self.programs if one.group in groups])
 
     def rest(self, groups: Collection[int]) -> NapRecord | None:
-        """What is asleep once those groups are awake, if anything is."""
+        """The nap that is left once those groups are awake, if anything is asleep."""
         others = [one for one in self.programs if groups and one.group not in groups]
         if not others:
             return None
@@ -182,7 +182,7 @@ class Record(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, session: Session, **more: Any) -> Record:
-        """One of that session's init."""
+        """Make a record of a session, by its init."""
         return cls(
             incarnation=session.incarnation,
             key=session.key,
@@ -213,7 +213,7 @@ class Record(Value, frozen=True, kw_only=True):
         return ran and self.checkpoint == checkpoint
 
     def all_gpus(self) -> Gpus | None:
-        """Those that its operation has emptied, and those that a nap has."""
+        """GPUs that the operation has emptied, and those that a nap has."""
         return self.gpus if self.nap is None else self.nap.gpus.joined(self.gpus)
 
     def nap_at(self, stage: NapStage, **changes: Any) -> Record:
@@ -291,7 +291,7 @@ class Records:
                     del self._unwritten[name]
 
     def find(self, incarnation: str) -> Record | None:
-        """That incarnation's record, if there is one that can be read."""
+        """The record of an incarnation, if there is one that can be read."""
         return self._unwritten.get(incarnation) or self._read(incarnation)
 
     def list(self) -> list[Record]:

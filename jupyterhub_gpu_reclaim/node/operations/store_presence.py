@@ -73,7 +73,7 @@ class StorePresence:
         return msgspec.structs.replace(told, state=state, why=error.message)
 
     def findings(self) -> list[Finding]:
-        """What is to be said of it: nothing is saved while it is not there."""
+        """Find what is to be said of the store: nothing is saved while it is absent."""
         error = self._error()
         found = []
         # One that does not answer now is asked again by each order, and may have then.

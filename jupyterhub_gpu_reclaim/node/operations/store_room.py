@@ -72,7 +72,7 @@ class StoreRoom:
         self._shortages: dict[str, _Shortage] = {}
 
     def findings(self, incarnation: str, most: int) -> Iterator[Finding]:
-        """What is in the way of a capture that stores at most that many bytes."""
+        """Find what is in the way of a capture that stores at most that many bytes."""
         with self._lock:
             short = self._short(incarnation, most)
         if short:

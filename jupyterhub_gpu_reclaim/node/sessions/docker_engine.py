@@ -1,4 +1,4 @@
-"""What Docker says of the sessions' containers, over its UNIX socket.
+"""Asks Docker about the sessions' containers, over its UNIX socket.
 
 The Hub's spawner labels each container as it makes it (``hub/docker/container.py``),
 and whoever may make containers may do anything on the machine. A container's id, labels

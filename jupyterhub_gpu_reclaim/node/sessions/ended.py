@@ -26,7 +26,7 @@ KEPT_SECONDS = 3600.0
 
 
 class EndedSessions:
-    """Which records are of sessions that have ended, and since when."""
+    """Records of sessions that have ended, and since when."""
 
     def __init__(self, records: Records, operations: Operations, clock: Clock) -> None:
         self._records = records

@@ -1,4 +1,4 @@
-"""Where an agent looks for sessions, by the kind of places that it was started for."""
+"""Chooses where an agent looks for sessions, by the placement it was started for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = ("local", "docker", "kubernetes")
 def make_placements(
     placement: str, realm: str, docker_socket: str = SOCKET
 ) -> Placements:
-    """Where sessions of this node are found, for an agent of that placement."""
+    """Make the finder of this node's sessions, for an agent of that placement."""
     if placement == "local":
         return LocalPlacements(realm)
     # Control groups are named from here on as the host names them.

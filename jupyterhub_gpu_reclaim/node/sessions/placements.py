@@ -87,7 +87,7 @@ class Session:
 
 
 class Placements(Protocol):
-    """Where sessions of this node are found. All calls only read; repeat at will."""
+    """Finder of this node's sessions. All calls only read; repeat at will."""
 
     def list(self) -> list[Session]:
         """Every session with an init on this node.
@@ -96,7 +96,7 @@ class Placements(Protocol):
         """
 
     def find(self, incarnation: str, pod: str = "") -> Session:
-        """That incarnation's session.
+        """The session of an incarnation.
 
         Raises:
             NotFound: there is no init of that incarnation here (``unknown_session``).
@@ -135,7 +135,7 @@ class LocalPlacements:
         return sorted(found.values(), key=lambda session: session.incarnation)
 
     def find(self, incarnation: str, pod: str = "") -> Session:
-        """That incarnation's session, or ``NotFound`` (``unknown_session``)."""
+        """The session of an incarnation, or ``NotFound`` (``unknown_session``)."""
         del pod
         # Most often it is where it was.
         pid = self._pids.get(incarnation)
@@ -168,7 +168,7 @@ class LocalPlacements:
 
 
 def _is_root_and_first(status: bytes) -> bool:
-    """All four uids are root's, and it is pid 1 of a namespace below ours."""
+    """Whether all four uids are root's, and it is pid 1 of a namespace below ours."""
     return processes.is_namespace_init(status) and bool(_OF_ROOT.search(status))
 
 
@@ -194,7 +194,7 @@ def _session_of(
 
 
 def as_told(session: Session, hint: PodHint) -> Session:
-    """That session with what was told of it: what it claims itself is no word on it."""
+    """The session with what the service told of it: its own claims do not count."""
     return replace(session, hint=hint, id=hint.session, account=hint.account)
 
 
@@ -260,7 +260,7 @@ class PodPlacements:
         )
 
     def find(self, incarnation: str, pod: str = "") -> Session:
-        """That incarnation's session, in that pod or the one that the service named.
+        """The session of an incarnation, in that pod or the one that the service named.
 
         Raises:
             NotFound: it is not there, or names another session

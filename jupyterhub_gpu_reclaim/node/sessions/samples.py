@@ -66,7 +66,7 @@ class TreeSampler:
         self._kernels: dict[_Name, str] = {}
 
     async def samples(self, known: list[Tree]) -> list[Sample]:
-        """One sample of every session that has programs in it."""
+        """Take one sample of every session that has programs in it."""
         children = await asyncio.to_thread(processes.families)
         # At the same time: each may keep us waiting, for a second or so.
         looked = await asyncio.gather(
@@ -101,7 +101,7 @@ class TreeSampler:
         ]
 
     def _watch(self, tree: Tree, children: Mapping[int, Sequence[int]]) -> _Seen | None:
-        """That session; None where it has ended, or nobody can tell what it is."""
+        """Look at a session; None where it has ended, or nobody can tell what it is."""
         try:
             session = self._placements.find(tree.incarnation, tree.pod)
             return self._see(tree, trees.inspect(session, children))
@@ -168,7 +168,7 @@ def find_kernels(
 
 
 def address_of(server_pid: int, init: Process) -> ServerAddress | None:
-    """Where that program's server answers; None where its environment does not say."""
+    """Address of a Jupyter server; None where its environment does not say."""
     try:
         login = read_login(server_pid)
     except OSError:

@@ -75,7 +75,7 @@ def record_of(records: Records, session: Session) -> Record | None:
 
 
 def left_stopped(record: Record, snapshot: Snapshot) -> list[int]:
-    """Who is not to go on when a capture is undone, by their pids in the session."""
+    """Pids in the session of those that stay stopped when a capture is undone."""
     napping = record.nap.in_tree(snapshot) if record.nap else []
     return [*record.stopped_before, *(process.ns_pid for process in napping)]
 
@@ -117,7 +117,7 @@ def groups(tree: Snapshot, apart: Collection[Process] = ()) -> dict[int, int]:
 def tree_of(
     session: Session, record: Record | None, operation: Operation | None
 ) -> Tree:
-    """What an agent reports of a session that has an init."""
+    """The tree that an agent reports of a session that has an init."""
     record = record if matches(record, session) else None
     running = operation is not None and not operation.done
     return Tree(
@@ -142,7 +142,7 @@ def tree_of(
 
 
 def _nap(record: NapRecord | None) -> Nap | None:
-    """What a nap has moved out of which card."""
+    """The nap as it is reported: the memory that it has moved out of which card."""
     if record is not None and record.stage is NapStage.FALLING:
         record = record.rest(record.moving)
     if record is None:
@@ -151,7 +151,7 @@ def _nap(record: NapRecord | None) -> Nap | None:
 
 
 def gone(record: Record | Session, checkpoint: str = "") -> Tree:
-    """What an agent reports of a session that has ended."""
+    """The tree that an agent reports of a session that has ended."""
     return Tree(
         incarnation=record.incarnation,
         key=record.key,

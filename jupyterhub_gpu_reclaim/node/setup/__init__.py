@@ -1,4 +1,4 @@
-"""What the agent needs before it can work: settings, the store, a ready node.
+"""Sets up what the agent needs before it can work: settings, store, a ready node.
 
 ``settings`` has every trait of the agent; ``store`` opens the store that they describe,
 with its keys, its write-back cache and its workers; ``readiness`` says what keeps this

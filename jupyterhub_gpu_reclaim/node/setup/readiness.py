@@ -1,4 +1,4 @@
-"""What keeps this node from capturing: CRIU, the store, inotify, control groups.
+"""Finds what keeps this node from capturing: CRIU, store, inotify, control groups.
 
 An agent starts without CRIU and says so; it takes one that is installed later without a
 restart. The inotify limit holds for all programs of a user id on the machine, in
@@ -67,7 +67,7 @@ class CheckedCriu:
         return criu.locate(self._folder)
 
     def version(self) -> str:
-        """Its version, dotted.
+        """CRIU's version, dotted.
 
         Raises:
             Refused: as :meth:`criu`.
@@ -80,7 +80,7 @@ class CheckedCriu:
         return self._version
 
     def findings(self) -> list[Finding]:
-        """What keeps this machine from saving sessions; remembered for a while."""
+        """Find what keeps CRIU from saving sessions here; remembered for a while."""
         with self._lock:
             if self._clock.monotonic() >= self._until:
                 self._found = criu.check(self._folder, untried=self._untried)
@@ -160,7 +160,7 @@ def node_findings(
     store: StorePresence,
     ports: HeldPorts,
 ) -> list[Finding]:
-    """What keeps this node from capturing sessions, or makes it slow."""
+    """Find what keeps this node from capturing sessions, or makes it slow."""
     return [
         *capabilities.findings(),
         *criu.findings(),
@@ -173,7 +173,7 @@ def node_findings(
 
 
 def port_findings(ports: HeldPorts) -> list[Finding]:
-    """Which ports of suspended sessions others have; tries to get them back."""
+    """Find ports of suspended sessions that others have; tries to get them back."""
     try:
         return [
             finding(

@@ -151,7 +151,7 @@ def identify(
 
 
 def joined(places: Sequence[Backend], settings: StoreSettings) -> Backend:
-    """One backend of one place or two."""
+    """Make one backend of one place or two."""
     if len(places) == 1:
         return places[0]
     store, folder = places
@@ -191,7 +191,7 @@ def _keys(settings: StoreSettings, state: Path) -> Wrapper:
 
 
 def _compression(settings: StoreSettings, places: Sequence[Backend]) -> str:
-    """What is sent over a network is compressed, however fast it seems to be taken."""
+    """The compression; ``auto`` is LZ4 over a network, however fast that seems."""
     alone = len(places) == 1 and isinstance(places[0], FolderBackend)
     if settings.compression == "auto" and not alone:
         return Compression.LZ4

@@ -68,7 +68,7 @@ def refuse(there: CheckpointContents) -> None:
 
 
 def moved_ports(there: CheckpointContents, session: Session) -> dict[int, int]:
-    """Where its listeners come back instead; none if the network is its own."""
+    """New ports of a branch's listeners, by the old; none if the network is its own."""
     if not there.checkpoint.info.branch_of or not there.world.shares_network:
         return {}
     old = sorted(inet.listening(there.checkpoint.read(FILES_IMAGE)))

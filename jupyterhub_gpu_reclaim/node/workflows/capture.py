@@ -99,7 +99,7 @@ _CALLED_OFF_SECONDS = 0.3
 
 
 class Told(NamedTuple):
-    """What is known of a session beside its images."""
+    """Facts known of a session beside its images."""
 
     state: ServerState  #: of its server
     standing: dict[str, int]  #: what its users of a GPU have left unread
@@ -107,7 +107,7 @@ class Told(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a preflight has seen."""
+    """Result of a preflight."""
 
     found: list[Finding]  #: everything that keeps the session from being saved now
     survey: Survey
@@ -269,7 +269,7 @@ class Capture:
         return self._record
 
     def _stopped_before(self, snapshot: Snapshot) -> frozenset[int]:
-        """Who stays stopped after a restore: not those that nap."""
+        """Pids that stay stopped after a restore: not those that nap."""
         nap = self._record.nap
         napping = nap.in_tree(snapshot) if nap else []
         return freeze.stopped_before(snapshot) - {one.ns_pid for one in napping}
@@ -386,7 +386,7 @@ class Capture:
         return Dumped(kept.files, result, world.files, told.cut)
 
     def _stands_on(self) -> list[int]:
-        """Whose memory can be saved behind the dump: of nobody, the tree stands."""
+        """Pids whose memory can be saved after the dump: none, since all is stopped."""
         return []
 
     async def _find_former(self) -> None:
@@ -407,7 +407,7 @@ class Capture:
             _log.warning("%s is saved whole: %s", self._session.key, error)
 
     def _former_of(self, saved: SavedNap, writer: CheckpointWriter) -> Former:
-        """What of it has not run since, and is whole in the store."""
+        """Part of a saved nap that has not run since, and is whole in the store."""
         prefix = IMAGES
         there = self._tools.store.open(saved.checkpoint)
         stood = [one.ns_pid for one in have_not_run(self._tree(), saved.ran)]
@@ -437,7 +437,7 @@ class Capture:
     def _rehearsal(
         self, dumped: Dumped
     ) -> contextlib.AbstractContextManager[Rehearsal | None]:
-        """Its return, tried while the rest is saved; nothing where that is off."""
+        """Rehearse the return while the rest is saved; nothing where that is off."""
         if not self._tools.rehearses:
             return contextlib.nullcontext()
         return Rehearsal(self._tools, self._session, self._operation, dumped)

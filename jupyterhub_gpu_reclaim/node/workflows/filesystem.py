@@ -114,7 +114,7 @@ def refuse_root(session: Session) -> list[Finding]:
 
 
 def refuse_volumes(session: Session) -> list[Finding]:
-    """Which files would be lost with its container; touches nothing."""
+    """Find volumes whose files would be lost with the container; touches nothing."""
     if not session.hint.pod:
         return []
     return [

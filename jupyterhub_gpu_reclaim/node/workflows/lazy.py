@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeftAsleep(NamedTuple):
-    """Who of a restored tree does not go on."""
+    """Programs of a restored tree that do not go on."""
 
     programs: list[Process]
     gpus: Gpus  #: what they had

@@ -1,4 +1,4 @@
-"""What a session's user has lost since it was suspended, at its return.
+"""Finds, at a session's return, what its user has lost since it was suspended.
 
 On the machine itself the holding init says whom a fresh start would run as: the Hub has
 asked the system's user database. In a container it is what the container gives its
@@ -68,7 +68,7 @@ def without_lost(
 
 
 def _today(session: Session, there: CheckpointContents) -> RightsToday | None:
-    """What its user has; None: that is not known."""
+    """Rights that the session's user has; None: not known."""
     if session.container or session.hint.pod:
         here = given_groups(session)
         taken = set(there.world.given_groups).difference(here)

@@ -68,7 +68,7 @@ _OVERHEAD_BYTES: Final = 2 << 30
 
 
 class _Look(NamedTuple):
-    """What was seen while nothing was touched."""
+    """Facts about the session, seen while nothing was touched."""
 
     snapshot: Snapshot
     survey: Survey
@@ -152,7 +152,7 @@ class Nap:
         yield Event(tree=trees.tree_of(self._session, record, None))
 
     async def _busy_kernels(self, look: _Look | None) -> frozenset[str]:
-        """As their server calls them; none where that is stopped itself."""
+        """Busy kernels by their ids; none where their server is stopped itself."""
         server = look.snapshot.server if look is not None else None
         if look is None or server is None or server in look.programs:
             return frozenset()
@@ -244,7 +244,7 @@ class Nap:
         self._tools.memory.promise(self._operation, need)
 
     def _record(self, look: _Look) -> Record:
-        """What it takes to end it; the record of what came before stays beside it.
+        """Record that ends the nap; the record of what came before stays beside it.
 
         Raises:
             Refused: something else is to be undone first (``wrong_phase``).
@@ -376,7 +376,7 @@ class Wake:
         yield Event(tree=trees.tree_of(session, record, None))
 
     def _groups(self, nap: NapRecord) -> list[int]:
-        """Whom to wake: its group, and those that are on their way already."""
+        """Groups to wake: the program's, and those that are on their way already."""
         wanted = {one.group for one in nap.programs if one.pid == self._program}
         if nap.stage is not NapStage.ASLEEP and wanted:
             wanted = wanted.union(nap.moving) if nap.moving else set()
@@ -417,7 +417,7 @@ class Wake:
 
 
 def left_asleep(session: Session, record: Record, now: float) -> Record:
-    """What a capture leaves that was undone but for the memory of its GPUs: a nap.
+    """Record of a capture that was undone but for the memory of its GPUs: a nap.
 
     Args:
         session: of which nobody else is stopped by us any more.
@@ -448,7 +448,7 @@ def brought_back_asleep(
     standing: dict[str, int],
     now: float,
 ) -> Record:
-    """What a restore leaves that does not fill its GPUs: a nap.
+    """Record of a restore that does not fill its GPUs: a nap.
 
     Args:
         record: of the restore, whose tree is whole and stands.
@@ -476,7 +476,7 @@ def _raised(limit: LimitRecord, gpus: Gpus) -> LimitRecord:
 
 
 def _stopped(programs: Collection[Process], tree: Snapshot) -> list[StoppedProgram]:
-    """Those programs, each with the pid of what the server has started as its group."""
+    """List programs, each with the pid of what the server has started as its group."""
     groups = trees.groups(tree, programs)
     return [
         StoppedProgram(pid=one.ns_pid, start=one.start_time, group=groups[one.pid])
@@ -496,7 +496,7 @@ def _claim(
 
 
 def _napping(session: Session, nap: NapRecord) -> tuple[Gpus, Snapshot]:
-    """What moves of a nap: programs that are there still, and what those had."""
+    """The moving part of a nap: GPUs that its programs had, and those still there."""
     snapshot = trees.inspect(session)
     mine = nap.part(nap.moving).in_tree(snapshot)
     gpus = nap.gpus.only({process.ns_pid for process in mine})
@@ -549,7 +549,7 @@ def end_nap(
 
 
 def _renamed(why: ReclaimError) -> ReclaimError:
-    """What is said of a capture, said of a nap."""
+    """Turn the error of a capture into that of a nap."""
     if why.reason is not Reason.CAPTURE_FAILED:
         return why
     said = why.facts.get("why")

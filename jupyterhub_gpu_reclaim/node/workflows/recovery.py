@@ -152,7 +152,7 @@ class Recovery:
         return self.operations.begin(session.incarnation, operation, work)
 
     def _sessions(self) -> list[Session]:
-        """Those here; while nothing is known of others, those that have a record.
+        """Sessions here; while nothing is known of others, those that have a record.
 
         An agent that waited for the others' engine would leave the recorded frozen.
         """

@@ -102,7 +102,7 @@ _log = logging.getLogger(__name__)
 
 
 class Fit(NamedTuple):
-    """What CRIU gets of a saved session, adapted to this place."""
+    """Parts of a saved session, adapted to this place, that CRIU gets."""
 
     images: dict[str, bytes]  #: those that are given again
     ended: frozenset[int]  #: connections that do not come back, by their entries
@@ -194,7 +194,7 @@ class Restore:
         result: engine.RestoreResult,
         fit: Fit,
     ) -> jupyter_api.ServerAddress | None:
-        """Where its server will answer; a branch's becomes another one before."""
+        """Address where the server will answer; a branch's server is changed before."""
         if not there.checkpoint.info.branch_of:
             return there.address(self._session)
         login = await self._thread(

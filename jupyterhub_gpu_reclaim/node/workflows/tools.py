@@ -1,4 +1,4 @@
-"""What captures and restores work with, wired once by ``app``. Values and no logic."""
+"""Tools of captures and restores, wired once by ``app``. Values and no logic."""
 
 from __future__ import annotations
 
