@@ -31,7 +31,7 @@ _RUN_INLINE: Final = (
 
 
 class SystemUser(NamedTuple):
-    """Whom the programs of a session on the machine itself run as.
+    """User that the programs of a session on the machine itself run as.
 
     A holding init is told it, too: what a fresh start would be given that day.
     """
@@ -44,7 +44,7 @@ class SystemUser(NamedTuple):
 
 
 class InitArguments(NamedTuple):
-    """What an init was started with."""
+    """Arguments that an init was started with."""
 
     incarnation: str
     user: str
@@ -57,7 +57,7 @@ class InitArguments(NamedTuple):
 
 
 def written(arguments: InitArguments) -> list[str]:
-    """What follows the program; :func:`parse` reads it."""
+    """Write the arguments after the program; :func:`parse` reads them."""
     return [
         "hold" if arguments.holding else "start",
         "--incarnation",
@@ -92,7 +92,7 @@ def inline(python: str) -> tuple[str, str, str]:
 
 @cache
 def inline_environment() -> dict[str, str]:
-    """What :func:`inline` has to find in its environment."""
+    """Environment that :func:`inline` has to find."""
     return {INLINE_VARIABLE: Path(session_init.__file__).read_text()}
 
 

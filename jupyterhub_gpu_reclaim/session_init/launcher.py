@@ -112,7 +112,7 @@ def start_time(pid: int) -> int:
 
 
 def boot_id() -> str:
-    """This boot of this machine; pids of another boot mean nothing."""
+    """Id of this boot of the machine; pids of another boot mean nothing."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -273,7 +273,7 @@ def enter_machine_mounts() -> None:
 
 
 def private_mounts(*, private_tmp: bool) -> None:
-    """What a session must not share: proc, shared memory, terminals."""
+    """Mount what a session must not share: proc, shared memory, terminals."""
     shm = os.statvfs("/dev/shm")  # noqa: S108 - the system's own
     size = shm.f_blocks * shm.f_frsize
     tty = _tty_group()

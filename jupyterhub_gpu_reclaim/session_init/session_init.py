@@ -385,7 +385,7 @@ class Relay:
 
 
 def complain(sentence: str) -> None:
-    """One line on the error output, if it can be written."""
+    """Write one line to the error output, if it can be written."""
     with contextlib.suppress(OSError):
         os.write(2, f"session_init: {sentence}\n".encode("utf-8", "replace"))
 
