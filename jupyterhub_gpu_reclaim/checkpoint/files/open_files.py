@@ -241,7 +241,7 @@ def fingerprint(
 
 
 def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
-    """Find what has changed since about opened files, by their paths below a root.
+    """Find which opened files are not as they were, by their paths below a root.
 
     Raises:
         Refused: there is no such root (``no_tree``).

@@ -40,7 +40,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Named(NamedTuple):
-    """One socket to be made."""
+    """One UNIX socket to be made."""
 
     kind: int
     folder: bytes  #: what a relative name begins at; empty for an absolute one

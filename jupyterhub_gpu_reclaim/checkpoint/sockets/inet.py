@@ -428,7 +428,7 @@ class _Judge:
         return _is_here(link.local.address, self._addresses)
 
     def _move(self, links: Collection[_Link]) -> dict[_Link, _Link]:
-        """New addresses for the session's own TCP connections whose own are not here.
+        """Map the session's own TCP connections whose addresses are not here to others.
 
         Both ends are ours, so both can get another address: that of loopback, which
         stays the same wherever the session is restored from now on. Two connections

@@ -251,7 +251,7 @@ def groups_of(pid: int) -> list[tuple[int, str, bytes]]:
 def memberships(
     end: socket.socket, groups: Iterable[tuple[int, str, bytes]]
 ) -> list[Membership]:
-    """Those memberships in the given groups that a socket has."""
+    """Memberships that a socket has in the given groups."""
     family, kind, _ = kind_of(end)
     widths = _WIDTHS.get(family, ())
     if kind == socket.SOCK_STREAM or not widths:

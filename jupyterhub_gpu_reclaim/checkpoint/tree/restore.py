@@ -359,7 +359,7 @@ def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:
 
 
 def free_pid(pids: Sequence[int], pid_max: int) -> int:
-    """Value for the pid counter that keeps CRIU's own processes off the saved pids.
+    """Value for the pid counter at which CRIU's own processes take no saved pid.
 
     Returns:
         A number with ``HELPER_PIDS`` unused ones behind it, or behind which there is
