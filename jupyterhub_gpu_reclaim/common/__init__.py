@@ -1,4 +1,4 @@
-"""What every part of the product shares: data, errors, reasons, text, time, HTTP.
+"""Code that every part of the product shares: data, errors, reasons, text, time, HTTP.
 
 ``models`` holds the values of every API, ``reasons`` every sentence that a person
 reads, ``errors`` the one error tree. ``codec`` turns values into JSON and back;

@@ -31,7 +31,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(value: Any) -> bytes:
-    """One value as compact JSON (UTF-8, no newline)."""
+    """Encode one value as compact JSON (UTF-8, no newline)."""
     return _encoder.encode(value)
 
 

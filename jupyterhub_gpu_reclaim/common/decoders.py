@@ -39,7 +39,7 @@ def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def convert(value: Any, kind: type[T], **options: Any) -> T:
-    """As ``msgspec.convert``, which takes the options, and raises.
+    """Convert as ``msgspec.convert`` does, which takes the options.
 
     Raises:
         msgspec.ValidationError: the value does not fit.

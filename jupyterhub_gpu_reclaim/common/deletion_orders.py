@@ -32,7 +32,7 @@ _SUFFIX = ".json"
 
 
 class Deletion(Value, frozen=True, kw_only=True):
-    """What the spawner says when a server was deleted.
+    """Order that the spawner gives when a server was deleted.
 
     Attributes:
         user: whose server.

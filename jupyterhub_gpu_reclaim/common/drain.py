@@ -13,7 +13,7 @@ HERE = "-"
 
 
 class NodeNotice(NamedTuple):
-    """What a cluster says of a node that is about to go."""
+    """Notice of a cluster that a node is about to go."""
 
     node: str
     why: str  #: in a few words
@@ -45,7 +45,7 @@ class Drain(Value, frozen=True, kw_only=True):
 
 
 class DrainOrder(Value, frozen=True, kw_only=True):
-    """What a person says with the order."""
+    """Details that a person gives with the order."""
 
     seconds: float | None = None  #: until the node may be gone; null: there is time
     comes_back: bool = False  #: see ``Drain``

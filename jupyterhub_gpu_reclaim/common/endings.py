@@ -23,7 +23,7 @@ def by_itself(how: str) -> Refused:
 
 
 def by_status(status: int) -> Refused:
-    """What an exit status tells: Popen's (-n for a signal), or a shell's (128 + n)."""
+    """Error for an exit status: Popen's (-n for a signal), or a shell's (128 + n)."""
     number = -status if status < 0 else status - 128
     if number in _SIGNALS:
         return Refused(Reason.SESSION_KILLED, signal=signal.Signals(number).name)

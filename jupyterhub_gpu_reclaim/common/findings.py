@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def finding(reason: Reason, *, fatal: bool = True, **facts: Any) -> Finding:
-    """That reason with its sentence filled in."""
+    """Make a finding of a reason, with its sentence filled in."""
     return Finding(
         code=reason.value,
         message=reason.sentence(**facts),

@@ -32,7 +32,7 @@ _LONGEST = 16_000
 
 
 def _short(text: str) -> str:
-    """Its beginning and its end, where it is longer than anybody reads."""
+    """Shorten a text that is longer than anybody reads to its beginning and end."""
     left_out = len(text) - _LONGEST
     if left_out <= 0:
         return text

@@ -34,7 +34,7 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
 
     @property
     def path(self) -> str:
-        """As two segments of a URL's path.
+        """The key as two segments of a URL's path.
 
         The default server, which has no name, is ``-`` there; a name of dashes alone
         gets one more of them (``-`` is ``--``), so that no two are the same.
@@ -49,7 +49,7 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
 
 
 class Phase(StrEnum):
-    """Where a session is in its life."""
+    """Phase of a session's life."""
 
     RUNNING = "running"
     NAPPING = "napping"  #: runs, but programs with a GPU are stopped without it
@@ -67,7 +67,7 @@ class Phase(StrEnum):
 
 
 class TreeState(StrEnum):
-    """What an agent knows of the processes of one incarnation."""
+    """State of the processes of one incarnation, as far as its agent knows."""
 
     HOLDING = "holding"  #: only an init that waits for a tree
     RUNNING = "running"
@@ -80,7 +80,7 @@ class TreeState(StrEnum):
 
 
 class GpuSample(Value, frozen=True, kw_only=True):
-    """What one session did on one card, or on one instance (MIG) of it."""
+    """Use of one card, or of one instance (MIG) of it, by one session."""
 
     uuid: str
     name: str = ""
@@ -120,7 +120,7 @@ class TerminalSample(Value, frozen=True, kw_only=True):
 
 
 class Sample(Value, frozen=True, kw_only=True):
-    """What one session did at one moment. ``None`` means not known, never zero."""
+    """Activity of one session at one moment. ``None`` means not known, never zero."""
 
     incarnation: str
     key: SessionKey
@@ -257,7 +257,7 @@ BELIEVED = (1 << 30) - 1
 
 
 class CheckpointInfo(Value, frozen=True, kw_only=True):
-    """What is known of a committed checkpoint without opening its contents."""
+    """Facts about a committed checkpoint, known without opening its contents."""
 
     id: Identifier
     key: SessionKey
@@ -302,7 +302,7 @@ EXPORT_PIECE = 4 << 20
 
 
 class ExportHead(Value, frozen=True, kw_only=True):
-    """What a file with a checkpoint begins with, and what follows it."""
+    """Beginning of a file with a checkpoint, and the objects that follow it."""
 
     data: bytes
     #: names of the store's objects and their lengths, whose bytes follow in this order
@@ -331,7 +331,7 @@ class KeptState(Value, frozen=True, kw_only=True):
 
 
 class Identity(Value, frozen=True, kw_only=True):
-    """What the spawner needs to resume a session under its old login.
+    """Facts that the spawner needs to resume a session under its old login.
 
     Held inside the checkpoint, never in the Hub's state nor in the journal.
     """
@@ -347,7 +347,7 @@ class Identity(Value, frozen=True, kw_only=True):
 
 
 class Nap(Value, frozen=True, kw_only=True):
-    """What a nap has moved out of a session's GPUs."""
+    """GPU memory that a nap has moved out of a session's cards."""
 
     begun: float
     gpus: list[GpuSample]  #: with the memory that its programs had there
@@ -359,7 +359,7 @@ class Nap(Value, frozen=True, kw_only=True):
 
 
 class CardShortage(Value, frozen=True, kw_only=True):
-    """What one wake needs of one card, in bytes, and what is free there for it."""
+    """Bytes that one wake needs of one card, and bytes that are free there for it."""
 
     uuid: str
     name: str = ""
@@ -368,7 +368,7 @@ class CardShortage(Value, frozen=True, kw_only=True):
 
 
 class Shortage(Value, frozen=True, kw_only=True):
-    """That a wake waits for memory of its cards."""
+    """Shortage of memory on its cards that a wake waits out."""
 
     waited: float  #: seconds, up to now
     place: int  #: among the wakes that want the same cards, from 1 on
@@ -421,7 +421,7 @@ _OfOne = TypeVar("_OfOne", Tree, CheckpointInfo)
 
 
 def of_session(key: SessionKey | None, values: list[_OfOne]) -> list[_OfOne]:
-    """Those of that session alone; without a key, all."""
+    """Values of one session alone; without a key, all."""
     return [value for value in values if key in {None, value.key}]
 
 
@@ -438,7 +438,7 @@ class Event(Value, frozen=True, kw_only=True):
 
 
 class HubState(StrEnum):
-    """What the Hub says of one server."""
+    """State of one server, as the Hub tells it."""
 
     RUNNING = "running"
     SPAWNING = "spawning"
@@ -474,7 +474,7 @@ class Placement(Value, frozen=True, kw_only=True):
 
 
 class Suspension(Value, frozen=True, kw_only=True):
-    """What its user may want to know of a suspended session, before it comes back."""
+    """Facts about a suspended session that its user may want before it comes back."""
 
     at: float = 0.0  #: since when it is suspended
     why: str = ""  #: a sentence; empty: not recorded
@@ -526,7 +526,7 @@ class Waiting(Value, frozen=True, kw_only=True):
 
 
 class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What rules set for one session; ``None``: no rule sets it."""
+    """Settings of one session by rules; ``None``: no rule sets it."""
 
     idle_after: float | None = None
     warn_for: float | None = None
@@ -568,7 +568,7 @@ class OwnIdleTime(Value, frozen=True, kw_only=True):
 
 
 class Resumed(Value, frozen=True, kw_only=True):
-    """What the last return of a session took."""
+    """Time and size of a session's last return."""
 
     at: float
     seconds: float
@@ -606,7 +606,7 @@ class SessionFacts(Value, frozen=True, kw_only=True):
 
 
 class AuditLine(Value, frozen=True, kw_only=True):
-    """Who did what to whose session, when and why."""
+    """Line of the audit log: who did what to whose session, when and why."""
 
     at: float
     key: SessionKey

@@ -1,4 +1,4 @@
-"""Where files stand that several programs look for."""
+"""Paths of files that several programs look for."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Share(Value, frozen=True, kw_only=True):
-    """What one user, group, node or model of GPU has in it."""
+    """Share of one user, group, node or model of GPU in a report."""
 
     name: str  #: empty: not known, or of nobody
     gpu_hours: float
@@ -86,7 +86,7 @@ def _next(begin: datetime) -> datetime:
 
 
 def as_csv(report: Report) -> str:
-    """One line for each share, with what it is a share by."""
+    """Write a report as CSV: one line for each share, with what it is a share by."""
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(("month", "by", "name", "gpu_hours", "suspensions", "nap_gb_hours"))

@@ -1,4 +1,4 @@
-"""Whose request it is: the term of the service's lease, on each request to an agent.
+"""The term of the service's lease, on each request to an agent: whose request it is.
 
 The header is as trustworthy as the order beside it: both count only from a caller with
 the agents' token.
@@ -41,7 +41,7 @@ class Term(Value, frozen=True, kw_only=True):
 
     @classmethod
     def of_header(cls, text: str) -> Term | None:
-        """As it was sent; None: nothing was.
+        """Parse the header as it was sent; None: nothing was.
 
         Raises:
             BadRequest: it is no term.

@@ -69,7 +69,7 @@ def sentence(words: str) -> str:
 
 
 def plain(value: object) -> str:
-    """As text in which nothing moves a terminal's cursor."""
+    """Write a value as text in which nothing moves a terminal's cursor."""
     return "".join(
         c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value)
     )

@@ -43,7 +43,7 @@ class Vouching:
         self._secret = secret
 
     def token(self, run: str) -> str:
-        """What the caller shows to that run."""
+        """Token that the caller shows to a run of the far part."""
         return self._mac(b"token", run.encode())
 
     def proof(self, nonce: str, status: int, body: bytes) -> str:

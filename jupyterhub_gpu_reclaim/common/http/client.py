@@ -177,7 +177,7 @@ class Connection:
         )
 
     async def ask(self, method: str, path: str, *, limit: float, **more: Any) -> Answer:
-        """One request and its whole answer.
+        """Send one request and return its whole answer.
 
         Args:
             method: of HTTP.

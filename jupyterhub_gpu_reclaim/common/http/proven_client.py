@@ -52,7 +52,7 @@ class Vouched:
         self._http.close()
 
     async def ask(self, method: str, path: str, *, limit: float, **more: Any) -> Answer:
-        """One request and its whole answer; if ``hello`` fails, its answer.
+        """Send one request and return its whole answer; if ``hello`` fails, its answer.
 
         Args:
             method: of HTTP.
