@@ -167,7 +167,7 @@ _ANONYMOUS_WORDS: Final = {
     "landlock-ruleset": "a Landlock rule set",
 }
 
-#: What processes may share (clone(2)), and CRIU does not know.
+#: Resources that processes may share (clone(2)) without CRIU's knowing it.
 _SHARED: Final = {
     scheduling.KCMP_VM: "memory (CLONE_VM)",
     scheduling.KCMP_FS: "folders (CLONE_FS)",

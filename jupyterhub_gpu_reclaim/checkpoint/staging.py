@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 
-#: What is taken from the machine at once, and what of it a file gets at once.
+#: Bytes that are taken from the machine at once, and that a file gets at once.
 _TAKEN: Final = 128 << 20
 _PIECE: Final = 4 << 20
 #: One read or write of a pipe at most.

@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 #: The header: number and holder.
 TERM = "X-GPU-Reclaim-Term"
-#: What the journal's column holds, in every database.
+#: Highest number that the journal's column holds, in every database.
 HIGHEST = (1 << 31) - 1
 _WORDS = re.compile(r"([0-9]{1,10}) ([A-Za-z0-9_-]{1,64})")
 

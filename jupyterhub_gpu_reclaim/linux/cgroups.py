@@ -104,7 +104,7 @@ def parse_engine_container(table: str) -> ContainerCgroup | None:
 
 
 def owners(pid: int, pod: str) -> frozenset[int]:
-    """Ids of the users who made the groups of a pod's name that a process is in.
+    """Ids of the users who made the groups of that name that a process is in.
 
     Root's are those of engine and kubelet. Users may be allowed to make groups below
     one of their own, of any name (systemd gives each who logs in such a one). Empty:

@@ -175,7 +175,7 @@ def mappings(pid: int) -> Iterator[Mapping]:
 
 #: Seconds that an honest process never needs.
 SECONDS = 2.0
-#: What Linux lets arguments and environment have together (fs/exec.c, 3/4 of 8 MiB).
+#: Limit of Linux for arguments and environment together (fs/exec.c, 3/4 of 8 MiB).
 MAX_BYTES = 6 << 20
 
 MemoryFile = Literal["environ", "cmdline"]
@@ -208,7 +208,7 @@ class _Read:
         return self._data
 
 
-#: Those under way, by their process (pid and start time) and file.
+#: Readings under way, by their process (pid and start time) and file.
 _reads: dict[tuple[Path, str], _Read] = {}
 _lock = threading.Lock()
 

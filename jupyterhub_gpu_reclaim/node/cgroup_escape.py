@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.cgroups import Group
 
 NAME: Final = "gpu-reclaim-criu"
-#: What a new group of v1's cpuset lacks, and without which it takes no process.
+#: Files that are empty in a new group of v1's cpuset, which takes no process then.
 _CPUS: Final = ("cpuset.cpus", "cpuset.mems")
 
 _log = logging.getLogger(__name__)

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 ORDER_SECONDS = 5.0
 #: Waiting for an operation that was cancelled before its session is killed.
 _CALL_OFF_SECONDS = 60.0
-#: Who waits for a wake asks again after so long: a reader that has left is not kept.
+#: A client waiting for a wake asks again after so long: one that left is not kept.
 _NEXT_WAKE_SECONDS = 60.0
 #: Killed sessions of which a repeated kill still hears that they are gone.
 _REMEMBERED = 256

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LOCK = "agent.lock"
 #: Held by the watchdog that waits for another agent; says how it was started.
 WAITS = "watchdog.lock"
-#: What watchdogs report; begun anew by an agent that finds more than so many bytes.
+#: Log of the watchdogs; begun anew by an agent that finds more than so many bytes.
 LOG = "watchdog.log"
 _LOG_BYTES = 1 << 20
 RECORDS = "records"

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 #: A backend as JSON, for another process; see ``backends.address.open_backend``.
 Spec = dict[str, Any]
 
-#: What may be written: contiguous bytes, handed over without a copy.
+#: Contiguous bytes that may be written, handed over without a copy.
 Buffer = bytes | bytearray | memoryview
 
 

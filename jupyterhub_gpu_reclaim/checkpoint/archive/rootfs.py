@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.linux.mounts import Mount
 
-#: What ``session_init/launcher.py`` mounts for a session.
+#: Mounts that ``session_init/launcher.py`` makes for a session.
 _LAUNCHERS: Final = frozenset({Path("/dev/shm"), Path("/tmp")})  # noqa: S108
 _ID: Final = re.compile(r"[0-9a-f]{64}")
 #: Folders on a disk that are made for one container or pod, and deleted with it:

@@ -194,7 +194,7 @@ class _Sink:
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
         self.position = 0
-        #: what the sink raised is told apart from what the session's files raised
+        #: error of the sink, told apart from those of the session's files
         self.error: BaseException | None = None
 
     def tell(self) -> int:

@@ -43,13 +43,13 @@ PATIENCE = 20.0
 #: What CRIU's loader must not take from the session's file system, and GnuTLS (which
 #: CRIU links and we never use) must not read there.
 ENVIRONMENT = {"PATH": "/nowhere", "GNUTLS_NO_IMPLICIT_INIT": "1", "HOME": "/nowhere"}
-#: What glibc's loader reads of the session's file system, whatever it is told: the
-#: libraries named there would be loaded into CRIU, which is root. The second, of the
-#: same length, cannot be created: a process' number has no letters.
+#: A file that glibc's loader always reads in the session's file system: the libraries
+#: named there would be loaded into CRIU, which is root. The second path, of the same
+#: length, cannot be created: a process' number has no letters.
 PRELOAD = b"/etc/ld.so.preload"
 NO_PRELOAD = b"/proc/no-preload/x"
-#: Where CRIU keeps what it has found out about the kernel, in the session's file
-#: system: addresses among it, which it uses as root. The other path cannot be made.
+#: CRIU's cache of facts about the kernel, in the session's file system: addresses
+#: among them, which it uses as root. The other path cannot be made.
 _CACHE = re.compile(rb"/[^\0]{1,64}criu\.kdat(?=\0)")
 _NO_CACHE = b"/proc/0x/"
 

@@ -41,8 +41,8 @@ STOP_PATIENCE = 20.0
 
 #: CRIU's status when it has failed by itself.
 _FAILED = 1
-#: What it complains of when the same may go well later. Of anything else it complains
-#: again, for it is the same tree, or the same images.
+#: CRIU's messages for errors that may pass. Any other error comes again, for it is
+#: the same tree, or the same images.
 _PASSING = tuple(
     os.strerror(number)
     for number in (

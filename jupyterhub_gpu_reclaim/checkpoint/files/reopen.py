@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         InotifyWatch,
     )
 
-#: Where what has no name is made when its own folder is gone.
+#: Folder for files without a name when their own folder is gone.
 ELSEWHERE: Final = b"/tmp"
 #: Flags that fcntl(2) sets on an open file.
 _SETTABLE: Final = os.O_APPEND | os.O_NONBLOCK | os.O_DIRECT | os.O_NOATIME

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 MOST: Final = 256
 #: Watches that are looked up; a session stands still meanwhile.
 _LOOKED_UP: Final = 4096
-#: Where CRIU searches for what is not found here: programs watch their own files there.
+#: Folder that CRIU searches for the rest: programs watch their own files there.
 _SEARCHED: Final = "/tmp"  # noqa: S108 - the session's own, looked at only
-#: What overlays are compared with, besides the processes' own folders.
+#: Paths that overlays are compared with, besides the processes' own folders.
 _USUAL: Final = ("/etc", "/", "/home", "/opt", "/root", "/run", "/srv", "/usr", "/var")
 #: Not touched: who answers may be frozen with the session, or far away.
 _WAITING: Final = ("fuse", "nfs", "9p", "ceph", "cifs", "smb", "autofs")

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 HELPER = Path(driver_helper.__file__)
 #: Initialising many cards without a persistence daemon takes that long.
 BEGIN_SECONDS = 60.0
-#: What answers at once in a driver that is well.
+#: For calls that a driver that works answers at once.
 QUICK_SECONDS = 20.0
 #: A machine without a driver is asked again so much later: one may be installed.
 ABSENT_SECONDS = 300.0

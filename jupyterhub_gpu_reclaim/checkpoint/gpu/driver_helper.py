@@ -31,7 +31,7 @@ from typing import Any
 LIBRARY = "libcuda.so.1"
 #: Calls in hand at the same time: one for each CUDA process of a large session.
 WORKERS = 32
-#: What the library lacks, and what it is too old for, in the driver's own codes.
+#: Codes like the driver's own: for no library, and for one that is too old.
 NO_LIBRARY = -1
 NOT_FOUND = 500
 #: No structure of the checkpoint calls is larger; what is not set must be zero.

@@ -224,7 +224,7 @@ SMALLEST: Final = 64 << 10
 
 #: An area of more bytes is divided for CRIU.
 _LARGEST: Final = 1 << 40
-#: What the kernel fills at once where it may; smaller areas hold none.
+#: Size of a huge page, which the kernel fills at once; smaller areas hold none.
 HUGE_PAGE: Final = 2 << 20
 #: An area is advised when at most one page in so many was not in use.
 _NEARLY_FULL: Final = 20

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PROGRAM: Final = Path(__file__).with_name("place_init.py")
-#: It is made in some 40 ms; ended, it is gone in as many.
+#: A place is made in some 40 ms; ended, it is gone in as many.
 _SECONDS: Final = 30.0
 #: A line of the program's is a few dozen bytes.
 _LINE_BYTES: Final = 4096

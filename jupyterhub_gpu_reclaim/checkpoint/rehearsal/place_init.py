@@ -38,7 +38,8 @@ NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET = (
 NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 1 << 18
 SET_PDEATHSIG, SET_NAME = 1, 15
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-#: Where the restore looks for the pipe that takes a session's output (``stdio``).
+#: Descriptors of the pipe for the session's output, as a restore expects them
+#: (``stdio``).
 OUTPUT_WRITE, OUTPUT_READ = 3, 4
 
 libc = ctypes.CDLL(None, use_errno=True)

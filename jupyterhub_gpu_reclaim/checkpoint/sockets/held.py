@@ -48,7 +48,7 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-#: What the suspended sessions of one user may keep on one machine.
+#: Ports and names that suspended sessions of one user may keep on one machine.
 PER_USER: Final = 512
 #: Of the ports that the kernel gives to whoever connects, all users together keep one
 #: in so many; and never more than systemd's unit keeps (FileDescriptorStoreMax).

@@ -68,7 +68,7 @@ _TCP: Final = _numbers(
     TCP_RTO_MIN_US=45 TCP_DELACK_MAX_US=46
     """
 )
-#: What the kernel changes by itself once there is a connection.
+#: Options that the kernel changes by itself once there is a connection.
 _TCP_UNCONNECTED: Final = _numbers("TCP_MAXSEG=2")
 #: <linux/in.h>
 _IP: Final = _numbers(

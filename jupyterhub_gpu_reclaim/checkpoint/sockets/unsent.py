@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Process
 
 _FILES: Final = "files.img"
-#: What a connection is without the end that it has said.
+#: State of a connection without the end (FIN) that it has sent.
 _WITHOUT_END: Final = {
     int(TcpState.FIN_WAIT1): int(TcpState.ESTABLISHED),
     int(TcpState.CLOSING): int(TcpState.CLOSE_WAIT),

@@ -124,7 +124,7 @@ class _State(NamedTuple):
 
     get: int
     set: Callable[[int], tuple[int, ...]]
-    usual: int  #: what a process has that has never asked for another
+    usual: int  #: of a process that has never asked for another
 
 
 #: <linux/prctl.h>. CRIU keeps part of the second: not whether advised areas are out.
@@ -135,7 +135,7 @@ STATES: Final = {
     # The last one: it takes from the process what the others may need.
     "PR_SET_MDWE": _State(66, lambda value: (65, value), 0),
 }
-#: What CRIU gives back, in /proc/PID/status and beside it.
+#: Attributes that CRIU gives back, in /proc/PID/status and beside it.
 _GIVEN_BACK: Final[tuple[str, ...]] = (
     *("Name", "Umask", "Uid", "Gid", "Groups", "NSpgid", "NSsid"),
     *("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 #: Field of /proc/<pid>/stat, counted from the state (proc(5), flags), and its bit.
 _FLAGS, _PF_EXITING = 6, 0x4
-#: Who has not stopped by then may have been let go on by its user meanwhile.
+#: Seconds; a process not stopped by then may have been continued by its user.
 _AGAIN_SECONDS = 0.25
 #: How long a shell may take to stop, before its programs are stopped all the same.
 _SHELL_SECONDS = 0.2

@@ -127,7 +127,7 @@ HELPER_PIDS = 1000
 #: Pids below this are not used again once the kernel's counter has wrapped.
 LOWEST_PID = 300
 KILL_PATIENCE = 30.0
-#: What does not stop by then, before it is ended, is not waited for; seconds.
+#: Seconds for processes to stop before they are ended; others are not waited for.
 LAST_STOP_PATIENCE = 2.0
 #: A new init is set up in some 50 ms; seconds.
 READY_PATIENCE = 30.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NewType
 
-#: Who acts: a user, a service of the Hub, or this service by itself.
+#: Actor of a change: a user, a service of the Hub, or this service by itself.
 Principal = NewType("Principal", str)
 
 #: This service, by itself.

@@ -85,7 +85,7 @@ SERVICE_SCOPES: tuple[Scope, ...] = (
     ),
 )
 
-#: What ordinary users need: to open the page and steer their own sessions.
+#: Scopes of ordinary users: to open the page and steer their own sessions.
 USER_SCOPES: tuple[Scope, ...] = (
     Scope(
         f"access:services!service={SERVICE_NAME}",
@@ -94,7 +94,7 @@ USER_SCOPES: tuple[Scope, ...] = (
     ),
 )
 
-#: What administrators get on top.
+#: Further scopes of administrators.
 ADMIN_SCOPES: tuple[Scope, ...] = (
     Scope(
         MANAGE,

@@ -116,7 +116,7 @@ class _OneStream(TCPClient):
 
 
 class Connection:
-    """One far part.
+    """Connection to one far part.
 
     Args:
         address: ``unix:/path``, ``http://host:port`` or ``https://host:port``.

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WANTED = (b"JUPYTERHUB_", f"{tab_tokens.VARIABLE}=".encode())
-#: What may stand in a request line or a header as it is: visible ASCII.
+#: Characters that may stand in a request line or a header: visible ASCII.
 _WORD = re.compile(r"[!-~]*")
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.jupyter.connection import ConnectionFile
 
-#: What a kernel's topic is does not matter: a server has subscribed to all.
+#: A kernel's topic does not matter: a server has subscribed to all.
 _SAID: Final = "is_complete_reply"
 #: More descriptors of a process are not looked at.
 _MOST_DESCRIPTORS: Final = 4096

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
     from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 
-#: What a kernel says when it takes messages.
+#: Command by which a kernel says that it takes messages (ZMTP).
 KERNEL_READY = b"\x05READY"
-#: What a kernel answers, somewhere in a frame.
+#: Type of a kernel's answer, somewhere in a frame.
 KERNEL_ANSWER = b"is_complete_reply"
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -145,7 +145,7 @@ class WakeUp:
         self._address = address
         self._sockets: list[socket.socket] = []
         self._kernels: dict[socket.socket, ConnectionFile] = {}
-        #: What those have said last that have not answered yet.
+        #: Last bytes of kernels that have not answered yet.
         self._awaited: dict[socket.socket, bytes] = {}
         self._deadline = 0.0
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: The login of the session: ``common.models.Identity``.
 IDENTITY = "identity.json"
-#: What it needs of the place where it comes back: ``requirements.HostRequirements``.
+#: Requirements for the place where it comes back: ``requirements.HostRequirements``.
 WORLD = "world.json"
 FILES = "files.img"
 FILES_IMAGE = IMAGES + FILES

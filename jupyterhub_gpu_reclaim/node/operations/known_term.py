@@ -38,7 +38,7 @@ FILE: Final = "term.json"
 #: The longest that the service's client waits for an answer to an order.
 QUIET_SECONDS: Final = 120.0
 
-#: Whose order is carried out in this task; ``own``: what the agent does by itself.
+#: Giver of the order that this task carries out; ``own``: the agent by itself.
 _whose: ContextVar[Term | Literal["own"] | None] = ContextVar("whose", default="own")
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 
 _SECONDS = 10.0
-#: What a fresh start is given, and the programs of an old one must not keep.
+#: Variables that a fresh start is given, and programs of an old one must not keep.
 _OWN = (b"JUPYTERHUB_", b"JPY_API_TOKEN=", b"GPU_RECLAIM_")
 #: Holds the text of the new server's first program; none of its programs inherits it.
 _VARIABLE = "GPU_RECLAIM_SERVER"

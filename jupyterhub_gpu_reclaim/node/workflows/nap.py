@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 #: The operation that ends a nap.
 WAKE: Final = "wake"
-#: Its step of waiting for memory of its cards.
+#: Step of a wake that waits for memory of its cards.
 ROOM: Final = "room"
 _INTERRUPT: Final = 1 << (signal.SIGINT - 1)
 #: The driver needs so much beside the memory that it moves (1.3 GiB: H200, 580).

@@ -58,7 +58,7 @@ _SWEEP_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 #: How long a CRIU may take to die of SIGTERM, then of SIGKILL.
 _END_SECONDS = 5.0
-#: What only our own CRIU has in its command line (checkpoint/criu/process.py,
+#: Options that only our own CRIU has in its command line (checkpoint/criu/process.py,
 #: namespaces.py).
 _CRIU_WORDS = ("--inhibit-cache", "--manage-cgroups=ignore")
 
@@ -73,7 +73,7 @@ _LATER = frozenset(
 )
 #: Whether there is a checkpoint is the store's word alone.
 _UNCOMMITTED = frozenset({Stage.CAPTURING, Stage.ROLLING_BACK})
-#: What an operation leaves when it could not undo its work.
+#: Stages that an operation leaves when it could not undo its work.
 _HALF_UNDONE = frozenset({Stage.ROLLING_BACK, Stage.RESTORING})
 
 #: Tasks that outlive :func:`recover`: asyncio alone would forget them.

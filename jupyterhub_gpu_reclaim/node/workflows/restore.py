@@ -91,7 +91,7 @@ T = TypeVar("T")
 _WAKE_SECONDS = 3.0
 #: Another program's short connection is over by then, and a page still waits.
 _PORT_SECONDS = 10.0
-#: What a page reads before it connects a notebook to its kernel; each once.
+#: Lists that a page reads before it connects a notebook to its kernel; each once.
 _LISTS: Final = (
     ("api/kernels", jupyter_api.KERNELS),
     ("api/sessions", jupyter_api.NOTEBOOKS),

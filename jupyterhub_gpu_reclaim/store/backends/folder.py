@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: File systems without hard links: there the look before is all there is.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-#: What a store's folder has from its first object on, and a new file system's.
+#: Names in a store's folder from its first object on, and in a new file system.
 _OURS = {prefix.rstrip("/") for prefix in (MANIFESTS, PACKS, INTENTS, IDENTITY)}
 _NOBODYS = {"lost+found"}
 _NEW = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

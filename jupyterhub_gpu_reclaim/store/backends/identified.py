@@ -81,7 +81,7 @@ class IdentityCheck:
         self._keys = keys
         self._known = known
         self._role: Role = role
-        #: What was read last, and opened; an equal object is not opened again.
+        #: The object read last, and opened; an equal one is not opened again.
         self._read: tuple[bytes, StoreIdentity] | None = None
         self._first = threading.Lock()
 

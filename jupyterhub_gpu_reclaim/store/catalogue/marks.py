@@ -40,7 +40,7 @@ class Marks:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        #: What the marks of the last list say, by name; replaced as a whole.
+        #: Contents of the marks of the last list, by name; replaced as a whole.
         self._read: dict[str, Aside | None] = {}
 
     def of(self, bodies: Iterable[Body]) -> dict[str, Aside]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _BOUND = b"gpu-reclaim store 1 key "
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-#: What a manifest has room for.
+#: Bytes of a wrapped key that a manifest has room for.
 MAX_WRAPPED = 4096
 #: Far above any file of keys.
 _MAX_BYTES = 65536

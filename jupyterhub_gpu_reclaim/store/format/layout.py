@@ -12,10 +12,10 @@ PACKS = "packs/"
 INTENTS = "writing/"
 DELETION_LOCKS = "removing/"
 MARKS = "marks/"
-#: Where objects stand that have no name yet; what is left there are remains.
+#: Prefix of objects that have no name yet; what is left there are remains.
 ASIDE = "tmp/"
 
-#: What a chunk may have.
+#: Bytes that a chunk may have.
 CHUNK_SIZES = tuple(4096 << shift for shift in range(7))
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")

@@ -37,10 +37,10 @@ class Verdict(IntEnum):
     DAMAGED = 2  #: or it cannot be read
 
 
-#: What is asked for at once in a store where each request takes a while. Pack writers
+#: Bytes asked for at once in a store where each request takes a while. Pack writers
 #: take turns at a file, so that none of them would go on where it was.
 FAR_BYTES = 4 * 1024 * 1024
-#: Where nothing may be referenced.
+#: Verdicts where nothing may be referenced.
 NO_VERDICTS = np.zeros(0, np.uint8)
 
 

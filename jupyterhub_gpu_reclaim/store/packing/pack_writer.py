@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseChunks
 
-#: What a pack writer takes at once: a multiple of every chunk size.
+#: Bytes that a pack writer takes at once: a multiple of every chunk size.
 BUFFER_BYTES = 1 << 20
 #: Plain bytes of the blocks that are written.
 BLOCK_BYTES = 256 * 1024
@@ -93,7 +93,7 @@ class PackWriter:
         self._recipe = recipe
         self._known = known
         self._counters = counters
-        #: What it writes into; settled or abandoned by the owner.
+        #: Packs that it writes into; settled or abandoned by the owner.
         self.packs = Packs(
             backend,
             recipe.origin,

@@ -249,7 +249,7 @@ class MemoryWriter:
         self._from = np.stack([starts, lengths], 1).astype(np.uint64)
         self._to = np.stack([addresses, lengths], 1).astype(np.uint64)
         self._to_at: int = self._to.ctypes.data
-        #: What is given to the kernel: as above, with addresses of ours.
+        #: Vectors given to the kernel: as above, with addresses of ours.
         self._given = np.empty((_MOST, 2), np.uint64)
         self._given_at: int = self._given.ctypes.data
 

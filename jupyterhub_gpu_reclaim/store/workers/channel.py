@@ -33,7 +33,7 @@ _MAX_BYTES = 65536
 _MAX_DESCRIPTORS = 8
 _ALIGNED_BYTES = 64
 
-#: What passes through the pipe of a token, and through that of the tickets.
+#: Length of a token, and of a ticket, in its pipe.
 TOKEN_BYTES, TICKET_BYTES = 8, 4
 #: Of a token, once the pipe has ended.
 END = (1 << 64) - 1

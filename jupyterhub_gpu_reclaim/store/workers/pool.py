@@ -36,7 +36,7 @@ class Pool:
         self.size = min(workers or cores, MOST_WORKERS)
         self._lock = threading.Lock()
         self._server: ForkServer | None = None
-        #: Those that hang, while workers of theirs are at work.
+        #: Servers that hang, while workers of theirs are at work.
         self._given_up: list[ForkServer] = []
         #: Requested, not yet in use.
         self._spare: list[WorkerHandle] = []
