@@ -299,6 +299,14 @@ def test_stop_of_one_that_was_saved_meanwhile_is_suspended():
     assert (action.kind, action.saved) == (A.FOUND_SAVED, saved)
 
 
+def test_stop_of_one_that_is_being_saved_is_not_forgotten():
+    """Its save goes on behind its copy, and is committed when the Hub has asked."""
+    mine = row("running", checkpoint="", intent=Intent.SAVE)
+    assert answer(stop(), mine, saved=(), known=()).kind is A.KEEP
+    other = row("running", checkpoint="")
+    assert answer(stop(), other, saved=(), known=()).kind is A.END
+
+
 @pytest.mark.parametrize("phase", ["releasing", "resuming", "suspending"])
 def test_stop_of_one_that_was_saved_waits_for_what_is_under_way(phase):
     """The journal is of before a suspend, and what came of that has ended since."""

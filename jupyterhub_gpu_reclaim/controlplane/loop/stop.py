@@ -26,6 +26,7 @@ any other    something of it is left, not frozen    end it
              the same, while anything is under way² keep it
              a newer checkpoint, of another         keep it: the reconciler asks
              what it came from is kept¹             lost (→ SUSPENDED)
+             it is being saved¹                     keep it: that may be committed yet
              something else may come back²          keep it
              otherwise                              end it
 ===========  =====================================  ==================================
@@ -42,6 +43,7 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.loop.start import UNANSWERED, in_flight
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Tree
@@ -109,6 +111,8 @@ def _by_what_is_saved(
     kept = lineage.falls_back_to(row, observed)
     if mine and kept is not None:
         return Action(ActionKind.LOST, None, kept)
+    if mine and row.intent is Intent.SAVE:
+        return KEEP  # behind its copy the save may be under way, and still be committed
     # Else the Hub asks about an earlier life: what it was told of this one is lost.
     there = row.phase in {*SAVED, *LIVE, Phase.RESUMING} and row.checkpoint
     return KEEP if there and not mine else END
