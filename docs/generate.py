@@ -57,9 +57,7 @@ SERVICE_PARTS = [
 CONFIGURED = {
     "The policy": SERVICE_PARTS,
     "The service": [ReclaimService],
-    "The local spawner": [ReclaimLocalSpawner],
-    "The spawner for Docker": [ReclaimDockerSpawner],
-    "The spawner on Kubernetes": [ReclaimKubeSpawner],
+    "The spawners": [ReclaimLocalSpawner, ReclaimDockerSpawner, ReclaimKubeSpawner],
     "The agent": [AgentApp],
 }
 
@@ -116,12 +114,18 @@ def settings() -> str:
     lines: list[str] = []
     for title, classes in CONFIGURED.items():
         lines += [f"## {title}", ""]
+        alike: dict[tuple[object, str], list[str]] = {}  # what several classes inherit
         for configured in classes:
             for name, trait in own_traits(configured).items():
-                default = trait.default_value_repr()
-                lines += [f"### `{configured.__name__}.{name}`", ""]
-                lines += [f"{trait.info()}; default `{default}`", ""]
-                lines += [inspect.cleandoc(str(trait.help)), ""]
+                owners = alike.setdefault((trait.this_class, name), [])
+                owners.append(configured.__name__)
+        for (kind, name), owners in alike.items():
+            trait = getattr(kind, name)
+            default = trait.default_value_repr()
+            heading = ", ".join(f"`{owner}.{name}`" for owner in owners)
+            lines += [f"### {heading}", ""]
+            lines += [f"{trait.info()}; default `{default}`", ""]
+            lines += [inspect.cleandoc(str(trait.help)), ""]
     about = """
 Generated from the code. The policy's and the service's settings go into `configure(c,
 …)` or its `service_options`; the spawner's into `jupyterhub_config.py`; the agent's on
