@@ -133,13 +133,9 @@ class ReclaimService(Application, Options):
         """Run until told to end."""
         logs.set_up(cast("int | str", self.log_level))
         environment = HubEnvironment.read(os.environ)
-        supervised = self.reporter.listening is not None
-        if supervised and not self.end_with_hub:
-            self.reporter.report("stays")
-        ends = supervised or self.end_with_hub
         # A supervisor that was killed while we were being loaded is not our parent now.
         starter = self.reporter.supervisor or lifeline.hub_of(os.environ)
-        parent = lifeline.die_with_parent(starter) if ends else None
+        parent = lifeline.die_with_parent(starter)
         state = lifeline.StateFolder(Path(self.state_dir))
         state.open(patience=PATIENCE)
         try:
@@ -151,14 +147,13 @@ class ReclaimService(Application, Options):
         self,
         environment: HubEnvironment,
         state: lifeline.StateFolder,
-        parent: int | None,
+        parent: int,
     ) -> None:
         told = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, told.set)
-        if parent is not None:
-            lifeline.watch(parent, told.set)
+        lifeline.watch(parent, told.set)
         stage = standby.Standby(environment)
         server: Door | None = None
         beating: asyncio.Future[None] | None = None

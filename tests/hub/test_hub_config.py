@@ -216,12 +216,12 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
         ),
         ({"service_options": {"ReclaimService.grace": "1 h"}}, "1 h is 3600"),
         (
-            {"service_options": {"ReclaimService.backoff": 9999}},
-            "backoff must be a number from 1 to 3600, not 9999",
+            {"service_options": {"ReclaimService.tick_interval": 9999}},
+            "tick_interval must be a number from 0.5 to 600, not 9999",
         ),
         (
             {"service_options": {"ReclaimService.own_idle_longest": 120}},
-            "own_idle_shortest .300. is longer than ReclaimService.own_idle_longest",
+            "own_idle_longest .120. must be 0, or at least 300",
         ),
         (
             {"idle_after": 60, "service_options": {"IdlePolicy.idle_after": 70}},

@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, Pod
 from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
 from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
 from tests.support.cluster import NAMESPACE
-from tests.support.nodes import AGENT_LABELS, AGENT_PORT, TOKEN
+from tests.support.nodes import AGENT_PORT, TOKEN
 
 BOB = SessionKey("bob", "lab")
 GPU = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
@@ -413,12 +413,10 @@ async def test_the_fleet_that_the_settings_make_sees_the_sessions_of_all_nodes(
 ):
     file = tmp_path / "kubeconfig"
     file.write_text(cluster.kubeconfig("service"))
-    labels = ",".join(f"{name}={value}" for name, value in AGENT_LABELS.items())
     config = {
         "placement": "kubernetes",
         "kubeconfig": str(file),
         "namespace": NAMESPACE,
-        "agent_selector": labels,
         "agent_port": AGENT_PORT,
         "agent_tls_name": "",
     }

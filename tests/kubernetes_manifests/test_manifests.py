@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.linux.capabilities import NEEDED
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.service.settings.options import Options
+from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_SELECTOR
 from jupyterhub_gpu_reclaim.store.format.keys import load_keys
 from tests.kube.schemas import problems
 from tests.support.containers import CAPABILITIES
@@ -184,7 +185,7 @@ def test_the_agent_takes_its_arguments(components):
 
 def test_the_service_looks_where_the_agents_are():
     options, found = Options(), daemon_set()
-    name, _, value = options.agent_selector.partition("=")
+    name, _, value = AGENT_SELECTOR.partition("=")
     assert found["spec"]["template"]["metadata"]["labels"] == {name: value}
     [policy] = [one for one in built() if one["kind"] == "NetworkPolicy"]
     assert policy["spec"]["podSelector"]["matchLabels"] == {name: value}

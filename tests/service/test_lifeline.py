@@ -97,14 +97,6 @@ async def test_watch_of_a_process_that_is_no_parent_tells_at_once():
         await told.wait()
 
 
-async def test_watch_that_was_taken_back_tells_nothing():
-    told = asyncio.Event()
-    forget = lifeline.watch(os.getppid(), told.set)
-    forget()
-    forget()
-    assert not told.is_set()
-
-
 def test_state_folder_is_private_and_held_by_one(tmp_path):
     folder = lifeline.StateFolder(tmp_path / "a" / "state")
     folder.open(patience=0)

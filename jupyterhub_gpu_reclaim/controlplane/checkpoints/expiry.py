@@ -378,13 +378,11 @@ def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
     Args:
         sessions: where journal and clock are.
         retention: the administrator's limits.
-        ahead: seconds; what was kept for less than that is not announced. 0: nothing.
+        ahead: seconds; what was kept for less than that is not announced.
 
     Raises:
         StoreError: the journal does not answer; what was announced stays announced.
     """
-    if not ahead:
-        return
     journal, now = sessions.journal, sessions.clock.now()
     rows = {row.id: row for row in journal.checkpoints()}
     told = audit_log.marks(journal, _MARK)

@@ -26,7 +26,7 @@ class Settings:
     set_aside: float = 7 * 86400.0
     #: How long the audit lines of a session are kept.
     audit: float = 365 * 86400.0
-    #: How long before its deletion a checkpoint is announced; 0: never.
+    #: How long before its deletion a checkpoint is announced: a day to save it.
     forewarn: float = 24 * 3600.0
     #: What else is not kept, and in whose favour.
     retention: Retention = field(default_factory=Retention)
@@ -47,8 +47,8 @@ class Settings:
     keep_limit: float = 7 * 86400.0
     #: Seconds of "keep" that one user has in any 24 hours; 0: no limit.
     keep_per_day: float = 0.0
-    #: Shortest and longest idle time that a user may choose for a session of theirs; a
-    #: longest one of 0: they choose none.
+    #: Shortest and longest idle time that a user may choose for a session of theirs: a
+    #: shorter one would have them wait for resumes all day; a longest of 0: none.
     own_idle_shortest: float = 300.0
     own_idle_longest: float = 0.0
     #: How long after its last save point a session that was used since is saved again,

@@ -35,9 +35,9 @@ class Notices(Configurable):
         Enum(list(SUBJECTS)),
         list(SUBJECTS),
         help="""What is told: any of ``warned``, ``suspended``, ``suspend-failed``,
-        ``resume-failed`` and ``deletion-ahead`` (see
-        ``ReclaimService.tell_deletion_hours``). Fewer spare people's attention. Empty:
-        nothing. Example: ["warned", "deletion-ahead"].
+        ``resume-failed``, ``ended`` and ``deletion-ahead`` (a day before a checkpoint
+        is deleted for its age). Fewer spare people's attention. Empty: nothing.
+        Example: ["warned", "deletion-ahead"].
         """,
     ).tag(config=True)
 

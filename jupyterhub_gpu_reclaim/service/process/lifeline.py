@@ -41,7 +41,10 @@ def die_with_parent(starter: int = 0) -> int:
         the parent's pid, or the starter's, if that has ended already.
     """
     parent = os.getppid()
-    _at_parents_end(signal.SIGTERM)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
     ended = starter and starter != parent and not _exists(starter)
     return starter if ended else parent
 
@@ -52,45 +55,25 @@ def hub_of(environment: Mapping[str, str]) -> int:
     return int(told) if told.isdecimal() else 0
 
 
-def live_on() -> None:
-    """Undo :func:`die_with_parent`."""
-    _at_parents_end(0)
-
-
-def _at_parents_end(number: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-
-
-def watch(parent: int, on_end: Callable[[], None]) -> Callable[[], None]:
-    """Call ``on_end`` once in the running loop when process ``parent`` has ended.
-
-    Returns:
-        a function that cancels the watch.
-    """
+def watch(parent: int, on_end: Callable[[], None]) -> None:
+    """Call ``on_end`` once in the running loop when process ``parent`` has ended."""
     loop = asyncio.get_running_loop()
     try:
         descriptor = os.pidfd_open(parent)
     except ProcessLookupError:
         loop.call_soon(on_end)
-        return lambda: None
+        return
     if os.getppid() != parent:  # it ended before, and the number is another's
         os.close(descriptor)
         loop.call_soon(on_end)
-        return lambda: None
-
-    def forget() -> None:
-        if loop.remove_reader(descriptor):
-            os.close(descriptor)
+        return
 
     def ended() -> None:
-        forget()
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
         on_end()
 
     loop.add_reader(descriptor, ended)
-    return forget
 
 
 class StateFolder:

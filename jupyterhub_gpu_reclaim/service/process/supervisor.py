@@ -67,7 +67,6 @@ class Supervisor:
         self._problems = _problems(environment)
         self._host, self._port, self._prefix = address_of(environment)
         self._told = asyncio.Event()
-        self._forget_parent = lambda: None
         self._delay = self._wait = SOONEST
         self._standin: StandIn
 
@@ -77,7 +76,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told.set)
         hub = lifeline.die_with_parent(lifeline.hub_of(self._environment))
-        self._forget_parent = lifeline.watch(hub, self._told.set)
+        lifeline.watch(hub, self._told.set)
         listening = await self._listen()
         if listening is None:
             return
@@ -146,8 +145,6 @@ class Supervisor:
                 pulse.heard()
             elif name == "failed":
                 why = text
-            elif name == "stays":
-                self._stay()
         status = await child.wait()
         for task in tasks:
             task.cancel()
@@ -191,11 +188,6 @@ class Supervisor:
     async def _unless_told(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._told.wait(), seconds)
-
-    def _stay(self) -> None:
-        """Do not end with the process that started us: it is no Hub."""
-        self._forget_parent()
-        lifeline.live_on()
 
 
 def _problems(environment: Mapping[str, str]) -> list[str]:

@@ -76,11 +76,6 @@ class Options(Configurable):
         " users' pods.",
     ).tag(config=True)
 
-    agent_selector = Unicode(
-        "app.kubernetes.io/name=gpu-reclaim-agent",
-        help="With `placement = kubernetes`: labels of the agents' pods.",
-    ).tag(config=True)
-
     agent_port = Int(
         8099,
         min=1,
@@ -221,21 +216,14 @@ class Options(Configurable):
         " for a year. 0: nobody else may ask.",
     ).tag(config=True)
 
-    own_idle_shortest = Float(
-        _DEFAULTS.own_idle_shortest,
-        min=60,
-        help="Shortest idle time in seconds that users may choose for their sessions,"
-        " see `own_idle_longest`. Shorter gives more back, and has them wait for a"
-        " resume more often. It cannot be 0. Example: 600.",
-    ).tag(config=True)
-
     own_idle_longest = Float(
         _DEFAULTS.own_idle_longest,
         min=0,
         max=366 * _DAY,
         help="Longest idle time in seconds that users may choose for their sessions, in"
         " place of `IdlePolicy.idle_after`; a rule that sets a shorter one stands above"
-        " it. Longer lets them hold GPUs longer. 0: they choose none. Example: 7200.",
+        " it. At least 300, the shortest that they may choose. Longer lets them hold"
+        " GPUs longer. 0: they choose none. Example: 7200.",
     ).tag(config=True)
 
     save_every = Float(
@@ -301,14 +289,6 @@ class Options(Configurable):
         " each of its steps besides.",
     ).tag(config=True)
 
-    backoff = Float(
-        _DEFAULTS.backoff,
-        min=1,
-        max=_DEFAULTS.backoff_limit,
-        help="Seconds until the next try after a suspend that failed; doubled with"
-        " every failure in a row, up to an hour.",
-    ).tag(config=True)
-
     captures = Int(
         _DEFAULTS.captures,
         min=1,
@@ -358,12 +338,6 @@ class Options(Configurable):
         " for hung and started again; sessions are not concerned. After a quarter of it"
         " whoever asks is told to wait. A short time takes a busy machine for a hung"
         " program. 0: never.",
-    ).tag(config=True)
-
-    end_with_hub = Bool(
-        True,
-        help="Whether the service ends when the process that started it ends. False"
-        " where it is not started by the Hub but, say, by systemd.",
     ).tag(config=True)
 
     # --- how long checkpoints are kept, and how many
@@ -419,15 +393,6 @@ class Options(Configurable):
         help="The same for all users together. 0: no limit.",
     ).tag(config=True)
 
-    tell_deletion_hours = Float(
-        _DEFAULTS.forewarn / 3600,
-        min=0,
-        max=24 * 366,
-        help="Hours before a checkpoint is deleted for its age at which its"
-        " user is told, in the session's history and by `Notices`. What is kept for"
-        " less is not told of, nor what a quota takes. 0: nobody is told.",
-    ).tag(config=True)
-
     retention_takes_suspended = Bool(
         False,
         help="Whether `keep_days` and the quotas may delete the only checkpoint of a"
@@ -445,7 +410,6 @@ class Options(Configurable):
             grace=self.grace,
             set_aside=self.set_aside_days * _DAY,
             audit=self.audit_days * _DAY,
-            forewarn=self.tell_deletion_hours * 3600,
             retention=self.retention(),
             orphan_grace=self.orphan_grace,
             release_limit=self.release_limit,
@@ -458,9 +422,7 @@ class Options(Configurable):
             save_points=self.save_points,
             save_points_hourly=self.save_points_hourly,
             return_disrupted=self.return_disrupted,
-            own_idle_shortest=self.own_idle_shortest,
             own_idle_longest=self.own_idle_longest,
-            backoff=self.backoff,
             captures=self.captures,
         )
 

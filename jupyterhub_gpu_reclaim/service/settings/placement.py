@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     LetGo = Callable[[], Awaitable[None]]
 
 
+#: Labels of the agents' pods, as the chart and the manifests set them.
+AGENT_SELECTOR = "app.kubernetes.io/name=gpu-reclaim-agent"
+
+
 async def agent_of(
     options: Options, token: Path, lease: HeldLease
 ) -> tuple[AgentClient | AgentRouter, LetGo]:
@@ -71,7 +75,7 @@ async def _fleet(
                 api,
                 clock,
                 namespace=options.agent_namespace or namespace,
-                selector=options.agent_selector,
+                selector=AGENT_SELECTOR,
             ),
             lambda ip: _connect(options, token, lease, ip),
         ),

@@ -27,6 +27,7 @@ from traitlets import (
 from traitlets.config import Application, Configurable
 from traitlets.config.loader import DeferredConfig, LazyConfigValue
 
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
@@ -109,16 +110,13 @@ def judged_value(owner: type[HasTraits], name: str, value: Any, called: str) -> 
 
 
 def contradictions(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Settings that are valid one by one and contradict each other."""
-    ours = config.get("ReclaimService", {})
-    found = []
-    shortest, longest = _both(ours, "own_idle_shortest", "own_idle_longest")
-    if longest and shortest > longest:  # 0: users choose none
-        found.append(
-            f"ReclaimService.own_idle_shortest ({shortest:g}) is longer than"
-            f" ReclaimService.own_idle_longest ({longest:g})."
-        )
-    return found
+    """Settings that are valid one by one and contradict what stands beside them."""
+    shortest = Settings().own_idle_shortest
+    longest = config.get("ReclaimService", {}).get("own_idle_longest", 0.0)
+    if not 0 < longest < shortest:
+        return []
+    what = f"ReclaimService.own_idle_longest ({longest:g}) must be 0, or at least"
+    return [f"{what} {shortest:g}: users choose no shorter time."]
 
 
 def meant(name: str, known: Iterable[str]) -> str:
@@ -208,9 +206,3 @@ def _wanted(trait: TraitType[Any, Any]) -> str:
     if low is not None and high is not None:
         return f"{kind} from {low:g} to {high:g}"
     return f"{kind} of at least {low:g}" if low is not None else kind
-
-
-def _both(values: Mapping[str, Any], *names: str) -> tuple[float, ...]:
-    """Values as set, or by default."""
-    traits = Options.class_traits(config=True)
-    return tuple(float(values.get(n, traits[n].default_value)) for n in names)
