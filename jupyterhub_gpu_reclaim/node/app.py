@@ -18,7 +18,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
@@ -87,7 +87,7 @@ class AgentApp(AgentSettings):
 
     def start(self) -> None:
         """Run until a signal ends it."""
-        logs.set_up(self.log_level)
+        logs.set_up(cast("int | str", self.log_level))
         limit_arenas(_ARENAS)
         _leave_no_core()
         try:

@@ -200,7 +200,7 @@ def oom_kills(parent: str, name: str) -> int:
 
 def remove_cgroups(parent: str, name: str) -> None:
     """Remove a dead session's groups; one that is still in use is left alone."""
-    if not parent or not name:
+    if not name:
         return
     for mount, _ in hierarchies():
         with contextlib.suppress(OSError):
@@ -213,7 +213,7 @@ def sweep_cgroups(parent: str, age: float = SWEEP_AGE) -> None:
     A young one may be about to be joined; one that is in use cannot be removed.
     """
     before = time.time() - age
-    for mount, _ in hierarchies() if parent else []:
+    for mount, _ in hierarchies():
         with contextlib.suppress(OSError):
             for group in (mount / parent).iterdir():
                 if group.is_dir() and group.stat().st_ctime < before:

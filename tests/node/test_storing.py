@@ -79,11 +79,10 @@ def test_key_that_is_gone_is_said_is_not_made_anew_and_is_used_when_it_is_back(
     save(store, "two")
 
 
-@pytest.mark.parametrize("place", ["file", "variable", "dir", "service"])
-def test_key_is_taken_from_where_it_is_said_to_be(opened, tmp_path, monkeypatch, place):
+@pytest.mark.parametrize("place", ["file", "dir", "service"])
+def test_key_is_taken_from_where_it_is_said_to_be(opened, tmp_path, place):
     value = {
         "file": str(tmp_path / "keys"),
-        "variable": "STORE_KEYS",
         "dir": str(tmp_path / "secret"),
         "service": "tests.node.test_storing:KeyService",
     }[place]
@@ -91,7 +90,6 @@ def test_key_is_taken_from_where_it_is_said_to_be(opened, tmp_path, monkeypatch,
     (tmp_path / "keys").chmod(0o600)
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "k1").write_bytes(os.urandom(32))
-    monkeypatch.setenv("STORE_KEYS", a_key())
     settings = {f"master_key_{place}": value}
     save(opened(**settings))
     assert not (tmp_path / "master.key").exists()
@@ -113,7 +111,6 @@ class KeyService:
     ("settings", "says"),
     [
         ({"master_key_file": "{tmp}/k", "master_key_dir": "{tmp}"}, "one place only"),
-        ({"master_key_variable": "NO_SUCH_VARIABLE"}, "no master key"),
         ({"master_key_dir": "{tmp}/nowhere"}, "cannot be read"),
         ({"master_key_service": "no.such:Class"}, "cannot be made"),
         ({"store_local_dir": "{tmp}/store"}, "are the same folder"),

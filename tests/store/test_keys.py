@@ -1,6 +1,7 @@
 import base64
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -73,9 +74,15 @@ def test_file_that_others_may_read_is_refused(tmp_path):
         load_keys(file=path)
 
 
-def test_variable_and_mounted_secret_give_the_same(tmp_path, monkeypatch):
-    monkeypatch.setenv("STORE_KEYS", f"a {ONE.hex()}\nb {TWO.hex()}")
-    wrapped = load_keys(variable="STORE_KEYS").wrap(b"data", "c1")
+def closed(path, text):
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def test_file_and_mounted_secret_give_the_same(tmp_path):
+    lines = closed(tmp_path / "..keys", f"a {ONE.hex()}\nb {TWO.hex()}")
+    wrapped = load_keys(file=lines).wrap(b"data", "c1")
     # As the kubelet mounts a Secret: links to a folder with two dots.
     hidden = tmp_path / "..2026"
     hidden.mkdir()
@@ -165,15 +172,14 @@ def test_hook_is_made_by_its_path():
     "text",
     ["", "a", "a b c", "a zz", f"a {ONE.hex()}\na {ONE.hex()}", f"a/b {ONE.hex()}"],
 )
-def test_nonsense_is_refused_and_not_repeated(monkeypatch, text):
-    monkeypatch.setenv("STORE_KEYS", text)
+def test_nonsense_is_refused_and_not_repeated(tmp_path, text):
     with pytest.raises(StoreError) as caught:
-        load_keys(variable="STORE_KEYS")
+        load_keys(file=closed(tmp_path / "keys", text))
     assert ONE.hex() not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "place", [{}, {"variable": "A", "hook": "b:c"}, {"hook": "no.such:Thing"}]
+    "place", [{}, {"file": Path("/a"), "hook": "b:c"}, {"hook": "no.such:Thing"}]
 )
 def test_no_place_or_a_wrong_one_is_refused(place):
     with pytest.raises(StoreError):

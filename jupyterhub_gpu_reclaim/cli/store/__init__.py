@@ -133,7 +133,6 @@ def _which_store(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--options-file", metavar="FILE", default="")
     keys = group.add_mutually_exclusive_group()
     keys.add_argument("--key-file", metavar="FILE", default="")
-    keys.add_argument("--key-variable", metavar="NAME", default="")
     keys.add_argument("--key-dir", metavar="FOLDER", default="")
     keys.add_argument("--key-service", metavar="MODULE:CLASS", default="")
 

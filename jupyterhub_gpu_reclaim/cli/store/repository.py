@@ -123,7 +123,6 @@ def _set_keys(settings: AgentApp, args: argparse.Namespace) -> None:
     """Let the command line's keys replace those of the file."""
     given = {
         "master_key_file": args.key_file,
-        "master_key_variable": args.key_variable,
         "master_key_dir": args.key_dir,
         "master_key_service": args.key_service,
     }

@@ -47,6 +47,9 @@ _LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
 _SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 #: Seconds that making namespaces may take; 0.1 as a rule.
 _LAUNCH_SECONDS = 30.0
+#: Control group under which each session gets its own: that keeps it alive when the
+#: Hub's systemd unit is restarted, and holds ``mem_limit`` and ``cpu_limit``.
+_CGROUP_PARENT = "jupyterhub-gpu-reclaim"
 
 
 class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
@@ -90,15 +93,6 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         """,
     ).tag(config=True)
 
-    cgroup_parent = Unicode(
-        "jupyterhub-gpu-reclaim",
-        help="""Control group under which each session gets its own.
-
-        It keeps sessions alive when the Hub's systemd unit is restarted, counts their
-        memory and CPU, and holds ``mem_limit`` and ``cpu_limit``. Empty: none.
-        """,
-    ).tag(config=True)
-
     place = Location()
     port: Any
 
@@ -132,7 +126,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         ):  # only a branch's server gets its login anew
             for secret in _SECRETS:
                 env.pop(secret, None)
-        launcher.sweep_cgroups(self.cgroup_parent)
+        launcher.sweep_cgroups(_CGROUP_PARENT)
         exit_status.sweep()
         self.place = await self._launch(self._init(command), env)
         self.pid = self.place.pid
@@ -212,7 +206,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
 
     async def _launch(self, init: list[str], env: dict[str, str]) -> Location:
         """Run the launcher with the limits and options of this spawner."""
-        options = ["--cgroup-parent", self.cgroup_parent]
+        options = ["--cgroup-parent", _CGROUP_PARENT]
         options += ["--cgroup", self.reclaim_launch.incarnation]
         if self.mem_limit:
             options += ["--memory", str(int(self.mem_limit))]
@@ -257,7 +251,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
     async def stop(self, now: bool = False) -> None:
         """End it: SIGINT, SIGTERM, SIGKILL, with the time limits of upstream."""
         await super().stop(now=now)
-        launcher.remove_cgroups(self.cgroup_parent, self.reclaim_launch.incarnation)
+        launcher.remove_cgroups(_CGROUP_PARENT, self.reclaim_launch.incarnation)
 
     async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:
         """Internal TLS: certificates into the user's home, as upstream does."""
@@ -311,7 +305,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         name = self.reclaim_launch.incarnation
         known = exit_status.read(name)
         code = -signal.SIGKILL if known is None else known
-        if code == -signal.SIGKILL and launcher.oom_kills(self.cgroup_parent, name):
+        if code == -signal.SIGKILL and launcher.oom_kills(_CGROUP_PARENT, name):
             return Refused(Reason.SESSION_OUT_OF_MEMORY)
         return endings.by_status(code)
 
@@ -352,7 +346,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         session = LocalSession(self.place)
         if session.signal(signal.SIGKILL):
             await session.wait(self.kill_timeout)
-        launcher.remove_cgroups(self.cgroup_parent, self.reclaim_launch.incarnation)
+        launcher.remove_cgroups(_CGROUP_PARENT, self.reclaim_launch.incarnation)
         self.reclaim_take(Location())
 
 

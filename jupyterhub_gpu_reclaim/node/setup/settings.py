@@ -7,6 +7,7 @@ that :class:`StoreSettings` describe. The command line ``store`` reads the same 
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from traitlets import (
     List,
     TraitError,
     Unicode,
+    default,
     validate,
 )
 from traitlets.config import Application, Configurable, catch_config_error
@@ -161,14 +163,6 @@ class StoreSettings(Configurable):
         session; anyone who has it and the store can read them all.** Keep a copy
         elsewhere.
         Empty: `master.key` beside `state_dir`, unless another place of keys is set.
-        """,
-    ).tag(config=True)
-
-    master_key_variable = Unicode(
-        "",
-        help="""Name of an environment variable with such lines, instead of a file.
-
-        It is never made. The environment of a program of root is as secret as a file.
         """,
     ).tag(config=True)
 
@@ -386,12 +380,6 @@ class AgentSettings(StoreSettings, Application):
         """,
     ).tag(config=True)
 
-    log_level = Enum(
-        ["DEBUG", "INFO", "WARNING", "ERROR"],
-        "INFO",
-        help="The lowest level that is logged, to stderr.",
-    ).tag(config=True)
-
     dump_seconds = Seconds(
         1800.0,
         min=1.0,
@@ -480,6 +468,10 @@ class AgentSettings(StoreSettings, Application):
         Longer leaves more time to repair an agent in the middle of many suspends.
         """,
     ).tag(config=True)
+
+    @default("log_level")
+    def _default_log_level(self) -> int:
+        return logging.INFO
 
     @validate("state_dir")
     def _short_enough(self, proposal: dict[str, Any]) -> str:

@@ -167,7 +167,6 @@ def keys_of(settings: StoreSettings, state: Path) -> Wrapper:
     folder = settings.master_key_dir
     return load_keys(
         file=key_file(settings, state),
-        variable=settings.master_key_variable or None,
         folder=Path(folder) if folder else None,
         hook=settings.master_key_service or None,
     )
@@ -202,12 +201,8 @@ def key_file(settings: StoreSettings, state: Path) -> Path | None:
     """The file of the master keys; None where they are elsewhere."""
     if settings.master_key_file:
         return Path(settings.master_key_file)
-    elsewhere = (
-        settings.master_key_variable,
-        settings.master_key_dir,
-        settings.master_key_service,
-    )
-    return None if any(elsewhere) else state.with_name(KEY_FILE)
+    elsewhere = settings.master_key_dir or settings.master_key_service
+    return None if elsewhere else state.with_name(KEY_FILE)
 
 
 def make_key(file: Path | None, clock: Clock) -> None:

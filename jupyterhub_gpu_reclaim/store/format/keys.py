@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import stat
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -176,7 +176,6 @@ def _asked() -> Iterator[None]:
 def load_keys(
     *,
     file: Path | None = None,
-    variable: str | None = None,
     folder: Path | None = None,
     hook: str | None = None,
 ) -> Wrapper:
@@ -184,7 +183,6 @@ def load_keys(
 
     Args:
         file: a line ``name key`` for each, the newest last; must be closed to others.
-        variable: name of an environment variable with such lines.
         folder: a mounted Secret: a file for each key, its name the key's; the newest
             is the last by name.
         hook: ``package.module:Class`` of a key service.
@@ -192,16 +190,13 @@ def load_keys(
     Raises:
         StoreError: none or several are given, or what is there is no key.
     """
-    if sum(place is not None for place in (file, variable, folder, hook)) != 1:
+    if sum(place is not None for place in (file, folder, hook)) != 1:
         raise _unusable("its place must be named, and one place only")
     if hook is not None:
         return _hooked(hook)
-    if folder is not None:
-        return KeyRing(_of_folder(folder))
     if file is not None:
         return KeyRing(_of_lines(_read_closed(file), str(file)))
-    text = os.environ.get(variable or "", "")
-    return KeyRing(_of_lines(text, f"the variable {variable}"))
+    return KeyRing(_of_folder(cast("Path", folder)))
 
 
 def make_key_file(path: Path, name: str) -> None:
