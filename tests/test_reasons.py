@@ -104,3 +104,9 @@ def test_sentence_can_be_said(reason: Reason) -> None:
     told = reason.sentence(**facts)
     assert "{" not in told
     assert reason.sentence()  # without any it still says what is known
+
+
+def test_every_reason_is_said_somewhere() -> None:
+    trees = [ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")]
+    said_somewhere = {reason_of(node) for tree in trees for node in ast.walk(tree)}
+    assert set(Reason) <= said_somewhere

@@ -30,7 +30,7 @@ class Reason(Enum):
 
     @classmethod
     def of(cls, code: str) -> Reason:
-        """The member with that code; ``INTERNAL`` for a code of a newer release."""
+        """The member with that code; ``INTERNAL`` for a code of another release."""
         found = cls._value2member_map_.get(code)
         return found if isinstance(found, Reason) else cls.INTERNAL
 
@@ -279,16 +279,6 @@ class Reason(Enum):
         "Its last nap lasted {lasted}: what woke it was not a person using it.",
         "Nothing to do. If a panel or a dashboard wakes it, close that.",
         True,
-    )
-    REQUESTED = (
-        "requested",
-        "Requested by {by}.",
-        "Nothing to do.",
-    )
-    CALLED_OFF = (
-        "called_off",
-        "Called off: {why}.",
-        "Nothing to do.",
     )
 
     # --- preflight: what cannot be suspended ------------------------------------

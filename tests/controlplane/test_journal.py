@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
@@ -18,6 +19,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Phase,
     SessionKey,
 )
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema, store_word
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import PRUNED_LINES, Journal
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
@@ -103,6 +105,18 @@ def test_journal_saved_rows_come_back_equal(saved):
     assert journal.checkpoint("ckpt-1") == CHECKPOINT
     assert journal.audit(KEY) == journal.audit() == [AUDIT]
     assert journal.session(SessionKey("nobody")) is None
+
+
+def test_journal_with_a_code_of_another_release_says_what_it_said(journal, tmp_path):
+    """Codes come and go; a row keeps its own code and sentence."""
+    old = Failure(code="called_off", message="Called off: ada is back.")
+    row = msgspec.structs.replace(ROW, failure=old)
+    journal.save(row)
+    other = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    assert other.session(KEY) == row
+    other.close()
+    assert Reason.of(old.code) is Reason.INTERNAL
+    assert codec.error_of(old).message == old.message
 
 
 def test_journal_same_key_is_replaced_and_due_ones_are_found(journal):
