@@ -82,13 +82,17 @@ class ReclaimMixin(SessionPlacement):
         7.0,
         help="""Days that a suspended session is kept after "start fresh".
 
-        Only for the sentence on the button; the service does the keeping.
+        Only for the sentence on the button; the service does the keeping. ``configure``
+        sets it; set it yourself where ``set_aside_days`` is in the service's own file.
         """,
     ).tag(config=True)
 
     reclaim_timeout = Float(
         10.0,
-        help="""Seconds to wait for an answer of the service to a quick question.""",
+        help="""Seconds to wait for an answer of the service to a quick question.
+
+        Longer where the service's machine is very busy: a start waits meanwhile.
+        """,
     ).tag(config=True)
 
     will_resume = Bool(

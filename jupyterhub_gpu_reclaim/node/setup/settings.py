@@ -385,7 +385,8 @@ class AgentSettings(StoreSettings, Application):
         min=1.0,
         help="""Seconds that saving a session's memory may take; it stands still then.
 
-        When the time is up the session goes on, and nothing is suspended.
+        When the time is up the session goes on, and nothing is suspended. Longer for
+        hundreds of gigabytes on a slow disk.
         """,
     ).tag(config=True)
 
@@ -428,12 +429,18 @@ class AgentSettings(StoreSettings, Application):
         help="""Seconds that the store has to make a checkpoint durable.
 
         Twice that for the whole of the commit, in which the session stands still; with
-        `commit_means = "remote"` the upload has to fit in.
+        `commit_means = "remote"` the upload has to fit in: longer where that is slow.
         """,
     ).tag(config=True)
 
     restore_seconds = Seconds(
-        1800.0, min=1.0, help="Seconds that bringing the memory back may take."
+        1800.0,
+        min=1.0,
+        help="""Seconds that bringing the memory back may take.
+
+        After that the restore has failed; the checkpoint is kept. Longer for hundreds
+        of gigabytes from a slow store.
+        """,
     ).tag(config=True)
 
     answer_seconds = Seconds(
@@ -441,7 +448,8 @@ class AgentSettings(StoreSettings, Application):
         min=1.0,
         help="""Seconds that a restored server has until it answers.
 
-        After that the restore has failed; the checkpoint is kept.
+        After that the restore has failed; the checkpoint is kept. Longer where a home
+        folder is slow.
         """,
     ).tag(config=True)
 

@@ -25,8 +25,8 @@ class Options(Configurable):
 
     config_file = Unicode(
         "",
-        help="A Python configuration file (`c.ReclaimService.grace = 600`). Empty:"
-        " none.",
+        help="A Python configuration file (`c.ReclaimService.grace = 600`), for what is"
+        " to be read by root alone: all else goes into `configure(c, …)`. Empty: none.",
     ).tag(config=True)
 
     placement = Enum(
@@ -60,7 +60,8 @@ class Options(Configurable):
     kubeconfig = Unicode(
         "",
         help="With `placement = kubernetes`: file that says how to reach the API"
-        " server. Empty: the account of the pod that the service runs in.",
+        " server, where the service runs outside of the cluster. Empty: the account of"
+        " the pod that it runs in.",
     ).tag(config=True)
 
     namespace = Unicode(
@@ -80,7 +81,8 @@ class Options(Configurable):
         8099,
         min=1,
         max=65535,
-        help="With `placement = kubernetes`: port of every agent.",
+        help="With `placement = kubernetes`: port of every agent. Another one where"
+        " `AgentApp.listen` has another one there.",
     ).tag(config=True)
 
     agent_tls_name = Unicode(
@@ -140,7 +142,8 @@ class Options(Configurable):
     journal_url = Unicode(
         "",
         help="SQLAlchemy URL of the journal, for example"
-        " `postgresql+psycopg://user@host/db`. Empty: SQLite in `state_dir`.",
+        " `postgresql+psycopg://user@host/db`, where another machine is to take over"
+        " from this one. Empty: SQLite in `state_dir`.",
     ).tag(config=True)
 
     journal_lease = Float(
@@ -168,7 +171,8 @@ class Options(Configurable):
         min=0.5,
         max=600,
         help="Seconds between two comparisons of journal, agent and Hub, even if"
-        " nothing was heard. One request to the Hub and one to the agent each.",
+        " nothing was heard. One request to the Hub and one to the agent each. Longer"
+        " spares a busy Hub; what was missed is then found later.",
     ).tag(config=True)
 
     warn_for = Float(
@@ -271,7 +275,8 @@ class Options(Configurable):
         _DEFAULTS.orphan_grace,
         min=5,
         help="Seconds for which a state that makes no sense (programs that the Hub"
-        " does not know of, say) must last before anything is ended for it.",
+        " does not know of, say) must last before anything is ended for it. Longer"
+        " where Hub or agent are away for longer at restarts.",
     ).tag(config=True)
 
     release_limit = Float(
@@ -279,14 +284,15 @@ class Options(Configurable):
         min=10,
         help="Seconds for which a captured session stays frozen while the Hub does not"
         " take the stop, or a server that belongs to it (``together``) is not saved."
-        " Then it is thawed and goes on running.",
+        " Then it is thawed and goes on running. Longer where the Hub is slow to stop"
+        " servers.",
     ).tag(config=True)
 
     operation_limit = Float(
         _DEFAULTS.operation_limit,
         min=60,
         help="Seconds that one whole suspend or resume may take. The agent limits"
-        " each of its steps besides.",
+        " each of its steps besides. Longer where saving the largest takes an hour.",
     ).tag(config=True)
 
     captures = Int(
@@ -390,7 +396,8 @@ class Options(Configurable):
     total_quota_gb = Float(
         0.0,
         min=0,
-        help="The same for all users together. 0: no limit.",
+        help="Gigabytes (10^9 bytes) that the checkpoints of all users together may"
+        " take in the store, as `user_quota_gb` of one. 0: no limit.",
     ).tag(config=True)
 
     retention_takes_suspended = Bool(
