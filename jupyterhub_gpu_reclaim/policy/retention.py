@@ -1,4 +1,4 @@
-"""Which checkpoints are kept no longer: by number, age and quota.
+"""Which checkpoints are kept no longer: by age and quota.
 
 Pure; ``controlplane/checkpoints/expiry.py`` carries it out at every tick. It only
 drops checkpoints that are not in use. Sizes are what each checkpoint has written, so if
@@ -37,7 +37,6 @@ class Kept(NamedTuple):
     bytes: int
     suspended: float  #: when, in seconds since the epoch
     use: Use
-    stamp: tuple[int, int] = (0, 0)  #: the higher one is the newer state
 
 
 class Dropped(NamedTuple):
@@ -51,7 +50,6 @@ class Dropped(NamedTuple):
 class Retention:
     """The administrator's limits; 0 is no limit."""
 
-    generations: int = 0  #: per session
     seconds: float = 0.0
     user_bytes: int = 0
     total_bytes: int = 0
@@ -67,7 +65,6 @@ def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped
     otherwise is exceeded.
     """
     plan = _Plan(kept, retention)
-    plan.by_number()
     plan.by_age(now)
     why = f"its user's quota of {text.size(retention.user_bytes)} is used up"
     for mine in plan.of_users():
@@ -113,19 +110,6 @@ class _Plan:
         for each in self.left():
             of[each.key.user].append(each)
         return [of[user] for user in sorted(of)]
-
-    def by_number(self) -> None:
-        """Keep the newest of each session."""
-        number = self._retention.generations
-        if not number:
-            return
-        of = defaultdict(list)
-        for each in self.left():
-            of[each.key].append(each)
-        for all_of_one in of.values():
-            all_of_one.sort(key=lambda each: each.stamp)
-            for each in all_of_one[:-number]:
-                self._drop(each, f"the newest {number} of a session are kept")
 
     def by_age(self, now: float) -> None:
         """Keep what is young."""

@@ -57,7 +57,7 @@ async def suspended_without_limits(world):
 
 
 async def test_quota_never_takes_what_is_suspended(world):
-    limited(world, total_bytes=1, user_bytes=1, seconds=0.01, generations=1)
+    limited(world, total_bytes=1, user_bytes=1, seconds=0.01)
     controller = await world.controller()
     await suspended(world, controller, KEY)
     await asyncio.sleep(0.3)

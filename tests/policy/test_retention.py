@@ -1,4 +1,4 @@
-"""What is kept no longer: by number, age and quota, the oldest first."""
+"""What is kept no longer: by age and quota, the oldest first."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +10,9 @@ NOW = 1_700_000_000.0
 DAY = 86400.0
 
 
-def kept(name, *, user="ada", size=100, age=1.0, use=Use.SPARE, server=""):
+def kept(name, *, user="ada", size=100, age=1.0, use=Use.SPARE):
     """One that was suspended ``age`` days ago."""
-    return Kept(name, SessionKey(user, server), size, NOW - age * DAY, use)
+    return Kept(name, SessionKey(user), size, NOW - age * DAY, use)
 
 
 def ids(*given_, **limits):
@@ -21,22 +21,6 @@ def ids(*given_, **limits):
 
 def test_no_limit_drops_nothing():
     assert ids(kept("a", size=10**12, age=10_000)) == []
-
-
-def test_generations_keep_the_newest_of_each_session():
-    found = ids(
-        kept("a1", age=3),
-        kept("a3", age=1),
-        kept("a2", age=2),
-        kept("other", server="lab", age=9),
-        generations=2,
-    )
-    assert found == ["a1"]
-
-
-def test_generations_keep_the_newest_whatever_the_clocks_said():
-    a1, a2 = kept("a1", age=1)._replace(stamp=(1, 7)), kept("a2", age=2)
-    assert ids(a1, a2._replace(stamp=(2, 1)), generations=1) == ["a1"]
 
 
 def test_age_drops_what_is_older_and_says_so():
@@ -84,7 +68,7 @@ def test_spare_ones_go_before_older_current_ones():
 
 def test_what_is_being_brought_back_is_never_dropped():
     mine = (kept("busy", age=99, use=Use.BUSY), kept("busy2", age=98, use=Use.BUSY))
-    limits = {"generations": 1, "seconds": 1.0, "user_bytes": 1, "total_bytes": 1}
+    limits = {"seconds": 1.0, "user_bytes": 1, "total_bytes": 1}
     assert ids(*mine, takes_current=True, **limits) == []
 
 
@@ -101,7 +85,6 @@ checkpoints = st.lists(
 )
 limits_ = st.builds(
     Retention,
-    generations=st.integers(0, 3),
     seconds=st.sampled_from([0.0, DAY, 50 * DAY]),
     user_bytes=st.sampled_from([0, 100, 2000]),
     total_bytes=st.sampled_from([0, 1, 3000]),

@@ -357,7 +357,7 @@ def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
     if row.info is not None:
         size, suspended = row.info.stored_bytes, row.info.created
     use = _use(row, session)
-    return Kept(row.id, row.key, size, suspended, use, row.stamp)
+    return Kept(row.id, row.key, size, suspended, use)
 
 
 def _use(row: CheckpointRow, session: SessionRow | None) -> Use:

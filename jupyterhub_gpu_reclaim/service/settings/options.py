@@ -370,13 +370,6 @@ class Options(Configurable):
         " those of a session that has 10,000 newer ones; they hold names of users.",
     ).tag(config=True)
 
-    keep_generations = Int(
-        0,
-        min=0,
-        help="How many checkpoints of one session are kept, the newest first; what"
-        " its users have put aside counts. 0: any number.",
-    ).tag(config=True)
-
     keep_days = Float(
         0.0,
         min=0,
@@ -440,7 +433,6 @@ class Options(Configurable):
     def retention(self) -> Retention:
         """The limits for ``policy/retention.py``."""
         return Retention(
-            generations=self.keep_generations,
             seconds=self.keep_days * _DAY,
             user_bytes=int(self.user_quota_gb * _GB),
             total_bytes=int(self.total_quota_gb * _GB),
