@@ -1,6 +1,7 @@
 """Captures and restores through the API: twice, at once, called off, refused."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def test_order_long_after_its_session_was_seen_idle_is_refused(
     body = {"checkpoint": "cp"} if order == "capture" else {}
     refused = agent.events(path, body | {"seen": time.time() + seen})[-1]
     assert (refused["status"], refused["code"]) == (409, "order_late")
-    assert "6 s after the session was seen idle" in refused["message"]
+    assert re.search(r"[6-9] s after the session was seen idle", refused["message"])
     assert agent.tree(counter)["state"] == "running"
     assert goes_on(counter)
 
