@@ -181,6 +181,12 @@ TABLE = [
     (row("resuming"), R, [tree("running")], ActionKind.RESTORED),
     (row("resuming"), S, [tree("running")], ActionKind.RESTORED),
     (row("resuming"), S, [tree("holding")], ActionKind.GIVE_UP),
+    (
+        row("resuming", placed=True),
+        P,
+        [tree("holding"), tree("running", "i2", "")],
+        ActionKind.GIVE_UP,
+    ),
     (row("resuming"), S, [], ActionKind.GIVE_UP),
     (row("resuming"), P, [], ActionKind.WAIT),
     (

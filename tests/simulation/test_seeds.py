@@ -59,6 +59,10 @@ FOUND = (
     *(7001000564, 7010000195, 7020000648, 7001000566, 7019000625, 7124000787),
     # Both databases put back: what runs on a silent node naps, and came back since.
     10410000278,
+    # A save that is committed just after the Hub was told to forget its session.
+    10900951058,
+    # Both databases put back beside a fresh session, as its agent did not answer.
+    10900400053,
     # A save point with something that cannot come back is all that is left.
     10400000263,
 )

@@ -56,6 +56,7 @@ RESUMING     restoring                   any          attach to the restore
                                          stopped
              holding, placed             spawning, —  restore
              holding, restore failed     any          restore failed (→ SUSPENDED)
+             holding, another one runs   any          the same
              holding, no GPU memory      spawning, —  restore, when it is its turn⁴
              running                     running,     restored (→ RUNNING)
                                          stopped
@@ -351,7 +352,8 @@ def _resuming(row: SessionRow, observed: Observed, *, waits: bool) -> Action:
     if tree.state is TreeState.HOLDING:
         failed = tree.failure is not None and tree.checkpoint == row.checkpoint
         again = waits and no_room(tree.failure)
-        if ended or (failed and not again):
+        beside = observed.running() is not None  # Hub and journal are both older
+        if ended or beside or (failed and not again):
             return Action(ActionKind.GIVE_UP, tree)
         return Action(ActionKind.RESTORE, tree) if row.placed else WAIT
     if tree.state is TreeState.RESTORING:
