@@ -189,6 +189,30 @@ def hanging(tmp_path):
     _until_closed(wake)
 
 
+def test_capture_that_is_called_off_breaks_the_pipe_of_a_sink_that_hangs(tmp_path):
+    """Else CRIU waits at it, and the tree stands still as long as the store hangs."""
+    answers = threading.Event()
+    sink = Hangs(answers)
+    server = CaptureServer(tmp_path, lambda name: sink)
+    server.start()
+    client = Client(tmp_path / CAPTURE_SOCKET)
+    read_end, write_end = os.pipe()
+    client.ask("a.img")
+    client.give(read_end)
+    with os.fdopen(os.dup(write_end), "wb") as pipe:
+        pipe.write(bytes(BLOCK))
+    assert sink.asked.wait(20)
+    server.fail(ReclaimError(Reason.CANCELLED))
+    with pytest.raises(BrokenPipeError):
+        os.write(write_end, b"y")
+    os.close(write_end)
+    client.close()
+    wake = server.fileno()
+    server.finish()
+    answers.set()
+    _until_closed(wake)
+
+
 def test_capture_that_is_called_off_does_not_wait_for_a_sink_that_hangs(hanging):
     server, client = hanging
     server.fail(ReclaimError(Reason.CANCELLED))

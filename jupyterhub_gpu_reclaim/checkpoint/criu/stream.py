@@ -148,6 +148,7 @@ class StreamServer:
         self._listener: socket.socket | None = None
         self._connection: socket.socket | None = None
         self._threads: list[threading.Thread] = []
+        self._pipes: set[int] = set()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._wake = -1
@@ -186,11 +187,19 @@ class StreamServer:
         return self._wake
 
     def fail(self, error: Exception) -> None:
-        """Keep the first error and cut CRIU off, so that it fails and cures."""
+        """Keep the first error and cut CRIU off, so that it fails and cures.
+
+        CRIU, which waits at a pipe, must not wait for a thread that waits for a store:
+        nobody has that pipe's other end any more.
+        """
+        self._ended.set()
         with self._lock:
             if self.failure is None:
                 self.failure = error
-        self._ended.set()
+            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            for pipe in self._pipes:
+                os.dup2(nothing, pipe, inheritable=False)
+            os.close(nothing)
         os.eventfd_write(self._wake, 1)
         # Shut down rather than closed: the thread that reads it closes it.
         for end in (self._connection, self._listener):
@@ -270,10 +279,14 @@ class StreamServer:
             except Exception as error:  # noqa: BLE001 - the caller raises it
                 self.fail(error)
             finally:
-                os.close(pipe)
+                with self._lock:
+                    self._pipes.remove(pipe)
+                    os.close(pipe)
 
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, BLOCK)
+        with self._lock:
+            self._pipes.add(pipe)
         thread = threading.Thread(target=run, name=f"criu-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
