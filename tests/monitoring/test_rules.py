@@ -37,9 +37,11 @@ RULES = {
 }
 DASHBOARD = json.loads((ROOT / "etc/grafana/dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-PROMTOOL = shutil.which(
-    "promtool", path=f"{ROOT / '.cache'}:/usr/local/bin:/usr/bin:/bin"
-)
+PROGRAMS = {
+    name: shutil.which(name, path=f"{ROOT / '.cache'}:/usr/local/bin:/usr/bin:/bin")
+    for name in ("promtool", "prometheus")
+}
+PROMTOOL = PROGRAMS["promtool"]
 needs_promtool = pytest.mark.skipif(
     PROMTOOL is None, reason="no promtool: run scripts/bootstrap test"
 )
