@@ -35,7 +35,7 @@ def read(file: Path) -> Rooms:
     rooms = Rooms(Counter(), Counter())
     # Ours: pytest has written it.
     for case in ElementTree.parse(file).iter("testcase"):
-        if case.find("skipped") is None:
+        if case.find("skipped") is None and case.find("error") is None:
             room = case.get("classname", "").split(".")[1]
             room = room if (TESTS / room).is_dir() else "others"
             rooms.tests[room] += 1
