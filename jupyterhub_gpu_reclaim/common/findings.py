@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Finding
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.common.reasons import Reason
+    from collections.abc import Iterable
+
+    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
 
 def finding(reason: Reason, *, fatal: bool = True, **facts: Any) -> Finding:
@@ -26,3 +29,20 @@ def refused(reason: Reason, path: bytes, why: str = "") -> RestoreFailed:
     """The error for a file that cannot be given back."""
     name = path.decode("utf-8", "backslashreplace")
     return RestoreFailed(reason, path=name, why=why)
+
+
+def refuse_fatal(found: Iterable[Finding], kind: type[ReclaimError]) -> None:
+    """Raise the first finding that is fatal.
+
+    Raises:
+        ReclaimError: of that kind, with the finding's reason and sentence.
+    """
+    fatal = [finding for finding in found if finding.fatal]
+    if not fatal:
+        return
+    first = fatal[0]
+    error = kind(Reason.of(first.code), retryable=first.retryable)
+    error.message = first.message
+    error.args = (first.message,)
+    error.detail = "; ".join(finding.message for finding in fatal[1:])
+    raise error

@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree import restore as returns
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, RestoreFailed
+from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.engine import tree as trees
@@ -99,14 +100,11 @@ def capture(
         RolledBack: CRIU could not, it would not come back, or time was up.
         StoreError: the store could not take it.
     """
-    for finding in findings(tree):
-        error = Refused(Reason.of(finding.code))
-        error.message = finding.message
-        raise error
+    refuse_fatal(findings(tree), Refused)
+    criu = binary.locate(binary.FOLDER)
     writer = store.begin(
         id=checkpoint, key=SessionKey(name), incarnation=name, generation=generation
     )
-    criu = binary.locate(binary.FOLDER)
     kept = KeptImages(lambda image: writer.file(IMAGES + image))
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -128,8 +126,10 @@ def capture(
             rehearse(criu, tree, dumped, folder=Path(folder), limit=limit)
         return writer.commit(frozen_seconds=result.seconds)
     except BaseException:
-        writer.abort()
-        thaw(tree)
+        try:
+            thaw(tree)  # first: a store that hangs must not keep it
+        finally:
+            writer.abort()
         raise
 
 

@@ -49,7 +49,7 @@ def start(
     Raises:
         Refused: ``launch_failed``: it cannot be given namespaces, or an init.
     """
-    return launch(["--chdir", cwd, "--", *command], env, holding=False)
+    return _launch(["--chdir", cwd, "--", *command], env, holding=False)
 
 
 def hold() -> Tree:
@@ -58,10 +58,10 @@ def hold() -> Tree:
     Raises:
         Refused: see :func:`start`.
     """
-    return launch([], None, holding=True)
+    return _launch([], None, holding=True)
 
 
-def launch(words: list[str], env: Mapping[str, str] | None, *, holding: bool) -> Tree:
+def _launch(words: list[str], env: Mapping[str, str] | None, *, holding: bool) -> Tree:
     """Run the launcher, and read what it reports."""
     incarnation = secrets.token_hex(8)
     said = command_line.InitArguments(incarnation, "", "", _REALM, holding)

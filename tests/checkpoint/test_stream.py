@@ -168,18 +168,25 @@ class Hangs(Kept):
         super().write(data)
 
 
+def served(folder, sink, data):
+    """A server, its client, and the end of a pipe out of which that has come."""
+    server = CaptureServer(folder, lambda name: sink)
+    server.start()
+    client = Client(folder / CAPTURE_SOCKET)
+    read_end, write_end = os.pipe()
+    client.ask("a.img")
+    client.give(read_end)
+    with os.fdopen(os.dup(write_end), "wb") as pipe:
+        pipe.write(data)
+    return server, client, write_end
+
+
 @pytest.fixture
 def hanging(tmp_path):
     """A server whose sink has something, and does not come to its end before it may."""
     answers = threading.Event()
     sink = Hangs(answers)
-    server = CaptureServer(tmp_path, lambda name: sink)
-    server.start()
-    client = Client(tmp_path / CAPTURE_SOCKET)
-    read_end, write_end = os.pipe()
-    client.ask("a.img")
-    client.give(read_end)
-    os.write(write_end, b"x")
+    server, client, write_end = served(tmp_path, sink, b"x")
     os.close(write_end)
     assert sink.asked.wait(20)
     yield server, client
@@ -193,14 +200,7 @@ def test_capture_that_is_called_off_breaks_the_pipe_of_a_sink_that_hangs(tmp_pat
     """Else CRIU waits at it, and the tree stands still as long as the store hangs."""
     answers = threading.Event()
     sink = Hangs(answers)
-    server = CaptureServer(tmp_path, lambda name: sink)
-    server.start()
-    client = Client(tmp_path / CAPTURE_SOCKET)
-    read_end, write_end = os.pipe()
-    client.ask("a.img")
-    client.give(read_end)
-    with os.fdopen(os.dup(write_end), "wb") as pipe:
-        pipe.write(bytes(BLOCK))
+    server, client, write_end = served(tmp_path, sink, bytes(BLOCK))
     assert sink.asked.wait(20)
     server.fail(ReclaimError(Reason.CANCELLED))
     with pytest.raises(BrokenPipeError):

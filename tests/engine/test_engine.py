@@ -14,6 +14,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 from tests.checkpoint.conftest import wait_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "engine.md"
@@ -167,3 +168,17 @@ def test_the_pages_example_works_as_it_stands(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(compile(code, str(PAGE), "exec"), {})
     assert capsys.readouterr().out.startswith("saved ")
+
+
+def test_tree_goes_on_though_what_was_written_cannot_be_removed(
+    tree, store, tmp_path, monkeypatch
+):
+    def hinders(*_args, **_more):
+        raise engine.StoreError(Reason.STORE_FAILED, why="it hangs")
+
+    monkeypatch.setattr(CheckpointWriter, "commit", hinders)
+    monkeypatch.setattr(CheckpointWriter, "abort", hinders)
+    with pytest.raises(engine.StoreError):
+        engine.capture(tree, store, "first")
+    at = counted(tmp_path)[0]
+    wait_for(lambda: counted(tmp_path)[0] > at + 10)

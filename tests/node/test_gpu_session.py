@@ -89,12 +89,12 @@ def test_agent_killed_while_memory_moves_back_lets_no_program_run_without_it(
     assert holders(session) == 1
 
 
-EXTRA = pytest.mark.long
+LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
     "step",
-    ["gpu", pytest.param("dump", marks=EXTRA), pytest.param("commit", marks=EXTRA)],
+    ["gpu", pytest.param("dump", marks=LONG), pytest.param("commit", marks=LONG)],
 )
 def test_agent_killed_in_a_capture_the_next_one_fills_the_card(agent, start, step):
     # A child that just gives up its devices may end with the agent (linux/ptrace).

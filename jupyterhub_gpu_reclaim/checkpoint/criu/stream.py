@@ -192,20 +192,21 @@ class StreamServer:
         CRIU, which waits at a pipe, must not wait for a thread that waits for a store:
         nobody has that pipe's other end any more.
         """
-        self._ended.set()
         with self._lock:
             if self.failure is None:
                 self.failure = error
-            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            for pipe in self._pipes:
-                os.dup2(nothing, pipe, inheritable=False)
-            os.close(nothing)
+        self._ended.set()
         os.eventfd_write(self._wake, 1)
         # Shut down rather than closed: the thread that reads it closes it.
         for end in (self._connection, self._listener):
             if end is not None:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            for pipe in self._pipes:
+                os.dup2(nothing, pipe, inheritable=False)
+            os.close(nothing)
 
     def finish(self, look: Callable[[], None] = lambda: None) -> None:
         """Wait for what CRIU, which has ended, has sent; close everything.

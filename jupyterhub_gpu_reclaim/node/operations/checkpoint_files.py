@@ -16,10 +16,6 @@ from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from jupyterhub_gpu_reclaim.common.errors import ReclaimError
-    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
     from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader
 
@@ -64,20 +60,3 @@ class CheckpointContents:
             session.init_pid,
             session.init_start,
         )
-
-
-def refuse_fatal(found: Iterable[Finding], kind: type[ReclaimError]) -> None:
-    """Raise the first finding that is fatal.
-
-    Raises:
-        ReclaimError: of that kind, with the finding's reason and sentence.
-    """
-    fatal = [finding for finding in found if finding.fatal]
-    if not fatal:
-        return
-    first = fatal[0]
-    error = kind(Reason.of(first.code), retryable=first.retryable)
-    error.message = first.message
-    error.args = (first.message,)
-    error.detail = "; ".join(finding.message for finding in fatal[1:])
-    raise error

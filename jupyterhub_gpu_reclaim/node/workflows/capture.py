@@ -37,7 +37,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     RolledBack,
 )
-from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.findings import finding, refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event, Finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
@@ -288,7 +288,7 @@ class Capture:
                 raise Refused(Reason.NO_TREE)
             server = snapshot.server.pid
             look = await self._thread("preflight", lambda: self._examine(snapshot))
-            checkpoint_files.refuse_fatal(look.found, Refused)
+            refuse_fatal(look.found, Refused)
             try:
                 login = await self._thread("preflight", lambda: read_login(server))
             except OSError as error:
@@ -432,7 +432,7 @@ class Capture:
         """Refuse more ports than may be kept, of which no list may have told before."""
         count = len(filesystem.ports_here(files_img, world))
         found = self._tools.ports.findings(self._session.key.user, count)
-        checkpoint_files.refuse_fatal(found, RolledBack)
+        refuse_fatal(found, RolledBack)
 
     def _rehearsal(
         self, dumped: Dumped

@@ -39,13 +39,13 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import (
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
+from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.engine.images import CheckpointImages
 from jupyterhub_gpu_reclaim.linux import sock_diag
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
     FILES,
     CheckpointContents,
-    refuse_fatal,
 )
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory, Need
 from jupyterhub_gpu_reclaim.node.sessions.placements import Session

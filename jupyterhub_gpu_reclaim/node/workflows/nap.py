@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey, held_by
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBack
+from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import cgroups, processes
@@ -26,7 +27,6 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.nap import inputs
 from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
 from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import refuse_fatal
 from jupyterhub_gpu_reclaim.node.operations.gpu import ROOM_PAUSE, no_room
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (

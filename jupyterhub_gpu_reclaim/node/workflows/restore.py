@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     RestoreFailed,
 )
-from jupyterhub_gpu_reclaim.common.findings import finding
+from jupyterhub_gpu_reclaim.common.findings import finding, refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
@@ -223,7 +223,7 @@ class Restore:
         lost, anew = await self._thread(
             "check", lambda: without_lost(self._session, there, anew)
         )
-        checkpoint_files.refuse_fatal([*found, *lost], RestoreFailed)
+        refuse_fatal([*found, *lost], RestoreFailed)
         await self._thread("check", lambda: self._promise(there))
         return there, fit._replace(images={**anew, **fit.images})
 
@@ -531,7 +531,7 @@ class Restore:
         """Tell who bound a name between our holder's end and CRIU's turn."""
         init_pid = self._session.init_pid
         found = abstract_names.check_free(init_pid, self._taken, uid=self._uid)
-        checkpoint_files.refuse_fatal(found, RestoreFailed)
+        refuse_fatal(found, RestoreFailed)
 
     def _give_ports_back(self) -> None:
         """The session holds its ports itself now; one held too long is harmless."""
