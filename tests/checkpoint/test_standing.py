@@ -80,7 +80,7 @@ def saved(world, engine):
 
 
 def go_on(process) -> None:
-    """As its user may do it behind a dump; its reads fail in repair mode (freeze.py)."""
+    """As its user may; reads would fail in repair mode (``freeze.py``)."""
     leave_repair(process)
     processes.send(process, signal.SIGCONT)
 
