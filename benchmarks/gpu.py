@@ -8,9 +8,8 @@ take: the driver's call and CRIU with its images thrown away. "ours" is what the
 does: its helper for the driver, its engine, its store (encrypted, authenticated,
 committed), also in memory; "again" is its next generation, of the session as it came
 back, unchanged. "agent" is what a user gets, by orders to a real agent: with its check,
-its connections and archives, and the release; with ``--rehearse always never`` there
-are two of it in its place, one with each setting. All save the same PyTorch process;
-each that comes back is asked for a digest of its tensors.
+its connections and archives, and the release. All save the same PyTorch process; each
+that comes back is asked for a digest of its tensors.
 
 Kinds: random floats, zeros, and a "model": a transformer with AdamW, trained for some
 steps on the text of Python's own library; its weights and the optimizer's state are
@@ -264,9 +263,8 @@ class Bench:
             return tree.Stock(self._criu, folder)
         if way == "nowhere":
             return Nowhere(self._criu, folder)
-        if way in ("agent", *tree.REHEARSE):
-            rehearse = way if way in tree.REHEARSE else ""
-            return tree.ByAgent(self._folder, folder, rehearse)
+        if way == "agent":
+            return tree.ByAgent(self._folder, folder)
         return tree.Ours(self._criu, folder, tree.open_store(folder, self._pool))
 
     def table(self, args: argparse.Namespace) -> None:
@@ -310,14 +308,11 @@ def main() -> None:
     words.add_argument("--gb", type=float, nargs="*", default=[1])
     words.add_argument("--kinds", nargs="+", default=["random", "zeros"])
     words.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    words.add_argument("--rehearse", nargs="+", choices=tree.REHEARSE, default=[])
     words.add_argument("--runs", type=int, default=1)
     words.add_argument("--again", action="store_true", help="a second generation, too")
     words.add_argument("--tmpfs", type=Path, default=tree.WHERE["tmpfs"])
     words.add_argument("--criu", type=Path, default=tree.ROOT / ".cache" / "criu")
     args = words.parse_args()
-    if args.rehearse:
-        args.ways = [w for w in args.ways if w != "agent"] + args.rehearse
     driver = Driver()
     if not driver.present():
         sys.exit("there is no GPU here, or its driver is older than 570")

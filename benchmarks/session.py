@@ -84,8 +84,6 @@ ROOT = Path(__file__).resolve().parents[1]
 INIT = ROOT / "jupyterhub_gpu_reclaim" / "session_init" / "session_init.py"
 WHERE = {"tmpfs": Path("/dev/shm"), "disk": ROOT / ".cache"}
 LIMIT = 600.0
-#: The agent's setting, whether a return is rehearsed before the session is ended.
-REHEARSE = ("always", "never")
 #: CRIU's own processes start above, so that they sit on no pid of the session.
 HELPERS = 20_000
 #: Stock CRIU: as ours, but into files, and with the little it says otherwise.
@@ -422,13 +420,11 @@ class ByAgent(Method):
     Args:
         criu: folder of the private CRIU.
         folder: where the session is saved.
-        rehearse: the agent's setting; empty: its own default.
     """
 
-    def __init__(self, criu: Path, folder: Path, rehearse: str = "") -> None:
+    def __init__(self, criu: Path, folder: Path) -> None:
         self._state = Path(tempfile.mkdtemp(prefix="agent-", dir="/tmp"))
-        options = [f"--AgentApp.rehearse={rehearse}"] if rehearse else []
-        self._agent = Agent(self._state, criu, folder / "store", options)
+        self._agent = Agent(self._state, criu, folder / "store")
         #: The last orders.
         self.saved = self.resumed = Order(iter(()))
 
@@ -562,7 +558,6 @@ def main() -> None:
     words.add_argument("--on", nargs="+", choices=WHERE, default=list(WHERE))
     words.add_argument("--tmpfs", type=Path, default=WHERE["tmpfs"])
     words.add_argument("--engine", action="store_true", help="also without a store")
-    words.add_argument("--rehearse", nargs="+", choices=REHEARSE, default=[])
     words.add_argument("--criu", type=Path, default=ROOT / ".cache" / "criu")
     args = words.parse_args()
     criu = criu_module.locate(args.criu)
@@ -574,10 +569,6 @@ def main() -> None:
         "ours": lambda folder: Ours(criu, folder, open_store(folder, pool)),
         "agent": lambda folder: ByAgent(args.criu, folder),
     }
-    if args.rehearse:
-        del methods["agent"]
-    for word in args.rehearse:
-        methods[word] = lambda folder, word=word: ByAgent(args.criu, folder, word)
     if args.engine:
         methods["engine"] = lambda folder: Ours(criu, folder, None)
     version = ".".join(map(str, criu.version()))

@@ -14,8 +14,7 @@ with more workers is what limits them; "sys" tells what of it is the kernel's. P
   made before (fallocate); "one folder": where all of them write, as packs stand, while
   the others have a folder each;
 * read: sealed blocks out of files that were just written, and opened;
-* writer: all of it but the pipe; "no files": its backend forgets; "no look": does not
-  read back;
+* writer: all of it but the pipe;
 * capture: all of it, with the pipe, the repository and its commit.
 
 GB/s of plain bytes, all workers together; user and sys: CPU seconds for a GB, with the
@@ -212,27 +211,7 @@ def read(job: Job) -> Callable[[], None]:
     return run
 
 
-class Forgets(FolderBackend):
-    """A folder whose packs take no room."""
-
-    def create(self, name: str) -> Forgets:
-        del name
-        return self
-
-    def write(self, data: object) -> None:
-        """Nothing stays."""
-
-    def read_back(self, offset: int, buffer: memoryview) -> None:
-        """Nothing to read."""
-
-    def finish(self) -> None:
-        """Nothing to sync."""
-
-    def abandon(self) -> None:
-        """Nothing is held."""
-
-
-def one_writer(job: Job, *, keep: bool = True, look: bool = True) -> Callable[[], None]:
+def one_writer(job: Job) -> Callable[[], None]:
     origin = Origin(id="x", key=SessionKey("u"), generation=1, data_key=KEY)
     recipe = Recipe(
         origin=origin,
@@ -240,12 +219,12 @@ def one_writer(job: Job, *, keep: bool = True, look: bool = True) -> Callable[[]
         chunk_bytes=4096,
         pack_bytes=PACK_BYTES,
         compression=compression.Compression.LZ4,
-        read_back=look and keep,
     )
-    backend = (FolderBackend if keep else Forgets)(job.shared)
-    made = PackWriter(
-        backend, recipe, job.number, None, np.zeros(pack_writer.COUNTERS, np.int64)
+    backend, counters = (
+        FolderBackend(job.shared),
+        np.zeros(pack_writer.COUNTERS, np.int64),
     )
+    made = PackWriter(backend, recipe, job.number, None, counters)
 
     def run() -> None:
         for turn, slot in enumerate(job.each()):
@@ -383,9 +362,7 @@ def pipe(data: memoryview, workers: int, mib: int) -> Found:
     )
 
 
-def capture(
-    data: memoryview, workers: int, mib: int, where: Path, *, look: bool
-) -> Found:
+def capture(data: memoryview, workers: int, mib: int, where: Path) -> Found:
     """All of it: the pipe, the workers, the commit."""
     folder = Path(tempfile.mkdtemp(prefix="profile-", dir=where))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -398,7 +375,6 @@ def capture(
             clock=SystemClock(),
             keys=KeyRing({"benchmark": KEY}),
             pool=made,
-            read_back=look,
         )
         writer = store.begin(id="c", key=SessionKey("u"), incarnation="i", generation=1)
         reading, writing = os.pipe()
@@ -439,8 +415,6 @@ PARTS: dict[str, Part] = {
     "read": read,
     "writer": one_writer,
     "writer, huge": partial(huge, part=one_writer),
-    "writer, no look": partial(one_writer, look=False),
-    "writer, no files": partial(one_writer, keep=False),
 }
 
 
@@ -480,8 +454,7 @@ def table(name: str, wanted: list[str]) -> None:
         elif part == "pipe":
             row(part, lambda n: pipe(data, n, mib))
         else:
-            look = part == "capture"
-            row(part, lambda n, k=look: capture(data, n, mib, on, look=k))
+            row(part, lambda n: capture(data, n, mib, on))
 
 
 def main() -> None:
@@ -489,7 +462,7 @@ def main() -> None:
         f"{len(os.sched_getaffinity(0))} cores, {ARGS.mib} MiB a worker, in {ARGS.on}"
     )
     for name in ARGS.data:
-        table(name, ARGS.parts or [*PARTS, "pipe", "capture", "capture, no look"])
+        table(name, ARGS.parts or [*PARTS, "pipe", "capture"])
 
 
 def arguments() -> argparse.Namespace:

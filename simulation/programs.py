@@ -357,7 +357,6 @@ def agent_node(
             memory=HostMemory(),
             store_room=StoreRoom(repository.free_bytes),
             ports=ports,
-            rehearses=kernel.rehearses,
         ),
         releases=releases,
         recovery=Recovery(

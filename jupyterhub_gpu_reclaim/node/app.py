@@ -27,7 +27,6 @@ from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.linux.allocator import limit_arenas
-from jupyterhub_gpu_reclaim.linux.huge_pages import RaisedPages, put_back
 from jupyterhub_gpu_reclaim.node import cgroup_escape, watchdog
 from jupyterhub_gpu_reclaim.node.http.listener import (
     CannotStartError,
@@ -77,8 +76,11 @@ _log = logging.getLogger(__name__)
 _THREADS = 256
 #: Heaps that they share; Python lets few of them allocate at the same time.
 _ARENAS = 4
-#: Seconds for closing everything, once nothing is under way. With stop_seconds it stays
-#: below what systemd's unit (120) and the DaemonSet (180) give the agent.
+#: Seconds that the agent waits at its own end for what is under way: captures are
+#: called off, restores finished. What is left then is settled at the next start.
+STOP_SECONDS = 60.0
+#: Seconds for closing everything then. With STOP_SECONDS it stays below what systemd's
+#: unit (120) and the DaemonSet (180) give the agent.
 _CLOSE_SECONDS = 10.0
 
 
@@ -110,7 +112,7 @@ class AgentApp(AgentSettings):
             with contextlib.suppress(Refused):  # recovery insists
                 ports.settle()  # first of all: nothing else keeps others off them now
             store = await asyncio.to_thread(open_store, self, clock, state=state)
-            accelerator = self._accelerator(state)
+            accelerator = self._accelerator()
             client = jupyter_api.make_client()
             operations = Operations()
             sampler = Sampler(clock, accelerator.cards)
@@ -143,7 +145,7 @@ class AgentApp(AgentSettings):
                 wakers.close()
                 if checks is not None:
                     checks.close()
-                late = await operations.finish(self.stop_seconds)
+                late = await operations.finish(STOP_SECONDS)
                 for incarnation in late:
                     _log.warning(
                         "- unfinished, the next start settles it: %s", incarnation
@@ -188,16 +190,13 @@ class AgentApp(AgentSettings):
         """Reads what this machine's cards do; the demo reads simulated ones."""
         return Nvml()
 
-    def _accelerator(self, state: Path) -> Accelerator:
+    def _accelerator(self) -> Accelerator:
         limits = self.limits()
-        memo = state / watchdog.HUGE_PAGES
-        put_back(memo)
         return Accelerator(
             Driver(),
             self.nvml(),
             lock_seconds=limits.gpu_lock,
             seconds=limits.dump,
-            pages=RaisedPages(memo) if self.raise_huge_pages else None,
             reserve=self.wake_reserve_bytes,
         )
 
@@ -245,7 +244,6 @@ class AgentApp(AgentSettings):
                 store_room=StoreRoom(store.free_bytes),
                 ports=ports,
                 trusted_capabilities=tuple(self.trusted_capabilities),
-                rehearses=self.rehearse == "always",
             ),
             releases=releases,
             recovery=Recovery(

@@ -37,7 +37,6 @@ WAITS = "watchdog.lock"
 LOG = "watchdog.log"
 _LOG_BYTES = 1 << 20
 RECORDS = "records"
-HUGE_PAGES = "huge-pages"
 #: An agent that has held its lock for so long has settled what was left to settle.
 _SETTLED_SECONDS = 60.0
 _PAUSE = 1.0

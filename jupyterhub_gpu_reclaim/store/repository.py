@@ -72,8 +72,6 @@ class Repository:
         pack_bytes: size of the objects that hold the blocks.
         chunk_bytes: size of the chunks of a session's first generation.
         compression: of blocks that shrink.
-        read_back: whether every pack is read and opened before the commit. Without it
-            a disk that writes wrongly is found out at the restore only.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class Repository:
         pack_bytes: int = PACK_BYTES,
         chunk_bytes: int = CHUNK_BYTES,
         compression: str = Compression.LZ4,
-        read_back: bool = True,
     ) -> None:
         self._backend = backend
         self._clock = clock
@@ -111,9 +108,7 @@ class Repository:
             clock=clock,
             keys=keys,
             pool=pool,
-            options=WriteOptions(
-                pack_bytes, chunk_bytes, Compression(compression), read_back
-            ),
+            options=WriteOptions(pack_bytes, chunk_bytes, Compression(compression)),
             active=self._active,
         )
 

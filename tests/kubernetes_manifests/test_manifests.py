@@ -16,7 +16,7 @@ import yaml
 from kubespawner import KubeSpawner
 
 from jupyterhub_gpu_reclaim.linux.capabilities import NEEDED
-from jupyterhub_gpu_reclaim.node.app import AgentApp
+from jupyterhub_gpu_reclaim.node.app import STOP_SECONDS, AgentApp
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_SELECTOR
@@ -176,7 +176,7 @@ def test_the_agent_takes_its_arguments(components):
     used += [app.master_key_dir, app.store_options_file or app.store_url]
     for path in used:
         assert any(Path(path).is_relative_to(mount) for mount in mounts), path
-    assert pod()["terminationGracePeriodSeconds"] > 2 * app.stop_seconds
+    assert pod()["terminationGracePeriodSeconds"] > 2 * STOP_SECONDS
     environment = {variable["name"] for variable in spec["env"]}
     assert ("NVIDIA_VISIBLE_DEVICES" in environment) == (
         "runtimeClassName" in pod(*components)

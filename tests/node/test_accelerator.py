@@ -1,6 +1,5 @@
 """GPUs of a session: which cards it may come back on, and when there is no room."""
 
-import contextlib
 import fcntl
 import os
 import signal
@@ -452,38 +451,6 @@ def test_a_machine_with_a_card_is_told_of_huge_pages_that_it_does_not_use():
     assert [one.code for one in found] == expected
     assert not any(one.fatal for one in found)
     assert list(make(gpu.AbsentDriver()).node_findings()) == []
-
-
-def test_huge_pages_are_raised_while_memory_moves_and_only_then(sleeper):
-    (process,) = sleeper.processes
-    raised = threading.Event()
-    seen = []
-
-    class Pages:
-        @contextlib.contextmanager
-        def held(self):
-            raised.set()
-            yield
-            raised.clear()
-
-    class Looking(gpu.WellDriver):
-        def checkpoint(self, pid, *, seconds):
-            seen.append(raised.is_set())
-            super().checkpoint(pid, seconds=seconds)
-
-        def restore(self, pid, *, seconds, moves=()):
-            seen.append(raised.is_set())
-            super().restore(pid, seconds=seconds, moves=moves)
-
-    accelerator = make(Looking(process.pid), pid=process.pid, pages=Pages())
-    assert list(accelerator.node_findings()) == []  # there is nothing to be changed
-    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
-    described = accelerator.describe(survey)
-    accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
-    assert not raised.is_set()
-    accelerator.fill(described, NO_LIMIT, sleeper)
-    assert not raised.is_set()
-    assert seen == [True, True]
 
 
 def test_findings_name_a_divided_card_and_a_stopped_process(sleeper):

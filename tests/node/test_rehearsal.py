@@ -73,17 +73,6 @@ def test_session_that_comes_back_is_rehearsed_beside_the_rest(agent, counter, pl
     assert goes_on(place)
 
 
-def test_agent_that_does_not_rehearse_finds_out_too_late(folder, agent, holder, places):
-    agent.kill()
-    agent.start("--AgentApp.rehearse=never")
-    events = agent.capture(holder, "blind")
-    assert events[-1].get("checkpoint"), events
-    assert "rehearsal" not in {step["step"] for step in steps_of(events)}
-    assert release(agent, holder, "blind") == 200
-    failure = agent.restore(places("hold"), "blind")[-1]["failure"]
-    assert failure["code"] == "file_denied"
-
-
 #: So many processes that they take a while to be made again.
 MANY = """
 import os, sys, time

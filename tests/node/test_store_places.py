@@ -97,7 +97,7 @@ def test_session_is_saved_and_comes_back_while_the_store_is_away(
     tiers = {"store_local_dir": str(folder / "node"), "commit_means": "local"}
     nowhere = {**s3.options, "endpoint": "http://127.0.0.1:1"}
     configured(**tiers)  # it was there once
-    agent = configured(**tiers, store_options=nowhere, store_patience_seconds=1.0)
+    agent = configured(**tiers, store_options=nowhere)
     captured = agent.capture(counter, "cp-1")
     assert captured[-1]["checkpoint"]["id"] == "cp-1", captured[-1]
     agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp-1"})

@@ -27,7 +27,7 @@ def opened(tmp_path):
     stores = []
 
     def open_it(*, begin=True, **settings):
-        given = {"store_url": str(tmp_path / "store"), "store_workers": 0, **settings}
+        given = {"store_url": str(tmp_path / "store"), **settings}
         state = tmp_path / "agent"
         state.mkdir(exist_ok=True)
         stores.append(open_store(AgentSettings(**given), ManualClock(), state=state))
@@ -141,10 +141,7 @@ def test_settings_that_make_no_sense_are_refused_in_words(
         ("store_local_dir", "s3://bucket"),
         ("commit_means", "maybe"),
         ("compression", "rar"),
-        ("store_workers", -1),
-        ("store_workers", 1000),
         ("store_local_gb", -1.0),
-        ("store_patience_seconds", 0.0),
     ],
 )
 def test_value_that_makes_no_sense_is_refused_when_it_is_set(name, value):
@@ -168,16 +165,8 @@ def test_two_tiers_upload_in_the_background_and_keep_to_the_quota(opened, tmp_pa
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", "none"])
 def test_compression_is_what_is_said(opened, compression):
-    info = save(opened(compression=compression, store_read_back=False))
+    info = save(opened(compression=compression))
     assert (info.stored_bytes > 70_000) == (compression == "none")
-
-
-def test_workers_are_processes_of_their_own_and_end_with_the_store(opened):
-    store = opened(store_workers=1)
-    assert store.pool.size == 1
-    save(store)
-    store.close()
-    assert opened(store_workers=0).pool is None
 
 
 def test_what_is_sent_over_a_network_is_compressed_all_the_same(opened, tmp_path):

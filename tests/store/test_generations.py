@@ -477,15 +477,6 @@ def test_block_is_opened_once_however_often_it_is_referenced(backend, store):
     assert len(PLAIN) <= bytes_read < 1.5 * len(PLAIN)
 
 
-def test_store_that_is_told_not_to_read_back_does_not(backend, clock):
-    """As the setting says, damage is found out at the restore then."""
-    store = Repository(backend, clock=clock, keys=KEYS, read_back=False)
-    save(store, 1)
-    turn_bit(backend, first_pack(backend), 1000)
-    assert save(store, 2).stored_bytes < 100_000
-    assert store.verify("c2")
-
-
 def test_damage_of_an_older_origin_is_found_generations_later(backend, store):
     for number in range(1, 4):
         save(store, number)

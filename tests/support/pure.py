@@ -34,7 +34,7 @@ FILES: Final = {
     " preemption reclaimed reconciler store_word streams suspensions workqueue",
     "hub": "cullers docker_container docker_spawner hub_config tljh_plugin",
     "kube": "agents pod watched",
-    "node": "again card_room docker_placements ended huge_pages listening messages"
+    "node": "again card_room docker_placements ended listening messages"
     " operations outcomes placements pods records requirements rights",
     "sampling": "kernel_windows nvml window",
     "service": "cards commands_refused settings table",

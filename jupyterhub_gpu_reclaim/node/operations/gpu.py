@@ -11,7 +11,6 @@ import logging
 import signal
 import time
 from collections import Counter
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
@@ -35,14 +34,12 @@ from jupyterhub_gpu_reclaim.node.requirements import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
     from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
     from jupyterhub_gpu_reclaim.common.models import Finding, Shortage
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
-    from jupyterhub_gpu_reclaim.linux.huge_pages import RaisedPages
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
     from jupyterhub_gpu_reclaim.sampling.gpu import CardSource, CardUse, ProcessUse
@@ -72,7 +69,6 @@ class Accelerator:
         room_seconds: that memory which others use is waited for.
         look_seconds: that the cards have to answer in.
         visible: tells which cards a process's container has; None for all of them.
-        pages: raises the machine's huge pages while memory moves; None: they stay.
         reserve: bytes that a wake leaves free on a card on which others run.
     """
 
@@ -86,7 +82,6 @@ class Accelerator:
         room_seconds: float = _ROOM_SECONDS,
         look_seconds: float = _LOOK_SECONDS,
         visible: Callable[[int], Collection[str] | None] = visible_to,
-        pages: RaisedPages | None = None,
         reserve: int = 0,
     ) -> None:
         self._driver = driver
@@ -97,7 +92,6 @@ class Accelerator:
         self.room_seconds = room_seconds
         self._look_seconds = look_seconds
         self._visible = visible
-        self._pages = pages
         self._room = CardRoom(reserve)
 
     @property
@@ -115,9 +109,7 @@ class Accelerator:
         It starts the driver's helper, so that the first session need not wait for it.
         """
         setting = huge_pages.setting()
-        if setting in ("", "always") or not self._driver.present():
-            return
-        if self._pages is None:
+        if setting not in ("", "always") and self._driver.present():
             yield finding(Reason.GPU_SMALL_PAGES, fatal=False, setting=setting)
 
     def survey(self, snapshot: Snapshot) -> Survey:
@@ -212,15 +204,14 @@ class Accelerator:
         shells = _shells(look(), users)
         for shell in shells:
             processes.send(shell, signal.SIGSTOP)
-        with self._moving():
-            cuda.empty(
-                self._driver,
-                users,
-                lock_seconds=self._lock_seconds,
-                seconds=self._seconds,
-                settle=settle,
-                cancel=cancel,
-            )
+        cuda.empty(
+            self._driver,
+            users,
+            lock_seconds=self._lock_seconds,
+            seconds=self._seconds,
+            settle=settle,
+            cancel=cancel,
+        )
         self.refuse_holders(look())
 
     def without_memory(self, survey: Survey) -> list[Process]:
@@ -395,19 +386,15 @@ class Accelerator:
         try:
             if claim is None:
                 self._await_room(self._needed(gpus, snapshot, moves), mine, cancel)
-            with self._moving():
-                cuda.fill(
-                    self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
-                )
+            cuda.fill(
+                self._driver, users, seconds=self._seconds, moves=move_pairs(moves)
+            )
         finally:
             self._room.release(mine)
         if not cgroups.restore_memory_limit(limit):
             _log.warning(
                 "- memory limit %s stays off: more than that is in use", limit.file
             )
-
-    def _moving(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._pages is None else self._pages.held()
 
     def close(self) -> None:
         """End what was started."""

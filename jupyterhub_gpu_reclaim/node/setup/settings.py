@@ -75,16 +75,6 @@ class StoreSettings(Configurable):
         """,
     ).tag(config=True)
 
-    store_patience_seconds = Seconds(
-        60.0,
-        min=1.0,
-        help="""Seconds for which a request to an object store is repeated.
-
-        A whole call may take twice that. Longer sits out longer outages, while a
-        session that is being suspended stands still.
-        """,
-    ).tag(config=True)
-
     store_local_dir = Unicode(
         "",
         help="""Folder of this machine that takes suspended sessions first. Empty: none.
@@ -197,28 +187,6 @@ class StoreSettings(Configurable):
         fast disk busy. `zstd` makes it smaller by about a third at several times the
         cost: for slow or expensive storage. `none` only leaves out zeros. What cannot
         be compressed is found out cheaply in any case.
-        """,
-    ).tag(config=True)
-
-    store_workers = Integer(
-        None,
-        min=0,
-        max=64,
-        allow_none=True,
-        help="""Processes that compress and encrypt for one suspend or resume.
-
-        None: one for each core, at most 16. Fewer leave more of the machine to other
-        sessions, and a session stands still for longer. 0: none, the agent's own
-        threads do it, on about one core.
-        """,
-    ).tag(config=True)
-
-    store_read_back = Bool(
-        True,
-        help="""Whether everything is read back before a session counts as suspended.
-
-        It finds out a disk or a memory that writes wrongly while the session can still
-        go on. False: faster by about a fifth, and such damage is found at the resume.
         """,
     ).tag(config=True)
 
@@ -357,18 +325,6 @@ class AgentSettings(StoreSettings, Application):
         """,
     ).tag(config=True)
 
-    rehearse = Enum(
-        ["always", "never"],
-        "always",
-        help="""Whether a session's return is tried before its programs are ended.
-
-        The saved programs are restored beside those that stand still, without their
-        memory, compared, and thrown away. What would not come back is refused with the
-        reason, and goes on. `never` saves a tenth of a second of processor time for
-        each suspend, and finds out when the user returns. Example: `never`.
-        """,
-    ).tag(config=True)
-
     try_architecture = Bool(
         False,
         help="""Suspend sessions on processors that have not been tried, too.
@@ -383,10 +339,11 @@ class AgentSettings(StoreSettings, Application):
     dump_seconds = Seconds(
         1800.0,
         min=1.0,
-        help="""Seconds that saving a session's memory may take; it stands still then.
+        help="""Seconds that saving a session's memory may take, or bringing it back.
 
-        When the time is up the session goes on, and nothing is suspended. Longer for
-        hundreds of gigabytes on a slow disk.
+        When the time is up the session goes on, and nothing is suspended; or the
+        resume has failed, and its checkpoint is kept. Longer for hundreds of gigabytes
+        on a slow disk.
         """,
     ).tag(config=True)
 
@@ -397,17 +354,6 @@ class AgentSettings(StoreSettings, Application):
 
         A session whose GPU takes longer is not suspended, and goes on. Longer saves
         sessions in the middle of large kernels; their notebooks wait meanwhile.
-        """,
-    ).tag(config=True)
-
-    raise_huge_pages = Bool(
-        False,
-        help="""Whether the machine's huge pages are raised while GPU memory moves.
-
-        /sys/kernel/mm/transparent_hugepage/enabled becomes always for these seconds:
-        GPUs are emptied 1.4 times as fast. It is the whole machine's: whatever runs
-        there may take more memory meanwhile. What it was is put back, by the next agent
-        if this one is killed.
         """,
     ).tag(config=True)
 
@@ -430,38 +376,6 @@ class AgentSettings(StoreSettings, Application):
 
         Twice that for the whole of the commit, in which the session stands still; with
         `commit_means = "remote"` the upload has to fit in: longer where that is slow.
-        """,
-    ).tag(config=True)
-
-    restore_seconds = Seconds(
-        1800.0,
-        min=1.0,
-        help="""Seconds that bringing the memory back may take.
-
-        After that the restore has failed; the checkpoint is kept. Longer for hundreds
-        of gigabytes from a slow store.
-        """,
-    ).tag(config=True)
-
-    answer_seconds = Seconds(
-        60.0,
-        min=1.0,
-        help="""Seconds that a restored server has until it answers.
-
-        After that the restore has failed; the checkpoint is kept. Longer where a home
-        folder is slow.
-        """,
-    ).tag(config=True)
-
-    stop_seconds = Seconds(
-        60.0,
-        min=1.0,
-        help="""Seconds that the agent waits at its own end for what is under way.
-
-        Captures are called off, so their sessions go on; restores are finished. What
-        is not done by then is settled at the next start. The agent is gone 10 s later
-        at the latest, also where a store does not answer: leave it that much more in
-        TimeoutStopSec or terminationGracePeriodSeconds.
         """,
     ).tag(config=True)
 
@@ -534,7 +448,6 @@ class AgentSettings(StoreSettings, Application):
         return TimeLimits(
             dump=self.dump_seconds,
             commit=self.commit_seconds,
-            restore=self.restore_seconds,
-            answer=self.answer_seconds,
+            restore=self.dump_seconds,
             gpu_lock=self.gpu_lock_seconds,
         )

@@ -60,7 +60,7 @@ class Opened:
     keys: Wrapper
     repository: Repository
     presence: StorePresence
-    pool: Pool | None = None
+    pool: Pool
     upload: Upload | None = None
 
     def close(self) -> None:
@@ -68,8 +68,7 @@ class Opened:
         if self.upload is not None:
             self.upload.stop()
         self.presence.close()
-        if self.pool is not None:
-            self.pool.close()
+        self.pool.close()
 
 
 def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
@@ -95,14 +94,13 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
     presence = StorePresence(
         known, [each.check for each in found], lambda: make_key(file, clock)
     )
-    pool = None if settings.store_workers == 0 else Pool(settings.store_workers)
+    pool = Pool()
     repository = Repository(
         backend,
         clock=clock,
         keys=keys,
         pool=pool,
         compression=_compression(settings, places),
-        read_back=settings.store_read_back,
     )
     upload = None
     if isinstance(backend, WriteBackCache):
@@ -125,7 +123,6 @@ def places_of(settings: StoreSettings) -> list[Backend]:
         settings.store_url,
         options=settings.store_options,
         options_file=settings.store_options_file,
-        patience=settings.store_patience_seconds,
         reserve=reserve,
     )
     if not settings.store_local_dir:

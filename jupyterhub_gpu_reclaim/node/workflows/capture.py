@@ -434,16 +434,12 @@ class Capture:
         found = self._tools.ports.findings(self._session.key.user, count)
         refuse_fatal(found, RolledBack)
 
-    def _rehearsal(
-        self, dumped: Dumped
-    ) -> contextlib.AbstractContextManager[Rehearsal | None]:
-        """Rehearse the return while the rest is saved; nothing where that is off."""
-        if not self._tools.rehearses:
-            return contextlib.nullcontext()
+    def _rehearsal(self, dumped: Dumped) -> Rehearsal:
+        """Rehearse the return while the rest is saved."""
         return Rehearsal(self._tools, self._session, self._operation, dumped)
 
     async def _commit(
-        self, writer: CheckpointWriter, rehearsal: Rehearsal | None, seconds: float
+        self, writer: CheckpointWriter, rehearsal: Rehearsal, seconds: float
     ) -> CheckpointInfo:
         """Make it exist, unless it would not come back."""
         async with self._progress.step(
@@ -466,14 +462,13 @@ class Capture:
                 cancel=self._cancel,
             )
 
-    def _word(self, rehearsal: Rehearsal | None) -> None:
+    def _word(self, rehearsal: Rehearsal) -> None:
         """Wait for the rehearsal, in a thread.
 
         Raises:
             RolledBack: it would not come back, or that could not be found out.
         """
-        if rehearsal is not None:
-            rehearsal.wait()
+        rehearsal.wait()
 
     def _since(self, begun: float) -> float:
         return round(self._tools.clock.monotonic() - begun, 3)

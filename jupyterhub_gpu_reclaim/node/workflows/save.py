@@ -140,8 +140,6 @@ class Save(Capture):
         await self._archive(self._staging)
         # It writes on while its return is tried: that its files are newer says nothing.
         dumped = dumped._replace(opened=open_files.without_writing(dumped.opened))
-        if not self._tools.rehearses:
-            return dumped
         memory = await self._thread(
             "rehearsal", lambda: without_pages(dumped.images, pids_of(self._tree()))
         )
@@ -208,7 +206,7 @@ class Save(Capture):
         staging.deliver(writer.file, self._cancel)
         super()._complete(dumped.images)
 
-    def _word(self, rehearsal: Rehearsal | None) -> None:
+    def _word(self, rehearsal: Rehearsal) -> None:
         """Wait for the rehearsal; a session that has ended has nothing but the copy.
 
         Raises:

@@ -30,7 +30,6 @@ class WorkflowTools:
     Attributes:
         work: folder in which each operation makes one for CRIU's socket and log.
         trusted_capabilities: see the agent's setting.
-        rehearses: whether a return is tried before a capture is committed.
     """
 
     records: Records
@@ -46,4 +45,3 @@ class WorkflowTools:
     ports: HeldPorts
     refusals: Refusals = field(default_factory=Refusals)
     trusted_capabilities: tuple[str, ...] = ()
-    rehearses: bool = True

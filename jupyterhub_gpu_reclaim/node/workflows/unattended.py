@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
 from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
-from jupyterhub_gpu_reclaim.linux import huge_pages
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.records import (
     NapStage,
@@ -31,7 +30,7 @@ from jupyterhub_gpu_reclaim.node.sessions.placements import (
     PodHint,
     Session,
 )
-from jupyterhub_gpu_reclaim.node.watchdog import HUGE_PAGES, RECORDS
+from jupyterhub_gpu_reclaim.node.watchdog import RECORDS
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap, recovery
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
@@ -52,7 +51,6 @@ _STANDING = frozenset({Stage.CAPTURED, Stage.THAWING})
 def thaw_all(watched: Watched) -> bool:
     """Thaw every frozen tree; whether none is left. Repeat at will."""
     logs.set_up()
-    huge_pages.put_back(watched.state / HUGE_PAGES)
     records = Records(watched.state / RECORDS)
     placements = make_placements(watched.placement, watched.realm)
     accelerator = Accelerator(

@@ -63,7 +63,6 @@ class BaseChunks:
         backend: where the blocks stand.
         base: what may be referenced.
         verdicts: one for each block; other threads and processes may write there, too.
-        read_back: whether blocks are opened; without it the names of chunks suffice.
     """
 
     def __init__(
@@ -71,12 +70,9 @@ class BaseChunks:
         backend: Backend,
         base: BaseBlocks,
         verdicts: NDArray[np.uint8],
-        *,
-        read_back: bool,
     ) -> None:
         self._base = base
         self._verdicts = verdicts
-        self._read_back = read_back
         self._blocks = Blocks(durable(backend), base.body)
         self._ends = np.cumsum(base.table["chunks"], dtype=np.int64)
 
@@ -90,8 +86,6 @@ class BaseChunks:
             Unavailable: the store does not answer, which says nothing of the blocks.
         """
         refs = self._base.known.find(ids)
-        if not self._read_back:
-            return refs
         some = np.flatnonzero(refs)
         blocks = np.searchsorted(self._ends, refs[some])
         unseen = np.unique(blocks[self._verdicts[blocks] == Verdict.UNSEEN])

@@ -53,7 +53,6 @@ class Recipe(Value, frozen=True, kw_only=True):
     chunk_bytes: int
     pack_bytes: int
     compression: codec.Compression
-    read_back: bool
 
     def __repr__(self) -> str:
         return f"Recipe({self.origin.id})"
@@ -99,7 +98,6 @@ class PackWriter:
             recipe.origin,
             writer=number,
             pack_bytes=recipe.pack_bytes,
-            read_back=recipe.read_back,
         )
         self._chunk = recipe.chunk_bytes
         self._chunk_ids = crypto.ChunkIds(recipe.id_key)

@@ -57,7 +57,6 @@ class Packs:
         origin: whose they are.
         writer: number of the pack writer, which tells them from those of others.
         pack_bytes: a pack that has that many is full.
-        read_back: whether what was written is read and opened.
     """
 
     def __init__(
@@ -67,13 +66,11 @@ class Packs:
         *,
         writer: int,
         pack_bytes: int,
-        read_back: bool,
     ) -> None:
         self._backend = backend
         self._origin = origin
         self._next = writer * PACKS_PER_WRITER
         self._limit = pack_bytes
-        self._read_back = read_back
         self._out = memoryview(bytearray(MAX_BLOCK_BYTES + crypto.TAG_BYTES))
         self._back = memoryview(bytearray(MAX_BLOCK_BYTES + crypto.TAG_BYTES))
         self._open: _Pack | None = None
@@ -96,7 +93,7 @@ class Packs:
         pack.sealer.seal_into(number, data, row.bound(), out)
         try:
             pack.writer.write(out)
-            if self._read_back and pack.unseen == number:
+            if pack.unseen == number:
                 # The block is in its pack: there is room to open it into.
                 pack.verify(row, self._back[:stored], out[: len(data)])
         except BaseException:
@@ -165,7 +162,7 @@ class Packs:
 
     def _settle(self, pack: _Pack) -> None:
         self._open = None
-        future = self._settler.submit(pack.settle, read_back=self._read_back)
+        future = self._settler.submit(pack.settle)
         self._settling.append((pack, future))
 
 
@@ -200,14 +197,12 @@ class _Pack:
             self._differs()
         self.unseen += 1
 
-    def settle(self, *, read_back: bool) -> None:
+    def settle(self) -> None:
         """Make it durable, and check every block that was not checked before."""
         try:
             self.writer.finish()
         finally:
             self.writer.abandon()
-        if not read_back:
-            return
         if unseen := self.rows[self.unseen :]:
             blocks = BlockOpener(self._backend)
             for row in unseen:

@@ -114,7 +114,7 @@ class PackWriters:
         Raises:
             Unavailable: the store does not answer.
         """
-        if self._base is None or not self._recipe.read_back:
+        if self._base is None:
             return
         many = int(self._base.table["stored"][blocks].sum()) > BUFFER_BYTES
         if many and self._group is not None:
@@ -247,8 +247,7 @@ class PackWriters:
     def _chunks(self) -> BaseChunks | None:
         if self._base is None:
             return None
-        looks = self._recipe.read_back
-        return BaseChunks(self._backend, self._base, self._verdicts, read_back=looks)
+        return BaseChunks(self._backend, self._base, self._verdicts)
 
 
 def _left(until: float) -> float:

@@ -100,7 +100,6 @@ def _pack_writer(message: channel.BeginCapture, descriptors: list[int]) -> PackW
             backend,
             BaseBlocks(body, table, DedupIndex(ids)),
             channel.map_verdicts(descriptors[2]),
-            read_back=message.recipe.read_back,
         )
     counters = channel.map_counters(descriptors[0])[message.row]
     close_all(descriptors)

@@ -76,7 +76,6 @@ class WriteOptions(NamedTuple):
     pack_bytes: int
     chunk_bytes: int
     compression: Compression
-    read_back: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,6 @@ class CheckpointBuilder:
                 chunk_bytes=base.body.chunk_bytes if base else least,
                 pack_bytes=options.pack_bytes,
                 compression=self._compression(expected_bytes),
-                read_back=options.read_back,
             )
             draft = Draft(
                 recipe=recipe,

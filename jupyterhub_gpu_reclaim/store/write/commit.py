@@ -64,7 +64,7 @@ def merge(
     chunk_bytes: int,
     reports: Sequence[Report],
     base: BaseCheckpoint | None,
-    verdicts: NDArray[np.uint8] | None = None,
+    verdicts: NDArray[np.uint8],
 ) -> Merged:
     """Put everything together.
 
@@ -73,7 +73,7 @@ def merge(
         chunk_bytes: size of the chunks.
         reports: of all pack writers.
         base: the generation that they found known chunks in.
-        verdicts: on its blocks; None where they were not to be opened.
+        verdicts: on its blocks.
 
     Raises:
         StoreError: some chunk of a file is missing; ``CHECKPOINT_DAMAGED``, it stands
@@ -100,8 +100,7 @@ def merge(
         used = np.zeros(int(base.index.bases[-1]) + 1, np.bool_)
         used[wanted] = True
         kept = _kept(base.index, used)
-        if verdicts is not None:
-            _check_kept(base, kept, verdicts)
+        _check_kept(base, kept, verdicts)
         table, moved, more, origins = _of_base(base, kept, len(packs))
         codes[known] = total + moved[wanted]
         tables.append(table)

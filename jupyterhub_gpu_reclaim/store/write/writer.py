@@ -171,8 +171,6 @@ class CheckpointWriter:
         if not found:
             return frozenset()
         self._pack_writers.look(np.unique(np.concatenate(list(found.values()))), check)
-        if not self._draft.recipe.read_back:
-            return frozenset(found)
         whole = self._pack_writers.verdicts() == Verdict.WHOLE
         return frozenset(name for name, blocks in found.items() if whole[blocks].all())
 
@@ -312,7 +310,7 @@ class CheckpointWriter:
             files = [file.entry() for file in self._files.values()]
         recipe = self._draft.recipe
         reports = self._pack_writers.reports(timeout)
-        looked = self._pack_writers.verdicts() if recipe.read_back else None
+        looked = self._pack_writers.verdicts()
         carried = self._carried_over()
         chunk = recipe.chunk_bytes
         merged = merge(files, chunk, [*reports, carried], self._base, looked)
