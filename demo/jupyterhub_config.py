@@ -11,6 +11,7 @@ from pathlib import Path
 from jupyterhub.services.service import _ServiceSpawner
 
 from jupyterhub_gpu_reclaim.hub.config import configure
+from jupyterhub_gpu_reclaim.hub.local.spawner import ReclaimLocalSpawner
 
 folder = Path(os.environ["GPU_RECLAIM_DEMO"])
 settings = json.loads((folder / "settings.json").read_text())
@@ -63,4 +64,4 @@ _ServiceSpawner.poll_interval = settings.get("service_check", 30)
 # Here sessions run as root, in homes of the demo's own: the demo makes no users.
 c.ReclaimLocalSpawner.realm = str(folder)
 c.ReclaimLocalSpawner.run_as_hub_user = True
-c.ReclaimLocalSpawner.home_dir_template = str(folder / "homes" / "{username}")
+ReclaimLocalSpawner.homes = str(folder / "homes" / "{username}")

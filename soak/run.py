@@ -30,11 +30,10 @@ _LOOK_EVERY = 5.0
 _KINDS = {Lost: "lost", Late: "late", NotSaved: "not saved"}
 STACK = {
     "idle_after": 0,  # suspended on request only
-    "sample_interval": 5,
+    "sample_interval": 1,
     "service_check": 1,
     "init_spawners_timeout": 1,
     "service_options": {
-        "ReclaimService.tick_interval": 1,
         "ReclaimService.orphan_grace": 5,
         "ReclaimService.grace": 15,
         "ReclaimService.set_aside_days": 15 / 86400,

@@ -168,7 +168,7 @@ def configure(
     say(problems, spec, strict=strict)
     _add(c, spec)
     default(c.JupyterHub, "spawner_class", _SPAWNERS[asked["placement"]])
-    _spawner(c, url, folder / "spawner.token", options)
+    _spawner(c, url, folder / "spawner.token")
     patches.apply()
     when_all_is_read(lambda whole: _add(whole, spec, again=True))
 
@@ -296,16 +296,13 @@ def _roles(c: Any) -> None:
     hub["load_roles"] = roles
 
 
-def _spawner(c: Any, url: str, token_file: Path, options: Mapping[str, Any]) -> None:
+def _spawner(c: Any, url: str, token_file: Path) -> None:
     """How the spawner reaches the service, and what a resume needs of the Hub."""
     # At its end the Hub would stop every server, and nothing would be saved.
     default(c.JupyterHub, "cleanup_servers", False)
     default(c.Spawner, "start_timeout", START_TIMEOUT)
     default(c.ReclaimMixin, "reclaim_service", url)
     default(c.ReclaimMixin, "reclaim_token_file", str(token_file))
-    days = options.get("ReclaimService.set_aside_days")
-    if days is not None:
-        default(c.ReclaimMixin, "reclaim_kept_days", float(days))
 
 
 def _api_server() -> dict[str, str]:

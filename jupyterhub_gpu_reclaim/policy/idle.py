@@ -159,16 +159,8 @@ class IdlePolicy(Configurable):
         """,
     ).tag(config=True)
 
-    max_sample_age = Seconds(
-        60.0,
-        min=1.0,
-        help="""Seconds after which the newest measurement says nothing any more.
-
-        Several times the service's sampling interval. Longer lets a session be
-        suspended on older knowledge; shorter makes a slow agent bar suspends. It
-        cannot be 0. Example: 120 for an agent that samples every half minute.
-        """,
-    ).tag(config=True)
+    #: After so long the newest measurement says nothing any more.
+    max_sample_age = Seconds(60.0)
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Every reason against idleness, or the one that says it is idle."""

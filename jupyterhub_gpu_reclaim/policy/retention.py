@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
 
@@ -72,23 +71,6 @@ def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped
     why = f"the store's quota of {text.size(retention.total_bytes)} is used up"
     plan.by_size(plan.left(), retention.total_bytes, why)
     return plan.dropped
-
-
-def newest(saved: Sequence[tuple[str, float]], last: int, hourly: int) -> set[str]:
-    """Which save points of a session are kept.
-
-    Args:
-        saved: the id of each, and when it was made, in seconds since the epoch; the
-            oldest first.
-        last: so many of the newest are.
-        hourly: of each of the last so many hours that have any, the newest is.
-    """
-    newest_first = saved[::-1]
-    of_hour: dict[float, str] = {}
-    for id_, made in newest_first:
-        of_hour.setdefault(made // 3600, id_)
-    kept = [id_ for id_, _ in newest_first[:last]]
-    return {*kept, *islice(of_hour.values(), hourly)}
 
 
 class _Plan:

@@ -33,7 +33,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
+from jupyterhub_gpu_reclaim.controlplane.journal.lease import LEASE_SECONDS, Lease
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
@@ -162,8 +162,8 @@ class ReclaimService(Application, Options):
                 journal = self._journal(state)
                 if server is None:
                     server = self._listen(environment, stage)
-                    self.reporter.report("ready", f"{self.hung_after:g}")
-                    beating = asyncio.ensure_future(self.reporter.beat(self.hung_after))
+                    self.reporter.report("ready")
+                    beating = asyncio.ensure_future(self.reporter.beat())
                 await self._work(environment, state, stage, journal, told)
         finally:
             log.info("service: ending")
@@ -185,7 +185,7 @@ class ReclaimService(Application, Options):
 
         Without the lease nothing is done, and requests are answered with that.
         """
-        lease = Lease(journal, SystemClock(), self.journal_lease)
+        lease = Lease(journal, SystemClock(), LEASE_SECONDS)
         held = None
         try:
             taken = lease.acquire(lambda: stage.wait(Reason.JOURNAL_HELD))
@@ -226,6 +226,7 @@ class ReclaimService(Application, Options):
         folder = Path(self.state_dir)
         agent, let_go = await placement.agent_of(self, self._agent_token_file(), lease)
         idle = IdlePolicy(parent=self)
+        idle.max_sample_age = max(idle.max_sample_age, 2 * self.sample_interval)
         pressure = PressurePolicy(idle, parent=self)
         under_pressure = pressure.pressure_idle_after
         guards = Guards(parent=self)

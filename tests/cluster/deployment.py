@@ -38,7 +38,6 @@ c.JupyterHub.load_roles.append({{
 }})
 c.JupyterHub.services[0]["command"] += [
     "--ReclaimService.sample_interval=2",
-    "--ReclaimService.tick_interval=2",
 ]
 c.KubeSpawner.image = {image!r}
 c.KubeSpawner.image_pull_policy = {policy!r}

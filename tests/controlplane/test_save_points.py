@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
@@ -139,23 +138,6 @@ async def test_last_few_are_kept_where_their_user_finds_them(world):
     assert second.expires > time.time() + world.settings.set_aside - 60
     states = controller.users.session(KEY).kept
     assert [each.id for each in states if each.save_point][:3] == ids[:0:-1]
-
-
-async def test_last_one_of_each_hour_is_kept_beside_the_last_few(world):
-    world.change(save_points_hourly=3)
-    controller, _ = await running(world)
-    journal, ids = controller._sessions.journal, []
-    for hours in (5, 5, 4, 2):
-        ids.append(await saved(world, controller))
-        made = journal.checkpoint(ids[-1])
-        then = (time.time() // 3600 - hours) * 3600
-        info = msgspec.structs.replace(made.info, created=then)
-        journal.keep([msgspec.structs.replace(made, info=info)])
-    ids.append(await saved(world, controller))
-    soon = time.time() + world.settings.grace + 5
-    there = [journal.checkpoint(each) for each in ids]
-    stay = [each.expires is None or each.expires > soon for each in there]
-    assert stay == [False, False, True, True, True]
 
 
 async def test_named_one_is_kept_beside_later_ones_and_can_come_back(world):

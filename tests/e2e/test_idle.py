@@ -43,7 +43,6 @@ def stack_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "warn_for": 0,
         "server": light_server.COMMAND,
         "service_options": {
-            "ReclaimService.tick_interval": 1,
             "IdlePolicy.prompt_idle_after": PROMPT_IDLE_AFTER,
         },
     }

@@ -143,10 +143,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         service_check=1,
         init_spawners_timeout=1,
         server=light_server.COMMAND,
-        service_options={
-            "ReclaimService.tick_interval": 1,
-            "ReclaimService.orphan_grace": 5,
-        },
+        sample_interval=1,
+        service_options={"ReclaimService.orphan_grace": 5},
     ) as stack:
         yield stack
 

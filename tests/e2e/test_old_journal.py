@@ -36,10 +36,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         idle_after=0,
         server=light_server.COMMAND,
         http_timeout=120,
-        service_options={
-            "ReclaimService.tick_interval": 1,
-            "ReclaimService.orphan_grace": 5,
-        },
+        sample_interval=1,
+        service_options={"ReclaimService.orphan_grace": 5},
     ) as stack:
         yield stack
 

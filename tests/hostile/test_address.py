@@ -62,7 +62,8 @@ stack = pytest.fixture(failing_service.stack)
 
 def start(stack: Stack, hung_after: float = 60) -> int:
     """Start the Hub; the pid of its service, once that is ready."""
-    stack.start(f'service_options={{"ReclaimService.hung_after": {hung_after}}}')
+    (stack.folder / "hung").write_text(f"{hung_after}")
+    stack.start()
     wait_until(stack.ready, 90, stack.hub.log)
     (service,) = stack.program("gpu_reclaim.service.app")
     return service

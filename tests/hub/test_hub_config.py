@@ -216,8 +216,8 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
         ),
         ({"service_options": {"ReclaimService.grace": "1 h"}}, "1 h is 3600"),
         (
-            {"service_options": {"ReclaimService.tick_interval": 9999}},
-            "tick_interval must be a number from 0.5 to 600, not 9999",
+            {"service_options": {"ReclaimService.sample_interval": 9999}},
+            "sample_interval must be a number from 0.5 to 600, not 9999",
         ),
         (
             {"service_options": {"ReclaimService.own_idle_longest": 120}},
@@ -278,13 +278,13 @@ def test_wrong_placement_in_a_pod_never_starts_sessions_beside_the_hub(
 
 def test_wrong_setting_of_our_spawner_is_said_and_taken_out(tmp_path):
     c = Config()
-    c.ReclaimMixin.reclaim_timeout = "10 s"
-    c.ReclaimMixin.reclaim_kept_days = 2.0
+    c.ReclaimMixin.reclaim_service = 10
+    c.ReclaimMixin.realm = "teaching"
     c.ReclaimMixin.start_timeout = 77  # of every spawner, and none of ours
     configure(c, state_dir=str(tmp_path / "s"))
-    assert "reclaim_timeout must be a number, not '10 s'" in found_wrong(c)[0]
-    assert "reclaim_timeout" not in c.ReclaimMixin
-    assert c.ReclaimMixin.reclaim_kept_days == 2.0
+    assert "reclaim_service must be a unicode string" in found_wrong(c)[0]
+    assert c.ReclaimMixin.reclaim_service != 10
+    assert c.ReclaimMixin.realm == "teaching"
     assert c.ReclaimMixin.start_timeout == 77
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.policy.retention import Kept, Retention, Use, drop, newest
+from jupyterhub_gpu_reclaim.policy.retention import Kept, Retention, Use, drop
 
 NOW = 1_700_000_000.0
 DAY = 86400.0
@@ -111,13 +111,3 @@ def test_total_quota_is_kept_unless_the_rest_may_not_be_taken(given_, quota):
     left = [each for each in given_ if each.id not in found]
     spare = [each for each in left if each.use is Use.SPARE and each.bytes]
     assert sum(each.bytes for each in left) <= quota or not spare
-
-
-def test_newest_keeps_the_last_few_and_the_last_of_each_hour():
-    made = {"a": 0, "b": 3599, "c": 3600, "d": 9 * 3600, "e": 9 * 3600 + 1}
-    saved = list(made.items())
-    assert newest(saved, 1, 0) == {"e"}
-    assert newest(saved, 2, 0) == {"d", "e"}
-    assert newest(saved, 1, 2) == {"c", "e"}
-    assert newest(saved, 1, 9) == {"b", "c", "e"}
-    assert newest([], 1, 1) == set()

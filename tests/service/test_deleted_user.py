@@ -26,14 +26,13 @@ from jupyterhub_gpu_reclaim.hub.config import configure
 # the Hub looks after its services every 30 s, which no setting changes
 from jupyterhub.services.service import _ServiceSpawner
 _ServiceSpawner.poll_interval = 1
-c.ReclaimMixin.reclaim_timeout = 1.0
 configure(
     c,
     agent="http://127.0.0.1:{agent}",
     agent_token_file="{folder}/agent.token",
     state_dir="{folder}/state",
     service_port={service},
-    service_options={{"ReclaimService.tick_interval": 0.5}},
+    sample_interval=0.5,
     service_environment={{"GPU_RECLAIM_TEST": "{folder}"}},
 )
 """

@@ -51,16 +51,19 @@ def programs():
     return context
 
 
-def become_the_program(environment: dict[str, str], words: list[str], told: str):
+def become_the_program(
+    environment: dict[str, str], words: list[str], lease: float, told: str
+):
     """In a process of its own: what the console script does, its words in a file."""
     with Path(told).open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.environ.update(environment)
     sys.argv = ["jupyterhub-gpu-reclaim-service", *words]
-    from jupyterhub_gpu_reclaim.service.app import main
+    from jupyterhub_gpu_reclaim.service import app
 
-    sys.exit(main())
+    app.LEASE_SECONDS = lease
+    sys.exit(app.main())
 
 
 class Service:
@@ -86,15 +89,13 @@ class Service:
         words = [
             f"--ReclaimService.state_dir={self.folder}/state",
             f"--ReclaimService.journal_url={world.journal_url}",
-            f"--ReclaimService.journal_lease={lease}",
             f"--ReclaimService.agent={world.agent_url}",
             f"--ReclaimService.agent_token_file={world.folder}/agent.token",
-            "--ReclaimService.tick_interval=0.5",
             "--ReclaimService.sample_interval=0.5",
             "--IdlePolicy.idle_after=0",
         ]
         self.process = world.programs.Process(
-            target=become_the_program, args=(environment, words, str(self.log))
+            target=become_the_program, args=(environment, words, lease, str(self.log))
         )
         self.process.start()
 

@@ -66,7 +66,6 @@ configure(
     service_port={service},
     sample_interval=1,
     service_options={{
-        "ReclaimService.tick_interval": 1,
         "Rules.rules": [{{"group": "course-*", "idle_after": 60}}],
         "Notices.kinds": ["warned"],
     }},

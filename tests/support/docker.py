@@ -69,7 +69,6 @@ configure(
     service_port={service_port},
     idle_after=0,
     sample_interval=0.5,
-    service_options={{"ReclaimService.tick_interval": 0.5}},
 )
 """
 

@@ -32,7 +32,6 @@ configure(
         "ReclaimService.namespace": {namespace!r},
         "ReclaimService.agent_tls_name": "",
         "ReclaimService.agent_port": {agent_port},
-        "ReclaimService.tick_interval": 0.5,
     }},
 )
 """

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 #: What the Hub runs before every Python of the service: see ``Stack.hold``.
 SITE = """
 import os, pathlib, signal, sys, time
+folder = pathlib.Path({folder!r})
+if (folder / "hung").exists():
+    from jupyterhub_gpu_reclaim.service.process import reporting
+    reporting.HUNG_SECONDS = float((folder / "hung").read_text())
 if "jupyterhub_gpu_reclaim.service.app" in " ".join(sys.orig_argv):
-    folder = pathlib.Path({folder!r})
     while (folder / "slow").exists():
         time.sleep(0.1)
     if (folder / "deadly").exists():

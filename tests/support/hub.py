@@ -65,7 +65,8 @@ c.Spawner.http_timeout = 60
 c.Spawner.start_timeout = 90
 c.SessionProcessSpawner.realm = "{folder}"
 c.SessionProcessSpawner.run_as_hub_user = True
-c.SessionProcessSpawner.home_dir_template = "{folder}/homes/{{username}}"
+from jupyterhub_gpu_reclaim.hub.local.spawner import SessionProcessSpawner
+SessionProcessSpawner.homes = "{folder}/homes/{{username}}"
 """
 
 

@@ -59,8 +59,7 @@ class RelaunchingService:
             "\nc.JupyterHub.spawner_class = 'gpu-reclaim-local'"
             f"\nc.ReclaimMixin.reclaim_service = 'http://127.0.0.1:{self.port}'"
             f"\nc.ReclaimMixin.reclaim_token_file = {str(self.token_file)!r}"
-            "\nc.ReclaimMixin.reclaim_timeout = 5.0\n"
-            "from pathlib import Path\nimport jupyterhub_gpu_reclaim\n"
+            "\nfrom pathlib import Path\nimport jupyterhub_gpu_reclaim\n"
             "c.JupyterHub.template_paths = [str(Path("
             "jupyterhub_gpu_reclaim.__file__).parent / 'hub/templates')]\n"
         )

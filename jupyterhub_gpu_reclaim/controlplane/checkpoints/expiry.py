@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Keeping,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
-from jupyterhub_gpu_reclaim.policy.retention import Dropped, Kept, Use, drop, newest
+from jupyterhub_gpu_reclaim.policy.retention import Dropped, Kept, Use, drop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -75,9 +75,8 @@ def outdated(
 ) -> list[CheckpointRow]:
     """Save points, now that there is a newer one.
 
-    Those that have a name, and of the others the last few and the last of each of the
-    last hours, are set aside, where their user finds them; what is beyond that is kept
-    for the time of grace.
+    Those that have a name, and of the others the last few, are set aside, where their
+    user finds them; what is beyond that is kept for the time of grace.
     """
     now, incarnation = sessions.clock.now(), sessions.row(key).incarnation
     rows = [row for row in sessions.journal.checkpoints(key) if is_fallback(row)]
@@ -86,12 +85,8 @@ def outdated(
         for row in sessions.journal.checkpoints(key)
         if row.keeping is Keeping.ASIDE and row.is_of(incarnation)
     ]
-    made = {row.id: row.info.created for row in [*spare, *rows] if row.info}
-    plain = {row.id: made.get(row.id, 0.0) for row in [*spare, *rows] if not row.name}
-    saved = [*plain.items(), ("", now)]  # the newer one
-    over = plain.keys() - newest(
-        saved, settings.save_points, settings.save_points_hourly
-    )
+    plain = [row.id for row in [*spare, *rows] if not row.name]
+    over = {*[*plain, "the newer one"][: -settings.save_points]}
     changed = []
     for row in rows:
         aside = row.is_of(incarnation) and row.id not in over

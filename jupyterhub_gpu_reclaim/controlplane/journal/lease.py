@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: Seconds without a sign of life of the service that works on the journal until another
+#: one may take its place. One that is paused for longer stops working, and waits.
+LEASE_SECONDS = 15.0
 #: Renewals in the time that a lease lasts, and polls of a service that waits for it.
 RENEWALS = 5
 #: Seconds between two of those polls, at most: how long a clean restart takes.

@@ -55,9 +55,8 @@ class Settings:
     #: while it goes on; 0: only by order.
     save_every: float = 0.0
     #: How many save points of a session are kept while it runs; those with a name are
-    #: kept besides, as is the last one of each of so many hours.
+    #: kept besides.
     save_points: int = 1
-    save_points_hourly: int = 0
     #: Whether a session that was ended by the cluster comes back by itself as at its
     #: last save point; else its user is asked.
     return_disrupted: bool = False

@@ -16,10 +16,10 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from jupyterhub.traitlets import Command
 from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio.client import ApiException, V1Preconditions
 from kubespawner import KubeSpawner
+from traitlets import default
 
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
@@ -58,17 +58,6 @@ _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
 class SessionPodSpawner(ImageTraits, KubeSpawner):
     """Makes, watches and ends one session's pod, without any notion of suspending."""
 
-    cmd = Command(
-        ["jupyterhub-singleuser"],
-        allow_none=True,
-        minlen=0,
-        help="""The server's command, run by the session's init.
-
-        KubeSpawner's own default, the command of the image, cannot be used: it is
-        known on the node only. Default: ``jupyterhub-singleuser``.
-        """,
-    ).tag(config=True)
-
     user_options: Any  # of JupyterHub
     reclaim_launch = Launch()
     _quota = ""  #: the API server's words while the quota is used up
@@ -84,6 +73,11 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         self._profiles_of_all = self.profile_list
 
     # --- the pod ---
+
+    @default("cmd")
+    def _server_command(self) -> list[str]:
+        """Not KubeSpawner's, the command of the image: the node alone knows that."""
+        return ["jupyterhub-singleuser"]
 
     async def get_pod_manifest(self) -> Any:
         """KubeSpawner's pod with the session's init in it."""

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from jupyterhub.spawner import LocalProcessSpawner
 from jupyterhub.utils import random_port
-from traitlets import Bool, Unicode
+from traitlets import Bool
 
 from jupyterhub_gpu_reclaim.common import endings
 from jupyterhub_gpu_reclaim.common.errors import Refused
@@ -60,18 +60,13 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         help="""Run sessions as the user that runs the Hub instead of as system users.
 
         Then no system users are needed, and there is no protection of users against
-        each other: for demonstrations and tests only. Homes: ``home_dir_template``.
+        each other: for demonstrations and tests only. Homes are folders
+        of the users' names under ``/tmp``.
         """,
     ).tag(config=True)
 
-    home_dir_template = Unicode(
-        "",
-        help="""Home directory with ``run_as_hub_user``; ``{username}`` is filled in.
-
-        It is made if it is not there. Example: ``/srv/homes/{username}``. Empty: a
-        folder of the user's name under ``/tmp``.
-        """,
-    ).tag(config=True)
+    #: Where they have their homes then; the demo and the tests have others.
+    homes = "/tmp/{username}"  # noqa: S108 - upstream's
 
     private_tmp = Bool(
         False,
@@ -193,8 +188,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return str(home)
 
     def _hub_user_home(self) -> str:
-        template = self.home_dir_template or "/tmp/{username}"  # noqa: S108 - upstream's
-        return template.format(username=self.user.name)
+        return self.homes.format(username=self.user.name)
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
         """HOME, USER and SHELL."""

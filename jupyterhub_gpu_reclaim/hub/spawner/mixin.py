@@ -22,7 +22,7 @@ import msgspec
 from jupyterhub.spawner import Spawner
 from jupyterhub.utils import maybe_future, url_escape_path
 from tornado import web
-from traitlets import Bool, Float, Unicode
+from traitlets import Bool, Unicode
 
 from jupyterhub_gpu_reclaim.common import deletion_orders, text
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
@@ -78,23 +78,6 @@ class ReclaimMixin(SessionPlacement):
         """,
     ).tag(config=True)
 
-    reclaim_kept_days = Float(
-        7.0,
-        help="""Days that a suspended session is kept after "start fresh".
-
-        Only for the sentence on the button; the service does the keeping. ``configure``
-        sets it; set it yourself where ``set_aside_days`` is in the service's own file.
-        """,
-    ).tag(config=True)
-
-    reclaim_timeout = Float(
-        10.0,
-        help="""Seconds to wait for an answer of the service to a quick question.
-
-        Longer where the service's machine is very busy: a start waits meanwhile.
-        """,
-    ).tag(config=True)
-
     will_resume = Bool(
         False,
         help="""Whether the Hub keeps the session's login at a stop.
@@ -142,12 +125,7 @@ class ReclaimMixin(SessionPlacement):
         """
         if not self.reclaim_service:
             raise Unreachable(Reason.SERVICE_UNREACHABLE, detail="not configured")
-        return _client(
-            self.reclaim_service,
-            self.reclaim_token_file,
-            self._prefix,
-            self.reclaim_timeout,
-        )
+        return _client(self.reclaim_service, self.reclaim_token_file, self._prefix)
 
     # --- start, poll, stop ---
 
@@ -199,7 +177,6 @@ class ReclaimMixin(SessionPlacement):
             spawn_url=self.reclaim_spawn_url,
             fresh_url=self.reclaim_fresh_url if suspended else "",
             messages_url=f"{self._pages}/messages",
-            kept_days=self.reclaim_kept_days,
         )
 
     def start_polling(self) -> None:
@@ -421,12 +398,10 @@ class ReclaimMixin(SessionPlacement):
 
 
 @cache
-def _client(
-    address: str, token_file: str, prefix: str, timeout: float
-) -> ServiceClient:
+def _client(address: str, token_file: str, prefix: str) -> ServiceClient:
     """One client per service."""
     try:
         token = Path(token_file).read_text().strip()
     except (OSError, ValueError) as error:  # ValueError: it is no text
         raise Unreachable(Reason.SERVICE_UNREACHABLE, detail=str(error)) from None
-    return ServiceClient(address, token, prefix=prefix, timeout=timeout)
+    return ServiceClient(address, token, prefix=prefix)

@@ -13,7 +13,6 @@ from typing import Any
 
 from tornado import web
 
-from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
 
@@ -105,7 +104,6 @@ class StartRefused(_Base):
         fresh_url: the service's page that sets the checkpoint aside; empty: there is
         none.
         messages_url: the service's page that explains each reason.
-        kept_days: how long it is kept then.
     """
 
     def __init__(
@@ -115,13 +113,12 @@ class StartRefused(_Base):
         spawn_url: str,
         fresh_url: str,
         messages_url: str,
-        kept_days: float,
     ) -> None:
         message = error.message
         if error.reason.hint:
             message = f"{message} {error.reason.hint}"
         words, details = _words(error, messages_url)
-        page = words + _choices(error, spawn_url, fresh_url, kept_days) + details
+        page = words + _choices(error, spawn_url, fresh_url) + details
         if SpawnException is None:
             super().__init__(STATUS, message)
         else:
@@ -156,9 +153,7 @@ def _words(error: ReclaimError, messages_url: str) -> tuple[str, str]:
     )
 
 
-def _choices(
-    error: ReclaimError, spawn_url: str, fresh_url: str, kept_days: float
-) -> str:
+def _choices(error: ReclaimError, spawn_url: str, fresh_url: str) -> str:
     """One button for what is most likely wanted, and a link for the other."""
     if error.reason in ASKS and fresh_url:  # trying again is no answer
         return (
@@ -173,8 +168,7 @@ def _choices(
     )
     if not fresh_url:
         return again
-    days = text.count(kept_days, "day")
     return (
         f'{again}</p><p><a id="gpu-reclaim-fresh" href="{escape(fresh_url)}">'
-        f"Start fresh (your suspended session is kept for {days})</a>"
+        "Start fresh (your suspended session is set aside)</a>"
     )

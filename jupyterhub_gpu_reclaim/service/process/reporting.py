@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 #: Numbers of the listening socket and the pipe, and the supervisor's pid: ``3,4,99``.
 SUPERVISED = "GPU_RECLAIM_SUPERVISED"
-#: Signs of life in the time after which a child without any is taken for hung.
+#: Seconds after which a child without a sign of life is taken for hung; sessions are
+#: not concerned. A short time takes a busy machine for a hung program.
+HUNG_SECONDS = 60.0
+#: Signs of life in that time.
 BEATS = 12
 _MAX_LINE = 64 * 1024
 
@@ -60,26 +63,21 @@ class Reporter:
         with suppress(OSError):
             os.write(self.pipe, line.encode())
 
-    async def beat(self, limit: float) -> None:
-        """Report for ever that the event loop moves, as often as ``limit`` requires.
+    async def beat(self) -> None:
+        """Report for ever that the event loop moves.
 
         If the pipe is full because there is no reader, nothing blocks.
         """
-        while limit and self.pipe is not None:
+        while self.pipe is not None:
             if select.select([], [self.pipe], [], 0)[1]:
                 self.report("moves")
-            await asyncio.sleep(limit / BEATS)
+            await asyncio.sleep(HUNG_SECONDS / BEATS)
 
 
 class Pulse:
-    """The supervisor's end of :meth:`Reporter.beat`.
+    """The supervisor's end of :meth:`Reporter.beat`."""
 
-    Args:
-        limit: seconds of silence after which the child is taken for hung; 0: never.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         self._heard = 0
 
     def heard(self) -> None:
@@ -93,9 +91,9 @@ class Pulse:
         receives nothing either.
         """
         silent = 0
-        while self.limit:
+        while True:
             before = self._heard
-            await asyncio.sleep(self.limit / BEATS)
+            await asyncio.sleep(HUNG_SECONDS / BEATS)
             silent = silent + 1 if self._heard == before else 0
             yield silent
 

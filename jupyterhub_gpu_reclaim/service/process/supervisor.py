@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.service.process import held_socket, lifeline
 from jupyterhub_gpu_reclaim.service.process.reporting import (
     BEATS,
+    HUNG_SECONDS,
     SUPERVISED,
     Pulse,
     heard,
@@ -134,12 +135,11 @@ class Supervisor:
         tasks = [asyncio.ensure_future(self._end_when_told(child))]
         ready = why = ""
         began = time.monotonic()
-        pulse = Pulse(0)
+        pulse = Pulse()
         async for name, text in heard(reading):
             if name == "ready":
                 ready, began = "yes", time.monotonic()
                 self._standin.end()
-                pulse = Pulse(float(text or 0))
                 tasks.append(asyncio.ensure_future(self._watch(child, pulse)))
             elif name == "moves":
                 pulse.heard()
@@ -176,7 +176,7 @@ class Supervisor:
         """End a hung child; the stand-in answers in its place for a while first."""
         async for silent in pulse.silences():
             if silent >= BEATS:
-                _log(f"It has not moved for {pulse.limit:g} s, and is ended.")
+                _log(f"It has not moved for {HUNG_SECONDS:g} s, and is ended.")
                 with contextlib.suppress(ProcessLookupError):
                     child.kill()
                 return

@@ -146,33 +146,14 @@ class Options(Configurable):
         " from this one. Empty: SQLite in `state_dir`.",
     ).tag(config=True)
 
-    journal_lease = Float(
-        15.0,
-        min=1,
-        max=600,
-        help="Seconds without a sign of life of the service that works on the journal"
-        " until another service on the same `journal_url` may take its place. Shorter"
-        " takes over sooner after the loss of a machine; a service that is paused for"
-        " longer than this stops working and waits. An orderly end, and the end of a"
-        " program on the same machine, are noticed at once.",
-    ).tag(config=True)
-
     sample_interval = Float(
         _DEFAULTS.sample_interval,
         min=0.5,
         max=600,
-        help="Seconds between two looks at what the sessions do. Shorter notices"
-        " activity sooner and asks every session's server more often. Three missed"
-        " looks begin the watching anew.",
-    ).tag(config=True)
-
-    tick_interval = Float(
-        _DEFAULTS.tick_interval,
-        min=0.5,
-        max=600,
-        help="Seconds between two comparisons of journal, agent and Hub, even if"
-        " nothing was heard. One request to the Hub and one to the agent each. Longer"
-        " spares a busy Hub; what was missed is then found later.",
+        help="Seconds between two looks at what the sessions do, and between two"
+        " comparisons of journal, agent and Hub, even if nothing was heard. Shorter"
+        " notices activity sooner and asks every session's server more often; longer"
+        " spares a busy Hub. Three missed looks begin the watching anew. Example: 15.",
     ).tag(config=True)
 
     warn_for = Float(
@@ -252,16 +233,6 @@ class Options(Configurable):
         " count. More takes more of the store: what has changed between. Example: 5.",
     ).tag(config=True)
 
-    save_points_hourly = Int(
-        _DEFAULTS.save_points_hourly,
-        min=0,
-        max=1000,
-        help="For how many hours the last save point of each is kept besides, as the"
-        " older ones of `save_points` are; hours without any do not count. Reaches"
-        " further back where sessions are saved often, for less of the store than as"
-        " many `save_points`. 0: for none. Example: 12.",
-    ).tag(config=True)
-
     keep_per_day = Float(
         _DEFAULTS.keep_per_day,
         min=0,
@@ -277,15 +248,6 @@ class Options(Configurable):
         help="Seconds for which a state that makes no sense (programs that the Hub"
         " does not know of, say) must last before anything is ended for it. Longer"
         " where Hub or agent are away for longer at restarts.",
-    ).tag(config=True)
-
-    release_limit = Float(
-        _DEFAULTS.release_limit,
-        min=10,
-        help="Seconds for which a captured session stays frozen while the Hub does not"
-        " take the stop, or a server that belongs to it (``together``) is not saved."
-        " Then it is thawed and goes on running. Longer where the Hub is slow to stop"
-        " servers.",
     ).tag(config=True)
 
     operation_limit = Float(
@@ -334,16 +296,6 @@ class Options(Configurable):
         " those of all, as files that a passphrase of theirs opens. False: what a"
         " session had in memory leaves the Hub by its administrators' hands alone"
         " (`store export`).",
-    ).tag(config=True)
-
-    hung_after = Float(
-        60.0,
-        min=0,
-        max=3600,
-        help="Seconds without a move of its program after which the service is taken"
-        " for hung and started again; sessions are not concerned. After a quarter of it"
-        " whoever asks is told to wait. A short time takes a busy machine for a hung"
-        " program. 0: never.",
     ).tag(config=True)
 
     # --- how long checkpoints are kept, and how many
@@ -405,14 +357,13 @@ class Options(Configurable):
         """The control plane's part of the settings."""
         return Settings(
             sample_interval=self.sample_interval,
-            tick_interval=self.tick_interval,
+            tick_interval=self.sample_interval,
             warn_for=self.warn_for,
             grace=self.grace,
             set_aside=self.set_aside_days * _DAY,
             audit=self.audit_days * _DAY,
             retention=self.retention(),
             orphan_grace=self.orphan_grace,
-            release_limit=self.release_limit,
             operation_limit=self.operation_limit,
             gpu_wait=self.gpu_wait,
             seats_per_gpu=self.seats_per_gpu,
@@ -420,7 +371,6 @@ class Options(Configurable):
             keep_per_day=self.keep_per_day,
             save_every=self.save_every,
             save_points=self.save_points,
-            save_points_hourly=self.save_points_hourly,
             return_disrupted=self.return_disrupted,
             own_idle_longest=self.own_idle_longest,
             captures=self.captures,
