@@ -61,6 +61,25 @@ CONFIGURED = {
     "The agent": [AgentApp],
 }
 
+#: The settings that the how-tos are about; the reference shows them first.
+MOST_USED = (
+    "IdlePolicy.idle_after",
+    "ReclaimService.warn_for",
+    "Guards.min_age",
+    "Guards.cool_down",
+    "Guards.quiet_hours",
+    "Rules.rules",
+    "PressurePolicy.pressure_idle_after",
+    "ReclaimService.keep_limit",
+    "ReclaimService.seats_per_gpu",
+    "NapPolicy.nap_after",
+    "ReclaimService.save_every",
+    "ReclaimService.set_aside_days",
+    "ReclaimService.user_quota_gb",
+    "AgentApp.store_url",
+    "AgentApp.master_key_file",
+)
+
 
 def reasons() -> str:
     """Every reason code with its sentence and what to do."""
@@ -110,7 +129,8 @@ def own_traits(configured: type[Configurable]) -> dict[str, TraitType[object, ob
 
 
 def settings() -> str:
-    """Every setting with its default and help."""
+    """Every setting with its default and help, the most used first."""
+    most: dict[str, list[str]] = {name: [] for name in MOST_USED}
     lines: list[str] = []
     for title, classes in CONFIGURED.items():
         lines += [f"## {title}", ""]
@@ -123,15 +143,20 @@ def settings() -> str:
             trait = getattr(kind, name)
             default = trait.default_value_repr()
             heading = ", ".join(f"`{owner}.{name}`" for owner in owners)
-            lines += [f"### {heading}", ""]
-            lines += [f"{trait.info()}; default `{default}`", ""]
-            lines += [inspect.cleandoc(str(trait.help)), ""]
+            shown = [f"### {heading}", "", f"{trait.info()}; default `{default}`", ""]
+            shown += [inspect.cleandoc(str(trait.help)), ""]
+            if heading.strip("`") in most:
+                most[heading.strip("`")] = shown
+            else:
+                lines += shown
+    first = ["## Most used", "", *(line for one in most.values() for line in one)]
     about = """
-Generated from the code. The policy's and the service's settings go into `configure(c,
+The most used come first; each of the others says when one would touch it. Generated
+from the code. The policy's and the service's settings go into `configure(c,
 …)` or its `service_options`; the spawner's into `jupyterhub_config.py`; the agent's on
 its command line or into its file.
 """
-    return page("Settings", about, *lines[:-1])
+    return page("Settings", about, *first, *lines[:-1])
 
 
 def events() -> str:

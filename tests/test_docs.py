@@ -63,6 +63,19 @@ def test_setting_has_help_that_says_something(
     assert len(str(trait.help)) > 40, f"{configured}.{name}"  # type: ignore[attr-defined]
 
 
+def test_most_used_settings_are_there_and_in_the_how_tos() -> None:
+    text = "".join(page.read_text() for page in GUIDES if page.parent.name == "how-to")
+    known = {
+        f"{configured.__name__}.{name}"
+        for classes in generate["CONFIGURED"].values()
+        for configured in classes
+        for name in generate["own_traits"](configured)
+    }
+    for setting in generate["MOST_USED"]:
+        assert setting in known
+        assert setting.partition(".")[2] in text, setting
+
+
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)
 def test_reason_is_a_sentence_with_a_stable_code(reason: Reason) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]*", reason.value)

@@ -74,7 +74,8 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
 
         Off (the default): sessions share the machine's ``/tmp``, as they do with
         JupyterHub's own spawner; files that a suspended session has open there must
-        still be there when it comes back.
+        still be there when it comes back. On where users' programs get in each other's
+        way there.
         """,
     ).tag(config=True)
 

@@ -65,8 +65,8 @@ class ReclaimMixin(SessionPlacement):
         "",
         help="""Address of the service: ``http://127.0.0.1:10101`` or ``unix:/path``.
 
-        ``hub.config.configure(c)`` sets it. Empty: nothing can be suspended, and a
-        server starts and stops as it would without this package.
+        ``hub.config.configure(c)`` sets it; without that, you do. Empty: nothing can be
+        suspended, and a server starts and stops as it would without this package.
         """,
     ).tag(config=True)
 
@@ -75,6 +75,7 @@ class ReclaimMixin(SessionPlacement):
         help="""File with the token that the Hub's process shows to the service.
 
         ``hub.config.configure(c)`` makes it. Only root may be able to read it.
+        Set it only where the Hub is configured without that.
         """,
     ).tag(config=True)
 

@@ -26,6 +26,6 @@ class ImageTraits(RealmTraits):
         help="""The Python (3.7 or later) in the image that runs the session's init.
 
         A name in the image's PATH, or a path. An image without any Python cannot be
-        used with this spawner.
+        used with this spawner. Set it where the image has it elsewhere.
         """,
     ).tag(config=True)

@@ -71,7 +71,8 @@ class StoreSettings(Configurable):
         help="""JSON file, mode 0600, with the secret options of an object store.
 
         For example `{"access_key_id": "…", "secret_access_key": "…"}`. It is read when
-        the store is opened and by each worker, and is never logged. Empty: none.
+        the store is opened and by each worker, and is never logged. Empty: none. Set
+        it where the machine has no identity of its own there.
         """,
     ).tag(config=True)
 
@@ -92,7 +93,8 @@ class StoreSettings(Configurable):
 
         Above it copies of the least recently suspended sessions are dropped, as soon
         as the store has them whole; those come back from the store, more slowly. What
-        is not uploaded yet stays, whatever this says. 0: no limit.
+        is not uploaded yet stays, whatever this says. 0: no limit. Set it where that
+        disk is smaller than the store.
         """,
     ).tag(config=True)
 
@@ -161,7 +163,7 @@ class StoreSettings(Configurable):
         help="""Folder with a file for each master key, such as a mounted Secret.
 
         A file's name is its key's; the newest is the last by name. It is never made.
-        Instead of `master_key_file`.
+        Set it on Kubernetes, instead of `master_key_file`.
         """,
     ).tag(config=True)
 
@@ -170,8 +172,8 @@ class StoreSettings(Configurable):
         help="""Python class that wraps keys with a key service: `package.module:Class`.
 
         It has the methods of `store.keys.Wrapper` and is made without arguments. The
-        key service is asked at every suspend and every resume. Instead of
-        `master_key_file`.
+        key service is asked at every suspend and every resume. Set it, instead of
+        `master_key_file`, where no key may lie on a disk.
         """,
     ).tag(config=True)
 
@@ -248,7 +250,8 @@ class AgentSettings(StoreSettings, Application):
         help="""File with the token that every call must carry.
 
         Made with a random token, mode 0600, when it is not there. Whoever holds the
-        token can end every session of this machine and read their logins.
+        token can end every session of this machine and read their logins. Set it where
+        a Secret has it.
         """,
     ).tag(config=True)
 
@@ -256,19 +259,23 @@ class AgentSettings(StoreSettings, Application):
         "",
         help="""PEM file with the TLS certificate (and its chain) for TCP.
 
-        Empty: no TLS, which is refused for any address but loopback.
+        Empty: no TLS, which is refused for any address but loopback. Set it where
+        `listen` is TCP.
         """,
     ).tag(config=True)
 
     private_key = Unicode(
-        "", help="PEM file with the certificate's key. Empty: it is in `certificate`."
+        "",
+        help="PEM file with the certificate's key. Empty: it is in `certificate`. Set"
+        " it where they are two files, as in a Secret.",
     ).tag(config=True)
 
     state_dir = Unicode(
         str(_HOME / "agent"),
         help="""Folder for the agent's own records, mode 0700; must survive a reboot.
 
-        It is small. At most 60 characters, because it holds sockets.
+        It is small. At most 60 characters, because it holds sockets. Set it where
+        `/var` does not survive one.
         """,
     ).tag(config=True)
 
@@ -276,7 +283,8 @@ class AgentSettings(StoreSettings, Application):
         str(binary.FOLDER),
         help="""Folder of the private CRIU (`jupyterhub-gpu-reclaim criu install`).
 
-        Where it holds none, the system's CRIU is used if it is new enough.
+        Where it holds none, the system's CRIU is used if it is new enough. Set it where
+        you have installed it elsewhere (`criu install --to`).
         """,
     ).tag(config=True)
 
@@ -298,8 +306,8 @@ class AgentSettings(StoreSettings, Application):
         docker_engine.SOCKET,
         help="""Socket of Docker's API, with `placement = "docker"`.
 
-        The agent asks it which container was made for which session. Example:
-        `/var/run/docker.sock`.
+        The agent asks it which container was made for which session. Set it where
+        Docker's is elsewhere. Example: `/var/run/docker.sock`.
         """,
     ).tag(config=True)
 

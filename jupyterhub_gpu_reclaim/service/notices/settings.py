@@ -45,7 +45,7 @@ class Notices(Configurable):
         like="https://host/path",
         help="""Address of the service's page as users see it, for the notices.
 
-        Empty: notices have no link. Example:
+        Empty: notices have no link. Set it where notices are sent. Example:
         "https://hub.example.org/services/gpu-reclaim/".
         """,
     ).tag(config=True)

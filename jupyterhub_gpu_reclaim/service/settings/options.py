@@ -42,19 +42,22 @@ class Options(Configurable):
         help="Address of the machine's agent: `unix:/path` for a socket,"
         " `https://host:8099` for TCP, `http://127.0.0.1:8099` on the same machine. By"
         " plain HTTP the agent has to prove itself before it is told anything, since"
-        " others could take its port while it is away.",
+        " others could take its port while it is away. Set it where the agent's"
+        " `listen` is set.",
     ).tag(config=True)
 
     agent_token_file = Unicode(
         "/var/lib/jupyterhub-gpu-reclaim/agent.token",
         help="File with the agent's bearer token. The agent makes it at its first"
-        " start; only root may read it. It may appear after the service has started.",
+        " start; only root may read it. It may appear after the service has started."
+        " Set it where the agent's `token_file` is set, or a Secret has it.",
     ).tag(config=True)
 
     agent_ca_file = Unicode(
         "",
         help="Certificates (PEM) that vouch for an `https` agent. Empty: those of the"
-        " system.",
+        " system. Set it where the agent listens on TCP with a certificate of your own"
+        " authority.",
     ).tag(config=True)
 
     kubeconfig = Unicode(
@@ -67,7 +70,7 @@ class Options(Configurable):
     namespace = Unicode(
         "",
         help="With `placement = kubernetes`: namespace of the users' pods. Empty: the"
-        " one that the service runs in.",
+        " one that the service runs in. Set it where the Hub is in another one.",
     ).tag(config=True)
 
     agent_namespace = Unicode(
@@ -97,7 +100,8 @@ class Options(Configurable):
         ["kubernetes.io/arch", "nvidia.com/gpu.product"],
         help="With `placement = kubernetes`: labels of its node that a session with a"
         " GPU needs again when it comes back, so that it waits for a fitting node."
-        " Empty: any node; the agent there refuses what does not fit.",
+        " Empty: any node; the agent there refuses what does not fit. Set it where your"
+        " nodes have other labels.",
     ).tag(config=True)
 
     drain_on = List(
@@ -136,7 +140,8 @@ class Options(Configurable):
         "/var/lib/jupyterhub-gpu-reclaim/service",
         help="Folder of the service (made with mode 0700): the journal and the secret"
         " that signs login cookies. One service works on it at a time. Losing it loses"
-        " no session: they are found again at the agent and the Hub.",
+        " no session: they are found again at the agent and the Hub. Set it where"
+        " `/var` does not outlive the service.",
     ).tag(config=True)
 
     journal_url = Unicode(
@@ -198,7 +203,7 @@ class Options(Configurable):
         max=366 * _DAY,
         help="Longest time in seconds for which somebody may ask that a session be"
         " left alone, for example 86400 for a day. Holders of the manage scope may ask"
-        " for a year. 0: nobody else may ask.",
+        " for a year. 0: nobody else may ask. Shorter where GPUs are short.",
     ).tag(config=True)
 
     own_idle_longest = Float(
@@ -263,7 +268,8 @@ class Options(Configurable):
         max=64,
         help="Sessions that are suspended at the same time; of a drained node, so"
         " many on that node. More of them share the store's bandwidth, so that each is"
-        " frozen for longer.",
+        " frozen for longer. Fewer where the store is slow; more where a drain takes"
+        " too long.",
     ).tag(config=True)
 
     event_log = Unicode(
@@ -271,14 +277,14 @@ class Options(Configurable):
         help="File that gets one line of JSON for everything that happens to a session,"
         " with who and why; only root may read it. `-`: the standard output, which is"
         " the Hub's log. It is opened anew after a rotation. Empty: none; the journal"
-        " keeps the same for `audit_days`.",
+        " keeps the same for `audit_days`. Set it where logs are collected elsewhere.",
     ).tag(config=True)
 
     metrics_open = Bool(
         False,
         help="Whether `/metrics` needs no login. False: a Hub token with the scope"
         " `read:metrics` or `custom:gpu-reclaim:manage`. The metrics never"
-        " contain users' names.",
+        " contain users' names. True where Prometheus can have no token.",
     ).tag(config=True)
 
     trust_plain_http = Bool(
@@ -287,7 +293,8 @@ class Options(Configurable):
         " page was opened. Browsers say it (`Sec-Fetch-*`) over HTTPS and at localhost,"
         " not over plain HTTP. True: where the Hub has no subdomains, any page on a"
         " user's server can do everything at this service that its visitor may do."
-        " False: over plain HTTP the service's pages say that they need HTTPS.",
+        " False: over plain HTTP the service's pages say that they need HTTPS. True in"
+        " a network of your own, where you trust every user.",
     ).tag(config=True)
 
     downloads = Bool(
@@ -295,7 +302,7 @@ class Options(Configurable):
         help="Whether people may download checkpoints of their sessions, and managers"
         " those of all, as files that a passphrase of theirs opens. False: what a"
         " session had in memory leaves the Hub by its administrators' hands alone"
-        " (`store export`).",
+        " (`store export`). False where memory may hold what users may not take along.",
     ).tag(config=True)
 
     # --- how long checkpoints are kept, and how many
@@ -319,7 +326,8 @@ class Options(Configurable):
         min=1,
         help="Days for which the journal keeps who did what to a session, and why it"
         " was suspended. Older lines are deleted, all but the newest of all, and so are"
-        " those of a session that has 10,000 newer ones; they hold names of users.",
+        " those of a session that has 10,000 newer ones; they hold names of users."
+        " Fewer where such names may not be kept for so long.",
     ).tag(config=True)
 
     keep_days = Float(
@@ -327,7 +335,7 @@ class Options(Configurable):
         min=0,
         help="Days after which what somebody has put aside is deleted, even if"
         " `set_aside_days` is longer; with `retention_takes_suspended`, suspended"
-        " sessions too. 0: no limit.",
+        " sessions too. 0: no limit. Set it where data may not be kept for longer.",
     ).tag(config=True)
 
     user_quota_gb = Float(
@@ -342,7 +350,8 @@ class Options(Configurable):
         0.0,
         min=0,
         help="Gigabytes (10^9 bytes) that the checkpoints of all users together may"
-        " take in the store, as `user_quota_gb` of one. 0: no limit.",
+        " take in the store, as `user_quota_gb` of one. 0: no limit. Set it where the"
+        " store is not for these alone.",
     ).tag(config=True)
 
     retention_takes_suspended = Bool(
@@ -350,7 +359,7 @@ class Options(Configurable):
         help="Whether `keep_days` and the quotas may delete the only checkpoint of a"
         " suspended session, that is, somebody's work; the user is told why, and the"
         " next start is a new one. False: what is suspended is kept, whatever a quota"
-        " says.",
+        " says. True where the store must not fill up, and people know.",
     ).tag(config=True)
 
     def settings(self) -> Settings:
