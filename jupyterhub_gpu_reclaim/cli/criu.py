@@ -1,4 +1,4 @@
-"""``jupyterhub-gpu-reclaim criu install|check|path``."""
+"""``jupyterhub-gpu-reclaim criu install|check``."""
 
 from __future__ import annotations
 
@@ -48,10 +48,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _folder(check, "--folder", "where the private copy is")
     check.set_defaults(run=_check)
 
-    path = add("path", "say which CRIU is used")
-    _folder(path, "--folder", "where the private copy is")
-    path.set_defaults(run=_path)
-
 
 def _folder(parser: argparse.ArgumentParser, option: str, text: str) -> None:
     parser.add_argument(
@@ -91,11 +87,6 @@ def _check(args: argparse.Namespace) -> int:
             _say(f"  {finding.hint}")
     if any(finding.fatal for finding in findings):
         return 1
-    _path(args)
-    return 0
-
-
-def _path(args: argparse.Namespace) -> int:
     _tell(binary.locate(args.folder))
     return 0
 

@@ -99,7 +99,6 @@ def test_every_command_says_what_it_does_in_a_sentence(capsys):
         ["config", "check"],
         ["criu", "install"],
         ["criu", "check"],
-        ["criu", "path"],
         ["agents", "check"],
         ["store", "ls"],
     ):

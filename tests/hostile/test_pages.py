@@ -189,7 +189,7 @@ async def test_fetch_of_any_mode_reads_nothing(world, victim):
     paths = [
         "", "mine", "all", "all/table", "all/summary", "store", "log", "metrics",
         "sessions/ada/train", "sessions/ada/train/card", "sessions/ada/train/fresh",
-        "api/sessions", "api/sessions/ada/train", "api/users/ada/history", "api/totals",
+        "api/sessions", "api/sessions/ada/train", "api/users/ada/history", "api/report",
         "tab/ada/train",
     ]  # fmt: skip
     got = await victim.evaluate(

@@ -382,7 +382,7 @@ def test_session_that_runs_beside_another_database_is_adopted_or_left_alone(
     for _ in range(2):
         refused = hub.api("POST", f"users/{user}/server")
         assert refused.status_code == 409, refused.text
-        assert f"A session of {user} runs already" in refused.json()["message"]
+        assert f"A session of {user} is running already" in refused.json()["message"]
         now = cluster.pod(f"jupyter-{user}")
         assert now["metadata"]["uid"] == pod["metadata"]["uid"]
     assert reclaim(hub, "POST", f"sessions/{user}/-/renew-login").ok

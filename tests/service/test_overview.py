@@ -54,8 +54,8 @@ async def test_lines_of_too_many_names_are_a_bad_request(service, failure):
     assert "at most 500" in failure(response).message
 
 
-@pytest.mark.parametrize("path", ["api/totals", "api/store", "api/report"])
-async def test_what_tells_of_everybody_is_for_managers(service, failure, path):
+async def test_what_tells_of_everybody_is_for_managers(service, failure):
+    path = "api/report"
     refused = await service.call(path)
     assert refused.code == 403
     assert failure(refused).code == "forbidden"
@@ -63,23 +63,11 @@ async def test_what_tells_of_everybody_is_for_managers(service, failure, path):
     assert (await service.call(path, "token-root")).code == 200
 
 
-async def test_totals_look_back_as_far_as_is_asked_and_kept(service, failure):
-    for query, hours in (("", 24), ("?hours=744", 744)):
-        await service.call("api/totals" + query, "token-root")
-        assert service.control.calls[-1] == ("totals", hours)
-    for query in ("?hours=0", "?hours=745", "?hours=x"):
-        response = await service.call("api/totals" + query, "token-root")
-        assert response.code == 400
-        assert failure(response).code == "invalid"
-
-
 async def test_store_use_is_told_user_by_user(service, root):
     use = StoreUse(
         user="ada", checkpoints=2, logical_bytes=3 * 10**9, stored_bytes=10**9
     )
     service.control.store_known = [use]
-    told = json.loads((await service.call("api/store", "token-root")).body)
-    assert told[0]["user"] == "ada"
     page = (await root.get("store")).body.decode()
     assert "1.0 GB" in page
     assert "2 checkpoints of 1 user:" in page

@@ -1,8 +1,8 @@
-"""Sessions over time and all together: last hour, totals, months, history, GPU queue.
+"""Sessions over time and all together: last hour, months, history, GPU queue.
 
-Totals, reports and use of the store cover all users and are for managers; all else is
-limited to the sessions that the caller may see. Of other people's sessions the queue
-only says since when they wait and for how many GPUs.
+Reports cover all users and are for managers; all else is limited to the sessions that
+the caller may see. Of other people's sessions the queue only says since when they wait
+and for how many GPUs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
+from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.report import MONTH, Report, bounds, month_at
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
-from jupyterhub_gpu_reclaim.controlplane.sessions.totals import KEPT, StoreUse, Totals
 from jupyterhub_gpu_reclaim.service.api.base import (
     Count,
     ManagerRoute,
@@ -30,10 +29,8 @@ from jupyterhub_gpu_reclaim.service.api.people import NAMED, named_sessions
 
 #: Lines that are made in one step.
 _AT_ONCE = 500
-MOST_HOURS = KEPT // 3600
 
 _Month = Annotated[str, msgspec.Meta(pattern=f"^{MONTH}$")]
-_Hours = Annotated[int, msgspec.Meta(ge=1, le=MOST_HOURS)]
 
 
 class Lines(PersonRoute):
@@ -57,36 +54,6 @@ class Lines(PersonRoute):
             lines += control.lines(set(seen[at : at + _AT_ONCE]))
             await asyncio.sleep(0)  # ten thousand in one step would hold others up
         self.answer(lines)
-
-
-class TotalsOfAll(ManagerRoute):
-    """GPUs in use, idle and freed, and sessions by phase, over time."""
-
-    path: ClassVar = "api/totals"
-
-    @operation(
-        "All sessions together, now and over the last hours; for managers",
-        answer=Totals,
-        query=(Query("hours", _Hours, "How far back; 24 by itself."),),
-    )
-    async def get(self) -> None:
-        """Answer with them."""
-        self.answer(self.context.control.totals(hours_of(self)))
-
-
-class StoreOfAll(ManagerRoute):
-    """Checkpoints in the store, by user."""
-
-    path: ClassVar = "api/store"
-
-    @operation(
-        "What everybody's checkpoints take in the store, the largest first; for"
-        " managers",
-        answer=list[StoreUse],
-    )
-    async def get(self) -> None:
-        """List it."""
-        self.answer(self.context.control.store_use())
 
 
 class MonthlyReport(ManagerRoute):
@@ -118,19 +85,6 @@ async def report_of(route: Route) -> Report:
     month = route.get_query_argument("month", month_at(context.clock.now()))
     bounds(month)
     return context.control.report(month, await context.groups())
-
-
-def hours_of(route: Route) -> int:
-    """How far back the query asks for.
-
-    Raises:
-        BadRequest: not a number of hours, or more than is kept.
-    """
-    hours = route.number("hours", 24)
-    if not 1 <= hours <= MOST_HOURS:
-        what = f"The parameter 'hours' must be between 1 and {MOST_HOURS}."
-        raise BadRequest(Reason.INVALID, what=what)
-    return hours
 
 
 class Queue(PersonRoute):
@@ -196,8 +150,6 @@ class UserHistory(PersonRoute):
 
 ROUTES: tuple[type[Route], ...] = (
     Lines,
-    TotalsOfAll,
-    StoreOfAll,
     MonthlyReport,
     Queue,
     UserHistory,
