@@ -22,7 +22,14 @@ from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION
 from tests.kube.schemas import as_json
 from tests.kube.test_pod import a_pod
 from tests.support.cluster import NAMESPACE, Cluster
-from tests.support.nodes import AGENT_LABELS, AGENT_PORT, TOKEN, Node
+from tests.support.nodes import (
+    AGENT_LABELS,
+    AGENT_NAME,
+    AGENT_PORT,
+    TOKEN,
+    Node,
+    agents_certificate,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +52,10 @@ async def until(condition, seconds: float = 10.0):
 
 
 def _connect(ip: str) -> AgentClient:
-    address = f"http://{ip}:{AGENT_PORT}"
-    return AgentClient(address, TOKEN, quick=2, slow=5, silence=5)
+    address, ca_file = f"https://{AGENT_NAME}:{AGENT_PORT}", str(agents_certificate())
+    return AgentClient(
+        address, TOKEN, ca_file=ca_file, at=ip, quick=2, slow=5, silence=5
+    )
 
 
 class Service:

@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.service.clients.pods import INCARNATION, Pod
 from jupyterhub_gpu_reclaim.service.settings.placement import agent_of
 from tests.kube.conftest import ADA, MODEL, service_of, session_pod, until
 from tests.support.cluster import NAMESPACE
-from tests.support.nodes import AGENT_PORT, TOKEN
+from tests.support.nodes import AGENT_PORT, TOKEN, agents_certificate
 
 BOB = SessionKey("bob", "lab")
 GPU = {"extra_resource_limits": {"nvidia.com/gpu": "1"}}
@@ -418,7 +418,7 @@ async def test_the_fleet_that_the_settings_make_sees_the_sessions_of_all_nodes(
         "kubeconfig": str(file),
         "namespace": NAMESPACE,
         "agent_port": AGENT_PORT,
-        "agent_tls_name": "",
+        "agent_ca_file": str(agents_certificate()),
     }
     service = ReclaimService(config=Config(ReclaimService=config))
     fleet, let_go = await agent_of(service, TOKEN, None)

@@ -18,7 +18,13 @@ from tests.support.elsewhere import (
     wait,
 )
 from tests.support.hub import HubUnderTest, proxy_command
-from tests.support.nodes import AGENT_PORT, SERVER_PORT, TOKEN, Node
+from tests.support.nodes import (
+    AGENT_PORT,
+    SERVER_PORT,
+    TOKEN,
+    Node,
+    agents_certificate,
+)
 
 _numbers = itertools.count(1)
 
@@ -75,6 +81,7 @@ def hub(elsewhere, tmp_path_factory):
             namespace=NAMESPACE,
             port=SERVER_PORT,
             agent_port=AGENT_PORT,
+            agent_ca_file=str(agents_certificate()),
             service_port=free_port(),
         ),
         env={"KUBECONFIG": str(folder / "hub.kubeconfig")},

@@ -28,6 +28,7 @@ from tests.support.elsewhere import (
     wait,
 )
 from tests.support.hub import HubUnderTest, proxy_command
+from tests.support.nodes import agents_certificate
 from tests.support.real_node import RealNode
 
 #: An address of this machine that containers reach by their default route.
@@ -76,7 +77,8 @@ def agent(folder, elsewhere):
     port = free_port()
     made = Agent(folder, criu_folder())
     made.listen = f"{address}:{port}"
-    made.start(PLACEMENT, wait=False)
+    shown = f"--AgentApp.certificate={agents_certificate()}"
+    made.start(PLACEMENT, shown, wait=False)
     elsewhere.do(RealNode, elsewhere.cluster, folder, (address, port))
     yield port
     made.kill()
@@ -96,6 +98,7 @@ def hub(folder, elsewhere, agent):
         ip=HUB_IP,
         hub_port=free_port(),
         agent_port=agent,
+        agent_ca_file=str(agents_certificate()),
         service_port=free_port(),
         bin=Path(sys.executable).parent,
         python=sys.executable,

@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.linux.capabilities import NEEDED
 from jupyterhub_gpu_reclaim.node.app import STOP_SECONDS, AgentApp
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.service.settings.options import Options
-from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_SELECTOR
+from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME, AGENT_SELECTOR
 from jupyterhub_gpu_reclaim.store.format.keys import load_keys
 from tests.kube.schemas import problems
 from tests.support.containers import CAPABILITIES
@@ -249,7 +249,7 @@ def test_the_secrets_are_those_that_are_mounted_and_open_what_they_should(
     tls = decoded(by_name["gpu-reclaim", "gpu-reclaim-agent-tls"])
     for name, text in {**tls, "ca.crt": given["ca.crt"]}.items():
         (tmp_path / f"_{name}").write_bytes(text)
-    assert _meet(tmp_path, Options().agent_tls_name)
+    assert _meet(tmp_path, AGENT_NAME)
     with pytest.raises(ssl.SSLCertVerificationError):
         _meet(tmp_path, "somebody-else")
 
@@ -291,7 +291,7 @@ def test_secrets_take_the_stores_login_and_other_namespaces(tmp_path):
 def test_cert_manager_makes_the_same_secret():
     made = documents(FOLDER / "cert-manager" / "certificates.yaml")
     [leaf] = [c["spec"] for c in made if c["spec"].get("dnsNames")]
-    assert leaf["dnsNames"] == [Options().agent_tls_name]
+    assert leaf["dnsNames"] == [AGENT_NAME]
     assert leaf["secretName"] in secret_names()
     issuers = {one["metadata"]["name"] for one in made if one["kind"] == "Issuer"}
     asked = [one["spec"]["issuerRef"] for one in made if one["kind"] == "Certificate"]

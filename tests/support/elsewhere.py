@@ -30,7 +30,7 @@ configure(
     service_options={{
         "ReclaimService.kubeconfig": "{folder}/service.kubeconfig",
         "ReclaimService.namespace": {namespace!r},
-        "ReclaimService.agent_tls_name": "",
+        "ReclaimService.agent_ca_file": {agent_ca_file!r},
         "ReclaimService.agent_port": {agent_port},
     }},
 )

@@ -12,7 +12,11 @@ import copy
 import hashlib
 import itertools
 import socket
+import ssl
+import tempfile
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tornado.httpserver import HTTPServer
@@ -20,13 +24,21 @@ from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
+from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME
 from jupyterhub_gpu_reclaim.session_init import session_init
 from tests.controlplane.doubles import TOKEN, NodeInMemory
+from tests.support.certificates import certificate
 from tests.support.cluster import NAMESPACE, Cluster
 
 SERVER_PORT, AGENT_PORT = 8888, 8099
 AGENT_LABELS = {"app.kubernetes.io/name": "gpu-reclaim-agent"}
 _ADDRESSES = itertools.count(2)
+
+
+@cache
+def agents_certificate() -> Path:
+    """What all agents' doubles show, and what vouches for it."""
+    return certificate(Path(tempfile.mkdtemp(prefix="agents-")), AGENT_NAME)
 
 
 def address(port: int) -> tuple[str, socket.socket]:
@@ -124,7 +136,11 @@ class Node:
     def start_agent(self) -> None:
         """A new pod of the DaemonSet, with an address of its own."""
         ip, bound = address(AGENT_PORT)
-        self._agent_server = HTTPServer(make_application(self.agent, TOKEN))
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(agents_certificate())
+        self._agent_server = HTTPServer(
+            make_application(self.agent, TOKEN), ssl_options=context
+        )
         self._agent_server.add_sockets([bound])
         self._agent_pod = {
             "metadata": {

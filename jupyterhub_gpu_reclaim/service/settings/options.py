@@ -88,13 +88,6 @@ class Options(Configurable):
         " `AgentApp.listen` has another one there.",
     ).tag(config=True)
 
-    agent_tls_name = Unicode(
-        "gpu-reclaim-agent",
-        help="With `placement = kubernetes`: the name in the certificate of every"
-        " agent, which `agent_ca_file` vouches for. Empty: plain HTTP, on which the"
-        " token and the sessions' logins can be read by whoever sees the network.",
-    ).tag(config=True)
-
     gpu_node_labels = List(
         Unicode(),
         ["kubernetes.io/arch", "nvidia.com/gpu.product"],

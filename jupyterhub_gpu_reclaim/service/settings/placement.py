@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Labels of the agents' pods, as the chart and the manifests set them.
 AGENT_SELECTOR = "app.kubernetes.io/name=gpu-reclaim-agent"
+#: The name in the certificate of every agent of a cluster, whatever its address is.
+AGENT_NAME = "gpu-reclaim-agent"
 
 
 async def agent_of(
@@ -93,10 +95,6 @@ async def _fleet(
 
 def _connect(options: Options, token: Path, lease: HeldLease, ip: str) -> AgentClient:
     """The agent there, by the one name that all agents' certificates bear."""
-    port = options.agent_port
-    if options.agent_tls_name:
-        address = f"https://{options.agent_tls_name}:{port}"
-        ca_file = options.agent_ca_file
-        return AgentClient(address, token, lease=lease, ca_file=ca_file, at=ip)
-    host = f"[{ip}]" if ":" in ip else ip
-    return AgentClient(f"http://{host}:{port}", token, lease=lease)
+    address = f"https://{AGENT_NAME}:{options.agent_port}"
+    ca_file = options.agent_ca_file
+    return AgentClient(address, token, lease=lease, ca_file=ca_file, at=ip)
