@@ -94,6 +94,16 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     stuck: bool = False
 
 
+class Unrehearsed(contextlib.nullcontext[Any]):
+    """In place of a rehearsal."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def wait(self) -> None:
+        """Nothing is waited for."""
+
+
 class Kernel:
     """The doubles' one state: the machines, and how long things take.
 
@@ -111,7 +121,7 @@ class Kernel:
         self.wrong = wrong
         self.failing = 0.0  #: share of dumps, restores and fills that fail
         self.fails_late = False  #: also a driver that has moved the memory out
-        self.rehearses = False  #: whether trying a return takes time, or finds anything
+        self.rehearses = False  #: whether a return is tried, as older seeds do not
         #: told of each tree that goes on, and whether it was just restored
         self.goes_on: Callable[[Place, bool], None] = lambda place, restored: None
         #: told of each tree that can read what it was sent
@@ -281,13 +291,15 @@ class Kernel:
             log="",
         )
 
+    def rehearsal(self, *what: Any) -> rehearsal.Rehearsal | Unrehearsed:
+        """A rehearsal, where there are any."""
+        return rehearsal.Rehearsal(*what) if self.rehearses else Unrehearsed()
+
     def rehearse(
         self, criu: object, init: Any, dumped: object, *, cancel: Any, **more: Any
     ) -> float:
         """Try the return of what stands there: with some things open, none succeeds."""
         del criu, dumped, more
-        if not self.rehearses:
-            return 0.0
         self.takes(0.1, 2.0)
         cancel.check()
         place = self.place(init.init_pid, init.init_start)
@@ -675,6 +687,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (capture, "rights_of", none),
         (capture, "refuse_beyond_agent", nothing),
         (capture, "refuse_reaching", nothing),
+        (capture, "Rehearsal", kernel.rehearsal),
         (capture, "tempfile", folder),
         (save, "ask_state", no_state),
         (save, "Staging", lambda _: Staging()),
