@@ -29,6 +29,7 @@ def spec_of(
     *,
     options: Mapping[str, str] | None = None,
     options_file: str = "",
+    patience: float = PATIENCE_SECONDS,
     reserve: int = 0,
 ) -> Spec:
     """The spec of a folder's path, a ``file://`` address or an object store's.
@@ -37,6 +38,7 @@ def spec_of(
         url: where the store is.
         options: of an object store; see :class:`~.object_options.ObjectOptions`.
         options_file: the same.
+        patience: seconds for which an object store's requests are repeated.
         reserve: bytes that stay free on a folder's file system.
 
     Raises:
@@ -48,7 +50,7 @@ def spec_of(
             raise BadRequest(Reason.INVALID, what="A folder has no store options.")
         return {"kind": "folder", "path": path, "reserve": reserve}
     given = ObjectOptions(url, dict(options or {}), options_file)
-    return {"kind": "objects", **given.spec(), "patience": PATIENCE_SECONDS}
+    return {"kind": "objects", **given.spec(), "patience": patience}
 
 
 def open_backend(spec: Spec) -> Backend:
