@@ -1,8 +1,7 @@
-"""The one decision about a session, from all guards and policies, with every reason.
+"""The decision about a session, from all guards and policies, with every reason.
 
-What a policy is given and what it answers are frozen values: a policy makes no
-requests, and its only time is ``now``.
-Pure: the same snapshot at the same time always gets the same answer.
+A policy takes and returns frozen values; it makes no requests, and its only time is
+``now``. Pure: the same snapshot at the same time always gets the same answer.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class Decider:
     Args:
         guards: one denial is enough.
         policies: one that says "reclaim" is enough; if none does, the reasons of the
-        first
-            one are given.
+            first policy are given.
     """
 
     def __init__(self, guards: Guards, policies: Sequence[Policy]) -> None:
@@ -45,10 +43,10 @@ class Decider:
         self.policies = policies
 
     def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Every reason, the deciding one first; never empty.
+        """Return every reason, the deciding one first; never empty.
 
-        When all reasons against it are known to end, the deciding one's ``at`` is the
-        time when the last of them does.
+        If every reason against a suspend is known to end, the deciding one's ``at`` is
+        the time when the last of them does.
         """
         denials = self.guards.denials(snapshot, now)
         answers = [policy.reasons(snapshot, now) for policy in self.policies]
@@ -62,11 +60,11 @@ class Decider:
 
 
 class SessionSnapshot(Value, frozen=True, kw_only=True):
-    """One session at one moment, as policies see it. ``None`` means not known."""
+    """A session at one moment, as policies see it. ``None`` means not known."""
 
     key: SessionKey
     phase: Phase
-    since: float | None = None  #: when it came into that phase
+    since: float | None = None  #: when its phase began
     usage: Usage | None = None
     started_at: float | None = None
     resumed_at: float | None = None
@@ -75,21 +73,21 @@ class SessionSnapshot(Value, frozen=True, kw_only=True):
     opted_out_by: str = ""
     backoff_until: float | None = None
     failure: Failure | None = None
-    #: What it holds, as far as known.
+    #: GPU use of the session, as far as known.
     gpus: list[GpuSample] = field(default_factory=list)
-    #: What rules set for it.
+    #: Settings of the rules that apply to the session.
     terms: SessionPolicy = SessionPolicy()
-    waking: bool = False  #: it is woken, and waits for memory of its GPU
-    made_room_at: float | None = None  #: when it was last put to nap for another one
-    #: How many wait for a GPU, if it was selected to go for one of them.
+    waking: bool = False  #: being woken, and waiting for memory of its GPU
+    made_room_at: float | None = None  #: when it last napped for another session
+    #: Number of sessions that wait for a GPU, if this one was selected to go.
     wanted: int = 0
 
 
 class Policy(Protocol):
-    """One reason to suspend sessions, such as idleness or pressure."""
+    """A reason to suspend sessions, such as idleness or pressure."""
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Why (not), the deciding one first; never empty.
+        """Return the reasons for or against, the deciding one first; never empty.
 
         Either the one verdict that says ``reclaim``, or every reason against it. An
         unknown fact is a reason against it.

@@ -31,7 +31,7 @@ _AT_REST = {Phase.SUSPENDED, Phase.STOPPED}
 
 
 class Guards(Configurable):
-    """Denials, each with its reason."""
+    """Checks everything that forbids a suspend, and says why."""
 
     min_age = Seconds(
         300.0,
@@ -97,7 +97,7 @@ class Guards(Configurable):
         return name
 
     def made_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Why it does not nap for another session so soon again; else empty."""
+        """Return why the session must not nap for another so soon again; else empty."""
         at, cool_down = snapshot.made_room_at, self._cool_down(snapshot.terms)
         if at is None or not 0 <= now - at < cool_down:
             return []  # a moment to come is of a clock that was put back
@@ -115,7 +115,7 @@ class Guards(Configurable):
         return self.cool_down if terms.cool_down is None else terms.cool_down
 
     def denials(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Every guard that forbids it now, the most telling first; may be empty."""
+        """Return what forbids a suspend now, the most telling first; may be empty."""
         return [
             *self._phase(snapshot),
             *self._people(snapshot, now),
@@ -202,17 +202,17 @@ _PERIOD = re.compile(rf"{_TIME}-{_TIME}")
 
 
 class Period(NamedTuple):
-    """From a time of day to another, which may lie on the next day."""
+    """A period from one time of day to another, which may be on the next day."""
 
     start: time
     end: time
 
     def end_after(self, now: float, zone: tzinfo | None) -> float | None:
-        """When the period that now is in ends; None when it is not in one.
+        """Return when the current period ends; None outside of the period.
 
         Args:
             now: seconds since the epoch.
-            zone: whose time of day it is; None is the machine's own.
+            zone: time zone of the period; None: the machine's own.
         """
         local = datetime.fromtimestamp(now, zone)
         for days in (-1, 0):
@@ -227,7 +227,7 @@ class Period(NamedTuple):
 
 
 def parse_period(text: str) -> Period:
-    """``"22:00-06:30"`` as a period; equal times are the whole day.
+    """Parse ``"22:00-06:30"`` as a period; equal times are the whole day.
 
     Raises:
         ValueError: with a sentence that shows the format.

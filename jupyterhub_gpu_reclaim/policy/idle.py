@@ -1,6 +1,6 @@
-"""Whether a session is idle: unused, and not working.
+"""Decides whether a session is idle: unused, and not working.
 
-It gives every reason against idleness. An unknown fact is one of them (law 5).
+Every reason against idleness is given. An unknown fact is one of them (law 5).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class IdlePolicy(Configurable):
     max_sample_age = Seconds(60.0)
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Every reason against idleness, or the one that says it is idle."""
+        """Return every reason against idleness, or the one that says it is idle."""
         terms = snapshot.terms
         limit = self.idle_after if terms.idle_after is None else terms.idle_after
         rule = terms.rule("idle_after")
@@ -180,7 +180,7 @@ class IdlePolicy(Configurable):
     def against(
         self, snapshot: SessionSnapshot, now: float, idle_after: float, rule: str = ""
     ) -> list[Decision]:
-        """Every reason why it has not been idle for so many seconds; empty: it has.
+        """Return why the session was not idle for that long; empty if it was.
 
         Args:
             snapshot: the session.
@@ -197,7 +197,7 @@ class IdlePolicy(Configurable):
         return busy + _too_soon(usage, now, idle_after, rule)
 
     def connected(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Why connections to other machines hold it back, if they do."""
+        """Return the reason if connections to other machines prevent a suspend."""
         usage, limit = snapshot.usage, self._for(snapshot.terms, "connections_after")
         idle = idle_for(snapshot, now)
         if usage is None or not usage.outside or limit is None or idle >= limit:
@@ -216,7 +216,7 @@ class IdlePolicy(Configurable):
         ]
 
     def _for(self, terms: SessionPolicy, setting: str) -> float | None:
-        """A setting as it holds for one session: its rule's value, None included."""
+        """Return a session's value of a setting: its rule's, None included, or ours."""
         found: float | None = getattr(terms if setting in terms.by else self, setting)
         return found
 
@@ -271,7 +271,7 @@ class IdlePolicy(Configurable):
     def _shown(
         self, usage: Usage, terms: SessionPolicy, idle_after: float
     ) -> Iterator[Decision]:
-        """Why pages of programs are in use, if they are."""
+        """Return the reason if pages of programs are in use."""
         setting, rate = "page_data_rate", usage.page_peak_rate
         limit, quiet = self._for(terms, setting), usage.page_quiet_rate
         if limit is None or rate is None:
@@ -291,7 +291,7 @@ class IdlePolicy(Configurable):
     def _waits(
         self, name: str, terms: SessionPolicy, age: float, now: float
     ) -> Iterator[Decision]:
-        """Why a cell that waits for an answer is work still, if it is."""
+        """Return the reason if a cell that waits for an answer still counts as work."""
         limit = self._for(terms, "prompt_idle_after")
         if limit is None:
             yield deny(Reason.KERNEL_BUSY, name=name)

@@ -1,8 +1,8 @@
-"""Whether a session naps: its GPU memory is moved out while it runs on.
+"""Decides whether a session naps: its GPU memory is moved out while it runs on.
 
 A nap costs its user seconds, not minutes, and no connection; so it may begin much
-earlier than a suspend. What counts as use and as work, and what forbids it, is the same
-as for a suspend. One that naps goes on being idle, and is suspended when that is due.
+earlier than a suspend. The signs of use and work, and the guards, are those of a
+suspend. A napping session stays idle, and is suspended when that is due.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class NapPolicy(Configurable):
 
     @property
     def usually_after(self) -> float:
-        """The same for a session of which no rule says otherwise."""
+        """Seconds of idleness before a session without a rule of its own naps."""
         set_to: float | None = self.nap_after
         return (
             (SHARED_NAP_AFTER if self._seats > 1 else 0.0) if set_to is None else set_to
@@ -115,7 +115,7 @@ class NapPolicy(Configurable):
         return known and (terms.resume_gpu or self.resume_gpu) == LAZY
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Why it does not nap, or the one that says it does."""
+        """Return the reasons against a nap, or the one for it."""
         limit, rule = self.after(snapshot.terms), snapshot.terms.rule("nap_after")
         if limit == 0:
             return [deny(Reason.NAP_OFF, rule=rule)]
@@ -130,7 +130,7 @@ class NapPolicy(Configurable):
     def _against(
         self, snapshot: SessionSnapshot, now: float, limit: float, rule: str = ""
     ) -> list[Decision]:
-        """Every reason why it has not been idle and awake for so many seconds."""
+        """Return every reason why it was not idle and awake for that long."""
         against = self._idle.against(snapshot, now, limit, rule)
         if snapshot.usage is not None and snapshot.usage.gpu_memory == 0:
             against = [deny(Reason.GPU_UNUSED), *against]
@@ -143,7 +143,7 @@ class NapPolicy(Configurable):
         return against
 
     def reasons_for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Why it does not nap for another session, or the one that says it does."""
+        """Return the reasons against a nap for another session, or the one for it."""
         if self.after(snapshot.terms) == 0:
             return [deny(Reason.NAP_OFF, rule=snapshot.terms.rule("nap_after"))]
         if self.room_after == 0:
@@ -155,7 +155,7 @@ class NapPolicy(Configurable):
 
 
 class NapDecider:
-    """The one decision whether a session naps.
+    """Decides whether a session naps, from guards and the policy.
 
     Args:
         guards: one denial is enough, as for a suspend.
@@ -166,21 +166,21 @@ class NapDecider:
         self._decide = Decider(guards, [policy])
         self._guards = guards
         self._policy = policy
-        #: seconds of idleness that are needed, by what rules set; 0: it never naps
+        #: seconds of idleness needed, by what rules set; 0: the session never naps
         self.after = policy.after
 
     def __call__(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Every reason, the deciding one first; never empty."""
+        """Return every reason, the deciding one first; never empty."""
         return self._decide(snapshot, now)
 
     @property
     def room_after(self) -> float:
-        """Seconds of idleness that are needed to nap for another session."""
+        """Seconds of idleness needed to nap for another session."""
         seconds: float = self._policy.room_after
         return seconds
 
     def for_room(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """The same, where another session wakes and needs the memory of its GPU."""
+        """Decide on a nap for a session that wakes and needs the GPU's memory."""
         denials = self._guards.denials(snapshot, now)
         denials += self._guards.made_room(snapshot, now)
         answers = self._policy.reasons_for_room(snapshot, now)

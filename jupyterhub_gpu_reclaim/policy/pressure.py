@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 class Want(Value, frozen=True, kw_only=True):
-    """What a waiting session still lacks after everything that is being freed."""
+    """A waiting session's need, beyond everything that is being freed."""
 
     key: SessionKey
     gpus: int = 1
-    gpu: str = ""  #: model that it has to be; empty: any, or not known
+    gpu: str = ""  #: model needed; empty: any, or not known
 
 
 class PressurePolicy(Configurable):
-    """Suspends what is idle for less than ``idle_after`` while others wait.
+    """Suspends sessions after a shorter idle time while others wait for a GPU.
 
     Args:
         idle: says why a session is not idle.
@@ -65,7 +65,7 @@ class PressurePolicy(Configurable):
         self._idle = idle
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
-        """Why it stays, or the one that says it goes, and for whom."""
+        """Return the reasons to stay, or the one to go, which says for whom."""
         limit = self.pressure_idle_after
         if not limit or not snapshot.wanted:
             return [deny(Reason.NOBODY_WAITS)]
@@ -78,7 +78,7 @@ class PressurePolicy(Configurable):
 
 
 class PreemptionPolicy:
-    """Selects sessions to go for those that wait.
+    """Selects the sessions that go for those that wait.
 
     Args:
         decide: the one decision about a session. A session is judged as if it were
@@ -93,7 +93,7 @@ class PreemptionPolicy:
     def __call__(
         self, snapshots: Iterable[SessionSnapshot], wants: Sequence[Want], now: float
     ) -> dict[SessionKey, SessionKey]:
-        """Which sessions go, and for whom; empty if none is needed or none may go.
+        """Select the sessions that go, and for whom; empty if none need to, or may.
 
         Args:
             snapshots: all sessions. Those that were selected before (``wanted``) come
@@ -127,7 +127,7 @@ def _holds(snapshot: SessionSnapshot) -> bool:
 
 
 def _fits(snapshot: SessionSnapshot, want: Want) -> bool:
-    """Whether its GPU would do; an unknown one may."""
+    """Whether the session's GPU would do; an unknown one may."""
     names = {gpu.name for gpu in snapshot.gpus}
     return not want.gpu or not names or want.gpu in names
 
@@ -135,7 +135,7 @@ def _fits(snapshot: SessionSnapshot, want: Want) -> bool:
 def _order(
     snapshot: SessionSnapshot, now: float
 ) -> tuple[bool, float, int, SessionKey]:
-    """Longest idle times most GPU memory first; the cheapest restore breaks ties."""
+    """Sort key: longest idle times most GPU memory, then the cheapest restore."""
     usage = snapshot.usage
     # One that naps in a pod holds a GPU without using memory of it.
     held = (usage and usage.gpu_memory) or sum(g.memory or 0 for g in snapshot.gpus)

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept no longer: by age and quota.
+"""Selects the checkpoints to delete, by age and quota.
 
 Pure; ``controlplane/checkpoints/expiry.py`` carries it out at every tick. It only
 drops checkpoints that are not in use. Sizes are what each checkpoint has written, so if
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Use(Enum):
-    """What would be lost with a checkpoint."""
+    """The loss that deleting a checkpoint would mean."""
 
     SPARE = auto()  #: set aside by its user
     CURRENT = auto()  #: its session is suspended in it, and it is all there is
@@ -29,17 +29,17 @@ class Use(Enum):
 
 
 class Kept(NamedTuple):
-    """One checkpoint, as retention sees it."""
+    """A checkpoint, as retention sees it."""
 
     id: str
     key: SessionKey
     bytes: int
-    suspended: float  #: when, in seconds since the epoch
+    suspended: float  #: when its session was, in seconds since the epoch
     use: Use
 
 
 class Dropped(NamedTuple):
-    """One that is to be deleted, and why, as the end of a sentence."""
+    """A checkpoint to delete, and why, as the end of a sentence."""
 
     id: str
     why: str
@@ -57,7 +57,7 @@ class Retention:
 
 
 def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped]:
-    """What to delete, the least recently suspended first.
+    """Select what to delete, the least recently suspended first.
 
     Checkpoints that are set aside go before those that a session is suspended in, and
     the latter go only if the administrator allows it. A quota that cannot be kept
@@ -74,7 +74,7 @@ def drop(kept: Iterable[Kept], retention: Retention, now: float) -> list[Dropped
 
 
 class _Plan:
-    """What is left while the limits are applied one after the other."""
+    """The checkpoints left while the limits are applied one after the other."""
 
     def __init__(self, kept: Iterable[Kept], retention: Retention) -> None:
         oldest_first = sorted(kept, key=lambda each: (each.suspended, each.id))
@@ -83,18 +83,18 @@ class _Plan:
         self.dropped: list[Dropped] = []
 
     def left(self) -> list[Kept]:
-        """What is not dropped, the oldest first."""
+        """Checkpoints not dropped so far, the oldest first."""
         return list(self._left.values())
 
     def of_users(self) -> list[list[Kept]]:
-        """The same for each user."""
+        """Checkpoints not dropped so far, by user."""
         of: dict[str, list[Kept]] = defaultdict(list)
         for each in self.left():
             of[each.key.user].append(each)
         return [of[user] for user in sorted(of)]
 
     def by_age(self, now: float) -> None:
-        """Keep what is young."""
+        """Drop what is older than the limit."""
         seconds = self._retention.seconds
         if not seconds:
             return
@@ -102,7 +102,7 @@ class _Plan:
             self._drop(each, f"checkpoints are kept for {text.duration(seconds)}")
 
     def by_size(self, kept: list[Kept], quota: int, why: str) -> None:
-        """Keep as much of these as fits."""
+        """Drop what exceeds the quota."""
         excess = sum(each.bytes for each in kept) - quota if quota else 0
         for use in (Use.SPARE, Use.CURRENT):
             for each in [e for e in kept if e.use is use]:

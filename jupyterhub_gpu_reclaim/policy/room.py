@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class RoomWant(Value, frozen=True, kw_only=True):
-    """What a session that wakes still lacks after everything that is coming free."""
+    """A waking session's need, beyond everything that is coming free."""
 
     key: SessionKey
     lacking: dict[str, int]  #: bytes by card; positive
 
 
 class RoomChoice(NamedTuple):
-    """Who naps, for whom; and for whom nobody can."""
+    """The sessions that nap, for whom, and the sessions for which none can."""
 
     chosen: dict[SessionKey, SessionKey]
     unserved: list[RoomWant]
@@ -38,7 +38,7 @@ def choose_for_room(
     now: float,
     decide: Callable[[SessionSnapshot, float], Sequence[Decision]],
 ) -> RoomChoice:
-    """Who naps for whom.
+    """Choose the sessions that nap for those that wake.
 
     Args:
         snapshots: all sessions that may be awake.
@@ -72,7 +72,7 @@ def held(snapshot: SessionSnapshot, cards: Iterable[str]) -> int:
 def _enough(
     able: Sequence[SessionSnapshot], lacking: Mapping[str, int], now: float
 ) -> list[SessionKey]:
-    """As few as give what is lacking on each card; empty: they cannot."""
+    """Choose as few as give what is lacking on each card; empty if all do not."""
 
     def order(snapshot: SessionSnapshot) -> tuple[float, SessionKey]:
         return -idle_for(snapshot, now) * held(snapshot, lacking), snapshot.key

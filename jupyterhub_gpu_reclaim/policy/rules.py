@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Rule = dict[str, Any]
 
-#: What a rule may set for a session, in the order of display.
+#: Settings of a rule in seconds, in the order of display.
 _SECONDS = (
     "idle_after",
     "nap_after",
@@ -33,7 +33,7 @@ _SECONDS = (
     "min_age",
     "cool_down",
 )
-#: Of ``IdlePolicy``, which checks them.
+#: Settings of ``IdlePolicy``, which checks them.
 _OF_IDLENESS = (
     "busy_cpu_percent",
     "busy_gpu_percent",
@@ -46,17 +46,17 @@ _OF_IDLENESS = (
 )
 _SWITCHES = ("never", "together")
 SETTINGS = (*_SECONDS, "resume_gpu", *_SWITCHES, "quiet_hours", *_OF_IDLENESS)
-#: What is known of a suspended session, too, and at once.
+#: Facts that are known at once, of a suspended session, too.
 _ALWAYS_KNOWN = {"user", "server"}
 #: Longest time that a rule may set: a year, in seconds.
 _LONGEST = 366 * 86400.0
 
 
 class Subject(Value, frozen=True, kw_only=True):
-    """What is known of a session's owner and start; ``None``: not known now."""
+    """Facts about a session's owner and start; ``None``: not known now."""
 
     key: SessionKey
-    groups: list[str] | None = None  #: of the Hub, that its user is in
+    groups: list[str] | None = None  #: the Hub's groups of its user
     #: options that it was started with, as text or lists of texts
     options: dict[str, list[str]] | None = None
     labels: dict[str, str] | None = None  #: of its pod; empty outside of Kubernetes
@@ -66,7 +66,7 @@ class _RuleList(List[Rule]):
     """A list of rules, also on a command line."""
 
     def from_string_list(self, s_list: list[str]) -> list[Any]:
-        """One rule each, or all of them at once, as ``hub_config`` writes them."""
+        """Parse one rule from each string, or all from one, as of ``hub_config``."""
         found: list[Any] = []
         for value in map(literal_eval, s_list):
             found += value if isinstance(value, list) else [value]
@@ -74,7 +74,7 @@ class _RuleList(List[Rule]):
 
 
 class Rules(Configurable):
-    """Which thresholds hold for which sessions."""
+    """The administrator's rules: which thresholds hold for which sessions."""
 
     rules = _RuleList(
         Dict(),
@@ -117,7 +117,7 @@ class Rules(Configurable):
         return rules
 
     def policy_for(self, about: Subject) -> SessionPolicy:
-        """What holds for a session: for each setting, the first rule that fits."""
+        """Return a session's settings, each from the first rule that fits."""
         found: dict[str, Any] = {}
         by: dict[str, str] = {}
         unknown: list[str] = []
@@ -140,7 +140,7 @@ class Rules(Configurable):
 
 
 def name_of(rule: Rule) -> str:
-    """A rule as sentences name it: ``group course-101 and profile h100*``."""
+    """Name a rule as sentences do: ``group course-101 and profile h100*``."""
     parts = [
         f"{name} {' or '.join(_list(rule[name]))}" for name in _MATCH & rule.keys()
     ]
@@ -148,7 +148,7 @@ def name_of(rule: Rule) -> str:
 
 
 def _fits(rule: Rule, about: Subject) -> bool | None:
-    """Whether it is for that session; None: a missing fact may decide it."""
+    """Whether the rule is for that session; None: a missing fact may decide it."""
     answers = [
         match(_list(rule[name]), about)
         for name, (match, _) in _CONDITIONS.items()
@@ -175,7 +175,7 @@ def _any(patterns: list[str], values: Iterable[str] | None) -> bool | None:
 
 
 def _named(patterns: list[str], values: Mapping[str, list[str]] | None) -> bool | None:
-    """``name=pattern``, or ``name``: it is there and not empty."""
+    """Whether ``name=pattern`` fits; a bare ``name`` fits if it has a value."""
     if values is None:
         return None
     for pattern in patterns:
@@ -214,7 +214,7 @@ def _list(value: Any) -> list[str]:
 
 # --- checks when they are configured
 def _check(rule: Rule) -> None:
-    """One rule.
+    """Check one rule.
 
     Raises:
         ValueError: with a sentence that says what is wrong.
@@ -272,7 +272,7 @@ def _check_setting(name: str, value: Any) -> None:
 
 
 def _check_idleness(name: str, value: Any) -> None:
-    """The same values are good for some sessions as for all."""
+    """Check a setting of ``IdlePolicy`` as the policy itself does."""
     trait = IdlePolicy.class_traits()[name]
     is_good = isinstance(value, bool) == isinstance(trait, Bool)
     try:
