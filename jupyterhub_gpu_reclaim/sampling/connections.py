@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.sampling.sampler import SampleTarget
 
-#: Open files of a session that are looked at; with more of them it is not known.
+#: Most open files of a session that are looked at; with more, it is not known.
 MAX_FILES = 16_384
-#: Other machines that a sample names; whoever is connected to more is not idle either.
+#: Most other machines named in a sample; connections to more are no idleness either.
 MAX_NAMED = 8
 #: Bytes a second; a page that is open asks for less.
 SLOWEST_DOWNLOAD = 5_000.0
@@ -54,26 +54,26 @@ PAUSE_SECONDS = 25.0
 
 
 class Traffic(NamedTuple):
-    """What the connections of one session tell."""
+    """A session's use, as its connections tell."""
 
     #: bytes since the first look that its server was sent, that it sent for long and
     #: had not just fetched from a program, and that programs exchanged with other
     #: machines
     moved: int
-    paged: int  #: bytes since then that programs were sent by pages behind the server
+    paged: int  #: bytes since the first look that pages sent to programs
     outside: list[str]  #: other ends of its programs' connections to other machines
 
 
 @dataclass(slots=True)
 class _Lasting:
-    """What a server sends for long is a download; what a page loads at once is none."""
+    """Tells a server's long downloads from the loading of pages."""
 
-    at: float  #: the last look
-    since: float = 0.0  #: it has been sending since then
-    until: float = 0.0  #: and was last seen to
+    at: float  #: time of the last look
+    since: float = 0.0  #: when the sending began
+    until: float = 0.0  #: when it was last seen
 
     def counted(self, now: float, sent: int) -> int:
-        """How much of what it has sent since the last look counts."""
+        """Return how many of the bytes sent since the last look are a download's."""
         seconds, self.at = now - self.at, now
         if sent <= SLOWEST_DOWNLOAD * seconds:
             return 0
@@ -84,7 +84,7 @@ class _Lasting:
 
 
 class _Counts(NamedTuple):
-    """What a connection has carried, in bytes."""
+    """Bytes that a connection has carried."""
 
     sent: int
     received: int
@@ -92,7 +92,7 @@ class _Counts(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """What was seen of one session so far."""
+    """The observations of one session so far."""
 
     lasting: _Lasting
     before: dict[bytes, _Counts] | None = None  #: its connections at the last look
@@ -107,11 +107,12 @@ class _Session:
     calls: list[TcpConnection] = field(default_factory=list)  #: to its server
     fetches: list[TcpConnection] = field(default_factory=list)  #: by it, to programs
     pages: list[TcpConnection] = field(default_factory=list)  #: their other ends
-    outside: list[TcpConnection] = field(default_factory=list)  #: of its programs
+    #: of its programs, to others
+    outside: list[TcpConnection] = field(default_factory=list)
 
     @property
     def all(self) -> list[TcpConnection]:
-        """All of them."""
+        """All connections of the session."""
         return [*self.calls, *self.fetches, *self.pages, *self.outside]
 
 
@@ -124,7 +125,7 @@ class _Held(NamedTuple):
 
 
 class _Network(NamedTuple):
-    """What there is in a network namespace: the sessions' connections."""
+    """The sessions' connections in one network namespace."""
 
     by_inode: Mapping[int, TcpConnection]
     by_ends: Mapping[tuple[Endpoint, Endpoint], TcpConnection]
@@ -142,7 +143,7 @@ class Connections:
         self._known: dict[str, _Known] = {}
 
     def look(self, targets: Sequence[SampleTarget], now: float) -> dict[str, Traffic]:
-        """What is known of sessions that are in one network namespace.
+        """Look at the connections of sessions that share a network namespace.
 
         Args:
             targets: the sessions; their servers' addresses are known.
@@ -189,7 +190,7 @@ class Connections:
         return Traffic(known.moved, known.paged, others[:MAX_NAMED])
 
     def keep(self, incarnations: Collection[str]) -> None:
-        """Forget all others."""
+        """Forget all sessions but these."""
         for one in self._known.keys() - set(incarnations):
             del self._known[one]
 
@@ -219,7 +220,7 @@ def _sorted(held: _Held, port: int, network: _Network) -> _Session:
 def _carried(
     mine: Iterable[TcpConnection], before: Mapping[bytes, _Counts]
 ) -> tuple[int, int]:
-    """Bytes that have come, and gone, since the last look."""
+    """Bytes received and sent since the last look."""
     came = went = 0
     for one in mine:
         sent, received = before.get(one.key, _Counts(0, 0))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ProcessUse(Value, frozen=True, kw_only=True):
-    """One process on one card; the pid is the host's."""
+    """A process on a card; the pid is the host's."""
 
     pid: int
     memory: int | None = None  #: bytes
@@ -27,14 +27,14 @@ class ProcessUse(Value, frozen=True, kw_only=True):
 
 
 class CardUse(Value, frozen=True, kw_only=True):
-    """One card; a lost one has its place and nothing else."""
+    """A card; a lost one has its place and nothing else."""
 
     uuid: str = ""  #: 32 hexadecimal digits
     name: str = ""
     total: int | None = None  #: bytes
     free: int | None = None
     busy_percent: float | None = None
-    divided: bool | None = None  #: into MIG instances
+    divided: bool | None = None  #: whether into MIG instances
     processes: list[ProcessUse] | None = None
 
 
@@ -42,12 +42,12 @@ class CardSource(Protocol):
     """Tells what every card of this machine does."""
 
     def measure(self, since: float) -> list[CardUse] | None:
-        """Every card; empty where there is none, None where unknown.
+        """Measure every card; empty where there is none, None where unknown.
 
         Blocks for milliseconds, or until the driver answers; harmless to repeat.
 
         Args:
-            since: seconds since the epoch; use is told as a mean from then to now.
+            since: seconds since the epoch; use is a mean from then to now.
         """
 
 
@@ -55,7 +55,7 @@ class NoCards:
     """The source of a machine without GPUs."""
 
     def measure(self, since: float) -> list[CardUse] | None:
-        """None there, and that is known."""
+        """Return an empty list: there are none, and that is known."""
         del since
         return []
 
@@ -85,7 +85,7 @@ def samples_of(
 
 
 def digits(uuid: str) -> str:
-    """``GPU-e27adf4b-65b8-…`` as the driver has it: digits alone."""
+    """Strip a UUID to its digits, as the driver has it: ``GPU-e27adf4b-65b8-…``."""
     return uuid.removeprefix("GPU-").replace("-", "")
 
 
@@ -99,7 +99,7 @@ def _total(values: Iterable[int | None]) -> int | None:
 
 
 def _percent(values: Iterable[float | None]) -> float | None:
-    """Of one card: several processes take turns on it."""
+    """Use of one card in percent: several processes take turns on it."""
     whole = 0.0
     for value in values:
         if value is None:

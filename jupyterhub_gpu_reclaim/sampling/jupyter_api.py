@@ -37,19 +37,19 @@ T = TypeVar("T")
 
 
 class OtherAnswer(Unreachable):
-    """It has answered, and not as a Jupyter server would."""
+    """Raised for an answer that no Jupyter server would give."""
 
 
 LOOPBACK = "127.0.0.1"
 #: Ends the name of a host that is a network namespace; no resolver ever sees it.
 _SESSION = ".session"
-#: No answer that we read is larger.
+#: Bytes of the largest answer that is read.
 MAX_ANSWER_BYTES = 1024 * 1024
-#: Of all the answers of one server that are remembered, and how many they are.
+#: Most bytes of the answers of one server that are remembered, and most answers.
 MAX_REMEMBERED_BYTES, MAX_REMEMBERED = 256 * 1024, 64
-#: Longest text about an answer that was none.
+#: Longest detail of an error, in characters.
 MAX_DETAIL = 300
-#: A counter of theirs; larger numbers no float holds, and some have no float at all.
+#: A counter in an answer; larger numbers no float holds, and some have no float at all.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 #: A name, an id or a state in an answer.
 Word = Annotated[str, msgspec.Meta(max_length=256)]
@@ -90,12 +90,12 @@ class NotebookSession(Value, frozen=True, kw_only=True):
 
 
 def _at_most(count: int, kind: type[T]) -> type[list[T]]:
-    """A list of so many at most."""
+    """A list with at most that many items."""
     limited: Any = Annotated[list[kind], msgspec.Meta(max_length=count)]  # type: ignore[valid-type]
     return cast("type[list[T]]", limited)
 
 
-#: Whole answers; more of each than a person has open.
+#: Lists in answers; bounds that are above what a person has open.
 KERNELS = _at_most(512, Kernel)
 TERMINALS = _at_most(512, Terminal)
 NOTEBOOKS = _at_most(2048, NotebookSession)
@@ -143,7 +143,7 @@ class ServerAddress:
 
     @property
     def host(self) -> str:
-        """As the client of :func:`make_client` takes it."""
+        """Host name of the server, as the client of :func:`make_client` takes it."""
         return f"{self.pid}-{self.start}{_SESSION}" if self.pid else LOOPBACK
 
 
@@ -190,9 +190,9 @@ class _Client(SimpleAsyncHTTPClient):
 
 
 def make_client() -> AsyncHTTPClient:
-    """A client of its own, with room for every session of a node at once.
+    """Make a client with room for every session of a node at once.
 
-    Those whose servers do not answer hold theirs for seconds; others do not wait.
+    A server that does not answer holds its place for seconds; others do not wait.
     """
     return _Client(
         force_instance=True, max_clients=10_000, max_body_size=MAX_ANSWER_BYTES
@@ -209,7 +209,7 @@ async def ask(
     track: bool = False,
     known: dict[str, TaggedAnswer] | None = None,
 ) -> T:
-    """``GET <prefix><path>`` as that type.
+    """Request ``GET <prefix><path>``, and decode the answer as that type.
 
     Args:
         client: from :func:`make_client`.
@@ -222,8 +222,8 @@ async def ask(
 
     Raises:
         NotFound: the server has no such thing.
-        OtherAnswer: it leads elsewhere, forbids it, or says what does not fit.
-        Unreachable: no answer, or that it fails.
+        OtherAnswer: the answer leads elsewhere, forbids it, or does not fit.
+        Unreachable: no answer, or a failure of the server.
     """
     query = "" if track else "no_track_activity=1"
     if path.startswith("api/contents/"):
@@ -259,19 +259,19 @@ async def ask(
 
 
 def _is_an_answer(error: Exception) -> bool:
-    """Whether something was said, and not only that it cannot answer now."""
+    """Whether the server answered, and not only that it cannot answer now."""
     return not isinstance(error, HTTPError | OSError) or (
         isinstance(error, HTTPError) and 300 <= error.code < 500
     )
 
 
 def _short(text: str) -> str:
-    """Of what a server says in its status line, too, no more than a line or two."""
+    """Shorten a text of the server, such as its status line, to a line or two."""
     return text if len(text) <= 2 * MAX_DETAIL else text[: 2 * MAX_DETAIL] + "…"
 
 
 def _remember(known: dict[str, TaggedAnswer], path: str, answer: TaggedAnswer) -> None:
-    """Keep an answer that has a name, and as many of those before as there is room."""
+    """Remember an answer with an ``Etag``, and as many older ones as have room."""
     known.pop(path, None)
     if answer.etag:
         known[path] = answer
@@ -286,7 +286,7 @@ def _size(known: dict[str, TaggedAnswer]) -> int:
 async def _fetch(
     client: AsyncHTTPClient, request: HTTPRequest, before: TaggedAnswer | None
 ) -> TaggedAnswer:
-    """The answer, or the one before, which is still right."""
+    """Fetch the answer; if it has not changed, return the one before."""
     fetched = asyncio.ensure_future(client.fetch(request))
     fetched.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:

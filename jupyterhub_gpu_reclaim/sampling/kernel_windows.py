@@ -1,8 +1,8 @@
 """The recent samples of each kernel of one session, as if it were a session of its own.
 
-A kernel that nobody uses may nap while the others of its session are at work. What
-counts as its use and its work is what does of a session, but of its own programs alone.
-Pure, as :mod:`jupyterhub_gpu_reclaim.sampling.window` is.
+A kernel that nobody uses may nap while the others of its session are at work. Its use
+and its work are judged like a session's, by its own programs alone. Pure, as
+:mod:`jupyterhub_gpu_reclaim.sampling.window` is.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class KernelWindows:
         self._window = window
         self._windows: dict[str, Window] = {}
         self._asleep: dict[str, float] = {}
-        self.on_gpu: list[KernelSample] = []  #: those that have memory of a GPU now
+        self.on_gpu: list[KernelSample] = []  #: kernels that have GPU memory now
 
     def add(self, sample: Sample) -> None:
         """Take a sample of the session; kernels that are gone are forgotten.
 
-        One that says nothing of kernels changes nothing; each window sees the gap.
+        A sample that says nothing of kernels changes nothing; each window sees the gap.
         """
         if sample.kernels is None:
             return
@@ -55,23 +55,23 @@ class KernelWindows:
                 self._asleep[kernel.id] = sample.at
 
     def note_asleep(self, kernels: Iterable[KernelSample], at: float) -> None:
-        """Note that their memory was moved out since the newest sample."""
+        """Note that these kernels' memory was moved out since the newest sample."""
         asleep = {kernel.id for kernel in kernels}
         self._asleep |= dict.fromkeys(asleep, at)
         self.on_gpu = [each for each in self.on_gpu if each.id not in asleep]
 
     def usage(self, kernel: str, now: float, span: float) -> Usage | None:
-        """What :meth:`Window.usage` says of it; None: its programs are not known."""
+        """Return a kernel's :meth:`Window.usage`; None: its programs are not known."""
         window = self._windows.get(kernel)
         return window.usage(now, span) if window is not None else None
 
     def without_gpu_at(self, kernel: str) -> float | None:
-        """When it was last seen to have nothing on a GPU, as while it naps."""
+        """Return when a kernel was last seen without GPU memory, as while it naps."""
         return self._asleep.get(kernel)
 
 
 def _alone(sample: Sample, kernel: KernelSample) -> Sample:
-    """That kernel's part of a sample; what is not known by kernels is left out."""
+    """Return a kernel's part of a sample, without what is not known by kernel."""
     return msgspec.structs.replace(
         sample,
         incarnation=f"{sample.incarnation}/{kernel.id}/{kernel.program}",

@@ -1,4 +1,4 @@
-"""A counter that is read now and then, and what it says of the time before.
+"""The rate of a counter that is read now and then.
 
 Pure. Next: ``window``, which has one for each kind of work.
 """
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Work of that last stretch counts by itself, however idle the window was before it.
+#: Seconds of the last stretch, whose work counts however idle the window was before.
 RECENT_SECONDS = 60.0
-#: What lasts for less than that is as good as spread over it.
+#: Shortest peak in seconds; what is shorter is as good as spread over it.
 PEAK_SECONDS = 10.0
-#: Two readings that are so far apart are far enough for a peak: they come not quite on
-#: time.
+#: Seconds between two readings that are enough for a peak: they come not quite on time.
 _NEARLY_SECONDS = 0.9 * PEAK_SECONDS
-#: Rounding of the kernel's counters; less is not a counter that went backwards.
+#: Rounding of the kernel's counters; a smaller step back is no reset.
 _ROUNDING = 0.05
 
 
@@ -45,7 +44,7 @@ class Meter:
         self._readings.clear()
 
     def add(self, at: float, work: float) -> None:
-        """One reading; a counter that goes backwards is another one."""
+        """Add a reading; a counter that goes backwards is another one."""
         new = _Reading(at, work)
         if self._readings:
             last = self._readings[-1]
@@ -58,12 +57,12 @@ class Meter:
             self._readings.pop(0)
 
     def add_share(self, at: float, percent: float) -> None:
-        """One reading of what tells its use since the last one, and counts nothing."""
+        """Add a reading of a source that tells the share used since the last one."""
         last = self._readings[-1] if self._readings else _Reading(at, 0.0)
         self.add(at, last.work + percent / 100.0 * (at - last.at))
 
     def rate(self, span: float) -> float | None:
-        """Work a second: the larger of the means over that span and the last minute."""
+        """Work per second: the larger mean of that span and of the last minute."""
         if len(self._readings) < 2:
             return None
         last = self._readings[-1]
@@ -74,7 +73,7 @@ class Meter:
         return max(_rate(whole, last), _rate(recent, last))
 
     def peak(self, span: float) -> float | None:
-        """Work a second in any stretch of :data:`PEAK_SECONDS`: the most of that span.
+        """Most work per second in any stretch of :data:`PEAK_SECONDS` in that span.
 
         Where readings are further apart, between two of them.
         """
@@ -85,7 +84,7 @@ class Meter:
         return max(rates, default=0.0)
 
     def _stretches(self) -> Iterator[tuple[float, float]]:
-        """The end of each stretch that counts for a peak, and its work a second."""
+        """The end of each stretch that counts for a peak, and its work per second."""
         if self._readings[-1].work == self._readings[0].work:
             return  # as in most sessions at most times
         begin = 0
@@ -100,9 +99,9 @@ class Meter:
             yield last.at, max(0.0, (last.work - first.work) / seconds)
 
     def quiet_peak(self, span: float, stretch: float) -> float | None:
-        """The peak of the quietest whole stretch of so many seconds in that span.
+        """The peak of the quietest whole stretch of that many seconds in that span.
 
-        None: there have not been two of them yet.
+        None until there have been two such stretches.
         """
         if not self._readings:
             return None
@@ -119,7 +118,7 @@ class Meter:
         return min(most)
 
     def _before(self, seconds: float) -> _Reading:
-        """The newest reading that is so much older than the last, or the oldest."""
+        """The newest reading older than the last by that much, or else the oldest."""
         last, history = self._readings[-1], self._readings
         end = bisect_right(history, last.at - seconds, hi=len(history) - 1, key=_at)
         return history[max(end - 1, 0)]

@@ -27,24 +27,24 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: What says that this machine has no GPU, rather than one that does not answer.
+#: Errors that say this machine has no GPU, rather than one that does not answer.
 _NO_GPU: Final = (
     pynvml.NVMLError_LibraryNotFound,
     pynvml.NVMLError_DriverNotLoaded,
 )
-#: The driver's word that it is loaded; seen from every container, too.
+#: File of the driver while it is loaded; seen from every container, too.
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
-#: In "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release …".
+#: Version in "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06 …".
 _VERSION: Final = re.compile(r"\s(\d+\.\d+(?:\.\d+)*)\s")
 _NO_INSTANCE: Final = 0xFFFFFFFF
 
 
 class Nvml:
-    """The library, opened when it is first needed.
+    """NVIDIA's management library, opened when it is first needed.
 
     Args:
-        library: ``pynvml``, or what a test has recorded of it.
-        driver: is there where the machine's driver is loaded.
+        library: ``pynvml``, or a test's recording of it.
+        driver: file that exists where the machine's driver is loaded.
     """
 
     def __init__(self, library: Any = pynvml, *, driver: Path = _DRIVER) -> None:
@@ -55,10 +55,10 @@ class Nvml:
         self._said = ""
 
     def measure(self, since: float) -> list[CardUse] | None:
-        """Every card; empty where there is none, None where unknown.
+        """Measure every card; empty where there is none, None where unknown.
 
         Args:
-            since: seconds since the epoch; use is told as a mean from then to now.
+            since: seconds since the epoch; use is a mean from then to now.
         """
         if not self._looking.acquire(blocking=False):
             return None
@@ -81,7 +81,7 @@ class Nvml:
             self._looking.release()
 
     def driver_version(self) -> str:
-        """The version of the driver, as it tells; empty where there is none."""
+        """The driver's version; empty where there is none."""
         try:
             found = self._driver.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -180,7 +180,7 @@ def _process(
     *,
     mps: bool,
 ) -> ProcessUse:
-    """One process; what it works for MPS may be told of MPS's server alone."""
+    """Return one process's use; MPS may tell its work of the MPS server alone."""
     pid: int = process.pid
     known = used is not None and (pid in used or not mps or busy == 0)
     sm, memory = (used or {}).get(pid, _IDLE) if known else (None, None)
@@ -195,7 +195,7 @@ def _process(
 
 
 def _asked(question: Callable[[], T]) -> T | None:
-    """The answer; None where the card has none."""
+    """Ask the card; None where it has no answer."""
     try:
         return question()
     except pynvml.NVMLError:

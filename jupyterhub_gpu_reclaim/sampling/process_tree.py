@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Above this a process's exact share costs the kernel a long walk; resident will do.
+#: Largest process whose exact share is asked for; beyond it, that costs the kernel a
+#: long walk, and the resident size will do.
 _EXACT_BELOW_BYTES = 2 * 1024**3
 #: Major numbers of the slaves of Unix98 terminals (Linux: admin-guide/devices.txt).
 _PTS_MAJORS = range(136, 144)
@@ -27,7 +28,7 @@ _PTS_MAJORS = range(136, 144)
 
 @dataclass(frozen=True, slots=True)
 class TreeUsage:
-    """What a tree has used up to now.
+    """Resources that a tree has used up to now.
 
     Attributes:
         memory: resident bytes, shared pages counted in proportion.
@@ -149,7 +150,7 @@ def _written(pid: int) -> int:
 
 
 def _number(device: int) -> int | None:
-    """Which of the terminals that is; None: no Unix98 terminal."""
+    """The number of a Unix98 terminal; None: it is none."""
     major, minor = os.major(device), os.minor(device)
     if major not in _PTS_MAJORS:
         return None
@@ -157,7 +158,7 @@ def _number(device: int) -> int | None:
 
 
 def _typed(pid: int, number: int) -> float | None:
-    """A terminal's last input: its slave's access time, as that process sees it.
+    """Time of the last input to a terminal: its slave's access time in that process.
 
     The kernel sets it when the program inside reads what was typed, in steps of eight
     seconds; what a program prints changes the modification time alone.

@@ -1,12 +1,12 @@
 """Samples one session: its processes through ``/proc``, its server through its API.
 
-What does not answer in time is ``None`` with the reason in ``problem``: never zero,
-never idle. It changes nothing, and its requests carry ``no_track_activity`` so that
-watching a session never looks like using it. The server of a stopped session is not
-called.
+A value that does not come in time is ``None`` with the reason in ``problem``: never
+zero, never idle. Sampling changes nothing, and its requests carry ``no_track_activity``
+so that watching a session never looks like using it. The server of a stopped session is
+not called.
 
-What a session may say is bounded (``jupyter_api``, ``connections``), each look at one
-that blocks takes one thread until it has ended, and a sample that fails fails alone.
+Answers of a session are bounded (``jupyter_api``, ``connections``), a look that blocks
+takes one thread until it has ended, and a sample that fails fails alone.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that one session has for all its answers together.
 ANSWER_SECONDS = 5.0
-#: A card's use is a mean over at least so long, however soon it is asked again.
+#: Shortest time in seconds over which a card's use is a mean, however soon it is asked.
 CARD_SECONDS = 5.0
-#: How old a look at the cards may be that is shown to people, in seconds.
+#: Greatest age in seconds of a look at the cards that is shown to people.
 FRESH_CARDS_SECONDS = 30.0
 #: Notebooks asked for their last save, per sample; more are rare and cost the server.
 MAX_NOTEBOOKS = 32
-#: Of them at the same time.
+#: Most notebooks asked at the same time.
 NOTEBOOKS_AT_ONCE = 8
 #: Characters of a kernel's name in a sample: the end of its notebook's path.
 NAME_CHARACTERS = 256
-#: Characters of what a sample says is missing.
+#: Most characters of what a sample says is missing.
 PROBLEM_CHARACTERS = 1500
 
 
 class KernelPrograms(NamedTuple):
-    """A kernel's own program, by its pid in the session; all of it, by host pids.
+    """The programs of a kernel: its own by its pid in the session, all by host pids.
 
-    Its own program is the first of those.
+    The kernel's own program is the first of ``pids``.
     """
 
     program: int
@@ -85,13 +85,13 @@ class SampleTarget:
     address: jupyter_api.ServerAddress | None
     stopped: bool = False
     pod: str = ""
-    #: by id, those of which the programs are known
+    #: by kernel id, where the programs are known
     kernels: Mapping[str, KernelPrograms] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What came back; ``None`` is what did not."""
+    """The answers of one sample; ``None`` is what did not come back."""
 
     usage: process_tree.TreeUsage | None = None
     kernels: list[jupyter_api.Kernel] | None = None
@@ -100,24 +100,24 @@ class _Answers:
     notebooks: list[jupyter_api.NotebookSession] | None = None
     saved: float | None = None
     gpus: list[GpuSample] | None = None
-    #: by kernel's id, likewise
+    #: by kernel id, likewise
     kernel_gpus: dict[str, list[GpuSample] | None] = field(default_factory=dict)
     traffic: Traffic | None = None
     jupyter: bool = True  #: whether its server has Jupyter's API
 
 
 class _Looks:
-    """Looks that block: one at a time for each name, so that none piles up."""
+    """Runs looks that block: one at a time for each name, so that none piles up."""
 
     def __init__(self) -> None:
         self._under_way: set[Hashable] = set()
 
     async def take(self, name: Hashable, look: Callable[[], T], seconds: float) -> T:
-        """What the look finds.
+        """Look, and return what was found.
 
         Raises:
-            TimeoutError: it does not end in time, or the last one has not.
-            Exception: of the look's own.
+            TimeoutError: the look does not end in time, or the last one has not.
+            Exception: the look's own.
         """
         if name in self._under_way:
             raise TimeoutError("the last look at them has not ended")
@@ -151,12 +151,12 @@ class Sampler:
         self._last_cards: list[CardUse] | None = None
         self._client: AsyncHTTPClient = jupyter_api.make_client()
         self._seconds = answer_seconds
-        #: What each server has answered; of those that were sampled last.
+        #: Last answers of each server, for the sessions that were sampled last.
         self._known: dict[
             jupyter_api.ServerAddress, dict[str, jupyter_api.TaggedAnswer]
         ] = {}
         self._connections = Connections()
-        #: At processes, by incarnation; at connections, by network namespace.
+        #: Looks at processes, by incarnation, and at connections, by network namespace.
         self._looks = _Looks()
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class Sampler:
         self._client.close()
 
     async def sample_all(self, watched: list[SampleTarget]) -> list[Sample]:
-        """One sample of each, all at once: a slow one delays none of the others."""
+        """Sample all sessions at once; a slow one delays none of the others."""
         addresses = {one.address for one in watched if one.address is not None}
         self._known = {one: self._known.get(one, {}) for one in addresses}
         self._connections.keep([one.incarnation for one in watched])
@@ -176,7 +176,7 @@ class Sampler:
         )
 
     async def sample(self, watched: SampleTarget) -> Sample:
-        """One sample; it ends within the time limit and never raises for a session."""
+        """Sample one session within the time limit; its own failures never raise."""
         cards, traffic = await asyncio.gather(
             self._look_at_cards(), self._look_at_networks([watched])
         )
@@ -188,7 +188,7 @@ class Sampler:
         cards: list[CardUse] | None,
         traffic: Mapping[str, Traffic],
     ) -> Sample:
-        """Its sample; whatever goes wrong is told in it, and no other is lost."""
+        """Sample one session; a failure is told in its sample, and no other is lost."""
         try:
             return await self._sample(watched, cards, traffic)
         except Exception as error:  # noqa: BLE001 whatever it is, it is one session's
@@ -231,7 +231,7 @@ class Sampler:
     async def _look_at_networks(
         self, watched: list[SampleTarget]
     ) -> dict[str, Traffic]:
-        """What connections tell, by incarnation; what is not known is left out."""
+        """Look at the connections, by incarnation; what is not known is left out."""
         networks: dict[Hashable, list[SampleTarget]] = {}
         for one in watched:
             network = _network_of(one.init_pid)
@@ -257,9 +257,9 @@ class Sampler:
             return {}
 
     async def cards(self) -> list[CardUse] | None:
-        """All cards, as of some seconds ago; None where they do not answer.
+        """Return all cards as of some seconds ago; None where they do not answer.
 
-        One look at a time is possible, so this does not look while samples do.
+        Only one look at a time is possible, so this does not look while samples do.
         """
         age = self._clock.now() - self._looked_at_cards
         if self._last_cards is None or age > FRESH_CARDS_SECONDS:
@@ -267,7 +267,7 @@ class Sampler:
         return self._last_cards
 
     async def _look_at_cards(self) -> list[CardUse] | None:
-        """All cards, once for all sessions; None where they do not answer in time."""
+        """Look at all cards, for all sessions; None if they do not answer in time."""
         now = self._clock.now()
         since = min(self._looked_at_cards, now - CARD_SECONDS)
         look = asyncio.create_task(asyncio.to_thread(self._cards.measure, since))
@@ -296,7 +296,7 @@ class Sampler:
     async def _ask_server(
         self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> _Answers:
-        """All questions at once, each with its own time limit."""
+        """Ask all questions at once, each with its own time limit."""
         kernels, terminals, status, (notebooks, saved) = await asyncio.gather(
             self._ask(address, problems, "api/kernels", jupyter_api.KERNELS),
             self._terminals(address, problems),
@@ -308,7 +308,7 @@ class Sampler:
         return _Answers(None, kernels, terminals, status, notebooks, saved)
 
     async def _is_another_program(self, address: jupyter_api.ServerAddress) -> bool:
-        """Whether what answers there is no Jupyter server: each tells its version."""
+        """Whether the server is not Jupyter's: each of those tells its version."""
         try:
             said = await jupyter_api.ask(
                 self._client,
@@ -352,7 +352,7 @@ class Sampler:
     async def _terminals(
         self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> list[jupyter_api.Terminal] | None:
-        """A server without the terminals extension has none: that is known."""
+        """Ask for the terminals; without the extension there are known to be none."""
         try:
             return await self._know(address, "api/terminals", jupyter_api.TERMINALS)
         except NotFound:
@@ -364,7 +364,7 @@ class Sampler:
     async def _notebooks(
         self, address: jupyter_api.ServerAddress, problems: list[str]
     ) -> tuple[list[jupyter_api.NotebookSession] | None, float | None]:
-        """The open notebooks, and when one of them was last saved."""
+        """Return the open notebooks, and when one of them was last saved."""
         try:
             async with asyncio.timeout(self._seconds):
                 notebooks = await self._ask(
@@ -383,7 +383,7 @@ class Sampler:
     async def _last_saved(
         self, address: jupyter_api.ServerAddress, path: str, few: asyncio.Semaphore
     ) -> float | None:
-        """When that notebook was saved; one that was never saved or moved has none."""
+        """Return when a notebook was saved; None: it never was, or has moved."""
         try:
             path = f"api/contents/{path}"
             async with few:
@@ -396,7 +396,7 @@ class Sampler:
 def _sum_up(
     watched: SampleTarget, answers: _Answers, at: float, problems: list[str]
 ) -> Sample:
-    """Everything that is known, as one value."""
+    """Make one sample of everything that is known."""
     usage, status, traffic = answers.usage, answers.status, answers.traffic
     return Sample(
         incarnation=watched.incarnation,
@@ -426,7 +426,7 @@ def _sum_up(
 
 
 def _cpu_work(answers: _Answers) -> float | None:
-    """Processor seconds of its work; a server that is no Jupyter's does it itself."""
+    """Processor seconds of the work; a server that is not Jupyter's works itself."""
     usage = answers.usage
     if usage is None:
         return None
@@ -434,10 +434,10 @@ def _cpu_work(answers: _Answers) -> float | None:
 
 
 def _paged(answers: _Answers) -> int | None:
-    """What pages have sent to programs, as the server tells and connections show.
+    """Bytes that pages sent to programs, as the server tells and connections show.
 
     Each sees what the other does not, so both count: a websocket's messages twice. A
-    server that is no Jupyter's is that program itself.
+    server that is not Jupyter's is such a program itself.
     """
     if not answers.jupyter:
         return answers.traffic.moved if answers.traffic else None
@@ -447,14 +447,14 @@ def _paged(answers: _Answers) -> int | None:
 
 
 def _last_saved(answers: _Answers) -> float | None:
-    """When a file was last changed through its server, as far as known."""
+    """Time of the last change of a file through the server, as far as known."""
     told = answers.status.gpu_reclaim_file_changed if answers.status else None
     known = [at for at in (answers.saved, _moment(told)) if at is not None]
     return max(known, default=None)
 
 
 def _kernels(watched: SampleTarget, answers: _Answers) -> list[KernelSample] | None:
-    """The kernels, each under the name of its notebook where there is one."""
+    """Return the kernels, each under the name of its notebook where there is one."""
     if answers.kernels is None:
         return None
     work = answers.usage.cpu_of if answers.usage is not None else {}
@@ -490,7 +490,7 @@ def _end_of(name: str) -> str:
 
 
 def _network_of(pid: int) -> int | None:
-    """Names the network namespace of a process; None where it has ended."""
+    """Name the network namespace of a process; None where it has ended."""
     try:
         return Path(f"/proc/{pid}/ns/net").stat().st_ino
     except OSError:
@@ -502,7 +502,7 @@ def _moment(told: datetime | None) -> float | None:
 
 
 def _terminals(answers: _Answers) -> list[TerminalSample] | None:
-    """The terminals with their last input.
+    """Return the terminals with their last input.
 
     The API does not tell which name has which tty. Both are counted up, so in order
     they belong together; where the numbers differ (one was closed by its shell this

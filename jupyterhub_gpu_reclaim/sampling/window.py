@@ -1,8 +1,8 @@
 """The recent samples of one session, summed up into its usage.
 
 Pure: no clock, no I/O. A missing value is never idle: a gap in the samples starts the
-window again, and what cannot be known stays ``None``. It never looks at the server's
-own ``last_activity``, which the polling of an open tab keeps young.
+window again, and what cannot be known stays ``None``. The server's own
+``last_activity`` is not used: the polling of an open tab keeps it young.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import KernelSample, Sample
 
-#: So many sampling intervals without a whole sample are a gap.
+#: Sampling intervals without a whole sample that make a gap.
 GAP_INTERVALS = 3
-#: A kernel that has never said a word, and that nobody is connected to, is idle then.
+#: Seconds after which a kernel that never said a word, with no connection, is idle.
 UNUSED_SECONDS = 600.0
-#: So long is a stretch in which a page nobody uses has sent all that it usually sends:
-#: one that is hidden asks for news once a minute at least.
+#: Seconds in which a page nobody uses has sent all that it usually sends: one that is
+#: hidden asks for news once a minute at least.
 PAGE_SECONDS = 90.0
 
 
@@ -30,7 +30,7 @@ class Window:
     """Samples of one session, in the order of their times.
 
     Args:
-        span: seconds that it remembers; as long as any session must be idle before
+        span: seconds that the window covers; as long as any session must be idle before
             it naps or is suspended.
         interval: seconds between two samples, as they are meant to come.
         usual: seconds that use is summed up over, where nothing else is asked for:
@@ -65,8 +65,8 @@ class Window:
     def add(self, sample: Sample) -> None:
         """Take one sample.
 
-        One that comes twice is harmless. One that is late adds what it knows of
-        activity. One of an earlier incarnation than the newest is ignored.
+        A repeated sample is harmless. A late one adds what it knows of activity. A
+        sample of an earlier incarnation than the newest is ignored.
         """
         newest = self._newest
         is_newer = newest is None or sample.at > newest.at
@@ -81,10 +81,10 @@ class Window:
             self._newest = sample
 
     def usage(self, now: float, span: float | None = None) -> Usage:
-        """The sum up to ``now``, in seconds since the epoch.
+        """Sum up the samples until ``now``.
 
         Args:
-            now: the time.
+            now: seconds since the epoch.
             span: seconds that use is summed up over, where that is not the usual.
         """
         newest = self._newest
@@ -131,7 +131,7 @@ class Window:
         )
 
     def _data_rate(self, newest: Sample, over: float) -> float | None:
-        """Bytes a second; an upload moves first, and is written at its end."""
+        """Bytes per second; an upload moves first, and is written at its end."""
         written = None if newest.written is None else self._written.rate(over)
         moved = None if newest.moved is None else self._moved.rate(over)
         known = [rate for rate in (written, moved) if rate is not None]
@@ -154,7 +154,7 @@ class Window:
                 self._active = (at, what)
 
     def _see_watch(self, sample: Sample) -> None:
-        """Only whole samples carry the watch on."""
+        """Extend the time watched without a gap; only whole samples count."""
         if not _is_whole(sample):
             return
         broken = sample.at - self._watched_until > self._gap
@@ -186,7 +186,7 @@ def _in_percent(rate: float | None) -> float | None:
 
 
 def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, str]]:
-    """Every sign of a person or of work, and when it was.
+    """Yield every sign of a person or of work, with its time.
 
     A kernel's or terminal's time that lies ahead counts as now. A notebook's, which
     is a file's and may be anything, is not believed then.
@@ -212,10 +212,10 @@ def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, 
 
 
 def _changes(sample: Sample, before: Sample) -> Iterator[tuple[float, str]]:
-    """Kernels and terminals that were opened, or closed while they were in use.
+    """Yield kernels and terminals that were opened, or closed while in use.
 
-    One that has been idle may have been closed by a culler of the server's own; where
-    a person closes it, our server extension tells (``last_asked``).
+    An idle one may have been closed by a culler of the server's own; where a person
+    closes it, our server extension tells (``last_asked``).
     """
     if sample.kernels is not None and before.kernels is not None:
         ids = {kernel.id for kernel in sample.kernels}
@@ -230,7 +230,7 @@ def _changes(sample: Sample, before: Sample) -> Iterator[tuple[float, str]]:
 
 
 def _gpu_share(sample: Sample) -> float | None:
-    """Percent that its busiest card worked for it; None where that is not known."""
+    """Percent of the time that the busiest card worked for it; None: not known."""
     if sample.gpus is None:
         return None
     shares = [gpu.sm_percent for gpu in sample.gpus]
@@ -247,7 +247,7 @@ def _gpu_memory(sample: Sample) -> int | None:
 
 
 def _is_whole(sample: Sample) -> bool:
-    """Whether it has all that a policy needs."""
+    """Whether the sample has all that a policy needs."""
     return (
         sample.kernels is not None
         and sample.cpu_work is not None
@@ -258,7 +258,7 @@ def _is_whole(sample: Sample) -> bool:
 
 
 def _busy_kernel(sample: Sample) -> str | None:
-    """A kernel that runs a cell which does not wait for its user."""
+    """Return a kernel that runs a cell which does not wait for its user."""
     return next(
         (
             kernel.name
@@ -270,13 +270,13 @@ def _busy_kernel(sample: Sample) -> str | None:
 
 
 def _prompt(sample: Sample) -> tuple[float, str] | None:
-    """When a cell asked for the answer that it waits for, and its kernel; the last."""
+    """Return when a cell last asked for an answer that it waits for, and its kernel."""
     asked = ((_asked(kernel, sample), kernel.name) for kernel in sample.kernels or [])
     return max(((at, name) for at, name in asked if at is not None), default=None)
 
 
 def _asked(kernel: KernelSample, sample: Sample) -> float | None:
-    """When its cell asked for an answer; None: it waits for none.
+    """Return when the kernel's cell asked for an answer; None: it waits for none.
 
     A question that was open in a suspend is asked anew by the return.
     """
@@ -286,7 +286,7 @@ def _asked(kernel: KernelSample, sample: Sample) -> float | None:
 
 
 def _unknown_kernel(sample: Sample, unused: float) -> str | None:
-    """A kernel that may be working, for all that its server knows.
+    """Return a kernel that may be working, for all that its server knows.
 
     A server learns that a kernel is idle from its first message. One that was started
     by a call, and that no page has ever opened, is "starting" for ever; one that has
