@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class AuditSentence(Value, frozen=True, kw_only=True):
-    """One audit line as a sentence."""
+    """An audit line as a sentence."""
 
     id: int
     at: float
     key: SessionKey
     who: str
-    what: str  #: stable word of the audit
+    what: str  #: stable word of the audit for what happened
     code: str = ""  #: of the reason, where there is one
     sentence: str
 
 
 class AuditPage(Value, frozen=True, kw_only=True):
-    """Some lines, the newest first."""
+    """Some audit lines, the newest first."""
 
     lines: list[AuditSentence]
     next: int | None = None  #: ``before`` of the page with older ones, if there are any
 
 
-#: What happened, for each word of the audit; ``{who}`` begins a sentence.
+#: Sentences for the words of the audit; ``{who}`` begins a sentence.
 _SENTENCES = {
     "ask to suspend": "{who} asked to suspend it.",
     "ask to resume": "{who} asked to resume it.",
@@ -89,7 +89,7 @@ _SENTENCES = {
 
 
 def line_of(numbered: NumberedLine) -> AuditSentence:
-    """Returns an audit line as a sentence, with its time and reason."""
+    """Return an audit line as a sentence, with its time and reason."""
     number, line = numbered
     return AuditSentence(
         id=number,
@@ -103,7 +103,7 @@ def line_of(numbered: NumberedLine) -> AuditSentence:
 
 
 def sentence(line: AuditRow | AuditLine) -> str:
-    """Says what happened and why, with the numbers."""
+    """Say what happened and why, with the numbers."""
     who = "The service" if line.who == SERVICE else line.who
     if line.what == "keep":
         return _kept(who, line.message)
@@ -116,7 +116,7 @@ def sentence(line: AuditRow | AuditLine) -> str:
 
 
 def _kept(who: str, message: str) -> str:
-    """The audit has the seconds: ``"3600 s"``."""
+    """Put how long a session is kept into words; the audit has ``"3600 s"``."""
     digits = message.removesuffix(" s")
     seconds = float(digits) if digits.isdigit() else 0.0
     if not seconds:

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 
 def new_checkpoint_id() -> str:
-    """Returns an id that no other checkpoint has."""
+    """Make an id that no other checkpoint has."""
     return f"ckpt-{uuid.uuid4().hex}"
 
 
@@ -166,7 +166,7 @@ class Controller:
         self._sessions, self._queue = sessions, queue
         together.look = queue.add
         renames = Renames(sessions, agent)
-        #: what people and programs may ask
+        #: calls about sessions
         self.users = UserApi(
             sessions=sessions,
             agent=agent,
@@ -176,7 +176,7 @@ class Controller:
             branches=Branches(sessions, agent, hub, new_id),
             settings=settings,
         )
-        #: what may be asked of nodes
+        #: calls about nodes
         self.nodes = NodeApi(sessions, queue)
         questions = Questions(
             sessions=sessions,
@@ -237,7 +237,7 @@ class Controller:
         self._sessions.close()
 
     def metrics_snapshot(self) -> MetricsSnapshot:
-        """What ``/metrics`` shows."""
+        """The numbers that ``/metrics`` shows."""
         return self._loops.metrics_snapshot()
 
     # --- many sessions at once
@@ -262,7 +262,7 @@ class Controller:
         return self._tally.store_use()
 
     def culled_inside(self, idle_after: float) -> list[str]:
-        """Whose servers end idle kernels, or themselves, before they are saved."""
+        """Name servers that end idle kernels, or themselves, before they are saved."""
         times = {
             key: runtime.usage.culls_after
             for key, runtime in self._sessions.runtimes.items()
@@ -281,18 +281,18 @@ class Controller:
         return [told]
 
     def lately_culled(self) -> list[str]:
-        """Which cullers of the Hub have ended sessions unsaved, in sentences."""
+        """Name the Hub's cullers that lately ended sessions unsaved, in sentences."""
         return self._stops.lately_culled()
 
     def silent_parts(self) -> list[str]:
-        """Which of agent, store and Hub did not answer the last time, by name."""
+        """The parts that did not answer the last time (agent, store, Hub), by name."""
         return self._observer.silent_parts()
 
     def note_silent(self, nodes: Mapping[str, float]) -> None:
-        """Let what is under way on a silent node say so.
+        """Let operations on a silent node say so.
 
         Args:
-            nodes: by name, since when they are (seconds since the epoch).
+            nodes: since when each is silent (seconds since the epoch), by name.
         """
         self._sessions.note_silent(nodes)
 
@@ -310,7 +310,7 @@ class Controller:
 
     # --- the spawner in the Hub's process
     async def plan_start(self, placement: Placement) -> StartPlan:
-        """How to start a session; ``placement.incarnation`` is the new one.
+        """Plan how to start a session; ``placement.incarnation`` is the new one.
 
         Never ``cold`` while a checkpoint is known. A capture under way is cancelled
         (answer ``adopt``) or, once committed, finished (answer ``restore``). If no plan
@@ -325,7 +325,7 @@ class Controller:
         return plan
 
     async def placed(self, placement: Placement) -> None:
-        """An init holds the place of a restore, or a cold session runs; idempotent.
+        """Note that an init holds a place, or that a cold session runs; idempotent.
 
         Raises:
             Refused: ``wrong_phase``: that restore is not, or no longer, under way.
@@ -337,15 +337,15 @@ class Controller:
         return self._starts.progress(key, after)
 
     async def cancelled(self, placement: Placement) -> None:
-        """A start was cancelled: end what was placed, keep the checkpoint."""
+        """Cancel a start: end what was placed, keep the checkpoint."""
         await self._starts.cancelled(placement)
 
     async def login_revoked(self, placement: Placement) -> None:
-        """A running server's login was revoked: so is the key of its tabs."""
+        """Note that a running server's login was revoked: so is the key of its tabs."""
         self._starts.login_revoked(placement)
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
-        """``release`` if that incarnation is (now) suspended, else ``stop``.
+        """Answer ``release`` if that incarnation is (now) suspended, else ``stop``.
 
         A capture under way is cancelled or finished first. Idempotent.
 
@@ -369,13 +369,13 @@ class Controller:
         await self._stops.release(placement)
 
     async def stopped(self, placement: Placement) -> None:
-        """A real stop has happened. A suspended session stays suspended (trap T9)."""
+        """Note a real stop. A suspended session stays suspended (trap T9)."""
         self._stops.stopped(placement)
 
     async def forget(self, deletion: Deletion) -> None:
-        """The server was deleted: delete everything that is left of it. Idempotent.
+        """Delete everything that is left of a deleted server. Idempotent.
 
         The order is journalled before anything is done, and repeated until nothing is
-        left, also if some part does not answer now.
+        left, also if a part does not answer now.
         """
         await self._stops.forget(deletion)

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The longest time that may be given, seconds.
+#: Longest time for a drain, in seconds.
 LONGEST = 30 * 86400.0
 
 
 class NodeApi:
-    """What may be asked of nodes; see ``Controller.nodes``."""
+    """Calls about nodes; see ``Controller.nodes``."""
 
     def __init__(self, sessions: Sessions, queue: WorkQueue) -> None:
         self._sessions = sessions
         self._queue = queue
 
     def drain(self, node: str, order: DrainOrder, by: str) -> DrainReport:
-        """Suspend whatever runs there, and what comes there later.
+        """Drain a node: suspend the sessions there, and those that come there later.
 
         Args:
             node: its name; empty: the Hub's own machine.
@@ -59,7 +59,7 @@ class NodeApi:
         return self._sessions.drains.report(drain)
 
     def undrain(self, node: str, by: str) -> None:
-        """Take that back: what runs there stays, and what is suspended may return.
+        """End a drain: what runs there stays, and what is suspended may return.
 
         Raises:
             NotFound: ``not_drained``.
@@ -73,7 +73,7 @@ class NodeApi:
         self._look_at(node)
 
     def follow(self, notices: Iterable[NodeNotice]) -> None:
-        """Drain what the cluster gives notice of, for as long as it does.
+        """Drain the nodes that the cluster announces to end, for as long as it does.
 
         Raises:
             StoreError: the journal cannot be written.
@@ -83,7 +83,7 @@ class NodeApi:
             self._begun(drain)
 
     def drains(self) -> list[DrainReport]:
-        """How far each drain is, by node."""
+        """Report how far each drain is, by node."""
         return [self._sessions.drains.report(d) for d in self._sessions.drains.all()]
 
     def _begun(self, drain: Drain) -> None:
@@ -95,7 +95,7 @@ class NodeApi:
         self._look_at(drain.node)
 
     def _look_at(self, node: str) -> None:
-        """Whoever waits for a change of what runs there looks again."""
+        """Have every session on the node looked at that waits for a change."""
         for row in self._sessions.journal.sessions():
             if row.node == node and row.phase in LIVE:
                 self._sessions.touch(row.key)

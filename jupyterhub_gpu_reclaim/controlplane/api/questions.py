@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
-#: How often it is looked again because the session moved, or something was done.
+#: Most looks at a session that moves, or for which something was done first.
 _ATTEMPTS = 12
 
 
 class Answer(NamedTuple):
-    """The answer to a question, and what it was given for."""
+    """An answer to a question, and the row and facts that it was given for."""
 
     action: Action
     row: SessionRow
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
 
 
 class Questions:
-    """Answers them.
+    """Answers the questions of the Hub's spawner.
 
     Args:
         sessions: the rows.
@@ -78,9 +78,10 @@ class Questions:
         self._settings = settings
 
     async def call_off(self, key: SessionKey) -> None:
-        """Cancel a capture under way; returns when it has ended either way.
+        """Cancel a capture under way; return when it has ended either way.
 
-        One whose node is drained goes on, and its session comes back elsewhere.
+        If the node is drained, the capture goes on, and the session comes back
+        elsewhere.
         """
         row = self._sessions.row(key)
         if row.phase is not Phase.SUSPENDING:
@@ -92,7 +93,7 @@ class Questions:
         await self.moved(key, lambda now: now.phase is not Phase.SUSPENDING)
 
     async def moved(self, key: SessionKey, so: Callable[[SessionRow], bool]) -> bool:
-        """Wait until the row is so; False when the limit is over."""
+        """Wait until the row is as wanted; False when the limit is over."""
         return await self._sessions.until(key, so, self._settings.settle_limit)
 
     async def _moved_on(self, row: SessionRow) -> bool:
@@ -106,7 +107,7 @@ class Questions:
         *,
         elsewhere: bool = False,
     ) -> Answer:
-        """The answer, after everything that must be done before it.
+        """Return the answer, after doing everything that must come before it.
 
         Args:
             key: the session.
@@ -137,7 +138,7 @@ class Questions:
     def _asked(
         self, key: SessionKey, want: Want, placement: Placement, *, elsewhere: bool
     ) -> Asked:
-        """The question; what the journal has is read when it is answered."""
+        """Put the question with what the journal has, read when it is answered."""
         return Asked(
             want=want,
             incarnation=placement.incarnation,
@@ -153,7 +154,7 @@ class Questions:
     async def _ask(
         self, row: SessionRow, asked: Asked
     ) -> tuple[Answer, ReclaimError | None]:
-        """What the reconciler says, with as few questions to others as it needs."""
+        """Ask the reconciler, with as few questions to others as it needs."""
         observed = Observed(None, None, None)
         silence: ReclaimError | None = None
         answer = self._settled(row, observed, asked)

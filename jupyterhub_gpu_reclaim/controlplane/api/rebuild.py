@@ -39,7 +39,7 @@ class Rebuild:
         self._settings = settings
 
     async def compare(self) -> list[Compared]:
-        """Every session with a checkpoint, or with fewer than the journal says.
+        """Compare all sessions; list those with a checkpoint, or with fewer than known.
 
         Raises:
             Unreachable: agent, store or Hub do not answer, so nothing is known.
@@ -51,7 +51,7 @@ class Rebuild:
         ]
 
     async def run(self, by: str) -> list[Compared]:
-        """Bring the journal in line with the store; the answer says what was done.
+        """Bring the journal in line with the store; return what was done.
 
         A session with a question to its user returns at the next visit instead. One
         whose newest checkpoint is missing in the store is left to its user. Idempotent.

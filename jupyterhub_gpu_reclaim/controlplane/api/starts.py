@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: How often a plan is made again because the session moved meanwhile.
+#: Most attempts to make a plan while the session moves.
 _ATTEMPTS = 5
 
 
@@ -131,7 +131,7 @@ class StartPlanner:
         return True
 
     async def _plan(self, answer: Answer, placement: Placement) -> StartPlan | None:
-        """The answer as a plan; None: ask again."""
+        """Translate the answer into a plan; None: ask again."""
         action, row = answer.action, answer.row
         if self._sessions.row(row.key) != row:
             return None
@@ -167,10 +167,10 @@ class StartPlanner:
         return StartPlan(action="refuse", failure=action.failure)
 
     def _check_open(self, row: SessionRow) -> None:
-        """Nothing begins while the Hub's own machine is drained.
+        """Refuse a start while the Hub's own machine is drained.
 
-        A cluster places pods elsewhere. Who has asked for a return is told, and asks
-        again.
+        A cluster places pods elsewhere. A user who has asked for a return is told, and
+        asks again.
         """
         if self._sessions.drains.of("") is None:
             return
@@ -226,11 +226,11 @@ class StartPlanner:
     async def _join(
         self, row: SessionRow, tree: Tree, placement: Placement
     ) -> StartPlan | None:
-        """Adopt what runs, unless its end was ordered.
+        """Adopt the session that runs, unless its end was ordered.
 
         Raises:
-            Refused: its pod is being deleted; that ends by itself. Or it is another
-                account's.
+            Refused: its pod is being deleted, which ends by itself; or the session is
+                another account's.
         """
         if tree.ending:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
@@ -266,7 +266,7 @@ class StartPlanner:
         self._look(key)
 
     def _started(self, row: SessionRow, placement: Placement) -> None:
-        """A cold start; a checkpoint, if there is one, is set aside."""
+        """Note a cold start; a checkpoint, if there is one, is set aside."""
         if row.incarnation == placement.incarnation:
             return  # it was found before; whatever has become of it since is newer
         kept = expiry.kept(
@@ -342,19 +342,19 @@ _MARK = "renew login:"
 
 
 def order_renewal(sessions: Sessions, key: SessionKey, by: str) -> None:
-    """Write the order down, with who gave it."""
+    """Write down an order to renew a login, with who gave it."""
     until = sessions.clock.now() + RENEWAL_SECONDS
     sessions.journal.write(*audit_log.set_mark(_MARK + key.path, until))
     sessions.update(key, sessions.audit_line(key, by, "renew login"))
 
 
 def renewal_ordered(sessions: Sessions, key: SessionKey) -> bool:
-    """Whether there is an order that still holds."""
+    """Whether there is an order to renew a login that still holds."""
     until = audit_log.mark(sessions.journal, _MARK + key.path)
     return until is not None and sessions.clock.now() < until
 
 
 def end_renewal(sessions: Sessions, key: SessionKey) -> None:
-    """The login is valid again: the order is used up."""
+    """Remove an order to renew a login: the login is valid again."""
     if audit_log.mark(sessions.journal, _MARK + key.path) is not None:
         sessions.journal.write(*audit_log.set_mark(_MARK + key.path, None))

@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A stop this soon after the Hub's check of the server may be a result of that check.
+#: Seconds after the Hub's check of a server in which a stop may be a result of it.
 CHECK_SECONDS = 300.0
-#: Marks of when each culler of the Hub last ended a session unsaved.
+#: Prefix of the marks of when a culler of the Hub last ended a session unsaved.
 _CULLED = "culled:"
-#: Seconds for which that is told.
+#: Seconds for which such a mark is told.
 _LATELY = 86400.0
 
 
@@ -132,7 +132,7 @@ class StopPlanner:
         return StopPlan(action="stop")
 
     def _release(self, key: SessionKey) -> StopPlan:
-        """It is captured: what the Hub is to remember of it."""
+        """Return what the Hub is to remember of a captured session."""
         row = self._sessions.row(key)
         suspension = self._sessions.suspension(row)
         return StopPlan(
@@ -140,7 +140,7 @@ class StopPlanner:
         )
 
     async def _save_first(self, key: SessionKey) -> None:
-        """Capture once more: our stop came so late that the session runs again.
+        """Capture once more: the stop came so late that the session runs again.
 
         The Hub cannot be told to leave the server running (trap T8).
         """
@@ -178,11 +178,11 @@ class StopPlanner:
         self._look(row.key)
 
     def _stop(self, row: SessionRow, placement: Placement) -> None:
-        """A real stop; a checkpoint that is still kept from the return is set aside.
+        """Note a real stop; a checkpoint still kept from the return is set aside.
 
         Args:
             row: the session.
-            placement: how it ended, where nobody had the Hub stop it; else who did.
+            placement: how the session ended, or who had the Hub stop it.
         """
         aside = expiry.kept(
             self._sessions,
@@ -227,7 +227,7 @@ class StopPlanner:
         return Decision(reclaim=False, code=code, message=told)
 
     def lately_culled(self) -> list[str]:
-        """Which cullers have ended sessions unsaved in the last day, in sentences."""
+        """Name cullers that ended sessions unsaved in the last day, in sentences."""
         now = self._sessions.clock.now()
         found = audit_log.marks(self._sessions.journal, _CULLED)
         return [
@@ -238,7 +238,7 @@ class StopPlanner:
         ]
 
     def _keep_for_a_while(self, key: SessionKey, program: str) -> None:
-        """A program has deleted the user: what is suspended is a former account's."""
+        """Keep a deleted user's session for a while, as a former account's."""
         row, seconds = self._sessions.row(key), self._settings.set_aside
         kept, claimed = [], row.claimed
         if row.phase is Phase.SUSPENDED:  # whoever has the name next wants it

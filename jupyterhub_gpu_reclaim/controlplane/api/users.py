@@ -1,7 +1,7 @@
 """User API: what people and programs may ask about sessions.
 
 A wish is written into the row as an intent, and the worker carries it out; nothing here
-waits for an operation. The policy is not asked whether a person may do something.
+waits for an operation. The policy is not asked about a person's orders.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Characters of a save point's name.
+#: Most characters of a save point's name.
 LONGEST_NAME = 80
-#: Save points of a session that have one: each is kept for days, and costs every look.
+#: Most named save points of a session: each is kept for days, and costs every look.
 MOST_NAMED = 50
-#: Why a checkpoint is still there after its user has deleted what can be deleted.
+#: Reasons why a checkpoint remains after its user has deleted all that can be deleted.
 _WHY = {
     Keeping.CURRENT: "The session is being suspended in it, or resumed from it.",
     Keeping.SUPERSEDED: "The session came back from it; it is kept in case it ends.",
@@ -90,7 +90,7 @@ class Left(Value, frozen=True, kw_only=True):
 class Deleted(Value, frozen=True, kw_only=True):
     """The outcome of an order to delete."""
 
-    deleted: list[str]  #: these cannot be brought back any more
+    deleted: list[str]  #: ids of the checkpoints that cannot be brought back any more
     kept: list[Left]
 
 
@@ -100,7 +100,7 @@ def _left(row: CheckpointRow) -> Left:
 
 
 class UserApi:
-    """What people and programs may ask; see ``Controller.users``."""
+    """Calls about sessions, by people and programs; see ``Controller.users``."""
 
     def __init__(
         self,
@@ -123,14 +123,15 @@ class UserApi:
         self._keeps = KeepQuota(sessions.journal, settings.keep_per_day)
 
     def sessions(self) -> list[SessionView]:
-        """All sessions that run, are suspended, or have left something.
+        """List all sessions that run, are suspended, or have left something.
 
-        That is a checkpoint set aside, or programs that the Hub does not know of.
+        Left over may be a checkpoint set aside, or programs that the Hub does not know
+        of.
         """
         return self._sessions.views()
 
     def session(self, key: SessionKey) -> SessionView:
-        """One session.
+        """Return one session.
 
         Raises:
             NotFound: no such session.
@@ -138,9 +139,10 @@ class UserApi:
         return self._sessions.view(key)
 
     def why(self, key: SessionKey) -> list[Decision]:
-        """Every reason for or against a suspend, the deciding one first.
+        """Return every reason for or against a suspend, the deciding one first.
 
-        None of a session that does not run: those of before are not its reasons now.
+        Empty for a session that does not run: its former reasons are not its reasons
+        now.
 
         Raises:
             NotFound: no such session.
@@ -152,13 +154,13 @@ class UserApi:
         return self._sessions.runtime(key).decisions
 
     def changes(self) -> AsyncIterator[SessionView]:
-        """Every change from now on; it ends for a reader that is too slow."""
+        """Yield every change from now on; ends for a reader that is too slow."""
         return self._sessions.changes()
 
     async def suspend(self, key: SessionKey, by: str) -> SessionView:
         """Suspend a running session as soon as possible; the policy is not asked.
 
-        One that is suspended, or about to be, is no error.
+        A session that is suspended, or about to be, is no error.
 
         Raises:
             NotFound: no such session.
@@ -184,7 +186,7 @@ class UserApi:
 
         Raises:
             NotFound: no such session.
-            BadRequest: that is no name.
+            BadRequest: the name is not valid.
             Refused: ``wrong_phase``: it does not run; ``operation_in_flight``: another
                 order is to be carried out first; ``node_drains``; or there are too
                 many names.
@@ -215,7 +217,7 @@ class UserApi:
         return await self._order_nap(key, Intent.NAP, SessionEvent.NAPS, by)
 
     async def wake(self, key: SessionKey, by: str) -> SessionView:
-        """Move its GPU memory back; one that is awake is no error.
+        """Move a session's GPU memory back; one that is awake is no error.
 
         Raises:
             NotFound: no such session.
@@ -240,7 +242,8 @@ class UserApi:
     ) -> SessionView:
         """Resume a suspended session; a suspend under way is cancelled.
 
-        Where its node is drained, the suspend goes on, and it comes back after that.
+        If its node is drained, the suspend goes on, and the session comes back after
+        that.
 
         Args:
             key: the session.
@@ -264,7 +267,7 @@ class UserApi:
     async def keep(
         self, key: SessionKey, seconds: float, by: str, *, manages: bool = False
     ) -> SessionView:
-        """Leave a session alone for that long; 0 takes that back.
+        """Leave a session alone for some time; 0 takes that back.
 
         A warning is taken back, and so is a suspend that is under way.
 
@@ -363,9 +366,9 @@ class UserApi:
         return self._sessions.view(key)
 
     async def renew_login(self, key: SessionKey, by: str) -> SessionView:
-        """Let the next start make a login valid that the Hub no longer knows.
+        """Let the next start renew a login that the Hub no longer knows.
 
-        For managers. It starts nothing.
+        For managers. Nothing is started.
 
         Raises:
             NotFound: no such session.
@@ -379,7 +382,7 @@ class UserApi:
     async def revoke_tabs(self, key: SessionKey, by: str) -> SessionView:
         """Take the right to ask and order from all tabs of the session's starts so far.
 
-        Its user's pages, and tabs of the next fresh start, are not concerned.
+        The pages of its user, and tabs of the next fresh start, are not concerned.
 
         Raises:
             NotFound: no such session.
@@ -391,13 +394,13 @@ class UserApi:
         return self._sessions.view(key)
 
     def tab_counts(self, key: SessionKey, made: float) -> bool:
-        """Whether a tab with a key of that time may speak for that session."""
+        """Whether a tab with a key from that time may speak for that session."""
         return self._sessions.tab_keys.count(key, made)
 
     async def start_fresh(self, key: SessionKey, by: str) -> SessionView:
         """Set the checkpoint aside for ``Settings.set_aside``; the next start is cold.
 
-        It does not start anything: the person goes on to the Hub's spawn page.
+        Nothing is started: the person goes on to the Hub's spawn page.
 
         Raises:
             NotFound: no such session.
@@ -490,8 +493,8 @@ class UserApi:
     ) -> SessionView:
         """Open a checkpoint as another server of the same user, beside the session.
 
-        That goes on, or stays suspended, as it is; the new one has its kernels, its
-        own login, and the same home folder.
+        The session goes on, or stays suspended; the new one has its kernels, its own
+        login, and the same home folder.
 
         Args:
             key: the session.
@@ -546,9 +549,9 @@ class UserApi:
     async def _kept(
         self, key: SessionKey, checkpoint: str, *, manages: bool
     ) -> CheckpointRow:
-        """A checkpoint of that session that may be brought back.
+        """Return a checkpoint of that session that may be brought back.
 
-        The store is asked also for one that the journal knows: that may be older.
+        The store is asked even if the journal knows the checkpoint: it may be older.
         """
         journal = self._sessions.journal
         saved = await self._saved(key, known=journal.checkpoint(checkpoint) is not None)
@@ -569,7 +572,7 @@ class UserApi:
     async def _saved(
         self, key: SessionKey, *, known: bool
     ) -> tuple[CheckpointInfo, ...] | None:
-        """What the store has of that session; None: it is silent."""
+        """Return what the store has of that session; None: it is silent."""
         try:
             infos = tuple(await self._agent.checkpoints(key))
         except (Unreachable, StoreError):
@@ -605,7 +608,7 @@ class UserApi:
         return self._sessions.view(key)
 
     def _discard_aside(self, row: SessionRow, checkpoint: str, by: str) -> None:
-        """Mark one that was put aside for deletion."""
+        """Mark a checkpoint that was set aside for deletion."""
         found = self._sessions.journal.checkpoint(checkpoint)
         if found is None or found.key != row.key:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
@@ -648,7 +651,9 @@ class UserApi:
         *,
         everything: bool = False,
     ) -> Deleted:
-        """Like ``discard``; says what is gone, and what is kept until when and why.
+        """Delete a checkpoint like ``discard``; say what is gone, and what is kept.
+
+        For each one that is kept, the answer says until when and why.
 
         Args:
             key: the session.
@@ -700,17 +705,17 @@ class UserApi:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint="")
 
     def _visible(self, key: SessionKey) -> list[CheckpointRow]:
-        """The checkpoints that the session's user may see."""
+        """Return the checkpoints that the session's user may see."""
         rows = self._sessions.journal.checkpoints(key)
         return [row for row in rows if row.keeping not in HIDDEN]
 
     def audit(self, key: SessionKey, limit: int = 100) -> list[AuditLine]:
-        """Who did what to a session, the newest first."""
+        """Return the audit lines of a session, the newest first."""
         rows = self._sessions.journal.audit(key, limit)
         return [AuditLine(**msgspec.structs.asdict(row)) for row in rows]
 
     def story(self, user: str | None, before: int = 0, limit: int = 100) -> AuditPage:
-        """Audit lines about a user's sessions, also deleted ones, the newest first.
+        """Return audit lines of a user's sessions, deleted ones too, the newest first.
 
         Args:
             user: whose; None: those of all users.
@@ -735,7 +740,7 @@ class UserApi:
             raise Refused(Reason.INVALID, what=what)
 
     def _check_stays(self, row: SessionRow) -> None:
-        """Nobody holds up a drain by orders."""
+        """Refuse orders that would hold up a drain."""
         drain = self._sessions.drains.of_session(row)
         if drain is not None:
             raise Refused(Reason.NODE_DRAINS, node=drain.name, why=drain.because)
@@ -757,12 +762,12 @@ class UserApi:
             _log.warning("%s: %s has given it to the name's new account", key, by)
 
     def _check_is_theirs(self, key: SessionKey, by: str) -> None:
-        """Nobody deletes what a former account of their name has left."""
+        """Refuse to delete what a former account of the same name has left."""
         if by == of_user(key.user) and self._sessions.row(key).claimed:
             raise Refused(Reason.FORMER_ACCOUNT, user=key.user)
 
     async def _call_off_suspend(self, row: SessionRow) -> None:
-        """It goes on, unless its programs have ended meanwhile, or its node goes."""
+        """Cancel a suspend, unless the programs have ended or the node is drained."""
         drained = self._sessions.drains.of_session(row) is not None
         if row.phase is Phase.SUSPENDING and not drained:
             with suppress(NotFound):
@@ -781,10 +786,10 @@ class UserApi:
 
 
 def _name(text: str) -> str:
-    """A name for people, as one line.
+    """Return a name for people, as one line.
 
     Raises:
-        BadRequest: it is too long, or has what no line has.
+        BadRequest: the name is too long, or has a character that no line has.
     """
     name = text.strip()
     if len(name) > LONGEST_NAME or not name.isprintable():
