@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
-#: As a part of a host's name, which KubeSpawner and subdomains make of it.
+#: A server's name, as a part of a host's name: KubeSpawner and subdomains make it so.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 class Branches:
-    """Makes them, and has them started."""
+    """Makes branches, and has them started."""
 
     def __init__(
         self, sessions: Sessions, agent: Agent, hub: Hub, new_id: Callable[[], str]
@@ -49,7 +49,7 @@ class Branches:
     async def open(
         self, key: SessionKey, checkpoint: str, server: str, by: str
     ) -> SessionKey:
-        """Make it, and ask the Hub for a start; returns what it is called.
+        """Make a branch, and ask the Hub to start it; return its key.
 
         Args:
             key: the session.
@@ -93,7 +93,7 @@ class Branches:
             raise _taken(there)
 
     def _note(self, key: SessionKey, info: CheckpointInfo, by: str) -> None:
-        """The new session is suspended in it."""
+        """Note that the new session is suspended in its checkpoint."""
         sessions = self._sessions
         sessions.apply(
             info.key,

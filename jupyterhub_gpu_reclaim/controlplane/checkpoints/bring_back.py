@@ -1,4 +1,4 @@
-"""Bring back a checkpoint other than the one a session is suspended in.
+"""Brings back a checkpoint other than the one a session is suspended in.
 
 A person chooses it. The present checkpoint is set aside, and can be brought back in the
 same way; a running session is suspended first. Until that is done, the row's
@@ -41,7 +41,7 @@ def take(
         settings: for how long the former checkpoint is kept.
         checkpoint: the wanted one; empty: what the row has noted.
         by: who wants it; empty: likewise.
-        gone: whether the former one is not there; should it be found after all, a
+        gone: whether the former checkpoint is missing; if it is found after all, a
             person decides.
     """
     checkpoint, by = checkpoint or row.bring_back, by or row.intent_by
@@ -70,7 +70,7 @@ def take(
 def wish(
     sessions: Sessions, row: SessionRow, wanted: CheckpointRow, by: str
 ) -> SessionRow:
-    """Note what is to come back once the running session is suspended."""
+    """Note the checkpoint to bring back once the running session is suspended."""
     line = sessions.audit_line(row.key, by, "ask to bring back", wanted.id)
     rows = expiry.kept(sessions, wanted.id, Keeping.WANTED)
     if row.bring_back and row.bring_back != wanted.id:
@@ -86,13 +86,13 @@ def wish(
 
 
 def call_off(sessions: Sessions, row: SessionRow, settings: Settings) -> SessionRow:
-    """The session runs on: the wanted checkpoint is kept as long as before."""
+    """Stop bringing back: the session runs on, and the checkpoint is kept as before."""
     rows = off(sessions, row, settings)
     return sessions.update(row.key, checkpoints=rows, bring_back="")
 
 
 def off(sessions: Sessions, row: SessionRow, settings: Settings) -> list[CheckpointRow]:
-    """The rows for :func:`call_off`, where something else is written with them."""
+    """Return the rows for :func:`call_off`, to write with something else."""
     if not row.bring_back:
         return []
     if row.bring_back == row.checkpoint:  # it came back from that one

@@ -49,17 +49,17 @@ _log = logging.getLogger(__name__)
 
 _DELETED = "The server was deleted."
 _MARK = "order to delete:"
-#: Seconds for which an order that was taken up is known again; no call is as late.
+#: Seconds for which a taken order is remembered; no call repeats it later.
 _KNOWN_SECONDS = 7 * 86400.0
 
 
 class DeletionOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One order that is not done yet."""
+    """An order that is not done yet."""
 
     key: SessionKey
     stamp: tuple[int, int]  #: the highest that the deleted session can have had
     names: frozenset[str]  #: sessions and incarnations known to be deleted
-    accounts: frozenset[str]  #: that were deleted; none: that was not told
+    accounts: frozenset[str]  #: accounts that were deleted; empty: not told
 
     def concerns(self, account: str) -> bool:
         """Whether something of that account can be meant; empty: not known."""
@@ -82,7 +82,7 @@ class Deletions:
         self._agent = agent
         self._folder = folder
         self._orders: dict[SessionKey, DeletionOrder] | None = None
-        self._read_in = 0  #: which term: a higher one raises some of them
+        self._read_in = 0  #: the term of the reading; a higher one raises some orders
 
     # --- orders
     def take_up(self) -> None:
@@ -114,14 +114,14 @@ class Deletions:
         self._take(deletion.order, deletion)
 
     def _take(self, name: str, deletion: Deletion) -> None:
-        """Order it once: told again, there may be a new session of that name."""
+        """Take an order once: told again, there may be a new session of that name."""
         if not name:
             self._order(deletion)
         elif audit_log.mark(self._sessions.journal, _MARK + name) is None:
             self._order(deletion, also=self._known(name))
 
     def _known(self, name: str) -> list[Any]:
-        """Statements by which that order is known from now on, and old ones are not."""
+        """Statements that remember that order from now on, and forget old ones."""
         now = self._sessions.clock.now()
         old = [
             statement
@@ -155,7 +155,7 @@ class Deletions:
         self._all()[key] = order
 
     def _new_order(self, deletion: Deletion, row: SessionRow) -> DeletionOrder:
-        """The order, which takes over what a pending one is about."""
+        """Make the order, which takes over what a pending one is about."""
         order = DeletionOrder(
             key=row.key,
             stamp=(self._term(), self._sessions.highest_generation(row.key)),
@@ -175,7 +175,7 @@ class Deletions:
         return msgspec.structs.replace(order, names=frozenset(names), accounts=accounts)
 
     def _rows(self, order: DeletionOrder) -> list[CheckpointRow]:
-        """The checkpoints of that name that the order can mean."""
+        """Return the checkpoints of that name that the order can mean."""
         rows = self._sessions.journal.checkpoints(order.key)
         return [r for r in rows if not r.info or order.concerns(r.info.account)]
 
@@ -201,7 +201,7 @@ class Deletions:
 
     # --- old or new
     def living(self, key: SessionKey, observed: Observed) -> Observed:
-        """The observed state without what is to be deleted."""
+        """Return the observed state without what is to be deleted."""
         order = self.pending(key)
         if order is None:
             return observed

@@ -1,4 +1,4 @@
-"""How long each checkpoint is kept, and deleting expired ones.
+"""Says how long each checkpoint is kept, and deletes expired ones.
 
 The functions above :func:`collect` make checkpoint rows, to be written in the same
 transaction as the session's. A checkpoint that a session still needs is not deleted.
@@ -47,7 +47,7 @@ _LIVE = {*LIVE, Phase.SUSPENDING}
 
 
 def current(info: CheckpointInfo, now: float) -> CheckpointRow:
-    """The checkpoint that its session is suspended in; kept without limit."""
+    """The checkpoint's row while its session is suspended in it; kept without limit."""
     return CheckpointRow(
         id=info.id,
         key=info.key,
@@ -59,7 +59,7 @@ def current(info: CheckpointInfo, now: float) -> CheckpointRow:
 
 
 def save_point(info: CheckpointInfo, now: float, name: str = "") -> CheckpointRow:
-    """What its session, which goes on, was saved as; kept as long as it runs."""
+    """The row of a save point of a session that goes on; kept as long as that runs."""
     return msgspec.structs.replace(
         current(info, now), keeping=Keeping.SUPERSEDED, name=name
     )
@@ -73,10 +73,10 @@ def is_fallback(row: CheckpointRow) -> bool:
 def outdated(
     sessions: Sessions, key: SessionKey, settings: Settings
 ) -> list[CheckpointRow]:
-    """Save points, now that there is a newer one.
+    """Return the changed rows of save points, now that there is a newer one.
 
-    Those that have a name, and of the others the last few, are set aside, where their
-    user finds them; what is beyond that is kept for the time of grace.
+    The named ones, and the last few of the others, are set aside, where their user
+    finds them; the rest is kept for the time of grace.
     """
     now, incarnation = sessions.clock.now(), sessions.row(key).incarnation
     rows = [row for row in sessions.journal.checkpoints(key) if is_fallback(row)]
@@ -108,11 +108,11 @@ def aside(
     seconds: float | None,
     session: SessionRow | None = None,
 ) -> CheckpointRow:
-    """A checkpoint that is set aside; None: not deleted by itself.
+    """The row of a checkpoint that is set aside; None: not deleted by itself.
 
-    Where a person has said so, and the journal did not know, until the time that the
-    mark names. Another account's than the session's is hidden; whichever of the two is
-    older, it is not deleted before that one has gone on.
+    If a person has set it aside and the journal did not know, it is kept until the time
+    in the mark. A checkpoint of another account than the session's is hidden; whichever
+    of the two is older, it is not deleted before that one has gone on.
     """
     keeping = Keeping.ASIDE
     if session is not None and lineage.is_anothers(session, info):
@@ -132,7 +132,7 @@ def kept(
     *,
     by_word: bool = False,
 ) -> list[CheckpointRow]:
-    """The changed row of a known checkpoint; empty if there is none.
+    """Return the changed row of a known checkpoint; empty if there is none.
 
     Args:
         sessions: where the journal and the clock are.
@@ -150,9 +150,10 @@ def kept(
 
 
 def came_from(sessions: Sessions, row: SessionRow, grace: float) -> list[CheckpointRow]:
-    """What a session that runs again came from: kept for the time of grace.
+    """Return the row of a session's parent checkpoint: kept for the time of grace.
 
-    Where a rule saves it, until it is saved: it always has something to go back to.
+    If a rule saves the session, it is kept until that is done: the session always has
+    something to go back to.
 
     Args:
         sessions: where the journal and the clock are.
@@ -166,7 +167,7 @@ def came_from(sessions: Sessions, row: SessionRow, grace: float) -> list[Checkpo
 def settled(
     sessions: Sessions, key: SessionKey, seconds: float, *, by_word: bool = False
 ) -> list[CheckpointRow]:
-    """Those set aside without limit, now that another one was chosen."""
+    """Return rows set aside without limit, expiring now that another was chosen."""
     expires = sessions.clock.now() + seconds
     return [
         row.kept(row.keeping, row.changed, expires, by_word=by_word)
@@ -176,7 +177,7 @@ def settled(
 
 
 def former(sessions: Sessions, key: SessionKey) -> str:
-    """The checkpoint that a running session came from, while it is kept."""
+    """Return the checkpoint that a running session came from, while it is kept."""
     rows = sessions.journal.checkpoints(key)
     ids = [row.id for row in rows if row.keeping is Keeping.SUPERSEDED]
     return ids[-1] if ids else ""
@@ -185,13 +186,14 @@ def former(sessions: Sessions, key: SessionKey) -> str:
 async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:
     """Delete expired checkpoints; a failed deletion is tried again.
 
-    What has a name is set aside for so many seconds when its session needs it no more.
+    A named checkpoint is set aside for so many seconds when its session needs it no
+    more.
 
     For a session that was not found to be as the journal says, only a person's order is
     enough: if the journal is older than the store, what looks superseded may be all
-    there is. Of what a session came from, the oldest goes first, so that none outlives
-    a newer one; and it goes only while the session is seen to run, not while it was
-    seen at the last tick.
+    there is. Of the checkpoints that a session came from, the oldest goes first, so
+    that none outlives a newer one; and it goes only while the session is seen to run,
+    not while it was seen at the last tick.
     """
     stuck: set[SessionKey] = set()
     for due in _due(sessions):
@@ -241,9 +243,10 @@ def _set_aside(
 
 
 def _due(sessions: Sessions) -> list[CheckpointRow]:
-    """Expired ones, and older ones: a clock may have jumped in between.
+    """Return the expired ones, and older ones: a clock may have jumped in between.
 
-    What a session has just come back from keeps its own time, however old it is.
+    A checkpoint that its session has just come back from keeps its own time, however
+    old it is.
     """
     expired = {row.id for row in sessions.journal.due(sessions.clock.now())}
     rows = sessions.journal.checkpoints()
@@ -276,7 +279,7 @@ async def _runs(agent: Agent, incarnation: str) -> bool:
 def _without_user(
     kept: Iterable[Kept], rows: Mapping[str, CheckpointRow], now: float
 ) -> list[Dropped]:
-    """What is suspended of users whom a program has deleted, after its time."""
+    """Drop suspended sessions of users whom a program has deleted, after their time."""
     why = "A program deleted its user, who has not come back."
     times = ((each, rows[each.id].expires) for each in kept if each.use is Use.CURRENT)
     return [
@@ -285,10 +288,10 @@ def _without_user(
 
 
 def retain(sessions: Sessions, retention: Retention) -> None:
-    """Mark what is beyond the administrator's limits.
+    """Mark the checkpoints beyond the administrator's limits for deletion.
 
     Raises:
-        StoreError: the journal could not be written; what was marked is marked.
+        StoreError: the journal could not be written; what was marked before stays so.
     """
     rows = {row.id: row for row in sessions.journal.checkpoints()}
     now = sessions.clock.now()
@@ -316,14 +319,14 @@ def discard(
     by: str = SERVICE,
     failure: Failure | None = None,
 ) -> None:
-    """A suspended session is stopped, and what it was suspended in is to be deleted.
+    """Stop a suspended session, and mark its checkpoint for deletion.
 
     Args:
         sessions: where the journal is.
         key: the session.
-        checkpoint: what it is suspended in.
-        by: who has that done.
-        failure: why, for its page; None: its user has said so.
+        checkpoint: the one that the session is suspended in.
+        by: who gave the order.
+        failure: why, for the session's page; None: its user's order.
     """
     sessions.apply(
         key,
@@ -337,7 +340,7 @@ def discard(
 
 
 def kept_of(sessions: Sessions) -> list[Kept]:
-    """Every checkpoint that is kept, as the policy sees it."""
+    """Return every checkpoint that is kept, as the policy sees it."""
     standing = {row.key: row for row in sessions.journal.sessions()}
     return [
         _as_kept(row, standing.get(row.key))
@@ -347,7 +350,7 @@ def kept_of(sessions: Sessions) -> list[Kept]:
 
 
 def _as_kept(row: CheckpointRow, session: SessionRow | None) -> Kept:
-    """A checkpoint and its use, as the policy sees them."""
+    """Describe a checkpoint and its use for the policy."""
     size, suspended = 0, row.changed
     if row.info is not None:
         size, suspended = row.info.stored_bytes, row.info.created
@@ -397,7 +400,7 @@ def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
 
 
 def _ends(sessions: Sessions, retention: Retention, until: float) -> dict[str, float]:
-    """Checkpoints that expire until then, and when."""
+    """Return the checkpoints that expire until then, and when."""
     kept = kept_of(sessions)
     aged = {each.id for each in drop(kept, retention, until)}
     ends = {

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Export:
-    """One file.
+    """A checkpoint as a file.
 
     Args:
         agent: reads the objects.
         checkpoint: its id.
-        head: what the file begins with.
+        head: the beginning of the file.
     """
 
     def __init__(self, agent: Agent, checkpoint: str, head: ExportHead) -> None:
@@ -37,11 +37,11 @@ class Export:
 
     @property
     def length(self) -> int:
-        """Bytes of the whole file."""
+        """Length of the whole file in bytes."""
         return self._head.length
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The file from its beginning; nothing is read before it is asked for.
+        """Yield the file from its beginning; nothing is read before it is asked for.
 
         Raises:
             Unreachable: no agent answers any more.

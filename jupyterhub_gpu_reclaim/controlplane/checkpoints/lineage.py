@@ -5,8 +5,8 @@ Then the manifests in the store know better. The newest checkpoint is that of th
 highest stamp (``CheckpointInfo.stamp``): the term of the service that ordered it, and
 its number among those that this service has given out.
 
-What a session came from (``CheckpointInfo.parent``) orders nothing. It tells what a
-newer state has superseded from what a person has set aside.
+The parent of a session (``CheckpointInfo.parent``) orders nothing. It distinguishes
+what a newer state has superseded from what a person has set aside.
 
 Pure.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def goes_back_to(checkpoint: str, observed: Observed) -> set[str]:
-    """Those that it goes back to, as far as known, if no person has set them aside."""
+    """Ancestors of a checkpoint, as far as known, but those that a person set aside."""
     infos = {each.id: each for each in observed.saved or ()}
     found: set[str] = set()
     info = infos.get(checkpoint)
@@ -38,18 +38,18 @@ def goes_back_to(checkpoint: str, observed: Observed) -> set[str]:
 
 
 def newest(infos: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
-    """That of the highest stamp."""
+    """Return the checkpoint of the highest stamp."""
     return max(infos, key=lambda info: (info.stamp, info.id), default=None)
 
 
 def highest(row: SessionRow, infos: Iterable[CheckpointInfo]) -> dict[str, Any]:
-    """The row's columns of the highest stamp, once these were taken into account."""
+    """Columns for the row's highest stamp, once these checkpoints are accounted for."""
     term, generation = max([row.stamp, *(info.stamp for info in infos)])
     return {"term": term, "generation": generation}
 
 
 def is_anothers(row: SessionRow, info: CheckpointInfo) -> bool:
-    """Whether it is of another account than the row, by what both of them say."""
+    """Whether a checkpoint is of another account than the row, if both tell."""
     same = info.session == row.session != ""
     mine = same or row.account in {"", WHOEVER_COMES, info.account}
     return info.account != "" and not mine
@@ -65,10 +65,10 @@ def missed(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
 
 
 def falls_back_to(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
-    """What a session has left that has ended: what it came from, or a save point of it.
+    """Return what an ended session goes back to: its parent, or a save point of it.
 
-    Also one that the journal does not know, and would not miss: what was saved later
-    has been taken back since.
+    The save point may be one that the journal does not know, and would not miss: what
+    was saved later has been taken back since.
     """
     kept = observed.checkpoint(row.checkpoint)
     unknown = (info for info in observed.unknown() if info.aside is None)
@@ -80,9 +80,9 @@ def falls_back_to(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
 
 
 def takes_over(row: SessionRow, observed: Observed, tree: Tree) -> bool:
-    """Whether what a captured tree was saved as is the session from now on.
+    """Whether a captured tree's checkpoint is the session from now on.
 
-    Not one that was set aside, or that the journal knows of an earlier life.
+    Not if it was set aside, or the journal knows it from an earlier life.
     """
     saved = observed.checkpoint(tree.checkpoint)
     if saved is None:
@@ -95,12 +95,12 @@ def takes_over(row: SessionRow, observed: Observed, tree: Tree) -> bool:
 def agrees(pointer: str, info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> bool:
     """Whether the Hub remembers that checkpoint, or another one of the same session.
 
-    Then its database is at most as old as the journal.
+    If so, the Hub's database is at most as old as the journal.
 
     Args:
-        pointer: what the Hub remembers; empty: nothing.
-        info: what comes back.
-        infos: what is known of in journal and store.
+        pointer: the checkpoint that the Hub remembers; empty: none.
+        info: the checkpoint that comes back.
+        infos: the checkpoints known in journal and store.
     """
     its = {each.id for each in infos if each.session == info.session != ""}
     return pointer in {info.id, *its}

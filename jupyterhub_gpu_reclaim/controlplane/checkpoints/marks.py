@@ -1,7 +1,7 @@
-"""Marks: what a person has said of a checkpoint, in the store beside it.
+"""Marks: a person's word about a checkpoint, kept beside it in the store.
 
 The journal is the wish, the mark its copy, so that a lost journal costs history and no
-word. Nothing is queued: what differs is told to the agent, until a list of the store
+word. Nothing is queued: a difference is told to the agent, until a list of the store
 shows it. A decision waits in the journal while the store is away.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Words that one tick tells at most; the rest comes with the next.
+#: Most words that one tick tells; the rest comes with the next.
 PER_TICK = 8
 _ASIDE = {Keeping.ASIDE, Keeping.FORMER}
 
@@ -40,9 +40,9 @@ class Marks:
     def __init__(self, sessions: Sessions, agent: Agent) -> None:
         self._sessions = sessions
         self._agent = agent
-        #: Of the service's term, so that a late order does not count.
+        #: numbers of the service's words in its term, so that a late one does not count
         self._words = itertools.count(1)
-        self._last = ""  #: checkpoint that was tried last: the others come first
+        self._last = ""  #: the checkpoint tried last: the others come first
 
     async def settle(self, saved: Iterable[CheckpointInfo]) -> None:
         """Tell some words that the store does not show; never raises ``ReclaimError``.
@@ -89,9 +89,9 @@ class Marks:
 
 
 def _is_decided(row: CheckpointRow) -> bool:
-    """Whether there is a word: it is wanted, or a person has set it aside.
+    """Whether there is a word: the checkpoint is wanted, or set aside by a person.
 
-    What the service has set aside by itself was only passed over.
+    A checkpoint that the service has set aside by itself was only passed over.
     """
     return row.keeping not in {*_ASIDE, Keeping.TO_DELETE} or _wish(row) is not None
 
