@@ -1,8 +1,8 @@
-"""Whose turn it is on a node that is drained: idle and small first, at work last.
+"""Orders the sessions on a drained node: idle and small first, at work last.
 
-A few sessions are saved at a time, so that each of them is safe soon. Which ones wait
-is only in memory: each asks again and again, and one that has not asked lately (its
-node is silent, its Hub busy) holds up nobody.
+A few sessions are saved at a time, so that each of them is safe soon. The waiting
+sessions are only in memory: each asks again and again, and one that has not asked
+lately (its node is silent, its Hub busy) holds up nobody.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
-#: A session that was used in the last seconds counts as in use.
+#: Seconds since its last use in which a session counts as in use.
 IN_USE = 600.0
-#: Whoever has not asked for so many seconds does not wait for its turn.
+#: Seconds after its last request in which a session still waits for its turn.
 STALE = 5.0
-#: The part of the time that is left for which a session in use is warned.
+#: Part of the time left for which a session in use is warned.
 WARNED_PART = 0.25
 #: Seconds of which nothing is left for a warning: 16 GiB of a card take ten to save.
 SHORT = 60.0
 
 
 class Draining:
-    """Gives turns.
+    """Gives turns to the sessions of drained nodes.
 
     Args:
         sessions: the rows, what is known of their use, and the drains.
@@ -40,11 +40,11 @@ class Draining:
     def __init__(self, sessions: Sessions, at_once: int) -> None:
         self._sessions = sessions
         self._at_once = at_once
-        #: who waits, and when it has asked last (monotonic)
+        #: when each waiting session asked last (monotonic)
         self._waiting: dict[SessionKey, float] = {}
 
     def decision(self, row: SessionRow) -> Decision | None:
-        """Why it is suspended; None: its node is not drained."""
+        """Return why the session is suspended; None: its node is not drained."""
         drain = self._sessions.drains.of_session(row)
         if drain is None:
             return None
@@ -52,9 +52,10 @@ class Draining:
         return allow(Reason.NODE_DRAINS, now, node=drain.name, why=drain.because)
 
     def warn_for(self, row: SessionRow, usually: float) -> float:
-        """Seconds for which it is warned.
+        """Seconds for which the session is warned.
 
-        With a deadline, nobody is who does not use it, nor where time is short.
+        With a deadline, only a session in use is warned, and only if there is enough
+        time.
         """
         drain = self._sessions.drains.of_session(row)
         if drain is None or drain.until is None:
@@ -65,9 +66,9 @@ class Draining:
         return min(usually, left * WARNED_PART) if left > SHORT else 0.0
 
     def has_turn(self, row: SessionRow) -> bool:
-        """Whether it is saved now; ask again and again.
+        """Whether the session is saved now; ask again and again.
 
-        Nobody has a turn at the first time, so that the others can ask, too.
+        The first request never gets a turn, so that the others can ask, too.
         """
         now = self._sessions.clock.monotonic()
         rows = {key: self._sessions.row(key) for key in self._waiting}
@@ -87,9 +88,9 @@ class Draining:
         return ahead + self._under_way(row.node) < self._at_once
 
     def comes_back(self, row: SessionRow) -> bool:
-        """Whether it is to be started again at once, elsewhere.
+        """Whether the session is to be started again at once, elsewhere.
 
-        Not one that came back to this node since: it would come and go for ever.
+        Not if it came back to this node since: it would come and go for ever.
         """
         drain = self._sessions.drains.of_session(row)
         if drain is None or not drain.comes_back:
@@ -98,7 +99,7 @@ class Draining:
         return not returned and self.is_in_use(row)
 
     def is_in_use(self, row: SessionRow) -> bool:
-        """Whether somebody or something uses it, as far as is known."""
+        """Whether somebody or something uses the session, as far as is known."""
         usage = self._sessions.runtime(row.key).usage
         return usage is None or usage.used_since(self._sessions.clock.now() - IN_USE)
 
@@ -107,7 +108,7 @@ class Draining:
         return sum(r.node == node and r.phase is Phase.SUSPENDING for r in rows)
 
     def _rank(self, row: SessionRow) -> tuple[bool, bool, float, SessionKey]:
-        """In use last; of the others what is saved already; the small ones first."""
+        """Sort key: in use last; of the others saved ones first, then small ones."""
         usage = self._sessions.runtime(row.key).usage
         saved = last_saved(self._sessions, row)
         safe = saved is not None and usage is not None and not usage.used_since(saved)

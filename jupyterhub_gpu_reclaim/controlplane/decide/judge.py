@@ -1,4 +1,4 @@
-"""What the policy says of a session now: its snapshot, its rules, the decision.
+"""Asks the policy about a session now: its snapshot, its rules, the decision.
 
 The policy is asked here and nowhere else. It makes no requests: groups and options come
 with the Hub's other answers, labels with the pods that are watched.
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
     from jupyterhub_gpu_reclaim.policy.rules import Rules
 
-    #: Whether a session is to be suspended: every reason, the deciding one first; pure.
+    #: Returns every reason for or against a suspend, the deciding one first; pure.
     Decide = Callable[[SessionSnapshot, float], Sequence[Decision]]
 
 
 class DecideNap(Protocol):
-    """Whether a session is to nap; pure."""
+    """Decides whether a session naps; pure."""
 
     def after(self, terms: SessionPolicy, /) -> float:
-        """Seconds of idleness that are needed; 0: it never naps by itself."""
+        """Seconds of idleness needed; 0: the session never naps by itself."""
 
     def __call__(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
-        """Every reason, the deciding one first."""
+        """Return every reason, the deciding one first."""
 
     @property
     def room_after(self) -> float:
-        """Seconds of idleness that are needed to nap for another session; 0: never."""
+        """Seconds of idleness needed to nap for another session; 0: never."""
 
     def for_room(self, snapshot: SessionSnapshot, now: float, /) -> Sequence[Decision]:
-        """The same, where another session wakes and needs the memory of its GPU."""
+        """Decide on a nap for a session that wakes and needs the GPU's memory."""
 
 
 class SessionPolicies:
@@ -56,7 +56,7 @@ class SessionPolicies:
 
     Args:
         rules: the administrator's.
-        hub: what it has said of users and servers.
+        hub: facts about users and servers.
         agent: knows the labels of pods; outside of Kubernetes there are none.
     """
 
@@ -66,7 +66,7 @@ class SessionPolicies:
         self._agent = agent
 
     def __call__(self, key: SessionKey) -> SessionPolicy:
-        """What holds for that session now."""
+        """Return the settings that hold for that session now."""
         subject = Subject(
             key=key,
             groups=self._hub.groups(key.user),
@@ -82,8 +82,8 @@ class Judge:
     Args:
         sessions: the rows and the runtime state.
         decide: the policy.
-        draining: knows what has to go, whatever the policy says.
-        naps: the same for naps; None: no session naps by itself.
+        draining: knows the sessions that must go, whatever the policy says.
+        naps: the policy of naps; None: no session naps by itself.
         is_lazy: whether a session of that policy may come back napping; pure.
         together: knows which servers go together.
     """
@@ -106,7 +106,7 @@ class Judge:
         self._is_lazy = is_lazy
 
     def reclaims(self, row: SessionRow) -> bool:
-        """Ask the policy; returns whether the session is to be suspended."""
+        """Ask the policy; return whether the session is to be suspended."""
         now = self._sessions.clock.now()
         snapshot, wanted = snapshot_of(self._sessions, row), self._together.wanted(row)
         snapshot = msgspec.structs.replace(snapshot, wanted=wanted)
@@ -122,7 +122,7 @@ class Judge:
         return bool(decisions) and decisions[0].reclaim
 
     def naps(self, row: SessionRow) -> bool:
-        """Ask the policy; returns whether the session is to nap.
+        """Ask the policy; return whether the session is to nap.
 
         Use is summed up over the time after which it naps: over the longer one after
         which it is suspended, work that has ended long ago would count.
@@ -143,8 +143,8 @@ class Judge:
     def idle_kernels(self, row: SessionRow) -> list[KernelSample]:
         """Ask the policy which kernels are to nap while their session is at work.
 
-        Each is judged by what it does itself, and by whatever forbids a nap of the
-        session. Those that have nothing on a GPU, as while they nap, are left out.
+        Each is judged by its own activity, and by whatever forbids a nap of the
+        session. Kernels without GPU memory, such as napping ones, are left out.
         """
         runtime = self._sessions.runtime(row.key)
         if self._naps is None or row.phase is not Phase.RUNNING or not runtime.kernels:
@@ -167,12 +167,12 @@ class Judge:
         return idle
 
     def resumes_lazily(self, row: SessionRow) -> bool:
-        """Ask the policy; returns whether the session may come back napping."""
+        """Ask the policy; return whether the session may come back napping."""
         policies = self._sessions.policies
         return self._is_lazy(policies(row.key) if policies else SessionPolicy())
 
     def room_snapshot(self, row: SessionRow) -> SessionSnapshot:
-        """That session, as the policy sees it where another one needs its memory."""
+        """Make the snapshot of a session whose memory another one needs."""
         after = self._naps.room_after if self._naps is not None else 0.0
         snapshot = self._of_nap(snapshot_of(self._sessions, row), row, after)
         trouble = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
@@ -185,13 +185,13 @@ class Judge:
         return msgspec.structs.replace(snapshot, made_room_at=made_room_at)
 
     def gives_room(self, row: SessionRow) -> Decision | None:
-        """Why it naps for another one now; None: it does not."""
+        """Return why the session naps for another one now; None: it does not."""
         now = self._sessions.clock.now()
         verdict = self.for_room(self.room_snapshot(row), now)[0]
         return verdict if verdict.reclaim else None
 
     def for_room(self, snapshot: SessionSnapshot, now: float) -> Sequence[Decision]:
-        """Whether it naps for another one: every reason, the deciding one first."""
+        """Return every reason on a nap for another session, the deciding one first."""
         if self._naps is None:
             return [deny(Reason.NAP_OFF, rule="")]
         return self._naps.for_room(snapshot, now)
@@ -199,7 +199,7 @@ class Judge:
     def _of_nap(
         self, snapshot: SessionSnapshot, row: SessionRow, after: float
     ) -> SessionSnapshot:
-        """The snapshot with what is asked of naps."""
+        """Make the snapshot from which a nap is judged."""
         runtime, now = self._sessions.runtime(row.key), self._sessions.clock.now()
         trouble = runtime.nap_trouble_of(row.incarnation)
         usage = runtime.window.usage(now, after) if runtime.window else None
@@ -212,12 +212,12 @@ class Judge:
         )
 
     def why(self, key: SessionKey) -> Decision:
-        """The deciding reason of the last decision."""
+        """Return the deciding reason of the last decision."""
         return self._sessions.runtime(key).decisions[0]
 
 
 def snapshot_of(sessions: Sessions, row: SessionRow) -> SessionSnapshot:
-    """A session as policies see it: its row, usage and rules."""
+    """Make a session's snapshot for the policies, from its row, usage and rules."""
     runtime = sessions.runtime(row.key)
     return SessionSnapshot(
         key=row.key,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OwnIdleTimes:
-    """What holds for each session, with its user's wish.
+    """Applies users' own idle times to the settings of their sessions.
 
     Args:
         journal: knows the wishes.
@@ -42,7 +42,7 @@ class OwnIdleTimes:
         self._policies = policies
 
     def __call__(self, key: SessionKey) -> SessionPolicy:
-        """What holds for that session now."""
+        """Return the settings that hold for that session now."""
         policy = self._policies(key) if self._policies else SessionPolicy()
         row = self._journal.session(key)
         if row is None or row.own_idle_time is None:
@@ -54,7 +54,7 @@ class OwnIdleTimes:
         return msgspec.structs.replace(policy, idle_after=wish, chosen=True)
 
     def of(self, row: SessionRow) -> OwnIdleTime:
-        """What its user has chosen, and may choose."""
+        """Return the user's choice, and the bounds of it."""
         return OwnIdleTime(
             chosen=row.own_idle_time, shortest=self._shortest, longest=self._longest
         )

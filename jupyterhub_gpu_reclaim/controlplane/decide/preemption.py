@@ -1,8 +1,9 @@
 """Selects sessions to preempt, on every tick.
 
 Recomputed from the GPU queue and the GPUs that are already being released. A selected
-session is ``wanted``; it is then judged, warned and confirmed like any other. What was
-freed for whom is only in memory: after a restart of the service the count begins again.
+session is ``wanted``; it is then judged, warned and confirmed like any other. The count
+of GPUs freed for a session is only in memory: after a restart of the service it begins
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
-    #: Which sessions go, and for whom, in the order of what is wanted; pure.
+    #: Selects the sessions that go, and for whom, in the order of the wants; pure.
     Choose = Callable[
         [Iterable[SessionSnapshot], list[Want], float], Mapping[SessionKey, SessionKey]
     ]
@@ -69,7 +70,7 @@ class Preemption:
                 runtime.goes_for = None
 
     def _count(self, now: float, waiting: set[SessionKey | None]) -> None:
-        """Count what was freed for whom, as long as they wait."""
+        """Count the GPUs freed for each waiting session, as long as it waits."""
         for key, runtime in list(self._sessions.runtimes.items()):
             whom, row = runtime.goes_for, self._sessions.row(key)
             if whom is not None and row.phase is Phase.SUSPENDED:
@@ -81,7 +82,7 @@ class Preemption:
                 runtime.freed = (0, 0.0)
 
     def _wants(self, waiting: list[Waiting], now: float) -> list[Want]:
-        """What is still lacking when everything under way has come free."""
+        """Return what is still lacking when everything under way has come free."""
         rows = self._sessions.journal.sessions()
         coming = sum(row.gpus for row in rows if self._comes_free(row, now))
         coming += sum(self._idle_anyway(row) for row in rows)
@@ -108,7 +109,7 @@ class Preemption:
         return wants
 
     def _has_had(self, key: SessionKey, needed: int, now: float) -> bool:
-        """Whether enough was freed for it, and the effect has to be awaited."""
+        """Whether enough was freed for the session, and the effect must be awaited."""
         freed, at = self._sessions.runtime(key).freed
         rounds = min(freed // needed, 16)
         return rounds > 0 and now - at < SETTLE * 2.0 ** (rounds - 1)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
     from jupyterhub_gpu_reclaim.policy.decide import SessionSnapshot
 
-#: Seconds after a nap in which its memory may not yet be told as free.
+#: Seconds after a nap in which its memory may not be reported as free yet.
 SETTLE = 2.0
-#: Seconds for which one that was selected, and could not be looked at, is left out.
+#: Seconds for which a selected session is left out, if it could not be looked at.
 PASSED_OVER = 10.0
-#: A card is crowded where so many of its sessions woke, and found none that could nap
-#: for them, within so many seconds.
+#: Wakes within so many seconds for which no session of a card could nap: from then on
+#: the card is crowded.
 CROWDED_WAKES, CROWDED_SECONDS = 3, 3600.0
 
 
@@ -44,7 +44,7 @@ class CrowdedCard(NamedTuple):
 
 
 class RoomMaker:
-    """Selects who naps for whom.
+    """Selects the sessions that nap for those that wake.
 
     Args:
         sessions: the rows, and the runtime state with the note of who is selected.
@@ -66,13 +66,14 @@ class RoomMaker:
         self._judge = judge
         #: has a worker look at a session
         self.look: Callable[[SessionKey], None] = lambda _: None
-        #: wakes for which nobody could nap: when, by card; and what cards are called
+        #: times of the wakes for which none could nap, by card; and the cards' names
         self._unserved: dict[str, deque[float]] = {}
         self._names: dict[str, str] = {}
-        self._counted: dict[SessionKey, str] = {}  #: incarnations that wait, and count
+        #: incarnations that wait and are counted
+        self._counted: dict[SessionKey, str] = {}
 
     def refresh(self) -> None:
-        """Select, and have those that are selected looked at."""
+        """Select sessions, and have the selected ones looked at."""
         self._line.refresh()
         waiting = self._line.wakes()
         wants = self._wants(waiting)
@@ -87,9 +88,9 @@ class RoomMaker:
             self.look(key)
 
     def pass_over(self, key: SessionKey) -> None:
-        """Select another one for a while, if that one is selected and does not nap.
+        """Select another session for a while, if that one is selected and does not nap.
 
-        The Hub may be busy with it, or its node be slow.
+        Either the Hub may be busy with it, or its node be slow.
         """
         runtime = self._sessions.runtimes.get(key)
         if runtime is not None and runtime.makes_room_for is not None:
@@ -97,10 +98,10 @@ class RoomMaker:
             self.refresh()
 
     async def is_wanted(self, row: SessionRow) -> bool:
-        """Whether the session for which this one was selected waits now.
+        """Whether the session for which this one was selected still waits.
 
         Raises:
-            ReclaimError: its agent does not tell.
+            ReclaimError: the agent does not tell.
         """
         key = self._sessions.runtime(row.key).makes_room_for
         if key is None:
@@ -113,7 +114,7 @@ class RoomMaker:
         return tree.shortage is not None
 
     def crowded(self) -> dict[str, CrowdedCard]:
-        """The cards that need fewer seats, by their ids."""
+        """Return the cards that need fewer seats, by their ids."""
         since = self._sessions.clock.now() - CROWDED_SECONDS
         found = {}
         for card, times in list(self._unserved.items()):
@@ -127,7 +128,7 @@ class RoomMaker:
         return found
 
     def _snapshots(self, cards: set[str]) -> Iterator[SessionSnapshot]:
-        """The sessions that are awake and hold memory of these cards."""
+        """Return the sessions that are awake and hold memory of these cards."""
         now = self._sessions.clock.monotonic()
         for row in self._sessions.journal.sessions() if cards else ():
             runtime = self._sessions.runtime(row.key)
@@ -138,7 +139,7 @@ class RoomMaker:
                 yield self._judge.room_snapshot(row)
 
     def _wants(self, waiting: list[tuple[SessionRow, Shortage]]) -> list[RoomWant]:
-        """What is lacking, given what is free and what is coming free."""
+        """Return what is lacking, given what is free and what is coming free."""
         left: Counter[str] = Counter()
         for _, shortage in waiting:
             for card in shortage.cards:
@@ -161,7 +162,8 @@ class RoomMaker:
     def _coming(self, waiting: set[SessionKey]) -> Counter[str]:
         """Bytes by card that naps are freeing, or have freed a moment ago.
 
-        What those that wait had freed was free before they began to wait.
+        Memory that the waiting sessions' own naps freed was free before they began to
+        wait.
         """
         sessions, now = self._sessions, self._sessions.clock.now()
         coming: Counter[str] = Counter()
@@ -183,7 +185,7 @@ class RoomMaker:
     def _count(
         self, unserved: list[RoomWant], waiting: set[SessionKey], now: float
     ) -> None:
-        """Count each wake for which nobody could nap once."""
+        """Count each wake for which none could nap once."""
         self._counted = {k: v for k, v in self._counted.items() if k in waiting}
         for want in unserved:
             incarnation = self._sessions.row(want.key).incarnation

@@ -1,8 +1,8 @@
 """Sampler: keeps the agent's samples in one window per incarnation.
 
 Sampled at every interval, and again right before a policy's decision is acted on: a
-sample may be as old as the interval, and a person may have returned in that time. It
-judges nothing.
+sample may be as old as the interval, and a person may have returned in that time.
+Nothing is judged here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Samples younger than that, in seconds, count as fresh, so that sessions which fall
 #: idle together are sampled together.
 FRESH_SECONDS = 1.0
-#: An answer that has taken longer may tell of a time before its user came back.
+#: Longest answer, in seconds: a later one may tell of a time before its user came back.
 LATE_SECONDS = 5.0
 
 
@@ -43,7 +43,7 @@ class SessionSampler:
         self._asking = asyncio.Lock()
         # the last answer, by incarnation, and when it was asked for (monotonic)
         self._samples: dict[str, tuple[float, Sample]] = {}
-        #: When samples came last, seconds since the epoch.
+        #: when the last samples came, in seconds since the epoch
         self.sampled: float | None = None
 
     @property
@@ -61,7 +61,7 @@ class SessionSampler:
             await self._sample()
 
     async def refresh(self, row: SessionRow) -> bool:
-        """The same for one session; an answer of a moment ago is enough.
+        """Sample one session anew; an answer of a moment ago is enough.
 
         Returns:
             Whether its incarnation was in the answer, and that came in time. If its
@@ -81,7 +81,7 @@ class SessionSampler:
             return True
 
     def _age(self, incarnation: str) -> float:
-        """Seconds since its last sample was asked for; infinite if it has none."""
+        """Seconds since a session's last sample was asked for; infinite if none was."""
         asked, _ = self._samples.get(incarnation, (-math.inf, None))
         return self._sessions.clock.monotonic() - asked
 
@@ -99,7 +99,7 @@ class SessionSampler:
         self.measure()
 
     async def _ask(self, key: SessionKey | None = None) -> None:
-        """Ask for samples of every session, or at least of that one."""
+        """Ask for samples of every session, or at least of one."""
         asked = self._sessions.clock.monotonic()
         samples = await self._agent.samples(key)
         if key is None:

@@ -1,4 +1,4 @@
-"""When a session that goes on is saved by rule: a while after its last save point.
+"""Tells when a running session is saved by rule: a while after its last save point.
 
 A session is saved again only if it was used since. One that holds a GPU would stand
 still until its memory is out and in again, so it is saved once in each nap instead,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Saving:
-    """Says which session is to be saved.
+    """Decides which session is to be saved by rule.
 
     Args:
         sessions: the rows, what is known of their use, and how often each is saved.
@@ -49,13 +49,13 @@ class Saving:
         return now - last >= every and runtime.usage.used_since(last)
 
     def note_tried(self, row: SessionRow) -> None:
-        """It is being saved, however that ends: not by rule again at once."""
+        """Note that a save begins, however it ends: no rule repeats it at once."""
         runtime = self._sessions.runtime(row.key)
         runtime.save_tried = self._sessions.clock.now()
 
 
 def risks(sessions: Sessions) -> list[Risk]:
-    """What is not saved of each session that runs."""
+    """Return what the end of each running session would cost."""
     now = sessions.clock.now()
     found = []
     for row in sessions.journal.sessions():
@@ -71,7 +71,7 @@ def risks(sessions: Sessions) -> list[Risk]:
 
 
 def last_saved(sessions: Sessions, row: SessionRow) -> float | None:
-    """When what runs was saved last; None: never."""
+    """Return when the running session was saved last; None: never."""
     saved = sessions.journal.checkpoint(row.checkpoint)
     if saved is None or not saved.is_of(row.incarnation):
         return None

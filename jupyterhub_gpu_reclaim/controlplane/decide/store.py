@@ -1,4 +1,4 @@
-"""Which store is meant, and what the agents are to be told of it (law 14). Pure.
+"""Settles which store is meant, and what the agents are told of it (law 14). Pure.
 
 An empty place looks alike on the first day and when its volume is not mounted. So an
 agent begins a store by order alone, and the order is given only where nobody knows of
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Settled(NamedTuple):
-    """What follows."""
+    """The outcome of :func:`settle`."""
 
-    meant: MeantStore | None  #: for the journal
+    meant: MeantStore | None  #: the store, for the journal
     orders: dict[str, StoreOrder]  #: by node
 
 
@@ -64,7 +64,7 @@ def settle(
 def _highest(
     meant: MeantStore | None, told: Mapping[str, StoreStatus]
 ) -> MeantStore | None:
-    """The highest word; where two of that height differ, the journal's, or none."""
+    """Return the highest word; if two are as high, the journal's, or none."""
     known = {(status.word, status.store) for status in told.values() if status.store}
     floor = meant.word + meant.begun if meant is not None else 0
     higher = {word for word, _ in known if word >= floor}
@@ -76,5 +76,5 @@ def _highest(
 
 
 def _empty(told: Mapping[str, StoreStatus]) -> list[str]:
-    """The nodes that have never known a store, and see an empty place; by name."""
+    """Names of the nodes that have never known a store and see an empty place."""
     return sorted(node for node, status in told.items() if status.state == "new")

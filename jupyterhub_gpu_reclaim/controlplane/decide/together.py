@@ -1,6 +1,6 @@
 """Servers of one user that belong together: all of them are suspended, or none.
 
-Who belongs together is said by a rule. Everything else is read from the rows, so a
+A rule says which servers belong together. Everything else is read from the rows, so a
 crash at any point is settled by the same answers: a member that is saved waits, frozen,
 for the others (``waits``), and goes on where one of them does (``breaks``). Nothing is
 ended before all are saved. Where its node is drained, or the Hub was asked to stop it
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Together:
-    """Says what the others mean for one session, and hands orders on to them.
+    """Relates a session to those that belong to it, and hands orders on to them.
 
     Args:
         sessions: the rows, and what rules set.
@@ -47,7 +47,7 @@ class Together:
         self.look: Callable[[SessionKey], None] = lambda _: None
 
     def members(self, row: SessionRow) -> list[SessionRow]:
-        """The others that belong to it; none that is stopped."""
+        """Return the other sessions that belong to it; none that is stopped."""
         rule = self._rule(row.key)
         if not rule:
             return []
@@ -67,10 +67,10 @@ class Together:
 
     # --- before a suspend
     def against(self, row: SessionRow, now: float, wanted: int = 0) -> Decision | None:
-        """Which of the others is not to be suspended now, and why; None: none.
+        """Return why another one is not to be suspended now; None: nothing against it.
 
         Args:
-            row: the session that would be.
+            row: the session that would be suspended.
             now: seconds since the epoch.
             wanted: see ``wanted``.
         """
@@ -92,7 +92,7 @@ class Together:
         return None
 
     def wanted(self, row: SessionRow) -> int:
-        """How many wait for a GPU, if it or one of the others was selected to go."""
+        """Number of sessions that wait for a GPU, if it or a member was selected."""
         runtimes = map(
             self._sessions.runtime, [m.key for m in [row, *self.members(row)]]
         )
@@ -106,7 +106,7 @@ class Together:
 
     # --- while they are saved
     def breaks(self, row: SessionRow) -> Failure | None:
-        """Why a session that is being saved goes on after all; None: it does not."""
+        """Return why a session being saved goes on after all; None: it does not."""
         others = [] if self._goes_anyway(row) else self.members(row)
         if not others:
             return None
@@ -120,7 +120,7 @@ class Together:
         return None
 
     def waits(self, row: SessionRow) -> Failure | None:
-        """Whom a saved session waits for, as a failure if that takes too long."""
+        """Return whom a saved session waits for, as the failure of a timeout."""
         if not self._goes_anyway(row):
             for each in self.members(row):
                 if each.phase not in SAVED:
@@ -132,7 +132,7 @@ class Together:
         return drained or row.stop_asked is not None
 
     def went_on(self, row: SessionRow) -> None:
-        """A session goes on after all: so do those that have not begun, or have gone.
+        """Let the others go on with a session: those that have not begun, or have gone.
 
         Those that are being saved see that for themselves (``breaks``).
 
@@ -149,7 +149,7 @@ class Together:
     def come_back(self, row: SessionRow) -> None:
         """Order the return of the others; before that of the session begins.
 
-        Not of one that its user has to decide about first.
+        A session that its user has to decide about first is left out.
         """
         for each in self.members(row):
             if each.phase in SAVED:
@@ -169,7 +169,7 @@ class Together:
 
 
 def _has_gone_with(member: SessionRow, row: SessionRow) -> bool:
-    """Whether it has ended since that one was saved, or the Hub was asked to end it."""
+    """Whether it ended since that one was saved, or the Hub was asked to end it."""
     if member.phase is Phase.SUSPENDED:
         return member.since >= row.since
     return member.phase is Phase.RELEASING and member.stop_asked is not None

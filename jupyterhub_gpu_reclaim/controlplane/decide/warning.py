@@ -1,7 +1,7 @@
 """Warnings before a suspend: given, taken back, and confirmed at their end.
 
-It suspends nothing. The end of a warning is only in memory: after a restart of the
-service a session is warned again, for the full time.
+Nothing is suspended here. The end of a warning is only in memory: after a restart of
+the service a session is warned again, for the full time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Warnings:
         self._warn_for = warn_for
 
     def spared(self) -> list[SessionKey]:
-        """Sessions that were warned and are to be left alone after all."""
+        """Find the warned sessions that are to be left alone after all."""
         runtimes = self._sessions.runtimes.items()
         warned = [key for key, each in runtimes if each.suspends_at is not None]
         rows = map(self._sessions.row, warned)
@@ -97,7 +97,7 @@ class Warnings:
         return warn_for
 
     def _seconds(self, row: SessionRow) -> float:
-        """For how long that session is warned."""
+        """Seconds for which the session is warned."""
         all_of_them = [row, *self._together.members(row)]
         return self._draining.warn_for(row, max(map(self._usually, all_of_them)))
 
@@ -115,7 +115,7 @@ class Warnings:
         return await self.is_fresh(row) and self._judge.reclaims(row)
 
     async def is_fresh(self, row: SessionRow) -> bool:
-        """Sample once more; whether that was possible, and it is the same session.
+        """Sample once more; whether that succeeded and it is still the same session.
 
         Raises:
             Unreachable: no fresh sample can be had.
