@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 def running(
     sessions: Sessions, row: SessionRow, tree: Tree, settings: Settings
 ) -> SessionRow:
-    """A tree runs that the journal did not know as running.
+    """Adopt a tree that the journal did not know as running.
 
-    Its parent checkpoint is kept as after a return; any other one is set aside,
-    because it is not what runs.
+    The checkpoint that it came from is kept as after a return; any other one is set
+    aside, because it is not what runs.
     """
     came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
     if came_from:
@@ -67,17 +67,17 @@ def lost(
     ended: Failure | None,
     settings: Settings,
 ) -> SessionRow:
-    """A session ended by itself: back to where it came from, or to its save point.
+    """Bring a session that ended back to where it came from, or to its save point.
 
-    Of a save point its user has seen more since, and of what it came from a while ago,
-    where that is kept like one: they are asked, unless the administrator wants what the
-    cluster has ended to come back by itself.
+    Its user is asked if they have seen more since: after a save point, or after a
+    return a while ago whose checkpoint is kept like one. Nobody is asked if the
+    administrator wants sessions that the cluster has ended to come back by themselves.
 
     Args:
         sessions: the rows.
         row: the session.
-        saved: what it goes back to.
-        ended: how, as the cluster says; None: it does not say.
+        saved: the checkpoint that it goes back to.
+        ended: the end, as the cluster tells it; None: it does not.
         settings: the administrator's.
     """
     now = sessions.clock.now()
@@ -110,9 +110,9 @@ def _in_brackets(sentence: str) -> str:
 def captured(
     sessions: Sessions, row: SessionRow, saved: CheckpointInfo, settings: Settings
 ) -> SessionRow:
-    """A captured tree that the journal did not know.
+    """Adopt a captured tree that the journal did not know.
 
-    The checkpoint in the journal is older than that, and is set aside.
+    The checkpoint in the journal is older, and is set aside.
     """
     now = sessions.clock.now()
     rows = [expiry.current(saved, now)]
@@ -137,12 +137,12 @@ def saved(
     settings: Settings,
     pointer: str = "",
 ) -> None:
-    """Checkpoints that the journal does not know: the newest may be the session.
+    """Take in checkpoints unknown to the journal: the newest may be the session.
 
-    If nothing of the session runs, it is suspended from now on in the newest of those
+    If nothing of the session runs, it is suspended from now on in the newest checkpoint
     that the journal has missed. Unless the Hub remembers that one, too, and it is no
-    save point, its user is asked before it comes back. What it goes back to has been
-    superseded by it; all others are set aside.
+    save point, its user is asked before it comes back. The checkpoints that it goes
+    back to are superseded by it; all others are set aside.
 
     Args:
         sessions: where the journal is.
@@ -178,20 +178,20 @@ def saved(
 
 
 def _question(found: CheckpointInfo, now: float) -> Failure:
-    """What its user is asked before that comes back."""
+    """Make the question to the user before that checkpoint comes back."""
     if found.goes_on:
         return _ended_since(found, now)
     return failure_of(Reason.SAVED_FOUND, when=moment(found.created))
 
 
 def _ended_since(saved: CheckpointInfo, now: float, how: str = "") -> Failure:
-    """The question whether a session that went on is to come back as it was then."""
+    """Make the question whether a session that went on comes back as it was then."""
     ended, when = moment(now), moment(saved.created)
     return failure_of(Reason.ENDED_SINCE_SAVED, ended=ended, how=how, when=when)
 
 
 def _account(row: SessionRow, info: CheckpointInfo) -> str:
-    """Whose the session is in that state; the next start is asked whether it is its."""
+    """Return whose the session is in that state; the next start asks the account."""
     return info.account if lineage.is_anothers(row, info) else row.account
 
 
@@ -230,9 +230,9 @@ def _beside(
 
 
 def save_point_of(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
-    """What runs, as it was saved last, where nobody heard of that.
+    """Return the save point of a running session, if nobody noted it.
 
-    Also one of before a suspend that was taken back, where there is no other.
+    It may date from before a suspend that was taken back, if there is no other.
     """
     none = not row.checkpoint
     own = [
@@ -247,9 +247,9 @@ def save_point_of(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
 
 
 def _came_from(tree: Tree) -> str:
-    """The checkpoint that a tree that runs was restored from.
+    """Return the checkpoint that a running tree was restored from.
 
-    An attempt to capture it, which has failed since, is none.
+    A failed attempt to capture it does not count.
     """
     return tree.origin or tree.checkpoint
 
@@ -257,10 +257,10 @@ def _came_from(tree: Tree) -> str:
 def _superseded(
     rows: list[CheckpointRow], line: set[str], expires: float
 ) -> list[CheckpointRow]:
-    """The rows, where what the session came from has the time of grace.
+    """Return the rows; what the session came from gets the time of grace.
 
-    So has what that came from: put aside it would outlive the newer one, and once the
-    session has ended its next start would be cold beside it.
+    So do earlier ones: put aside, they would outlive the newer one, and once the
+    session has ended its next start would be cold beside them.
     """
     superseded = {"keeping": Keeping.SUPERSEDED, "expires": expires}
     return [
@@ -276,7 +276,7 @@ def _asides(
     seconds: float | None,
     besides: str = "",
 ) -> list[CheckpointRow]:
-    """Rows of the unknown ones; None: not decided yet which of them are needed."""
+    """Make rows of the unknown checkpoints; None: not decided yet which are needed."""
     now = sessions.clock.now()
     unknown = [info for info in observed.unknown() if info.id != besides]
     return [expiry.aside(info, now, seconds, row) for info in unknown]

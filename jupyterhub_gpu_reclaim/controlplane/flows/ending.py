@@ -1,11 +1,12 @@
-"""Ends of incarnations that were ordered, and that may have no answer yet.
+"""Orders the ends of incarnations, and remembers those without an answer.
 
-An order without an answer may still be carried out, and cannot be taken back. So what
-it is about is not the session any more, however well it runs: once adopted, it would be
+An order without an answer may still be carried out, and cannot be taken back. So its
+incarnation is not the session any more, however well it runs: once adopted, it would be
 ended under its user's hands.
 
-Known to this program only, since it matters to this one only: the next service's term
-is higher, and what an agent has shown to that one it does not end for us.
+The orders are known to this program only, since they matter to this one only: the next
+service's term is higher, and what an agent has shown to that one it does not end for
+us.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ async def end(
 
 
 def is_ordered(sessions: Sessions, key: SessionKey, incarnation: str) -> bool:
-    """Whether its end was ordered, and nobody has said what became of that."""
+    """Whether an end was ordered, and nobody has said what became of that."""
     return incarnation in sessions.runtime(key).ending
 
 
 def forget(sessions: Sessions, key: SessionKey, incarnation: str) -> None:
-    """It has ended; or it is the session after all, since the Hub says that it runs."""
+    """Forget an order: it was carried out, or the Hub says that the session runs."""
     sessions.runtime(key).ending -= {incarnation}

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 #: The step of a resume that a waiting user reads.
 STEP = "queue"
-#: Seconds after which an agent's word that a session waits is not gone by any more.
+#: Seconds after which an agent's word that a session waits no longer counts.
 _OLD = 60.0
 
 
 class GpuQueue:
-    """The queue.
+    """The order of the sessions that wait for a GPU.
 
     Args:
         sessions: the rows, and where places are noted for views.
-        agent: knows which sessions wait for a node.
+        agent: tells the sessions that wait for a node.
         limit: seconds that a resume waits for GPU memory; 0: it fails at once.
     """
 
@@ -49,7 +49,7 @@ class GpuQueue:
         self._limit = limit
 
     def refresh(self) -> list[Waiting]:
-        """The queue in its order; readers are told of changed places."""
+        """Return the queue in its order; tell readers of changed places."""
         rows = {row.key: row for row in self._rows()}
         since = ((key, row.waiting_since or 0.0) for key, row in rows.items())
         order = fair(since, self._held() if rows else {})
@@ -82,7 +82,7 @@ class GpuQueue:
                 self._sessions.counters.waited(outcome, now - begun)
 
     def wakes(self) -> list[tuple[SessionRow, Shortage]]:
-        """The sessions that wake and wait, in the order of their places."""
+        """Return the sessions that wake and wait, in the order of their places."""
         sessions, now = self._sessions, self._sessions.clock.monotonic()
         found: list[tuple[SessionRow, Shortage]] = []
         for key, runtime in list(sessions.runtimes.items()):
@@ -143,18 +143,18 @@ class GpuQueue:
         return True
 
     def over(self, row: SessionRow) -> Failure | None:
-        """Why it waits no longer, if its time is over."""
+        """Return why the session waits no longer, if its time is over."""
         since = row.waiting_since
         if since is None or self._sessions.clock.now() - since < self._limit:
             return None
         return failure_of(Reason.GPU_WAIT_OVER, limit=duration(self._limit))
 
     def told(self, row: SessionRow, failure: Failure) -> Failure:
-        """The failure of a last try, in words for a user who has waited."""
+        """Put the failure of a last try into words for a user who has waited."""
         return (no_room(failure) and self.over(row)) or failure
 
     def served(self, row: SessionRow) -> Event:
-        """The event that ends the waiting, for readers of the steps."""
+        """Make the event that ends the waiting, for readers of the steps."""
         waited = self._sessions.clock.now() - (row.waiting_since or 0.0)
         step = Step(step=STEP, title="A GPU is free", state="done", seconds=waited)
         return Event(step=step)
@@ -183,7 +183,7 @@ class GpuQueue:
         )
 
     def _tell(self, order: list[SessionKey], total: int) -> None:
-        """Tell readers of a resume's steps its place, where that has changed."""
+        """Tell readers of a resume's steps its place, if that has changed."""
         texts = {
             key: f"Waiting for a free GPU: number {place} of {total} in the queue"
             for place, key in enumerate(order, start=1)

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: A nap that something ended sooner, in seconds, was of no use to anybody.
+#: Shortest useful nap in seconds; a shorter one that something ended was of no use.
 SHORT_NAP = 60.0
 
-#: Not all of a session napped, and the rest does, too; or is awake, too.
+#: Steps that concern a part of a session: the rest of it naps, or is awake, already.
 _BESIDE: Final = {
     (Phase.NAPPING, SessionEvent.NAPS),
     (Phase.RUNNING, SessionEvent.WAKES),
@@ -58,16 +58,16 @@ _NO_ORDER: dict[str, Any] = {"intent": Intent.NONE, "intent_by": ""}
 
 @dataclass(frozen=True)
 class NapTrouble:
-    """Why the last nap or wake of an incarnation failed; in memory only."""
+    """The failure of an incarnation's last nap or wake; in memory only."""
 
     incarnation: str
     failure: Failure
-    failures: int  #: of its naps, in a row
+    failures: int  #: naps failed in a row
     until: float | None  #: no nap by policy before; None: it was a wake
 
     @property
     def is_wake(self) -> bool:
-        """Whether a wake has failed, and not a nap."""
+        """Whether a wake has failed, not a nap."""
         return self.until is None
 
     @property
@@ -77,7 +77,7 @@ class NapTrouble:
 
 
 class Napper:
-    """The steps of a nap and of a wake."""
+    """Carries out the steps of a nap and of a wake."""
 
     def __init__(self, sessions: Sessions, agent: Agent, settings: Settings) -> None:
         self._sessions = sessions
@@ -93,14 +93,14 @@ class Napper:
         why: Decision | None = None,
         kernels: Sequence[KernelSample] = (),
     ) -> None:
-        """Move a session's GPU memory out; it is NAPPING then, or runs as before.
+        """Move a session's GPU memory out; it then is NAPPING, or runs as before.
 
         Args:
             row: the session.
-            by: who wants it.
+            by: who gave the order.
             why: the policy's reason, for the audit; None if a person wants it.
-            kernels: those that are to nap, while it runs on with the others; none: all
-                of it.
+            kernels: the ones to nap, while the session runs on with the others; none:
+                the whole session.
 
         Raises:
             Unreachable: the agent was lost on the way; the nap may go on there.
@@ -136,10 +136,10 @@ class Napper:
             self._note(now, SessionEvent.NAPS, end.tree, by, why)
 
     async def make_room(self, row: SessionRow, why: Decision) -> None:
-        """The same, for another session that wakes.
+        """Nap like :meth:`nap`, for another session that wakes.
 
-        It is written down first: whoever begins after a crash must not ask it again
-        within its ``cool_down``.
+        The reason is written down first: whoever begins after a crash must not ask it
+        again within its ``cool_down``.
 
         Raises:
             Unreachable: as of :meth:`nap`.
@@ -150,10 +150,10 @@ class Napper:
         await self.nap(row, SERVICE, why)
 
     async def wake(self, row: SessionRow, by: str) -> float:
-        """Move it back.
+        """Move a session's GPU memory back.
 
         Returns:
-            Seconds until it is to be ordered again; 0: it is awake.
+            Seconds until the wake is to be ordered again; 0: the session is awake.
 
         Raises:
             Unreachable: the agent was lost on the way; the wake may go on there.
@@ -174,11 +174,11 @@ class Napper:
         return self._settings.tick_interval
 
     def found_napping(self, row: SessionRow, tree: Tree) -> None:
-        """A tree naps that the journal has as running."""
+        """Note that a tree naps that the journal has as running."""
         self._note(row, SessionEvent.NAPS, tree, SERVICE)
 
     def found_awake(self, row: SessionRow, tree: Tree) -> None:
-        """A tree runs that the journal has as napping: somebody has used it."""
+        """Note that a tree runs that the journal has as napping: somebody used it."""
         for step in _of_wake(tree.steps):
             self._sessions.counters.step("wake", step)
         self._woken(row, tree, SERVICE)
@@ -197,7 +197,7 @@ class Napper:
         self._note(row, SessionEvent.WAKES, tree, by)
 
     def _came_back_napping(self, row: SessionRow) -> bool:
-        """Whether its nap began with its return; whoever returns soon wakes it."""
+        """Whether the nap began with the return; whoever returns soon wakes it."""
         resumed = row.resumed_at
         return (
             resumed is not None and row.since - resumed <= self._settings.tick_interval
@@ -230,7 +230,7 @@ class Napper:
             self.naps()
 
     def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
-        """The session runs on as before; the policy waits before it tries again."""
+        """Note a failed nap: the session runs on; the policy waits before a new try."""
         self._sessions.runtime(row.key).nap_trouble = self._trouble(row, failure)
         self._sessions.counters.ended("nap", "failed", failure.code)
         line = self._sessions.audit_line(row.key, by, "nap failed", failure.message)
@@ -239,7 +239,7 @@ class Napper:
         _log.info("%s: it runs on without a nap: %s", row.key, failure.message)
 
     def _trouble(self, row: SessionRow, failure: Failure) -> NapTrouble:
-        """One more failure in a row, and how long the policy waits after it."""
+        """Count one more failure in a row, and how long the policy waits after it."""
         former = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
         failures = 1 + (former.failures if former is not None else 0)
         pause = self._settings.pause_after(failures)
@@ -251,7 +251,7 @@ class Napper:
     async def _carried_out(
         self, row: SessionRow, kind: str, events: AsyncIterator[Event]
     ) -> Event:
-        """The last event of an order."""
+        """Return the last event of an order."""
         try:
             async with asyncio.timeout(self._settings.operation_limit):
                 async for event in events:
@@ -269,11 +269,11 @@ class Napper:
 
 
 def _same(before: SessionRow, now: SessionRow) -> bool:
-    """Whether it is the session that the order was about, and still runs."""
+    """Whether it is still the session that the order was about, and it runs."""
     return now.incarnation == before.incarnation and now.phase in LIVE
 
 
 def _of_wake(steps: list[Step]) -> list[Step]:
-    """The steps of an agent's last operation, if that was a wake."""
+    """Return the steps of an agent's last operation, if that was a wake."""
     names = [step.step for step in steps]
     return steps if names in (["gpu"], ["room", "gpu"]) else []

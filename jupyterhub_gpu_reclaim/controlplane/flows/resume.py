@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Resumer:
-    """The steps of a resume."""
+    """Carries out the steps of a resume."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class Resumer:
     async def follow(self, row: SessionRow) -> AsyncIterator[SessionRow]:
         """Start or attach to the restore of a RESUMING session, up to its end.
 
-        Yields nothing when it ended well: it is RUNNING once the Hub has its answer;
-        and nothing while it waits for GPU memory: then this is called again.
+        Yield nothing if it ended well: the session is RUNNING once the Hub has its
+        answer; and nothing while it waits for GPU memory: then this is called again.
 
         Raises:
             Unreachable: the agent was lost on the way; the restore may go on there.
@@ -133,7 +133,7 @@ class Resumer:
             yield self.failed(row, self._line.told(row, end.failure))
 
     async def _restore(self, row: SessionRow, *, lazy: bool) -> Event:
-        """The last event of the restore; the caller reports a failure."""
+        """Return the last event of the restore; the caller reports a failure."""
         unserved = row.waiting_since is not None
         events = self._agent.restore(row.incarnation, row.checkpoint, lazy=lazy)
         async for event in events:

@@ -1,8 +1,8 @@
 """Save point: a session that runs is saved, and goes on.
 
-What is saved is what the session goes back to if its programs end, or are lost with
-their node; its user is asked then. The newest one is kept as long as it runs. The agent
-calls a save off by itself for whatever else is ordered, and the session goes on.
+A session goes back to its save point if its programs end, or are lost with their node;
+its user is asked then. The newest one is kept as long as it runs. The agent calls a
+save off by itself for whatever else is ordered, and the session goes on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Saver:
-    """The steps of a save point."""
+    """Carries out the steps of a save point."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Saver:
         self._new_id = new_id
 
     async def save(self, row: SessionRow, by: str) -> None:
-        """Save it; an order to do so in its row is carried out then.
+        """Save a running session; an order to do so in its row is then carried out.
 
         Args:
             row: the session.
@@ -89,7 +89,7 @@ class Saver:
             self._failed(row, by, end.failure)
 
     async def _carried_out(self, row: SessionRow) -> Event:
-        """The last event."""
+        """Return the last event of the order."""
         generation = self._sessions.next_generation(row.key)
         events = self._agent.save(row.incarnation, self._new_id(), generation)
         async for event in events:
@@ -103,7 +103,7 @@ class Saver:
         return ordered or self._sessions.drains.of_session(row) is not None
 
     def _saved(self, row: SessionRow, by: str, info: CheckpointInfo) -> None:
-        """From now on it is what the session goes back to."""
+        """Note the new save point: from now on the session goes back to it."""
         sessions, now = self._sessions, self._sessions.row(row.key)
         self._sessions.counters.ended("save", "ok")
         if now.incarnation != row.incarnation or now.phase not in LIVE:
@@ -128,7 +128,7 @@ class Saver:
         )
 
     def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
-        """The session goes on as if it had not been ordered."""
+        """Note the failure; the session goes on as if it had not been ordered."""
         sessions, now = self._sessions, self._sessions.row(row.key)
         self._sessions.counters.ended("save", "failed", failure.code)
         if failure.code == Reason.CANCELLED.value:
@@ -142,7 +142,7 @@ class Saver:
 
 
 def _done(row: SessionRow, now: SessionRow) -> dict[str, Any]:
-    """Without that order, unless somebody has ordered something else meanwhile.
+    """Return the columns without that order, unless something else was ordered since.
 
     That may be a save point of another name.
     """

@@ -58,7 +58,7 @@ def _held(info: CheckpointInfo) -> dict[str, Any]:
 
 
 class Suspender:
-    """The steps of a suspend."""
+    """Carries out the steps of a suspend."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Suspender:
 
         Args:
             key: the session.
-            by: who wants it.
+            by: who gave the order.
             why: the policy's reason, for the audit; None if a person wants it.
             in_use: whether it goes even if somebody has used it since it was judged.
 
@@ -146,7 +146,7 @@ class Suspender:
             yield self.failed(self._sessions.row(row.key), end.failure)
 
     async def _break_off(self, row: SessionRow) -> None:
-        """Call it off once a server that belongs to it goes on; see ``Together``."""
+        """Cancel a capture once a server belonging to it goes on; see ``Together``."""
         await give_way(
             self._sessions,
             self._agent,
@@ -160,7 +160,7 @@ class Suspender:
         return (now.phase, now.attempt) == (row.phase, row.attempt)
 
     async def _capture(self, row: SessionRow, seen: float | None) -> Event:
-        """The last event of the capture."""
+        """Return the last event of the capture."""
         generation = self._sessions.next_generation(row.key)
         events = self._agent.capture(
             row.incarnation, row.attempt, generation, seen=seen
@@ -219,12 +219,12 @@ class Suspender:
         return after
 
     def _deciding(self, row: SessionRow, failure: Failure) -> Failure:
-        """Why it goes on, where we have called its suspend off ourselves."""
+        """Return why the session goes on, if we cancelled its suspend ourselves."""
         alone = self._together.breaks(row)
         return alone if alone and failure.code == Reason.CANCELLED.value else failure
 
     def rolled_back(self, row: SessionRow, tree: Tree) -> None:
-        """The tree runs, although a capture was under way or committed."""
+        """Note that the tree runs, although a capture was under way or committed."""
         failure = failure_of(Reason.AGENT_RESTARTED)
         mine = tree.checkpoint in {"", row.attempt or row.checkpoint}
         if tree.failure is not None and mine:
@@ -311,7 +311,7 @@ async def give_way(
     to: Callable[[SessionRow], bool],
     settings: Settings,
 ) -> None:
-    """Call what its agent does off, once the row is as told; until this is cancelled.
+    """Keep cancelling the agent's operation, once the row is as told, until cancelled.
 
     Again and again: an order may have come before the agent had begun.
     """

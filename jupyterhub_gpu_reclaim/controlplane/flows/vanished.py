@@ -1,4 +1,4 @@
-"""A session whose programs ended, and nobody had the Hub stop it: what ended it."""
+"""Notes the end of a session whose programs ended without a stop by the Hub."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def take(
     told: Failure | None = None,
     **changes: Any,
 ) -> SessionRow:
-    """Note its end, with what the cluster says of it, or else its spawner.
+    """Note a session's end, with what the cluster or its spawner says of it.
 
     Args:
         sessions: the rows.
-        agent: knows what the cluster says of pods.
+        agent: tells the cluster's word about pods.
         row: the session.
-        told: by its spawner; None: nothing.
+        told: the spawner's word; None: none.
         **changes: other columns, as of ``Sessions.apply``.
     """
     unknown = codec.failure_of(endings.by_itself("how is not known"))
