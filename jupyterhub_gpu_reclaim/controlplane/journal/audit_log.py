@@ -1,4 +1,4 @@
-"""Audit reader: forward for programs, backward for people.
+"""Reads the audit log: forward for programs, backward for people.
 
 A reader's mark is in the journal, so that a restart of the service loses nothing and
 repeats little. Nothing is decided here.
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class NumberedLine(NamedTuple):
-    """One line; the numbers grow."""
+    """A line of the audit with its number; the numbers grow."""
 
     id: int
     line: AuditRow
 
 
 class AuditReader:
-    """One forward reader.
+    """A program that reads the audit forward.
 
     Args:
         journal: where lines and marks are.
-        name: of the reader; a new one begins with the next line.
+        name: the reader's name; a new reader begins with the next line.
 
     Raises:
         StoreError: the journal does not answer.
@@ -46,7 +46,7 @@ class AuditReader:
             self._at = int(found)
 
     def next(self, limit: int = 100) -> list[NumberedLine]:
-        """The lines after the mark, the oldest first."""
+        """Return the lines after the mark, the oldest first."""
         table = schema.audit
         query = table.select().where(table.c.id > self._at)
         return _numbered(self._journal, query.order_by(table.c.id).limit(limit))
@@ -60,7 +60,7 @@ class AuditReader:
 def of_user(
     journal: Journal, user: str | None, before: int, limit: int
 ) -> list[NumberedLine]:
-    """Lines about a user's sessions, the newest first, also of deleted ones.
+    """Return the lines about a user's sessions, deleted ones too, the newest first.
 
     Args:
         journal: where they are.
@@ -78,14 +78,14 @@ def of_user(
 
 
 def mark(journal: Journal, name: str) -> float | None:
-    """The value of a mark, if it was ever set."""
+    """Return the value of a mark, if it was ever set."""
     table = schema.marks
     found = journal.read(table.select().where(table.c.name == name))
     return found[0]["value"] if found else None
 
 
 def marks(journal: Journal, prefix: str) -> dict[str, float]:
-    """All marks whose names begin so."""
+    """Return all marks whose names begin with that prefix."""
     table = schema.marks
     query = table.select().where(table.c.name.startswith(prefix, autoescape=True))
     return {row["name"]: row["value"] for row in journal.read(query)}

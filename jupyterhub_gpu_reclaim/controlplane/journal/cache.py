@@ -1,9 +1,9 @@
 """The journal's sessions and checkpoints in memory, for the reads of every tick.
 
-It is changed only after the database has taken the same change, and read again if a
-write's outcome is not known; so it needs the service to be the journal's only writer.
-Why: with ten thousand sessions, a query per session and tick took most of the service's
-time.
+The cache is changed only after the database has taken the same change, and read again
+if a write's outcome is not known; so it needs the service to be the journal's only
+writer. It exists because, with ten thousand sessions, a query per session and tick took
+most of the service's time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class JournalCache:
-    """Rows, indexed by what they are looked up by.
+    """Rows, indexed by the keys that they are looked up by.
 
     Args:
         sessions: all of them.
@@ -40,27 +40,27 @@ class JournalCache:
         self.keep(checkpoints)
 
     def session(self, key: SessionKey) -> SessionRow | None:
-        """That row, if there is one."""
+        """Return the row of that session, if there is one."""
         return self._sessions.get(key)
 
     def sessions(self) -> list[SessionRow]:
-        """All of them, by key."""
+        """Return the rows of all sessions, by key."""
         if len(self._sorted) != len(self._sessions):
             self._sorted = sorted(self._sessions)
         return [self._sessions[key] for key in self._sorted]
 
     def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
-        """That row, if there is one."""
+        """Return the row of that checkpoint, if there is one."""
         return self._checkpoints.get(checkpoint)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
-        """Of one session or of all, the oldest first."""
+        """Return the checkpoints of one session or of all, the oldest first."""
         if key is None:
             return sorted(self._checkpoints.values(), key=_age)
         return list(self._by_key.get(key, ()))
 
     def counted(self, more: Mapping[str, float]) -> dict[str, float]:
-        """The counters that change by that much, with their new values."""
+        """Return the counters that change by these amounts, with their new values."""
         return {name: self.amounts.get(name, 0.0) + x for name, x in more.items()}
 
     def put(self, row: SessionRow) -> None:

@@ -1,4 +1,4 @@
-"""What must survive a crash of the service: sessions, checkpoints, and who did what.
+"""Stores what must survive a crash: sessions, checkpoints, and who did what.
 
 SQLAlchemy, on SQLite by default (WAL, ``synchronous=FULL``). It decides nothing and
 does not know what a phase means; rows change their phase through
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
         SessionRow,
     )
 
-#: How long SQLite waits for another program (a backup, say) that holds the file.
+#: Seconds that SQLite waits for another program (a backup, say) that holds the file.
 BUSY_SECONDS = 10.0
-#: Lines of the audit that are deleted in one transaction.
+#: Most lines of the audit that are deleted in one transaction.
 PRUNED_LINES = 500
-#: Lines of the audit that one session has; older ones are deleted.
+#: Most lines of the audit for one session; older ones are deleted.
 LINES_OF_A_SESSION = 10_000
-#: Of them, those that are deleted at a time: a tenth of a second.
+#: Most lines of a session that are deleted at a time: a tenth of a second.
 MOST_PRUNED = 20_000
 
 
@@ -62,7 +62,7 @@ class Journal:
 
     def __init__(self, url: str) -> None:
         self._known_cache: JournalCache | None = None
-        #: the right to write, where several services share the database
+        #: the right to write, if several services share the database
         self.lease: Lease | None = None
         self._engine = _engine(url)
         try:
@@ -80,11 +80,11 @@ class Journal:
 
     # --- sessions
     def session(self, key: SessionKey) -> SessionRow | None:
-        """The row of that session, if there is one."""
+        """Return the row of that session, if there is one."""
         return self._cache().session(key)
 
     def sessions(self) -> list[SessionRow]:
-        """All of them, by key."""
+        """Return the rows of all sessions, by key."""
         return self._cache().sessions()
 
     def save(
@@ -126,20 +126,20 @@ class Journal:
             cache.remove(key)
 
     def amount(self, name: str) -> float:
-        """A counter that lasts; 0 if nothing was ever added."""
+        """Return a counter that lasts; 0 if nothing was ever added."""
         return self._cache().amounts.get(name, 0.0)
 
     # --- checkpoints
     def checkpoint(self, checkpoint: str) -> CheckpointRow | None:
-        """The row of that checkpoint, if there is one."""
+        """Return the row of that checkpoint, if there is one."""
         return self._cache().checkpoint(checkpoint)
 
     def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointRow]:
-        """Of one session or of all, the oldest first."""
+        """Return the checkpoints of one session or of all, the oldest first."""
         return self._cache().checkpoints(key)
 
     def due(self, now: float) -> list[CheckpointRow]:
-        """Expired checkpoints."""
+        """Return expired checkpoints."""
         rows = self._cache().checkpoints()
         return [row for row in rows if row.expires is not None and row.expires <= now]
 
@@ -155,7 +155,7 @@ class Journal:
             cache.drop(checkpoint)
 
     def _cache(self) -> JournalCache:
-        """The cache, read from the database once."""
+        """Return the cache, read from the database once."""
         if self._known_cache is None:
             sessions = self.read(schema.sessions.select())
             kept = self.read(schema.checkpoints.select())
@@ -187,7 +187,7 @@ class Journal:
 
     # --- audit
     def audit(self, key: SessionKey | None = None, limit: int = 100) -> list[AuditRow]:
-        """The newest lines first, of one session or of all."""
+        """Return the newest audit lines first, of one session or of all."""
         table = schema.audit
         query = table.select().order_by(table.c.id.desc()).limit(limit)
         if key is not None:
@@ -195,11 +195,11 @@ class Journal:
         return [schema.audit_row(row) for row in self.read(query)]
 
     def prune_audit(self, before: float) -> bool:
-        """Delete older lines, oldest first; returns whether there may be more of them.
+        """Delete older audit lines, the oldest first; return whether more may be left.
 
-        At most so many at a time as to stay short. The newest line stays, however old:
-        without it SQLite would number the next one like the first, and readers that go
-        by the numbers would miss it.
+        The number deleted at a time is limited, so that the call is short. The newest
+        line stays, however old: without it SQLite would number the next one like the
+        first, and readers that go by the numbers would miss it.
         """
         table = schema.audit
         newest = select(func.max(table.c.id)).scalar_subquery()
@@ -211,9 +211,10 @@ class Journal:
         return len(old) == PRUNED_LINES
 
     def prune_long(self, most: int = LINES_OF_A_SESSION) -> None:
-        """Delete the oldest lines of sessions that have more than that.
+        """Delete the oldest audit lines of sessions that have too many.
 
-        At most so many at a time, for each of them, as to stay short.
+        The number deleted at a time is limited for each of them, so that the call is
+        short.
         """
         table = schema.audit
         session, lines = (table.c.user, table.c.server), func.count().label("lines")
@@ -238,7 +239,7 @@ class Journal:
 
     # --- for the modules that keep tables of their own
     def read(self, query: Any) -> list[dict[Any, Any]]:
-        """The rows of a query.
+        """Return the rows of a query.
 
         Raises:
             StoreError: the database does not answer.
@@ -250,7 +251,7 @@ class Journal:
             raise _broken(error) from None
 
     def write(self, *statements: Any) -> None:
-        """All of it in one transaction, or nothing.
+        """Execute the statements in one transaction: all of them, or nothing.
 
         Args:
             *statements: each alone or with its values; with them it is compiled once.
@@ -274,7 +275,7 @@ class Journal:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One transaction that needs no lease; for the lease itself.
+        """Open a transaction that needs no lease; for the lease itself.
 
         Raises:
             StoreError: the database does not answer; nothing is changed.
@@ -287,12 +288,12 @@ class Journal:
 
 
 def _broken(error: Exception) -> StoreError:
-    """The journal's failure as an error for other rooms."""
+    """Turn the journal's failure into an error for other rooms."""
     return StoreError(Reason.INTERNAL, detail=f"journal: {error}")
 
 
 def _engine(url: str) -> Engine:
-    """An engine whose SQLite loses nothing at a power cut."""
+    """Make an engine whose SQLite loses nothing at a power cut."""
     backend = make_url(url).get_backend_name()
     if backend == "postgresql":
         # A service that is paused in a transaction must not hold up its successor.

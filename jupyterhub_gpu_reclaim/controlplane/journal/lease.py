@@ -48,13 +48,13 @@ _log = logging.getLogger(__name__)
 #: Seconds without a sign of life of the service that works on the journal until another
 #: one may take its place. One that is paused for longer stops working, and waits.
 LEASE_SECONDS = 15.0
-#: Renewals in the time that a lease lasts, and polls of a service that waits for it.
+#: Renewals in the time that a lease lasts; also the polls of a service that waits.
 RENEWALS = 5
-#: Seconds between two of those polls, at most: how long a clean restart takes.
+#: Most seconds between two of those polls: how long a clean restart takes.
 LOOK_SECONDS = 0.5
 
 
-#: Made once: each write of the journal runs it, and composing it takes longer.
+#: The statement of a renewal, made once: each write runs it, and composing it is slow.
 _RENEWAL = (
     schema.lease.update()
     .where(
@@ -69,14 +69,14 @@ class LeaseHolder(Value, frozen=True, kw_only=True):
     """The program that holds the lease, for the log and to see whether it has ended."""
 
     host: str = ""
-    boot: str = ""  #: of the kernel that it runs on
-    pids: int = 0  #: number of its pid namespace
+    boot: str = ""  #: id of its kernel's boot
+    pids: int = 0  #: number of the pid namespace that it runs in
     pid: int = 0
-    start: int = 0  #: clock ticks after boot
+    start: int = 0  #: start of the process, in clock ticks after boot
 
     @classmethod
     def here(cls) -> LeaseHolder:
-        """This program."""
+        """Return the holder that is this program."""
         return cls(
             host=socket.gethostname(),
             boot=_boot(),
@@ -86,7 +86,7 @@ class LeaseHolder(Value, frozen=True, kw_only=True):
         )
 
     def has_ended(self) -> bool:
-        """Whether this program has certainly ended.
+        """Whether the holder's program has certainly ended.
 
         Only a program in the same pid namespace can be seen to be gone.
         """
@@ -110,10 +110,10 @@ class Lease:
     """This service's share in the journal.
 
     Args:
-        journal: what it is about.
+        journal: the journal that the lease is for.
         clock: for waiting, and for how long the holder has been still.
-        seconds: without a renewal until others may take it.
-        place: which program this is.
+        seconds: time without a renewal after which others may take the lease.
+        place: this program.
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class Lease:
 
     @property
     def term(self) -> int:
-        """The fencing number; 0 where it was never held."""
+        """The fencing number; 0 if the lease was never held."""
         return self._term
 
     # --- getting it
     def take(self) -> bool:
-        """Take it if it is free; returns whether it is held now. Idempotent.
+        """Take the lease if it is free; return whether it is held now. Idempotent.
 
         Raises:
             StoreError: the database does not answer.
@@ -171,7 +171,7 @@ class Lease:
         return True
 
     async def acquire(self, waits: Callable[[], None]) -> None:
-        """Wait until it is held.
+        """Wait until the lease is held.
 
         Args:
             waits: called when another service turns out to hold it.
@@ -204,7 +204,7 @@ class Lease:
         return f"process {place.pid} on {place.host}" if place.pid else "not known"
 
     def _look(self) -> _Seen:
-        """The row, and since when it has not changed."""
+        """Read the row, and note since when it has not changed."""
         row = self._journal.read(schema.lease.select())[0]
         seen = _Seen(**{name: row[name] for name in _Seen._fields})
         if self._still is None or self._still[0] != seen:
@@ -220,17 +220,17 @@ class Lease:
     # --- having it
     @property
     def stamp(self) -> Term:
-        """The term, as each request to an agent says it."""
+        """The term, as each request to an agent carries it."""
         return Term(number=self._term, holder=self._name)
 
     def rise(self, above: int) -> None:
         """Raise the term above one that agents or store know, of whatever journal.
 
-        One that no service can have had is not believed: the next holder's would be
+        A term that no service can have had is not believed: the next holder's would be
         higher than the journal and the agents take.
 
-        What was ordered to be deleted in the former term was ordered before anything of
-        that other one was known, and so is meant, too.
+        Pending orders to delete from the former term get the new one: they were given
+        before anything of the other journal was known, and cover that, too.
 
         Raises:
             Unreachable: ``journal_held``: another service has the lease.
@@ -251,7 +251,7 @@ class Lease:
         _log.info("service: term %d was known; ours is higher now", above)
 
     def hold(self, connection: Connection) -> None:
-        """Lock it in this transaction: no other service can take it before its end.
+        """Lock the lease in this transaction: until its end no other can take it.
 
         Raises:
             Unreachable: ``journal_held``; the transaction must not go on.
@@ -261,7 +261,7 @@ class Lease:
             raise Unreachable(Reason.JOURNAL_HELD, detail=f"term {self._term} is over")
 
     def renew(self) -> None:
-        """Lock it, and extend it to its full time from now.
+        """Lock the lease, and extend it to its full time from now.
 
         Raises:
             Unreachable: ``journal_held``: another service has it.
@@ -271,7 +271,7 @@ class Lease:
             self.hold(connection)
 
     async def keep(self) -> None:
-        """Renew it again and again; returns when another service has it."""
+        """Renew the lease again and again; return when another service has it."""
         while True:
             await self._clock.sleep(self._seconds / RENEWALS)
             try:
@@ -284,7 +284,7 @@ class Lease:
                 )
 
     def give_back(self) -> None:
-        """Release it at once; nothing to do if it was lost or never held."""
+        """Release the lease at once; nothing to do if it was lost or never held."""
         table = schema.lease
         mine = (table.c.holder == self._name) & (table.c.term == self._term)
         try:
@@ -297,7 +297,7 @@ class Lease:
 
 
 def _place(text: str) -> LeaseHolder:
-    """From the row; one of a newer release may say more, or nothing of use."""
+    """Read a holder's place; a newer release may say more, or nothing of use."""
     try:
         return decoders.json_decoder(LeaseHolder).decode(text)
     except msgspec.DecodeError:
@@ -309,7 +309,7 @@ def _boot() -> str:
 
 
 def _start(pid: int) -> int:
-    """When a process was started, in clock ticks after boot; 0: it has ended."""
+    """Return when a process was started, in clock ticks after boot; 0: it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -319,7 +319,7 @@ def _start(pid: int) -> int:
 
 
 class _Fenced:
-    """Checks before each order, and passes everything on."""
+    """Checks the lease before each order, and passes everything on."""
 
     _orders: frozenset[str]
 
@@ -345,7 +345,7 @@ class _FencedAgent(_Fenced):
     _orders |= {"export"}
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed ones; from now on the term is not below any of theirs.
+        """Return the committed checkpoints; raise the term at least to theirs.
 
         The journal may be lost together with all that agents have kept of terms.
         """
@@ -362,15 +362,15 @@ class _FencedHub(_Fenced):
 
 
 def fenced_agent(agent: Agent, journal: Journal) -> Agent:
-    """The agent, whose orders need the lease.
+    """Wrap the agent so that its orders need the lease.
 
     Questions pass through. Each order is first checked against the database, so that a
-    paused service, whose journal another one has taken over meanwhile, gives none:
-    not to an agent either that has not heard of the other one, or knows no terms.
+    paused service, whose journal another one has taken over meanwhile, gives none: not
+    even to an agent that has not heard of the other one, or knows no terms.
     """
     return cast("Agent", _FencedAgent(agent, journal))
 
 
 def fenced_hub(hub: Hub, journal: Journal) -> Hub:
-    """The Hub, likewise."""
+    """Wrap the Hub likewise."""
     return cast("Hub", _FencedHub(hub, journal))

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 metadata = MetaData()
 
-#: Number of the advisory lock that PostgreSQL knows a migration of ours by.
+#: Number of the advisory lock of a migration in PostgreSQL.
 _MIGRATING = 0x67_70_75_72
 
 schema = Table(
@@ -140,7 +140,8 @@ amounts = Table(
     Column("value", Float, nullable=False),
 )
 
-#: Who has used how much of the keep quota. Lines are needed for a day after their end.
+#: Time that users have used of the keep quota. A line is needed for a day after its
+#: end.
 keeps = Table(
     "keeps",
     metadata,
@@ -152,7 +153,7 @@ keeps = Table(
     Index("keeps_by_user", "user", "until"),
 )
 
-#: How far readers of the audit are, and what was announced once.
+#: Marks: how far readers of the audit are, and what was announced once.
 marks = Table(
     "marks",
     metadata,
@@ -160,8 +161,9 @@ marks = Table(
     Column("value", Float, nullable=False),
 )
 
-#: Which service may work on this journal: one row. ``beat`` grows with each renewal,
-#: ``term`` with each holder, so that no clock of two machines is ever compared.
+#: The lease: which service may work on this journal; one row. ``beat`` grows with each
+#: renewal, ``term`` with each holder, so that no clock of two machines is ever
+#: compared.
 lease = Table(
     "lease",
     metadata,
@@ -218,7 +220,7 @@ nap_memory = Table(
     Index("nap_memory_by_end", "ended"),
 )
 
-#: Which store is meant: one row, or none where that is not known yet.
+#: The store that is meant: one row, or none where that is not known yet.
 store = Table(
     "store",
     metadata,
@@ -407,7 +409,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
 
 
 def _add_column(connection: Connection, column: Column[Any]) -> None:
-    """Add it to its table, unless a new database has it from the start."""
+    """Add a column to its table, unless a new database has it from the start."""
     table = column.table.name
     known = {each["name"] for each in inspect(connection).get_columns(table)}
     if column.name not in known:
@@ -446,11 +448,11 @@ def migrate(connection: Connection) -> int:
 
 
 def of_session(table: Any, key: SessionKey) -> Any:
-    """The condition "of that session"."""
+    """Make the condition that picks the rows of a session."""
     return and_(table.c.user == key.user, table.c.server == key.server)
 
 
-#: Made once: composing a statement takes longer than running it.
+#: Insert statements, made once: composing a statement takes longer than running it.
 _INSERT = {each: each.insert() for each in (sessions, checkpoints, audit, amounts)}
 _NO_SESSION = sessions.delete().where(
     sessions.c.user == bindparam("its_user"),
@@ -470,7 +472,7 @@ def replace_session(row: SessionRow) -> list[Any]:
 
 
 def replace_checkpoint(row: CheckpointRow) -> list[Any]:
-    """The same for a checkpoint."""
+    """Statements that write a checkpoint's row whether or not it is there."""
     values = msgspec.structs.asdict(row)
     key = values.pop("key")
     values["keeping"] = row.keeping.value
@@ -495,7 +497,7 @@ def _session_values(row: SessionRow) -> dict[str, Any]:
 
 
 def replace_amounts(counted: Mapping[str, float]) -> list[Any]:
-    """The same for amounts."""
+    """Statements that write amounts whether or not they are there."""
     statements: list[Any] = []
     for name, value in counted.items():
         statements.append((_NO_AMOUNT, {"its_name": name}))
@@ -504,7 +506,7 @@ def replace_amounts(counted: Mapping[str, float]) -> list[Any]:
 
 
 def audit_row(row: Mapping[Any, Any]) -> AuditRow:
-    """A line of the audit's table."""
+    """Turn a line of the audit's table into a row."""
     return AuditRow(
         at=row["at"],
         key=SessionKey(row["user"], row["server"]),
@@ -528,7 +530,7 @@ def audit_values(row: AuditRow) -> dict[str, Any]:
 
 
 def session_row(row: Mapping[str, Any]) -> SessionRow:
-    """A session's row again."""
+    """Turn a line of the sessions' table into a row."""
     values = _with_key(row)
     failure = values.pop("failure")
     values["failure"] = codec.decode(failure, Failure) if failure else None
@@ -536,7 +538,7 @@ def session_row(row: Mapping[str, Any]) -> SessionRow:
 
 
 def checkpoint_row(row: Mapping[str, Any]) -> CheckpointRow:
-    """A checkpoint's row again."""
+    """Turn a line of the checkpoints' table into a row."""
     values = _with_key(row)
     info = values.pop("info")
     values["info"] = codec.decode(info, CheckpointInfo) if info else None
@@ -544,7 +546,7 @@ def checkpoint_row(row: Mapping[str, Any]) -> CheckpointRow:
 
 
 def _with_key(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns, with user and server as one key."""
+    """Replace the columns of user and server by one key."""
     values = {str(name): value for name, value in row.items()}
     values["key"] = SessionKey(values.pop("user"), values.pop("server"))
     return values

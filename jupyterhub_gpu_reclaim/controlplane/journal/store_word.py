@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def meant(journal: Journal) -> MeantStore | None:
-    """The store that is meant; None where that is not known yet."""
+    """Return the store that is meant; None if that is not known yet."""
     for row in journal.read(schema.store.select()):
         return MeantStore(row["store"], row["word"], row["begun"])
     return None
 
 
 def mean(journal: Journal, store: MeantStore) -> None:
-    """Write down which one is meant from now on."""
+    """Write down the store that is meant from now on."""
     journal.write(
         schema.store.delete(), schema.store.insert().values(id=1, **store._asdict())
     )
