@@ -1,6 +1,6 @@
 """Collects what agent and Hub say, and keeps "no answer" apart from "nothing there".
 
-It changes nothing, and raises nothing for a part that is down.
+Nothing is changed here, and no part that is down raises anything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class ObservedState:
-    """All sessions as agent and Hub saw them at one moment."""
+    """The state of all sessions, as agent and Hub saw them at one moment."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class ObservedState:
 
     @property
     def silent(self) -> str:
-        """Which part did not answer; empty: all did."""
+        """Reason why a part did not answer; empty: all did."""
         parts = {"agent": self._trees, "store": self._saved, "Hub": self._servers}
         return ", ".join(name for name, answer in parts.items() if answer is None)
 
     def keys(self) -> set[SessionKey]:
-        """Every session that the agent has heard of."""
+        """Keys of every session that the agent has heard of."""
         return (self._trees or {}).keys() | (self._saved or {}).keys()
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """All that are committed, as far as known."""
+        """All committed checkpoints, as far as known."""
         return [info for infos in (self._saved or {}).values() for info in infos]
 
     def session(self, key: SessionKey, known: frozenset[str]) -> Observed:
-        """The part of it that is about one session."""
+        """Return the part of the state that is about one session."""
         servers = self._servers
         return Observed(
             trees=None if self._trees is None else self._trees.get(key, ()),
@@ -68,7 +68,7 @@ class ObservedState:
 
 
 class Observer:
-    """Asks the parts, and notes which did not answer."""
+    """Asks agent, store and Hub, and notes which did not answer."""
 
     def __init__(self, sessions: Sessions, agent: Agent, hub: Hub) -> None:
         self._sessions = sessions
@@ -79,7 +79,7 @@ class Observer:
         self._listed = 0.0
 
     async def all(self, store_every: float) -> ObservedState:
-        """Everything, with one request to the Hub and one or two to the agent.
+        """Observe everything, with one request to the Hub and one or two to the agent.
 
         Args:
             store_every: seconds for which an answer about the store may be reused, as
@@ -94,7 +94,7 @@ class Observer:
         return ObservedState(trees, saved, servers, asked)
 
     def silent_parts(self) -> list[str]:
-        """What did not answer the last time, by name."""
+        """Names of the parts that did not answer the last time."""
         return sorted(self._silent)
 
     @staticmethod
@@ -120,7 +120,7 @@ class Observer:
         return self._saved
 
     async def one(self, key: SessionKey) -> Observed:
-        """One session, as it is now."""
+        """Observe one session, as it is now."""
         trees, saved, hub = await asyncio.gather(
             self._ask("agent", lambda: self._agent.trees(key)),
             self._ask("agent's store", lambda: self._agent.checkpoints(key)),
@@ -135,7 +135,7 @@ class Observer:
         return self._sessions.living(key, observed)
 
     async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """The answer, or None; logged once per silence."""
+        """Ask a part; None: no answer, which is logged once per silence."""
         try:
             value = await ask()
         except ReclaimError as error:
@@ -152,12 +152,12 @@ class Observer:
 
 
 def in_order(infos: Iterable[CheckpointInfo]) -> tuple[CheckpointInfo, ...]:
-    """The oldest first."""
+    """Sort checkpoints, the oldest first."""
     return tuple(sorted(infos, key=lambda info: info.stamp))
 
 
 def _by_key(values: Iterable[V]) -> dict[SessionKey, tuple[V, ...]]:
-    """Those of each session, in the order given."""
+    """Group the items by session, in the order given."""
     found: dict[SessionKey, list[V]] = {}
     for value in values:
         found.setdefault(value.key, []).append(value)

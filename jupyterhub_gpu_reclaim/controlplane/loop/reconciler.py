@@ -110,14 +110,14 @@ def settle(
     settings: Settings,
     asked: Asked | None = None,
 ) -> Action:
-    """The one action that brings the three views of a session closer together.
+    """Return the one action that brings a session's three views closer together.
 
     Args:
-        row: what the journal says; a fresh row if it says nothing.
-        observed: what agent and Hub say.
+        row: the journal's row; a fresh row if it has none.
+        observed: the answers of agent and Hub.
         now: seconds since the epoch.
         settings: the limits.
-        asked: what the Hub is about to do (``start``, ``stop``); None: nothing.
+        asked: the Hub's plan (``start``, ``stop``); None: nothing.
     """
     if asked is not None and asked.want is Want.STOP:
         return settle_stop(row, observed, asked)
@@ -149,7 +149,7 @@ def _by_phase(
 
 
 def _live(row: SessionRow, observed: Observed) -> Action:
-    """RUNNING, NAPPING and WARNED."""
+    """Settle a session that is RUNNING, NAPPING or WARNED."""
     tree = observed.tree(row.incarnation)
     if tree is None:
         return _without_tree(row, observed)
@@ -180,7 +180,7 @@ def _live(row: SessionRow, observed: Observed) -> Action:
 
 
 def _nap_missed(row: SessionRow, tree: Tree) -> Action | None:
-    """A nap's begin or end that the journal does not know; a warning hides naps."""
+    """Return a nap's begin or end that the journal missed; a warning hides naps."""
     if tree.state is TreeState.NAPPING and row.phase is Phase.RUNNING:
         return Action(ActionKind.NAPS, tree)
     if tree.state is TreeState.RUNNING and row.phase is Phase.NAPPING:
@@ -189,7 +189,7 @@ def _nap_missed(row: SessionRow, tree: Tree) -> Action | None:
 
 
 def _without_tree(row: SessionRow, observed: Observed) -> Action:
-    """A live session whose tree is gone."""
+    """Settle a live session whose tree is gone."""
     other = _unknown_to_the_journal(observed)
     if other is not None:
         return Action(ActionKind.ADOPT, other)
@@ -197,16 +197,16 @@ def _without_tree(row: SessionRow, observed: Observed) -> Action:
 
 
 def _unknown_to_the_journal(observed: Observed) -> Tree | None:
-    """A tree that runs for the Hub, where the journal has none that does.
+    """Return a tree that runs for the Hub, if the journal has none that does.
 
-    Frozen: a journal that was put back; once it is known, it is thawed.
+    A frozen one counts if the journal was put back; once it is known, it is thawed.
     """
     runs = observed.hub is HubState.RUNNING
     return (observed.running() or observed.frozen()) if runs else None
 
 
 def _ended(row: SessionRow, observed: Observed) -> Action:
-    """The session's programs have ended without a known reason."""
+    """Settle a session whose programs have ended without a known reason."""
     missed = _missed(row, observed)
     if missed is not None:
         return missed
@@ -219,7 +219,7 @@ def _ended(row: SessionRow, observed: Observed) -> Action:
 
 
 def _leftover(row: SessionRow, observed: Observed) -> Action | None:
-    """A tree beside the session's own, out of its user's reach.
+    """Settle a tree beside the session's own, out of its user's reach.
 
     An init that holds a place for nothing is killed, and so is a second tree whose
     checkpoint is kept. Any other second tree may hold the only copy of its state: it is
@@ -285,7 +285,7 @@ def _releasing(row: SessionRow, observed: Observed, *, too_long: bool) -> Action
 
 
 def _at_rest(row: SessionRow, observed: Observed) -> Action:
-    """SUSPENDED, STOPPED, or a session that the journal does not know."""
+    """Settle a session that is SUSPENDED or STOPPED, or unknown to the journal."""
     tree = _unknown_to_the_journal(observed)
     if tree is not None:
         # Captured, and saved nowhere, as in a store that was put back: all there is.
@@ -309,16 +309,17 @@ def _at_rest(row: SessionRow, observed: Observed) -> Action:
 
 
 def _missed(row: SessionRow, observed: Observed) -> Action | None:
-    """A checkpoint that is newer than all that the journal knows."""
+    """Take up a checkpoint that is newer than all that the journal knows."""
     missed = None if observed.left() else lineage.missed(row, observed)
     return Action(ActionKind.FOUND_SAVED, None, missed) if missed else None
 
 
 def _left_over(row: SessionRow, observed: Observed) -> Action | None:
-    """Processes of a session at rest, whose server the Hub has stopped.
+    """Settle processes of a session at rest whose server the Hub has stopped.
 
-    One that the journal has never heard of may have been used for hours: a journal that
-    was put back. The row's own was stopped, or runs from a resume that was given up.
+    A session that the journal has never heard of may have been used for hours: a
+    journal that was put back. The row's own tree was stopped, or runs from a resume
+    that was given up.
     """
     suspended = row.phase is Phase.SUSPENDED
     for tree in observed.left():
@@ -368,10 +369,10 @@ def _resuming(row: SessionRow, observed: Observed, *, waits: bool) -> Action:
 
 
 def _restored(observed: Observed, tree: Tree) -> Action:
-    """The tree is back; it is RUNNING once the Hub has finished its start.
+    """Settle a tree that is back: RUNNING once the Hub has finished its start.
 
-    A Hub that was killed meanwhile does not know of it: it runs all the same, the next
-    start adopts it, and if no start comes it falls idle and is suspended again.
+    A Hub that was killed meanwhile does not know of the tree: it runs all the same, the
+    next start adopts it, and if no start comes it falls idle and is suspended again.
     """
     done = observed.hub in {HubState.RUNNING, HubState.STOPPED}
     return Action(ActionKind.RESTORED if done else ActionKind.WAIT, tree)

@@ -49,13 +49,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-#: Ticks for which one list of what the store holds will do.
+#: Ticks for which one list of the store is good.
 STORE_TICKS = 6
 #: Sessions that are compared before the event loop gets a turn.
 BREATH = 100
-#: How often old audit lines are deleted, and expiry notices are made.
+#: Seconds between deletions of old audit lines, and between checks for expiry notices.
 PRUNE_SECONDS = 600.0
-#: Of a state that no return can read: what is kept beside it may be all there is.
+#: Failures of a state that no return can read: its other checkpoints may be all there
+#: is.
 _UNREAD = {Reason.CHECKPOINT_DAMAGED.value, Reason.KEY_MISSING.value}
 
 
@@ -169,7 +170,7 @@ class ControlLoops:
                 self._queue.add(key)
 
     def _compare(self, key: SessionKey, state: ObservedState) -> None:
-        """Whether one session is as it should be."""
+        """Compare one session; return whether it is as it should be."""
         observed = state.session(key, self._sessions.known(key))
         observed = self._sessions.living(key, observed)
         row = self._sessions.row(key)
@@ -214,7 +215,7 @@ class ControlLoops:
             runtime.pod_waits_since = None if placed else here.get(key)
 
     def _forget_gone(self, state: ObservedState) -> None:
-        """Drop the runtime state of sessions that nothing is left of."""
+        """Drop the runtime state of sessions of which nothing is left."""
         sessions, here = self._sessions, state.keys()
         for key, runtime in list(sessions.runtimes.items()):
             known = key in here or sessions.journal.session(key) is not None
@@ -222,7 +223,7 @@ class ControlLoops:
                 sessions.forget(key)
 
     def _now_and_then(self, now: float) -> None:
-        """What need not be done at every tick."""
+        """Do what need not be done at every tick."""
         if now >= self._prune_at:
             expiry.give_notice(
                 self._sessions, self._settings.retention, self._settings.forewarn
@@ -246,7 +247,7 @@ class ControlLoops:
         return kind is not ActionKind.NOTHING or row.intent is not Intent.NONE
 
     def metrics_snapshot(self) -> MetricsSnapshot:
-        """Counts of this moment."""
+        """Count everything at this moment."""
         kept = self._sessions.journal.checkpoints()
         sampled, now = self._sampler.sampled, self._sessions.clock.now()
         return MetricsSnapshot(
@@ -283,7 +284,7 @@ class ControlLoops:
 
 
 def _is_missing(row: SessionRow, observed: Observed) -> bool:
-    """Whether what the journal says the session is cannot be seen, or not be read."""
+    """Whether the session, as the journal has it, cannot be seen or not be read."""
     if row.phase is Phase.SUSPENDED:
         unread = row.failure is not None and row.failure.code in _UNREAD
         return unread or observed.checkpoint(row.checkpoint) is None

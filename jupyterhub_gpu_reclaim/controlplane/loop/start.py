@@ -1,4 +1,4 @@
-"""What a start does next: the reconciler's answer where the Hub is about to start it.
+"""Settles a start: the reconciler's answer where the Hub is about to start a session.
 
 It is called again after each action, until it is an answer. What runs is joined, what
 is frozen is taken up, what is newer than the journal is noted; a session with a
@@ -66,11 +66,11 @@ UNANSWERED = Action(ActionKind.UNANSWERED)
 
 
 def settle_start(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """What is to be done for a start, in every phase but RELEASING.
+    """Return what must be done for a start, in every phase but RELEASING.
 
     Args:
-        row: what the journal says; a fresh row if it says nothing.
-        observed: what agent and store say; ``None`` is no answer (yet).
+        row: the journal's row; a fresh row if it has none.
+        observed: the answers of agent and store; ``None`` is no answer (yet).
         asked: the question.
     """
     if row.phase is Phase.SUSPENDING:
@@ -83,7 +83,7 @@ def settle_start(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 
 
 def _overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """A start while another one was under way: the Hub has forgotten that one."""
+    """Settle a start during another one, which the Hub has forgotten."""
     if row.incarnation == asked.incarnation:
         return Action(ActionKind.RETURN)  # the same question has the same answer
     if observed.trees is None:
@@ -98,7 +98,7 @@ def _overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 
 
 def _of_trees(row: SessionRow, observed: Observed) -> Action | None:
-    """What runs is joined, and what is frozen is taken up."""
+    """Settle a start beside trees: join what runs, take up what is frozen."""
     running = observed.running()
     if running is not None:
         return Action(ActionKind.JOIN, running)
@@ -124,7 +124,7 @@ def _of_trees(row: SessionRow, observed: Observed) -> Action | None:
 
 
 def _of_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """Nothing runs: what is saved counts."""
+    """Settle a start when nothing runs: the saved state counts."""
     if observed.trees is None or observed.saved is None:
         return _in_silence(row, observed, asked)
     if lineage.missed(row, observed):
@@ -154,13 +154,13 @@ def _returned(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 
 
 def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """Where a part does not answer, or was not asked yet.
+    """Settle a start when a part does not answer, or was not asked yet.
 
     A silent node does not prevent a return if Hub and journal agree on the checkpoint
     and its pod there is being deleted. But both are older if a tree was seen to run, or
     if the store has a checkpoint that the journal does not know; then what runs there
-    may be newer. They may be, and something may run, if nobody has deleted its pod. Nor
-    does a store prevent it that cannot be listed now, but was before.
+    may be newer. Both may be older, and something may run, if nobody has deleted its
+    pod. Nor does a store prevent it that cannot be listed now, but was before.
 
     A start may be cold if both know of no checkpoint. The journal's word is good once
     it was compared with the store, for sessions that were never suspended, and if there
@@ -192,7 +192,7 @@ def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 
 
 def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
-    """Why the user must be asked before this checkpoint comes back, if so.
+    """Return why the user must be asked before this checkpoint comes back, if so.
 
     A person's word, by button or command, settles it, but not one for another server
     that belongs to this one; so does a Hub that remembers the same session, and
@@ -219,7 +219,7 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
 
 
 def _instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """What a return does whose checkpoint is gone: another, or a person decides.
+    """Settle a return whose checkpoint is gone: another, or a person decides.
 
     If what the Hub remembers is not older, nobody has to choose.
     """
@@ -251,6 +251,6 @@ def _older(info: CheckpointInfo) -> Failure:
 
 
 def in_flight(operation: str) -> Action:
-    """Nothing can be said before that has ended."""
+    """Refuse: nothing can be said before that operation has ended."""
     busy = failure_of(Reason.OPERATION_IN_FLIGHT, operation=operation)
     return Action(ActionKind.REFUSE, failure=busy)

@@ -1,4 +1,4 @@
-"""What a stop does next: the reconciler's answer where the Hub is about to end it.
+"""Settles a stop: the reconciler's answer where the Hub is about to end a session.
 
 It is called again after each action, until it is an answer. What is saved is released,
 a stop by a person is a real one, and nothing is ended or forgotten of which it is not
@@ -57,11 +57,11 @@ _SAVED = Action(ActionKind.SAVED)
 
 
 def settle_stop(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """What is to be done for a stop.
+    """Return what must be done for a stop.
 
     Args:
-        row: what the journal says; a fresh row if it says nothing.
-        observed: what agent and store say; ``None`` is no answer (yet).
+        row: the journal's row; a fresh row if it has none.
+        observed: the answers of agent and store; ``None`` is no answer (yet).
         asked: the question.
     """
     mine = row.incarnation == asked.incarnation
@@ -75,10 +75,10 @@ def settle_stop(row: SessionRow, observed: Observed, asked: Asked) -> Action:
 
 
 def _by_its_parts(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """What agent and store know; the journal may be older, or know another one.
+    """Settle a stop by what agent and store know; the journal may be older, or differ.
 
-    Nobody has stopped one that has ended: where anything may come back, the Hub must
-    not forget the session.
+    Nobody has stopped a session that has ended: if anything may come back, the Hub must
+    not forget it.
     """
     if observed.trees is None:
         return UNANSWERED
@@ -119,12 +119,12 @@ def _by_what_is_saved(
 
 
 def _is_free(row: SessionRow) -> bool:
-    """Whether nothing is under way, which would have to be over before."""
+    """Whether nothing is under way that would have to be over first."""
     return row.phase in {*LIVE, Phase.STOPPED, Phase.SUSPENDED}
 
 
 def _frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
-    """Its tree is, or is being, saved; None: as what was set aside since."""
+    """Settle a stop of a captured tree; None: it was set aside since."""
     if tree.state is TreeState.CAPTURING:
         return in_flight("suspend")
     if observed.saved is None:
@@ -137,7 +137,7 @@ def _frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
 
 
 def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
-    """How a return has ended of which the Hub knows more than the journal."""
+    """Settle a stop during a return, of which the Hub knows more than the journal."""
     if asked.came_back:
         return Action(ActionKind.RESTORED)
     if observed.trees is None:

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Steps of a wake: it waits for memory; its memory is moved back.
+#: Steps of a wake: waiting for memory, and moving it back.
 ROOM, MOVE = "room", "gpu"
-#: Bytes a second at which memory is moved back, until one has been seen (an H200).
+#: Bytes per second at which memory is moved back, until one has been seen (an H200).
 _USUAL_SPEED = 5.0 * 2**30
 
 
 class WakeFollower:
-    """One task for each session that naps.
+    """Follows wakes, with one task for each session that naps.
 
     Args:
-        sessions: which of them do.
+        sessions: the rows.
         agent: tells of their wakes.
         room: makes room for them.
         look: has a worker look at a session.
@@ -59,7 +59,7 @@ class WakeFollower:
         self._speed = _USUAL_SPEED
 
     def refresh(self) -> None:
-        """Follow those that nap now, and no others."""
+        """Follow the sessions that nap now, and no others."""
         napping = {
             key: runtime.napping.incarnation
             for key, runtime in self._sessions.runtimes.items()
@@ -74,7 +74,7 @@ class WakeFollower:
             self._tasks[key] = napping[key], task
 
     async def stop(self) -> None:
-        """Follow nobody any more."""
+        """Follow no session any more."""
         tasks = [task for _, task in self._tasks.values()]
         self._tasks.clear()
         for task in tasks:
@@ -82,7 +82,7 @@ class WakeFollower:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, key: SessionKey, incarnation: str) -> None:
-        """Until it naps no more; whatever goes wrong, the ticks go on."""
+        """Follow a session until it naps no more; if this fails, the ticks go on."""
         while True:
             wait = self._settings.pace
             try:
@@ -115,7 +115,7 @@ class WakeFollower:
             self._look(key)
 
     def _moves(self, key: SessionKey, incarnation: str, step: Step) -> None:
-        """Its memory is on its way back."""
+        """Note that the session's memory is on its way back."""
         nap = self._sessions.runtime(key).nap_of(incarnation)
         total = step.total_bytes or (nap.bytes if nap is not None else 0)
         if step.state == "done" and step.seconds > 0 and total:
@@ -131,7 +131,7 @@ class WakeFollower:
         tree: Tree,
         asked: float | None = None,
     ) -> None:
-        """What its agent says now: whether it waits, for what, in which place."""
+        """Note the agent's word: whether the session waits, for what, and where."""
         if self._sessions.row(key).incarnation != incarnation:
             return
         before = self._sessions.runtime(key).shortage_of(incarnation)

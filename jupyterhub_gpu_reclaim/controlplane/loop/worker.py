@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _UNDER_WAY = {Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING}
-#: After this long, a stop that the Hub was asked for and has not done is forgotten.
+#: Seconds after which a stop that the Hub was asked for but has not done is forgotten.
 STOP_FORGOTTEN = 60.0
-#: Waiting for a GPU is looked at less often than other operations, by this factor.
+#: Factor by which waiting for a GPU is looked at less often than other operations.
 WAITING_PACES = 5
-#: So many kernels are named in a reason.
+#: Most kernels named in a reason.
 _NAMED = 3
 
 Handler = Callable[[SessionRow, Action], Awaitable[float | None]]
@@ -124,7 +124,7 @@ class Worker:
             Seconds until the next look is wanted; None: when something happens.
 
         Raises:
-            ReclaimError: it could not be done now; again later.
+            ReclaimError: the action could not be done now; again later.
         """
         deleting = await self._delete(key)
         wait = await self._settle(key)
@@ -168,8 +168,8 @@ class Worker:
 
         Args:
             row: the session.
-            action: what is to be done.
-            observed: what it was concluded from.
+            action: the action.
+            observed: the facts that it was concluded from.
             pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
 
         Returns:
@@ -186,7 +186,7 @@ class Worker:
     def _note(
         self, row: SessionRow, action: Action, observed: Observed, pointer: str
     ) -> None:
-        """Actions that only record in the journal what has happened outside."""
+        """Record in the journal what has already happened outside."""
         sessions, settings = self._sessions, self._settings
         match action.kind:
             case ActionKind.COMMITTED if action.saved is not None:
@@ -245,7 +245,7 @@ class Worker:
     async def _quiet(
         self, row: SessionRow, action: Action, observed: Observed
     ) -> float | None:
-        """Nothing is out of order: carry out an intent, or ask the policy."""
+        """Carry out an intent, or ask the policy: nothing is out of order."""
         if action.tree is not None and row.intent is Intent.WAKE:
             # Whatever the Hub says: it only gets back what it had.
             return await self._nap_or_wake(row, action.tree)
@@ -268,7 +268,7 @@ class Worker:
 
     # --- suspend
     async def _ready(self, row: SessionRow, action: Action) -> float | None:
-        """A session that runs as it should: suspend it, warn it, or leave it alone."""
+        """Suspend, warn or leave alone a session that runs as it should."""
         if row.intent is Intent.SUSPEND:
             return await self._suspend_ordered(row)
         if row.intent is Intent.NAP and action.tree is not None:
@@ -287,14 +287,14 @@ class Worker:
         return wait if wait > 0 else await self._warned(row)
 
     async def _stays(self, row: SessionRow) -> float | None:
-        """The policy leaves it alone: it is saved or naps, where that is due."""
+        """Save a session that the policy leaves alone, or let it nap, when due."""
         self._warnings.spare(row)
         if self._saving.is_due(row):
             return await self._save(row, SERVICE)
         return await self._nap_when_idle(row)
 
     async def _warned(self, row: SessionRow) -> float:
-        """Its warning is over: suspend it, if it is still to go."""
+        """Suspend a session whose warning is over, if it is still to go."""
         drain = self._sessions.drains.of_session(row)
         if drain is not None:
             return await self._drain(row, drain)
@@ -303,10 +303,10 @@ class Worker:
         return await self._suspend(row, SERVICE, self._judge.why(row.key))
 
     async def _suspend_ordered(self, row: SessionRow) -> float:
-        """Suspend it; where no person has ordered that, if it is still to go.
+        """Suspend a session; where no person ordered that, if it is still to go.
 
-        The policy has, of a server that belongs to it. If the Hub is about to stop it
-        already, it is saved before that.
+        The order may be the policy's, for a server that belongs to it. If the Hub is
+        about to stop the session already, it is saved before that.
         """
         judged = row.intent_by == SERVICE and self._together.members(row)
         if not judged or row.stop_asked is not None:
@@ -330,7 +330,7 @@ class Worker:
         return 0.0
 
     async def _drain(self, row: SessionRow, drain: Drain) -> float:
-        """Its node is to be free of sessions: suspend it when its turn has come.
+        """Suspend a session whose node is drained, when its turn has come.
 
         Turns are given for each node, whatever is under way on others.
         """
@@ -407,7 +407,7 @@ class Worker:
         return 0.0
 
     async def _nap_when_idle(self, row: SessionRow) -> float | None:
-        """Let it nap, if the policy wants that and a fresh sample agrees."""
+        """Let a session nap, if the policy wants that and a fresh sample agrees."""
         if self._sessions.runtime(row.key).makes_room_for is not None:
             return await self._make_room(row)
         if not self._judge.naps(row):
@@ -435,7 +435,7 @@ class Worker:
         return 0.0
 
     async def _make_room(self, row: SessionRow) -> float:
-        """Let it nap for another one, if that waits and a fresh sample agrees."""
+        """Let a session nap for another, if that waits and a fresh sample agrees."""
         if not await self._warnings.is_fresh(row):
             return self._settings.pace
         wanted = self._judge.gives_room(row) and await self._room.is_wanted(row)
@@ -447,7 +447,7 @@ class Worker:
         return 0.0
 
     async def _nap_or_wake(self, row: SessionRow, tree: Tree) -> float:
-        """Carry out such an order, unless it is so already."""
+        """Carry out an order to nap or wake, unless it is so already."""
         wakes = row.intent is Intent.WAKE
         if tree.nap is None if wakes else tree.state is TreeState.NAPPING:
             self._sessions.update(row.key, intent=Intent.NONE, intent_by="")
@@ -475,7 +475,7 @@ class Worker:
         return 0.0
 
     async def _bring_back(self, row: SessionRow, action: Action) -> float:
-        """What is wanted, or what the Hub remembers where the session's own is gone."""
+        """Bring back the wanted checkpoint; if the session's is gone, the Hub's."""
         hubs = action.saved.id if action.saved is not None else ""
         bring_back.take(
             self._sessions, row, self._settings, checkpoint=hubs, gone=bool(hubs)
@@ -489,7 +489,7 @@ class Worker:
         return self._settings.pace
 
     async def _report(self, row: SessionRow, action: Action) -> None:
-        """A tree out of its user's reach, without a checkpoint: people decide."""
+        """Report a tree out of its user's reach, without a checkpoint, to people."""
         if action.tree is None:
             return
         second = action.tree.incarnation
@@ -503,10 +503,10 @@ class Worker:
 
 
 def _may_begin(row: SessionRow, hub: HubState | None) -> bool:
-    """Whether a suspend may begin, as far as the Hub is concerned.
+    """Whether the Hub allows a suspend to begin.
 
-    Not while it does not answer, nor during a start or a stop by a person; but during
-    a stop that we have asked for ourselves and that comes late (``Stops.plan``).
+    Not while the Hub does not answer, nor during a start or a stop by a person; but
+    during a stop that we have asked for ourselves and that comes late (``Stops.plan``).
     """
     if hub is HubState.STOPPING:
         return row.stop_asked is not None and row.intent is Intent.SUSPEND

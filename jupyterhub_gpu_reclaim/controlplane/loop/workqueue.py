@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One key: the worker at it, or the timer that adds it again."""
+    """A key in the queue: its worker, or the timer that adds it again."""
 
     task: asyncio.Task[None] | None = None
     timer: asyncio.Task[None] | None = None
-    again: bool = False  #: it was added while a worker was at it
+    again: bool = False  #: whether the key was added while a worker was at it
     failures: int = 0  #: in a row
 
     def cancel_timer(self) -> None:
@@ -48,7 +48,7 @@ class WorkQueue:
         clock: waits.
         workers: how many sessions are worked on at the same time.
         backoff: seconds after a first failure; doubled with each one in a row.
-        backoff_limit: bound of that.
+        backoff_limit: upper bound of the backoff in seconds.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class WorkQueue:
             self._jobs.pop(key, None)
 
     async def _look(self, key: SessionKey, job: _Job) -> float | None:
-        """One look; its failure never ends the queue."""
+        """Look once; a failure never ends the queue."""
         try:
             delay = await self._work(key)
         except ReclaimError as error:
