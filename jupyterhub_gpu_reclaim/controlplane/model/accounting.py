@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 
 
-#: GPUs times seconds; a session counts with the GPUs that it held when it was saved.
+#: Counter of GPUs times seconds; a session counts with the GPUs it held when saved.
 GPU_SECONDS = "gpu_seconds_reclaimed"
 
 
 def leaving(
     row: SessionRow, now: float, seats: int, phase: Phase | None = None
 ) -> dict[str, float]:
-    """What is added when a session goes from its row's phase to another, or is deleted.
+    """Return what is added when a session leaves its row's phase, or is deleted.
 
     Args:
         row: the session before that.
@@ -57,7 +57,7 @@ def is_kept(row: SessionRow, now: float) -> bool:
 
 
 def took(counters: Counters, before: SessionRow, row: SessionRow, now: float) -> None:
-    """Count how long a suspend or a resume took that has just succeeded.
+    """Count how long a suspend or resume that has just succeeded took.
 
     A suspend ends when its checkpoint is committed, a resume when the session runs.
     """
@@ -68,19 +68,19 @@ def took(counters: Counters, before: SessionRow, row: SessionRow, now: float) ->
 
 
 def so_far(rows: Iterable[SessionRow], counted: float, now: float, seats: int) -> float:
-    """GPU seconds up to now: what is counted, and the sessions that are suspended."""
+    """GPU seconds up to now: those counted, and those of suspended sessions."""
     return counted + sum(leaving(row, now, seats).get(GPU_SECONDS, 0.0) for row in rows)
 
 
 #: Upper bounds of the histograms of seconds.
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
-#: How waiting for a GPU ends: with one, cancelled, or timed out.
+#: Outcomes of waiting for a GPU: with one, cancelled, or timed out.
 WAITS = ("served", "left", "expired")
-#: A GPU that sessions hold is in use if one of them works, or nothing is known of it;
-#: else it is kept, where somebody wants that, or idle. Freed are those which sessions
-#: had held that are suspended now, whoever uses them since.
+#: States of a GPU that sessions hold: in use if one of them works, or nothing is known
+#: of it; else kept, if somebody wants that, or idle. Freed are those which sessions had
+#: held that are suspended now, whoever uses them since.
 GPU_STATES = (IN_USE, KEPT, IDLE, FREED) = ("in_use", "kept", "idle", "freed")
-#: Why a suspend is begun; ``request`` is a person's.
+#: Causes of suspends; ``request`` is a person's.
 CAUSES = ("idle", "node_drains", "pressure", "request")
 
 
@@ -103,7 +103,7 @@ class Histogram:
 
 @dataclass
 class Counters:
-    """All counts; keys are bounded sets of our own words."""
+    """All counters; keys are bounded sets of our own words."""
 
     #: operation (``suspend``, ``resume``, ``nap``, ``wake``) and outcome (``ok``,
     #: ``failed``); a session that wakes by its use counts, too
@@ -112,17 +112,17 @@ class Counters:
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: operation and step
     steps: dict[tuple[str, str], Histogram] = field(default_factory=dict)
-    #: of whole suspends and resumes that succeeded
+    #: seconds of whole suspends and resumes that succeeded
     whole: dict[str, Histogram] = field(default_factory=dict)
-    #: how long sessions stood still while they were saved
+    #: seconds that sessions stood still while they were saved
     still: Histogram = field(default_factory=Histogram)
-    #: how waits for a GPU ended (``WAITS``), and how long they were
+    #: seconds of waits for a GPU, by outcome (``WAITS``)
     waits: dict[str, Histogram] = field(default_factory=dict)
-    #: why suspends were begun (``CAUSES``)
+    #: suspends begun, by cause (``CAUSES``)
     causes: Counter[str] = field(default_factory=Counter)
     #: ends that nobody had ordered, by reason code (``common.endings.REASONS``)
     ends: Counter[str] = field(default_factory=Counter)
-    #: wakes that found their card full, and nobody there who could nap for them
+    #: wakes that found their card full, and none that could nap for them
     wakes_unserved: int = 0
     logical_bytes: int = 0
     stored_bytes: int = 0
@@ -150,7 +150,7 @@ class Counters:
 
 
 class GpuCount(NamedTuple):
-    """So many GPUs of one kind are in that state; shared ones count by their share."""
+    """Number of GPUs of one kind in one state; shared ones count by their share."""
 
     node: str  #: empty: the Hub's own machine
     model: str
@@ -159,15 +159,15 @@ class GpuCount(NamedTuple):
 
 
 class Risk(NamedTuple):
-    """What the end of a session that runs would cost."""
+    """The cost that the end of a running session would have."""
 
-    gpu: bool  #: it holds one
+    gpu: bool  #: whether it holds one
     seconds: float  #: since the state that could be brought back, if it was used since
 
 
 @dataclass(frozen=True)
 class MetricsSnapshot:
-    """Everything that ``/metrics`` shows, at one moment."""
+    """All numbers that ``/metrics`` shows, at one moment."""
 
     phases: dict[Phase, int]
     counters: Counters
@@ -185,6 +185,6 @@ class MetricsSnapshot:
     risks: list[Risk] = field(default_factory=list)  #: of sessions that run
     #: sessions of nodes that are drained: node and state -> number
     drained: dict[tuple[str, str], int] = field(default_factory=dict)
-    #: what the sessions held that are suspended now, GPU memory included
+    #: bytes that the suspended sessions held, GPU memory included
     suspended_bytes: int = 0
     gpus: list[GpuCount] = field(default_factory=list)

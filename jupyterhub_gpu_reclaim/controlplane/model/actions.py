@@ -1,4 +1,4 @@
-"""What is to be done next for a session, or what is answered to who asks about it."""
+"""Actions: the next step for a session, or the answer to whoever asks about it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class ActionKind(StrEnum):
-    """What is done next for a session, by a worker or by who was asked about it."""
+    """Kinds of actions; a worker does them, or whoever was asked about the session."""
 
     NOTHING = "nothing"
-    WAIT = "wait"  #: something is under way; look again soon
+    WAIT = "wait"  #: look again soon: something is under way
     READY = "ready"
     NAPS = "take the nap"
     WAKES = "take the wake"
@@ -51,20 +51,20 @@ class ActionKind(StrEnum):
 
 
 class Action(NamedTuple):
-    """One action, on one tree or checkpoint."""
+    """An action on one tree or checkpoint."""
 
     kind: ActionKind
     tree: Tree | None = None
     saved: CheckpointInfo | None = None
     #: only if the same action has been due for ``orphan_grace``
     patient: bool = False
-    failure: Failure | None = None  #: what is told with it
+    failure: Failure | None = None  #: failure to tell with it
 
 
 NOTHING = Action(ActionKind.NOTHING)
 WAIT = Action(ActionKind.WAIT)
 
-#: Those that end a question.
+#: Kinds that end a question.
 ANSWERS = frozenset(
     {
         ActionKind.COLD,

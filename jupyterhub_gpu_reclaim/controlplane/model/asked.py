@@ -1,4 +1,4 @@
-"""What the Hub's spawner asks about a session, with what decides the answer."""
+"""The question of the Hub's spawner about a session, with what decides the answer."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
 
 class Want(StrEnum):
-    """What somebody wants of a session, beside that it is as the journal says."""
+    """The request: a start or a stop."""
 
     START = "start"
     STOP = "stop"
 
 
 class Asked(NamedTuple):
-    """One question."""
+    """A question of the spawner."""
 
     want: Want
-    #: of the start: the one that is about to begin; of the stop: the one to be ended
+    #: the one about to begin (for a start), or to be ended (for a stop)
     incarnation: str
-    checkpoint: str = ""  #: that the Hub remembers
-    stamp: tuple[int, int] = (0, 0)  #: of that one; zeros: not known
+    checkpoint: str = ""  #: checkpoint that the Hub remembers
+    stamp: tuple[int, int] = (0, 0)  #: stamp of that checkpoint; zeros: not known
     #: session that the Hub remembers there, or an incarnation of it; empty: none
     former: str = ""
     remembered: bool = False  #: whether the Hub remembers a session there
-    kept: tuple[CheckpointRow, ...] = ()  #: what the journal has of it
+    kept: tuple[CheckpointRow, ...] = ()  #: the checkpoints that the journal has
     listed: bool = False  #: whether the journal knows what the store last had of it
     came_back: bool = False  #: whether the restore under way has ended well
     elsewhere: bool = False  #: whether that incarnation is there under another name

@@ -1,4 +1,4 @@
-"""What the control plane asks of the outside world, as protocols.
+"""Protocols of the agent and the Hub, as the control plane needs them.
 
 The agents of a cluster, one per node, are one more ``Agent``: it knows where each
 incarnation lives.
@@ -34,30 +34,30 @@ class Agent(Protocol):
     """
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """Every incarnation with an init or a record.
+        """Return every incarnation with an init or a record.
 
-        With a ``key`` those of that session alone, and all of them: ``Unreachable`` if
+        With a ``key`` only those of that session, and all of them: ``Unreachable`` if
         one of them cannot be asked for (``ENDING_UNSEEN``: all that there may be is
-        being deleted). Without, such a one is in the list as ``UNKNOWN``.
+        being deleted). Without, such an incarnation is in the list as ``UNKNOWN``.
         """
 
     async def tree(self, incarnation: str) -> Tree:
-        """One incarnation; ``NotFound`` if there is none."""
+        """Return one incarnation; ``NotFound`` if there is none."""
 
     def labels(self, key: SessionKey) -> dict[str, str] | None:
-        """Of a session's pod, empty where there are no pods; None: not known."""
+        """Return the labels of a session's pod; empty without pods; None: not known."""
 
     def ending(self, incarnation: str) -> Failure | None:
-        """How its pod was ended, as the cluster says; None: not, or not known."""
+        """Return how a pod was ended, as the cluster says; None: not, or not known."""
 
     def waiting(self) -> list[Waiting]:
-        """Sessions that wait for a node with a GPU, as far as known.
+        """Return the sessions that wait for a node with a GPU, as far as known.
 
-        The longest first; places are not given here. Never waits, never raises.
+        The longest waiting first; places are not given here. Never waits, never raises.
         """
 
     async def samples(self, key: SessionKey | None = None) -> list[Sample]:
-        """A sample of every session; with a ``key``, at least that one's.
+        """Return a sample of every session; with a ``key``, at least that one's.
 
         Then no other node is asked, and none is waited for.
         """
@@ -73,17 +73,17 @@ class Agent(Protocol):
         """Capture a tree; the last event has ``checkpoint`` or ``failure``.
 
         ``seen`` is ``at`` of the sample that showed it idle, by its agent's clock: an
-        order that arrives long after that is refused, and 0 begins nothing. None:
-        somebody asks for it, idle or not.
+        order that arrives long after that is refused, and 0 begins nothing. None: it is
+        asked for, idle or not.
         """
 
     def save(
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
-        """Save a tree that goes on; the last event has ``checkpoint`` or ``failure``.
+        """Save a running tree; the last event has ``checkpoint`` or ``failure``.
 
-        Any other order for it calls it off, where its agent has not ended it yet. An
-        older agent refuses it (``invalid``).
+        Any other order for the tree cancels the save, unless its agent has ended it
+        already. An older agent refuses it (``invalid``).
         """
 
     def restore(
@@ -91,8 +91,8 @@ class Agent(Protocol):
     ) -> AsyncIterator[Event]:
         """Restore a tree; the last event has ``tree`` or ``failure``.
 
-        With ``lazy`` it may come back napping, where it can; an older agent fills its
-        GPUs all the same.
+        With ``lazy`` the tree may come back napping, if it can; an older agent fills
+        its GPUs all the same.
         """
 
     def nap(
@@ -111,15 +111,15 @@ class Agent(Protocol):
         """
 
     def wake(self, incarnation: str) -> AsyncIterator[Event]:
-        """Move it back; the last event has ``tree`` or ``failure``.
+        """Move a tree's GPU memory back; the last event has ``tree`` or ``failure``.
 
-        One that fails leaves the tree napping; its agent tries again by itself.
+        If that fails, the tree stays napping; its agent tries again by itself.
         """
 
     def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
         """Follow the wake under way, or the next one, whoever has begun it.
 
-        It orders nothing. Empty where none begins for a while: ask again.
+        No order is given. Empty if none begins for a while: ask again.
         """
 
     async def thaw(self, incarnation: str) -> Tree:
@@ -135,18 +135,18 @@ class Agent(Protocol):
         """Cancel a running capture, save, nap or wake."""
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed ones; with a ``key``, those of that session alone."""
+        """Return the committed checkpoints; with a ``key``, only that session's."""
 
     async def identity(self, checkpoint: str) -> Identity:
-        """The login inside a checkpoint."""
+        """Return the login inside a checkpoint."""
 
     async def discard(self, checkpoint: str, *, runs: str = "") -> None:
         """Delete a checkpoint; idempotent.
 
         Args:
             checkpoint: its id.
-            runs: the incarnation that came from it; where that does not run any more
-                when the order arrives, it is refused.
+            runs: the incarnation that came from it; the order is refused if that does
+                not run any more when it arrives.
         """
 
     async def branch(
@@ -158,9 +158,9 @@ class Agent(Protocol):
         session: str,
         generation: int,
     ) -> CheckpointInfo:
-        """Commit what a checkpoint has once more, as another session's; idempotent.
+        """Commit a checkpoint's content once more, as another session's; idempotent.
 
-        ``Refused`` (``branch_impossible``) where that could not be brought back. An
+        ``Refused`` (``branch_impossible``) if the copy could not be brought back. An
         older agent refuses it (``invalid``).
 
         Args:
@@ -174,16 +174,16 @@ class Agent(Protocol):
     async def export(
         self, checkpoint: str, key: SessionKey, passphrase: str
     ) -> ExportHead:
-        """What a file with a checkpoint begins with, which that passphrase opens.
+        """Return the beginning of a checkpoint's file, which that passphrase opens.
 
-        ``NotFound`` (``checkpoint_missing``) also where it is of another session. An
-        older agent has no such call, and is ``Unreachable``.
+        ``NotFound`` (``checkpoint_missing``) also if it is another session's. An older
+        agent has no such call, and is ``Unreachable``.
         """
 
     async def exported(
         self, checkpoint: str, name: str, offset: int, length: int
     ) -> bytes:
-        """Bytes of one of the objects that follow: ``length``, or up to its end.
+        """Return bytes of one of the objects that follow: ``length``, or up to its end.
 
         At most ``EXPORT_PIECE`` of them.
         """
@@ -204,20 +204,20 @@ class Agent(Protocol):
         Args:
             checkpoint: its id.
             until: when it may be deleted; None: not by itself.
-            aside: whether it is set aside, or so no more.
+            aside: whether it is set aside, or no longer is.
             word: number of the word; of two of one service the higher one counts, and
                 the lower one is refused where it comes later.
         """
 
 
 class Hub(Protocol):
-    """The Hub. Every call may raise ``Unreachable``."""
+    """The Hub's API. Every call may raise ``Unreachable``."""
 
     async def servers(self) -> dict[SessionKey, HubState]:
-        """Every server that is not stopped."""
+        """Return every server that is not stopped."""
 
     async def server(self, key: SessionKey) -> HubState:
-        """One server; ``STOPPED`` also where user or server do not exist."""
+        """Return a server; ``STOPPED`` also if user or server do not exist."""
 
     async def stop(self, key: SessionKey) -> None:
         """Ask for a stop, which also gives up a start that is pending.
@@ -228,9 +228,9 @@ class Hub(Protocol):
     async def start(self, key: SessionKey, like: SessionKey | None = None) -> None:
         """Ask for a start; ``Refused`` (retryable) while something else is pending.
 
-        Idempotent: one that is pending, or a server that runs, is left as it is.
-        ``like`` is a server of the same user whose last start's options it gets; None:
-        those of its own.
+        Idempotent: a pending start, or a running server, is left as it is. ``like`` is
+        a server of the same user whose last start's options it gets; None: those of its
+        own.
         """
 
 
@@ -238,7 +238,7 @@ class HubFacts(Protocol):
     """The Hub's last answers about users and servers."""
 
     def groups(self, user: str) -> list[str] | None:
-        """Their groups; None: not known."""
+        """Return the groups of a user; None: not known."""
 
     def options(self, key: SessionKey) -> dict[str, list[str]] | None:
-        """What a server was started with, as texts; None: not known."""
+        """Return the options a server was started with, as texts; None: not known."""

@@ -1,4 +1,4 @@
-"""What agent, store and Hub say of one session at one moment."""
+"""The answers of agent, store and Hub about one session at one moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Observed(NamedTuple):
-    """One session as agent and Hub see it now; ``None``: no answer."""
+    """A session as agent and Hub see it now; ``None``: no answer."""
 
     trees: tuple[Tree, ...] | None
     saved: tuple[CheckpointInfo, ...] | None  #: committed, the oldest first
@@ -21,33 +21,33 @@ class Observed(NamedTuple):
 
     @property
     def silent(self) -> bool:
-        """Whether a part did not answer: about its processes, or its checkpoints."""
+        """Whether a part did not answer on the session's processes or checkpoints."""
         if self.trees is None or self.saved is None:
             return True
         return any(tree.state is TreeState.UNKNOWN for tree in self.trees)
 
     def tree(self, incarnation: str) -> Tree | None:
-        """That incarnation, if anything is left of it."""
+        """Return that incarnation, if anything is left of it."""
         return next((t for t in self.left() if t.incarnation == incarnation), None)
 
     def left(self) -> tuple[Tree, ...]:
-        """All trees that are not gone."""
+        """Return all trees that are not gone."""
         return tuple(t for t in self.trees or () if t.state is not TreeState.GONE)
 
     def whole(self) -> tuple[Tree, ...]:
-        """All trees that have memory of their own: no places that are held for one."""
+        """Return all trees with memory of their own: no places held for one."""
         return tuple(t for t in self.left() if t.state is not TreeState.HOLDING)
 
     def running(self) -> Tree | None:
-        """A tree that runs, whichever it is, and whether or not it naps."""
+        """Return a running tree, whichever it is, napping or not."""
         return next((tree for tree in self.left() if tree.runs), None)
 
     def frozen(self) -> Tree | None:
-        """A tree that is, or is being, captured."""
+        """Return a tree that is captured, or being captured."""
         return next((tree for tree in self.left() if tree.frozen), None)
 
     def unknown(self) -> list[CheckpointInfo]:
-        """Committed checkpoints that the journal does not know."""
+        """Return the committed checkpoints that the journal does not know."""
         return [info for info in self.saved or () if info.id not in self.known]
 
     def missed(self, checkpoint: str) -> bool:
@@ -55,5 +55,5 @@ class Observed(NamedTuple):
         return any(info.id == checkpoint for info in self.unknown())
 
     def checkpoint(self, checkpoint: str) -> CheckpointInfo | None:
-        """That checkpoint, if it is committed."""
+        """Return that checkpoint, if it is committed."""
         return next((s for s in self.saved or () if s.id == checkpoint), None)

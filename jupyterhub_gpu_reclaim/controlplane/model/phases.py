@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class SessionEvent(StrEnum):
-    """What can happen to a session; the value completes "A session cannot …"."""
+    """Events in a session's life; the value completes "A session cannot …"."""
 
     WARNED = "be warned"
     STAYS = "be left alone"  #: activity, or a "keep", after a warning
     NAPS = "nap"  #: its GPU memory was moved out, by whoever's order
-    WAKES = "wake"  #: it was moved back, by an order or by the session's use
+    WAKES = "wake"  #: its memory was moved back, by an order or by the session's use
     SUSPEND = "be suspended"
     CAPTURE_FAILED = "be rolled back"
     COMMITTED = "be called saved"
@@ -51,7 +51,7 @@ class SessionEvent(StrEnum):
 
 #: A session that runs, with no operation under way; its GPU programs may nap.
 LIVE = frozenset(phase for phase in Phase if phase.live)
-#: A session whose programs are, or are about to be, ended: it needs its checkpoint.
+#: Phases in which the programs are, or are about to be, ended: they need a checkpoint.
 SAVED = frozenset({Phase.RELEASING, Phase.SUSPENDED})
 #: Phases in which the programs are, or may be, gone: only with a checkpoint.
 _NEEDS_CHECKPOINT = frozenset({Phase.RELEASING, Phase.SUSPENDED, Phase.RESUMING})
@@ -118,11 +118,11 @@ TABLE: dict[tuple[Phase, SessionEvent], Phase] = {
 
 
 def advance(phase: Phase, event: SessionEvent, *, saved: bool) -> Phase:
-    """Where that event leads a session of that phase.
+    """Return the phase to which that event leads.
 
     Args:
         phase: where the session is now.
-        event: what happened to it.
+        event: the event.
         saved: whether a committed checkpoint of the session is known, now that this
             has happened.
 
@@ -138,12 +138,12 @@ def advance(phase: Phase, event: SessionEvent, *, saved: bool) -> Phase:
     return following
 
 
-#: Columns that one phase has alone; in every other one they are empty.
+#: Columns that only one phase has; they are empty in every other one.
 _OF_ONE_PHASE: dict[Phase, dict[str, Any]] = {
     Phase.SUSPENDING: {"attempt": ""},
     Phase.RESUMING: {"placed": False, "waiting_since": None},
 }
-#: Events by which what was asked for has begun, has failed, or is void.
+#: Events by which an order has begun, failed, or become void.
 _ANSWERS = frozenset(
     {
         SessionEvent.SUSPEND,
@@ -182,7 +182,7 @@ _OF_A_SESSION: dict[str, Any] = {
 
 
 def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[str, Any]:
-    """The columns that end, each with its empty value.
+    """Return the columns that end, each with its empty value.
 
     Args:
         event: what has happened.
@@ -201,7 +201,7 @@ def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[st
 
 
 def _ended(before: SessionRow, after: SessionRow) -> dict[str, Any]:
-    """Those that end with the session, its processes, or what was asked for."""
+    """Return the columns that end with the session, its processes, or the order."""
     same = after.incarnation == before.incarnation
     came_from = bool(after.checkpoint) and after.checkpoint == before.checkpoint
     if after.phase is Phase.STOPPED or not (same or came_from):
@@ -212,7 +212,7 @@ def _ended(before: SessionRow, after: SessionRow) -> dict[str, Any]:
 
 
 def _is_done(row: SessionRow) -> bool:
-    """Whether what was asked for is so already, or cannot be any more."""
+    """Whether the order is done already, or cannot be done any more."""
     if row.intent is Intent.RESUME:
         return row.phase in LIVE
     if row.intent is Intent.NAP:

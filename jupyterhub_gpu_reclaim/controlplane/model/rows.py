@@ -1,4 +1,4 @@
-"""What the journal keeps: one row per session, one per checkpoint, one per audit line.
+"""The journal's rows: one per session, one per checkpoint, one per audit line.
 
 Plain frozen values. No decisions here, and never a token.
 """
@@ -19,12 +19,12 @@ from jupyterhub_gpu_reclaim.common.models import (
     Value,
 )
 
-#: In place of an account: the next one of that name that starts the server.
+#: Stands for an account: the next one of that name that starts the server.
 WHOEVER_COMES = "*"
 
 
 class Intent(StrEnum):
-    """What a person has asked for and the worker has not done yet."""
+    """Orders of people that the worker has not carried out yet."""
 
     NONE = ""
     SUSPEND = "suspend"
@@ -35,47 +35,47 @@ class Intent(StrEnum):
 
 
 class SessionRow(Value, frozen=True, kw_only=True):
-    """What of a session must survive a crash. Times are seconds since the epoch."""
+    """Durable state of a session. Times are seconds since the epoch."""
 
     key: SessionKey
     phase: Phase = Phase.STOPPED
     since: float = 0.0
     session: str = ""  #: its id, from its fresh start on; empty: not known
-    #: at the Hub, that has started it; "*": the next one of its user's name that does;
-    #: empty: not known, unless its manifest tells
+    #: account of the Hub that started it; "*": the next one of its user's name that
+    #: does; empty: not known, unless its manifest tells
     account: str = ""
-    claimed: bool = False  #: another account of its user's name wants it
+    claimed: bool = False  #: whether another account of its user's name wants it
     incarnation: str = ""
     #: with ``term``: the highest stamp of a checkpoint that was taken into account
     generation: int = 0
     term: int = 0
-    #: committed, and what a start of this session restores; while RUNNING it is the
-    #: one that the session came from, kept for the time of grace, or its save point
+    #: committed checkpoint, which a start of this session restores; while RUNNING it is
+    #: the one that the session came from, kept for the time of grace, or its save point
     checkpoint: str = ""
     attempt: str = ""  #: id of the capture under way, not (yet) committed
     intent: Intent = Intent.NONE
     intent_by: str = ""
-    save_name: str = ""  #: what the save point that is wanted is to be called
+    save_name: str = ""  #: name of the save point that is wanted
     failure: Failure | None = None
     failures: int = 0  #: in a row
     backoff_until: float | None = None
     kept_until: float | None = None
     kept_by: str = ""
     opted_out_by: str = ""
-    placed: bool = False  #: an init holds the place of the resume under way
+    placed: bool = False  #: whether an init holds the place of the resume under way
     node: str = ""  #: where it was placed; "" is the Hub's own machine
     started_at: float | None = None
     resumed_at: float | None = None
-    #: when the Hub was last asked for a stop that it has not answered for sure
+    #: time of the last request to stop it that the Hub has not answered for sure
     stop_asked: float | None = None
-    gpus: int = 0  #: that it held when its last suspend began; 0 where not known
-    gpu_name: str = ""  #: model of those, as the driver names it
-    #: since when a resume that has its place waits for memory of a GPU
+    gpus: int = 0  #: number held when its last suspend began; 0 if not known
+    gpu_name: str = ""  #: model of those GPUs, as the driver names it
+    #: time since which a resume that has its place waits for memory of a GPU
     waiting_since: float | None = None
     #: checkpoint to bring back as soon as the session is suspended
     bring_back: str = ""
-    #: last checkpoint that was put aside or given up by somebody's word; the Hub's
-    #: pointer may name it still
+    #: last checkpoint set aside or given up by somebody's word; the Hub's pointer may
+    #: still name it
     dismissed: str = ""
     #: seconds without use after which its user wants it suspended; None: no wish
     own_idle_time: float | None = None
@@ -87,7 +87,7 @@ class SessionRow(Value, frozen=True, kw_only=True):
 
 
 class Keeping(StrEnum):
-    """Why a checkpoint is kept."""
+    """Reasons for which a checkpoint is kept."""
 
     CURRENT = "current"  #: the session is suspended in it
     #: the session came back from it, which is kept for a while, or was saved as it
@@ -104,13 +104,13 @@ HIDDEN = frozenset({Keeping.FORMER, Keeping.TO_DELETE})
 
 
 class CheckpointRow(Value, frozen=True, kw_only=True):
-    """One committed checkpoint and how long it is kept."""
+    """A committed checkpoint and how long it is kept."""
 
     id: str
     key: SessionKey
     generation: int
     keeping: Keeping
-    #: ``aside`` there: what a person has said, which the store is told, too
+    #: its facts; ``aside`` there is a person's word, which the store is told, too
     info: CheckpointInfo | None = None
     changed: float = 0.0
     expires: float | None = None  #: None: not by itself
@@ -122,7 +122,7 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
         return (self.info.stamp[0] if self.info else 0), self.generation
 
     def is_of(self, incarnation: str) -> bool:
-        """Whether it is what that incarnation was saved as; never of an unknown one."""
+        """Whether that incarnation was saved as this one; never for an unknown one."""
         return self.info is not None and self.info.incarnation == incarnation != ""
 
     def kept(
@@ -133,7 +133,7 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
         *,
         by_word: bool = False,
     ) -> CheckpointRow:
-        """The row of one that is kept for another reason, by a person's word or not."""
+        """Return the row, kept for another reason, by a person's word or not."""
         info, aside = self.info, Aside(until=expires) if by_word else None
         if info is not None:
             info = msgspec.structs.replace(info, aside=aside)
@@ -143,7 +143,7 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
 
 
 class AuditRow(Value, frozen=True, kw_only=True):
-    """Who did what to whose session, when and why."""
+    """A line of the audit: who did what to whose session, when and why."""
 
     at: float
     key: SessionKey
@@ -154,8 +154,9 @@ class AuditRow(Value, frozen=True, kw_only=True):
 
 
 class MeantStore(NamedTuple):
-    """Which store is meant, as far as is known."""
+    """The store that is meant, as far as is known."""
 
     store: str  #: its id
-    word: int  #: number of the word that says so
-    begun: bool  #: some agent has it; until then the order to begin it is repeated
+    word: int  #: number of the word that names the store
+    #: whether some agent has it; until then the order to begin it is repeated
+    begun: bool

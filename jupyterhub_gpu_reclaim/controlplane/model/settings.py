@@ -12,36 +12,36 @@ from jupyterhub_gpu_reclaim.policy.retention import Retention
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All durations in seconds."""
+    """The limits; all durations in seconds."""
 
-    #: How often the agent is asked what the sessions do.
+    #: Interval between two questions to the agent about what the sessions do.
     sample_interval: float = 10.0
-    #: How often journal, agent and Hub are compared, even if nothing was heard.
+    #: Interval of comparing journal, agent and Hub, even if nothing was heard.
     tick_interval: float = 10.0
-    #: How long a session is shown as about to be suspended before it is; 0: at once.
+    #: Time for which a session is shown as about to be suspended; 0: at once.
     warn_for: float = 60.0
-    #: How long after an answered resume the checkpoint it came from is kept.
+    #: Time after an answered resume for which the checkpoint it came from is kept.
     grace: float = 600.0
-    #: How long "start fresh" keeps the checkpoint.
+    #: Time for which "start fresh" keeps the checkpoint.
     set_aside: float = 7 * 86400.0
-    #: How long the audit lines of a session are kept.
+    #: Time for which the audit lines of a session are kept.
     audit: float = 365 * 86400.0
-    #: How long before its deletion a checkpoint is announced: a day to save it.
+    #: Time before its deletion at which a checkpoint is announced: a day to save it.
     forewarn: float = 24 * 3600.0
-    #: What else is not kept, and in whose favour.
+    #: The administrator's limits for checkpoints.
     retention: Retention = field(default_factory=Retention)
-    #: How long a state that makes no sense must last before anything is ended for it.
+    #: Time for which an odd state must last before anything is ended for it.
     orphan_grace: float = 120.0
-    #: How long a captured tree stays frozen while the Hub does not take the stop, or a
-    #: server that belongs to it is not saved; then it is thawed.
+    #: Time for which a captured tree stays frozen while the Hub does not take the stop,
+    #: or a server that belongs to it is not saved; then it is thawed.
     release_limit: float = 300.0
-    #: How long a start or a stop waits for a suspend that is under way.
+    #: Time for which a start or a stop waits for a suspend that is under way.
     settle_limit: float = 120.0
-    #: How long a whole capture or restore may take; the agent limits each step.
+    #: Longest time of a whole capture or restore; the agent limits each step.
     operation_limit: float = 3600.0
-    #: How long a resume waits for memory of a GPU on its machine; 0: not at all.
+    #: Time for which a resume waits for memory of a GPU on its machine; 0: not at all.
     gpu_wait: float = 300.0
-    #: How many sessions share one GPU.
+    #: Number of sessions that share one GPU.
     seats_per_gpu: int = 1
     #: Longest "keep" that a user may ask for.
     keep_limit: float = 7 * 86400.0
@@ -51,11 +51,11 @@ class Settings:
     #: shorter one would have them wait for resumes all day; a longest of 0: none.
     own_idle_shortest: float = 300.0
     own_idle_longest: float = 0.0
-    #: How long after its last save point a session that was used since is saved again,
-    #: while it goes on; 0: only by order.
+    #: Time since its last save point after which a session that was used since is saved
+    #: again, while it goes on; 0: only by order.
     save_every: float = 0.0
-    #: How many save points of a session are kept while it runs; those with a name are
-    #: kept besides.
+    #: Number of save points of a session that are kept while it runs; those with a name
+    #: are kept besides.
     save_points: int = 1
     #: Whether a session that was ended by the cluster comes back by itself as at its
     #: last save point; else its user is asked.
@@ -63,7 +63,7 @@ class Settings:
     #: Wait after a failed suspend, doubled with each failure in a row, and its bound.
     backoff: float = 60.0
     backoff_limit: float = 3600.0
-    #: How long a steady look at something that is under way waits before the next.
+    #: Time between two looks at something that is under way.
     pace: float = 1.0
     #: Captures at the same time (they share the store's bandwidth); of a drain, on each
     #: node.
