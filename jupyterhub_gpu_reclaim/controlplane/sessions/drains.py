@@ -1,4 +1,4 @@
-"""Which nodes are drained, by whose order, and what is on them; in the journal."""
+"""Keeps the orders to drain nodes, by whose word, and what is on the nodes."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ _SAVING = {Phase.SUSPENDING, Phase.RELEASING}
 
 
 class Drains:
-    """The orders; read once, then written through."""
+    """The orders to drain nodes; read from the journal once, then written through."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._standing: dict[str, NodeNotice] = {}  #: the notices, as far as known
+        #: the notices of the cluster, as far as known
+        self._standing: dict[str, NodeNotice] = {}
         self._orders = {
             row["node"]: _drain(row) for row in journal.read(schema.drains.select())
         }
 
     def all(self) -> list[Drain]:
-        """Those under way, by node."""
+        """The drains under way, by node."""
         drains = (self._orders[node] for node in sorted(self._orders))
         return [drain for drain in drains if not drain.over]
 
     def of(self, node: str) -> Drain | None:
-        """The one of that node; None: it is not drained."""
+        """Return the drain of that node; None: it is not drained."""
         drain = self._orders.get(node)
         return None if drain is None or drain.over else drain
 
     def of_session(self, row: SessionRow) -> Drain | None:
-        """The one of the node that it runs on."""
+        """Return the drain of the node that a session runs on."""
         return self.of(row.node) if row.phase not in _RESTS else None
 
     def begin(self, drain: Drain) -> None:
-        """Write the order down; it takes the place of that node's last one.
+        """Write down an order, in place of that node's last one.
 
         Raises:
             StoreError: the journal cannot be written.
@@ -61,7 +62,7 @@ class Drains:
         self._orders[drain.node] = drain
 
     def end(self, node: str) -> None:
-        """Take the order back, by a person's word; a notice that stands is no new one.
+        """Take an order back, by a person's word; a notice that stands is no new one.
 
         Raises:
             StoreError: the journal cannot be written.
@@ -77,15 +78,15 @@ class Drains:
             self._forget(node)
 
     def follow(self, notices: Iterable[NodeNotice], by: str, now: float) -> list[Drain]:
-        """Drain what the cluster gives notice of, for as long as it does.
+        """Drain the nodes that the cluster gives notice of, for as long as it does.
 
         Args:
-            notices: all that stand now.
-            by: whose word they are.
+            notices: all notices that stand now.
+            by: who gives the notices.
             now: seconds since the epoch.
 
         Returns:
-            Those that are new, or have an end now.
+            The nodes whose drain is new, or has an end now.
 
         Raises:
             StoreError: the journal cannot be written.
@@ -115,7 +116,7 @@ class Drains:
         self._orders.pop(node, None)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many sessions of a drained node are in which state."""
+        """Count the sessions of drained nodes by node and state."""
         reports = [self.report(drain) for drain in self.all()]
         return Counter(
             (report.drain.node, each.state)
@@ -124,7 +125,7 @@ class Drains:
         )
 
     def report(self, drain: Drain) -> DrainReport:
-        """How far it is."""
+        """Report how far a drain is."""
         rows = sorted(self._journal.sessions(), key=lambda row: row.key)
         told = [_told(row, drain) for row in rows if row.node == drain.node]
         return DrainReport(drain=drain, sessions=[each for each in told if each])

@@ -1,7 +1,8 @@
 """GPU use of each session in the last hour, minute by minute, in memory.
 
-It decides nothing, is bounded (an hour, one number a minute) and begins empty with the
-program: only pages and totals read it, and a minute without a sample stays unknown.
+No decision depends on it. It is bounded (an hour, one number a minute) and begins empty
+with the program: only pages and totals read it, and a minute without a sample stays
+unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _UNKNOWN = nan
 
 
 class Line(Value, frozen=True, kw_only=True):
-    """One session's last hour; in the lists the newest value is the last one."""
+    """The last hour of one session; in the lists the newest value is the last one."""
 
     key: SessionKey
     end: float  #: of the last value's minute, seconds since the epoch
@@ -37,7 +38,7 @@ class GpuHistory:
     __slots__ = ("_cards", "_incarnation", "_memory", "_percent", "_samples", "minute")
 
     def __init__(self, minute: int) -> None:
-        self.minute = minute  #: the newest
+        self.minute = minute  #: number of the newest minute
         self._samples = 0  # of this minute, with a percentage
         self._percent = array("f", [_UNKNOWN] * MINUTES)
         self._memory = array("d", [_UNKNOWN] * MINUTES)
@@ -45,7 +46,7 @@ class GpuHistory:
         self._cards: list[GpuSample] = []
 
     def add(self, sample: Sample) -> None:
-        """Take one sample; one that is older than the newest minute is left out."""
+        """Take a sample; one older than the newest minute is left out."""
         minute = int(sample.at // _MINUTE)
         if minute < self.minute:
             return
@@ -55,11 +56,11 @@ class GpuHistory:
             self._put(_busiest(sample.gpus), _held(sample.gpus))
 
     def cards_of(self, incarnation: str) -> list[GpuSample]:
-        """What that incarnation was last seen to hold; empty where it is not known."""
+        """Return the cards last seen with an incarnation; empty if not known."""
         return self._cards if self._incarnation == incarnation else []
 
     def line(self, key: SessionKey, now: float) -> Line:
-        """The hour up to now, as pages show it."""
+        """Return the hour up to now, as pages show it."""
         minute = int(now // _MINUTE)
         percent = self._values(self._percent, minute)
         memory = self._values(self._memory, minute)
@@ -83,7 +84,7 @@ class GpuHistory:
             self.minute, self._samples = minute, 0
 
     def _put(self, percent: float | None, memory: int | None) -> None:
-        """Take one sample into the newest minute."""
+        """Take a sample into the newest minute."""
         place = self.minute % MINUTES
         if percent is not None:
             before = self._percent[place] if self._samples else 0.0
@@ -92,7 +93,7 @@ class GpuHistory:
         self._memory[place] = _UNKNOWN if memory is None else float(memory)
 
     def _values(self, ring: array[float], minute: int) -> list[float]:
-        """The hour up to that minute, the newest last; NaN where nothing is known."""
+        """Return the hour up to that minute, the newest last; NaN: not known."""
         oldest = (self.minute + 1) % MINUTES
         whole = list(ring[oldest:]) + list(ring[:oldest])
         since = min(max(minute - self.minute, 0), MINUTES)
@@ -100,7 +101,7 @@ class GpuHistory:
 
 
 def added(history: GpuHistory | None, sample: Sample) -> GpuHistory:
-    """The history with one more sample; a new one where the clock was put back."""
+    """Return the history with one more sample; a new one if the clock was put back."""
     minute = int(sample.at // _MINUTE)
     if history is None or history.minute - minute > MINUTES:
         history = GpuHistory(minute)

@@ -1,7 +1,7 @@
 """Keep quota: how long each user may keep sessions in any 24 hours.
 
-What was used is journalled; managers are not bound, and their keeps count for nobody.
-A session that is kept counts from the moment of the request to its end, including the
+The time used is journalled; managers are not bound, and their keeps count for nobody. A
+session that is kept counts from the moment of the request to its end, including the
 time ahead; two sessions kept at a time count twice, since they hold two GPUs. Nothing
 is written here: the statements go into one transaction with the session's row.
 """
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 #: Longest "keep" that can be asked for: a year, in seconds.
 LONGEST_KEEP = 366 * 86400.0
-#: Seconds by which a keep may pass the limit: what people read is rounded.
+#: Seconds by which a keep may pass the limit: people read a rounded number.
 _SLACK = 1.0
 
 
 class KeepQuota:
-    """What each user has used.
+    """The keep time that each user has used.
 
     Args:
-        journal: where it is.
+        journal: where the time used is.
         per_day: seconds for one user in any 24 hours; 0: no limit.
     """
 
@@ -43,12 +43,12 @@ class KeepQuota:
     def wish(
         self, key: SessionKey, seconds: float, now: float, *, bound: bool
     ) -> list[Any]:
-        """Statements that note a keep; the session's former one ends with it.
+        """Make statements that note a keep; the session's former one ends with it.
 
         Args:
             key: the session.
-            seconds: for how long from now; 0 takes the former keep back, and what was
-                left of it can be used again.
+            seconds: how long from now; 0 takes the former keep back, and the rest of it
+                can be used again.
             now: seconds since the epoch.
             bound: whether the limit holds for the caller.
 
@@ -65,13 +65,13 @@ class KeepQuota:
         return statements
 
     def left(self, key: SessionKey, now: float) -> float:
-        """Seconds for which a session can be kept from now on, as far as this goes."""
+        """Seconds for which a session can be kept from now on, by this quota."""
         if not self._per_day:
             return LONGEST_KEEP
         return max(0.0, self._per_day - used(self._had(key, now), now))
 
     def _had(self, key: SessionKey, now: float) -> list[KeepSpan]:
-        """What the user has used, if this session's former keep ended now."""
+        """Spans of the user's keep time, as if this session's former keep ended now."""
         table = schema.keeps
         query = table.select().where(table.c.user == key.user)
         return [
@@ -98,7 +98,7 @@ class KeepQuota:
 
 
 def end(key: SessionKey, now: float) -> list[Any]:
-    """Statements that end a session's keep; what was left of it can be used again."""
+    """Make statements that end a session's keep; the rest can be used again."""
     table = schema.keeps
     mine = (table.c.user == key.user) & (table.c.server == key.server)
     return [table.update().where(mine & (table.c.until > now)).values(until=now)]
@@ -109,7 +109,7 @@ DAY = 86400.0
 
 
 class KeepSpan(NamedTuple):
-    """A session was, or is, kept from then to then (seconds since the epoch)."""
+    """A span of time for which a session was, or is, kept (seconds since the epoch)."""
 
     start: float
     until: float
@@ -123,12 +123,12 @@ def used(spans: Iterable[KeepSpan], now: float) -> float:
 def possible_at(
     spans: Iterable[KeepSpan], seconds: float, limit: float, now: float
 ) -> float | None:
-    """When so many more seconds will be possible; None: never.
+    """Return when so many more seconds will be possible; None: never.
 
     Args:
-        spans: what was kept.
-        seconds: that are asked for.
-        limit: seconds that a day allows.
+        spans: the times of the keeps.
+        seconds: how many are asked for.
+        limit: seconds allowed per day.
         now: seconds since the epoch.
     """
     if seconds > limit:

@@ -1,4 +1,4 @@
-"""GPU memory that naps move out, over time: what the report of a month sums up.
+"""GPU memory that naps move out, over time: the data of the monthly report.
 
 The agent says what naps, and when that changes a piece ends and another one begins:
 one row for each, open while it lasts. Rows begin when the service has seen a nap, and
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The mark of the moment since which naps are counted.
+#: Mark of the moment since which naps are counted.
 _MARK: Final = "naps-counted"
 
 
 class NapPiece(NamedTuple):
-    """GPU memory of one model that a session had moved out, for as long as so much."""
+    """GPU memory of one model that a session had moved out, while it was that much."""
 
     user: str
     server: str
@@ -43,21 +43,21 @@ class NapPiece(NamedTuple):
 
 
 class NapMemory:
-    """Writes the pieces.
+    """Writes the pieces of naps.
 
     Args:
-        journal: where they lie.
-        clock: gives their times.
+        journal: where the pieces are.
+        clock: the clock of their times.
     """
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal
         self._clock = clock
-        #: by session, the bytes by model that are written as moved out; None: not read
+        #: bytes written as moved out, by session and model; None: not read
         self._open: dict[SessionKey, dict[str, float]] | None = None
 
     def note(self, key: SessionKey, node: str, nap: Nap | None) -> None:
-        """Take what of a session naps now; what cannot be written is due next time."""
+        """Note what naps of a session now; what cannot be written is due next time."""
         moved: dict[str, float] = defaultdict(float)
         for gpu in nap.gpus if nap is not None else ():
             moved[gpu.name] += gpu.memory or 0
@@ -85,12 +85,12 @@ class NapMemory:
             del known[key]
 
     def forget(self, key: SessionKey) -> None:
-        """Its pieces have ended with the session."""
+        """End the pieces of a session that has ended."""
         if self._open is not None:
             self._open.pop(key, None)
 
     def _read(self) -> dict[SessionKey, dict[str, float]]:
-        """What the journal has as moved out; the first time, counting may begin."""
+        """Read what the journal has as moved out; the first time, begin to count."""
         if self._open is None:
             if counted_since(self._journal) is None:
                 self._journal.write(*audit_log.set_mark(_MARK, self._clock.now()))
@@ -105,19 +105,19 @@ class NapMemory:
 
 
 def ended(key: SessionKey, now: float) -> list[Any]:
-    """Statements that end the pieces of a session."""
+    """Make statements that end the pieces of a session."""
     table = schema.nap_memory
     still = schema.of_session(table, key) & table.c.ended.is_(None)
     return [table.update().where(still).values(ended=now)]
 
 
 def counted_since(journal: Journal) -> float | None:
-    """Since when naps are counted; None: no service has, yet."""
+    """Return since when naps are counted; None: no service has counted yet."""
     return audit_log.mark(journal, _MARK)
 
 
 def between(journal: Journal, begin: float, end: float) -> list[NapPiece]:
-    """The pieces that reach into that time; an open one reaches to its end.
+    """Return the pieces that reach into a time; an open one reaches to its end.
 
     Raises:
         StoreError: the journal does not answer.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
-#: What the audit says of a former account's sessions.
+#: Audit text about a former account's sessions.
 _NEW = "The user's name belongs to another account of the Hub now."
 _ANOTHER = (
     "another account of that name has started it, of this Hub before its database was"
@@ -46,12 +46,12 @@ _ANOTHER = (
 
 
 def account_of(sessions: Sessions, row: SessionRow) -> str:
-    """The account that it belongs to, by its row or manifest; empty: nobody knows."""
+    """Return the account of a session, by its row or manifest; empty: nobody knows."""
     return row.account or _saved_by(sessions, row.checkpoint)
 
 
 def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
-    """Check, before a start, whose session it is; repeat it if more was found.
+    """Check, before a start, whose session it is; repeat the check if more was found.
 
     Raises:
         Refused: ``former_account``: a person has to choose first;
@@ -78,9 +78,9 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
 
 
 def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> None:
-    """Check that what runs is that account's; older spawners have noted none.
+    """Refuse a session that runs under another account; older spawners noted none.
 
-    An administrator's order to renew its login says that it is.
+    An administrator's order to renew its login makes it that account's.
 
     Raises:
         Refused: ``not_adopted``; its page says so.
@@ -100,7 +100,7 @@ def spare(sessions: Sessions, key: SessionKey) -> None:
 
 
 def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
-    """The server belongs to the account that starts it; others' checkpoints do not.
+    """Note that the server belongs to its account; others' checkpoints do not.
 
     Raises:
         StoreError: it could not be written.
@@ -118,7 +118,7 @@ def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
 
 
 def trust(sessions: Sessions, key: SessionKey) -> None:
-    """A manager's word: it is of whoever has the name, if that is asked or not known.
+    """Give a session to the name's owner by a manager's word, if asked or unknown.
 
     Raises:
         StoreError: it could not be written.
@@ -149,7 +149,7 @@ def hand_over(sessions: Sessions, key: SessionKey, settings: Settings) -> None:
 
 
 def _runs(sessions: Sessions, key: SessionKey) -> Refused:
-    """The refusal, which its page shows: an administrator settles it there."""
+    """Return the refusal; its page shows it, where an administrator settles it."""
     running = Refused(Reason.NOT_ADOPTED, user=key.user, why=_ANOTHER)
     sessions.update(key, failure=codec.failure_of(running))
     return running

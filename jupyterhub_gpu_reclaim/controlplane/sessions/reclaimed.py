@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Suspension(NamedTuple):
-    """One suspension, as the table has it."""
+    """A suspension, as the table has it."""
 
     user: str
     server: str
@@ -39,13 +39,13 @@ class Suspension(NamedTuple):
 def ended(
     row: SessionRow, now: float, seats: int, phase: Phase | None = None
 ) -> list[Any]:
-    """Statements that note a suspension which ends.
+    """Make statements that note a suspension which ends.
 
     Args:
         row: the session before that.
         now: seconds since the epoch.
         seats: how many sessions share one GPU.
-        phase: where it goes; None: the session is forgotten.
+        phase: the next phase; None: the session is forgotten.
     """
     over = row.phase is Phase.SUSPENDED and phase is not Phase.SUSPENDED
     if not (over and row.gpus):
@@ -60,12 +60,12 @@ def ended(
 def of_month(
     sessions: Sessions, month: str, groups: Mapping[str, Iterable[str]]
 ) -> Report:
-    """The report of a month such as ``2026-11``.
+    """Make the report of a month such as ``2026-11``.
 
     Args:
         sessions: where journal and clock are.
-        month: which.
-        groups: of each user whom the Hub knows.
+        month: the month.
+        groups: groups of each user whom the Hub knows.
 
     Raises:
         BadRequest: it is no month.
@@ -106,18 +106,18 @@ def of_month(
     )
 
 
-#: Both have a user, a node, a model, a begin and an end.
+#: A suspension or a nap's piece: both have a user, a node, a model, a begin, an end.
 _Counted = Suspension | nap_memory.NapPiece
 
 
 class _Shares:
-    """Sums over suspensions and naps, as far as they reach into one month.
+    """Sums over suspensions and naps, as far as they fall into one month.
 
     Args:
         found: the suspensions.
         naps: None: they were not counted.
-        begin: of the month.
-        end: of it, or now.
+        begin: begin of the month.
+        end: end of the month, or now.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class _Shares:
         return sum(one.bytes / 1e9 * self._hours(one) for one in naps)
 
     def by(self, names: Callable[[_Counted], Iterable[str]]) -> list[Share]:
-        """The sums for each name, the largest first."""
+        """Return the sums for each name, the largest first."""
         found: dict[str, list[Suspension]] = defaultdict(list)
         naps: dict[str, list[nap_memory.NapPiece]] = defaultdict(list)
         for one in self._found:
@@ -170,7 +170,7 @@ class _Shares:
 
 
 def _of(row: SessionRow, now: float, seats: int) -> Suspension:
-    """The suspension of a session, as if it ended now."""
+    """Return the suspension of a session, as if it ended now."""
     return Suspension(
         user=row.key.user,
         server=row.key.server,

@@ -1,8 +1,8 @@
 """Every session's row, its changes, and its views.
 
 A change of phase goes through the phase table, is written to the journal together with
-its audit line, and is then told to readers. It never talks to the agent or the Hub.
-Other modules write tables of their own, and checkpoint rows, straight to the journal
+its audit line, and is then told to readers. It never calls the agent or the Hub. Other
+modules write tables of their own, and checkpoint rows, straight to the journal
 (``sessions/owners.py``, ``checkpoints``, ``flows/adoption.py``, ``api/users.py``).
 """
 
@@ -69,14 +69,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: What the audit calls it when a session is put to nap for another one.
+#: Word of the audit for a nap that makes room for another session.
 MAKES_ROOM = "makes room"
-#: So many of its newest lines are searched for that; more are not written in the time
-#: in which it counts.
+#: Newest lines searched for that word; more are not written in the time in which it
+#: counts.
 MADE_ROOM_LINES = 100
-#: The step of an operation whose agent does not answer.
+#: Step of an operation whose agent does not answer.
 SILENT_STEP = "silent_agent"
-#: The actor in the audit when no person asked.
+#: Actor in the audit when no person asked.
 SERVICE = OURSELVES
 
 
@@ -91,16 +91,16 @@ class Sessions:
         self.seats_per_gpu = 1  #: how many sessions share one GPU
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
-        #: what the store had when it was last listed; None: not by this program
+        #: the store's last list of checkpoints; None: not listed by this program
         self.listed: Mapping[SessionKey, tuple[CheckpointInfo, ...]] | None = None
         #: deleted servers that are not quite gone yet
         self.deletions: Deletions | None = None
-        #: what rules set for a session; None: there are no rules
+        #: settings of a session by the rules; None: there are no rules
         self.policies: Callable[[SessionKey], SessionPolicy] | None = None
-        #: idle times that users have chosen; None: they may not
+        #: idle times that users have chosen; None: they may not choose
         self.own_idle_times: OwnIdleTimes | None = None
         self.save_every = 0.0  #: ``Settings.save_every``; rules may say otherwise
-        self.retention = Retention()  #: the administrator's limits of checkpoints
+        self.retention = Retention()  #: the administrator's limits for checkpoints
         self.drains = Drains(journal)  #: nodes that are to be free of sessions
         self.tab_keys = TabKeys(self)
         self.resume_times = suspensions.ResumeTimes()
@@ -111,18 +111,18 @@ class Sessions:
 
     # --- rows
     def row(self, key: SessionKey) -> SessionRow:
-        """The journal's row, or a fresh one (whose ``since`` is 0)."""
+        """Return the journal's row, or a fresh one (whose ``since`` is 0)."""
         return self.journal.session(key) or SessionRow(key=key)
 
     def runtime(self, key: SessionKey) -> Runtime:
-        """What this program remembers of a session; made on the first call."""
+        """Return the runtime state of a session; made on the first call."""
         found = self.runtimes.get(key)
         if found is None:
             found = self.runtimes[key] = Runtime()
         return found
 
     def saved_every(self, key: SessionKey) -> float:
-        """Seconds between two save points of that session; 0: only by order."""
+        """Seconds between two save points of a session; 0: only by order."""
         terms = self.policies(key) if self.policies is not None else None
         set_to = terms.save_every if terms is not None else None
         return self.save_every if set_to is None else set_to
@@ -144,7 +144,7 @@ class Sessions:
         Args:
             key: the session.
             event: the event.
-            by: who is behind it.
+            by: who caused it.
             failure: why, for the page and the audit; None clears the last one.
             why: the policy's reason, for the audit; the row does not keep it.
             note: its numbers, for the audit, if there is no reason.
@@ -222,7 +222,7 @@ class Sessions:
     def audit_line(
         self, key: SessionKey, who: str, what: str, message: str = ""
     ) -> AuditRow:
-        """A line for something that is no phase change."""
+        """Make an audit line for something that is no phase change."""
         return AuditRow(
             at=self.clock.now(), key=key, who=who, what=what, message=message
         )
@@ -234,10 +234,10 @@ class Sessions:
         return await self._changed.until(lambda: condition(self.row(key)), limit)
 
     def highest_generation(self, key: SessionKey) -> int:
-        """The highest known or given out under that name, whoever's it was.
+        """Return the highest generation known or given out under a name, ever.
 
-        It is remembered where the session has been deleted since. A later service does
-        not need it: its term is higher.
+        The generation is remembered even if the session has been deleted since. A later
+        service does not need it: its term is higher.
         """
         kept = [row.generation for row in self.journal.checkpoints(key)]
         known = self._generations.get(key, 0)
@@ -246,7 +246,7 @@ class Sessions:
         return highest
 
     def next_generation(self, key: SessionKey) -> int:
-        """A number for the next capture: no two of a name and a term are the same."""
+        """Take the next generation for a capture: unique for a name and a term."""
         self._generations[key] = self.highest_generation(key) + 1
         return self._generations[key]
 
@@ -265,9 +265,9 @@ class Sessions:
             self.deletions.take_up()
 
     def living(self, key: SessionKey, observed: Observed) -> Observed:
-        """What agent and Hub have just said, without deleted sessions.
+        """Return the last word of agent and Hub, without deleted sessions.
 
-        Takes over the orders that were given while they were asked; read the row again.
+        Orders that were given while they were asked are taken over; read the row again.
 
         Raises:
             StoreError: see ``take_up_deletions``.
@@ -276,7 +276,7 @@ class Sessions:
         return self.deletions.living(key, observed) if self.deletions else observed
 
     def known(self, key: SessionKey) -> frozenset[str]:
-        """The checkpoints of a session that the journal knows, or knew until now."""
+        """Return a session's checkpoints that the journal knows, or just knew."""
         known = frozenset(row.id for row in self.journal.checkpoints(key))
         runtime = self.runtimes.get(key)
         return known | runtime.deleted if runtime is not None else known
@@ -295,9 +295,10 @@ class Sessions:
         return not self.living(key, had).unknown()
 
     def note_node(self, key: SessionKey, tree: Tree | None) -> None:
-        """Note where its programs are, as far as that is known.
+        """Note the node of a session's programs, as far as that is known.
 
-        It is kept when the session has ended: what has reclaimed its GPU was there.
+        The node is kept when the session has ended: what has reclaimed its GPU was
+        there.
         """
         row = self.row(key)
         known = tree is not None and tree.incarnation == row.incarnation and tree.node
@@ -309,7 +310,7 @@ class Sessions:
 
         Args:
             key: the session.
-            observed: agents that have all answered.
+            observed: the answers of agents that have all answered.
         """
         failure = self.row(key).failure
         if failure is None or not failure.incarnation:
@@ -321,13 +322,14 @@ class Sessions:
     def note_nap(
         self, key: SessionKey, tree: Tree | None, asked: float | None = None
     ) -> None:
-        """Note what of its tree naps, as its agent has just said.
+        """Note what naps of a session's tree, as its agent has just said.
 
         Args:
             key: the session.
             tree: its tree; None: it has none.
-            asked: when its agent was asked (monotonic); None: it said so unasked. An
-                answer is dropped if more was heard meanwhile: it may be older.
+            asked: when its agent was asked (monotonic); None: the agent told it
+                unasked. An answer is dropped if more was heard meanwhile: it may be
+                older.
         """
         runtime = self.runtime(key)
         if asked is not None and asked < runtime.napping_seen:
@@ -343,10 +345,10 @@ class Sessions:
             self.touch(key)
 
     def made_room_at(self, key: SessionKey) -> float | None:
-        """When that session was last put to nap for another one.
+        """Return when a session was last put to nap for another one.
 
-        From the audit, where it was written before it was done: it also holds after a
-        crash. It is read there once.
+        The time is from the audit, where it was written before the nap: it also holds
+        after a crash. It is read there once.
         """
         runtime = self.runtime(key)
         if runtime.made_room_at is None:
@@ -363,24 +365,24 @@ class Sessions:
             self.touch(key)
 
     def napping_bytes(self) -> int:
-        """GPU memory that naps have moved out of the GPUs."""
+        """Bytes of GPU memory that naps have moved out."""
         trees = [runtime.napping for runtime in self.runtimes.values()]
         return sum(tree.nap.bytes for tree in trees if tree and tree.nap)
 
     # --- operations
     def begin(self, key: SessionKey, kind: str) -> OperationEvents:
-        """A new ``suspend`` or ``resume``; readers of its predecessor are released."""
+        """Begin a ``suspend`` or ``resume``; release readers of its predecessor."""
         self.end(key, Reason.CANCELLED)
         operation = self.runtime(key).operation = OperationEvents(kind)
         return operation
 
     def operation(self, key: SessionKey) -> OperationEvents | None:
-        """The last capture or restore of this program's life."""
+        """Return the last capture or restore of this program's life."""
         runtime = self.runtimes.get(key)
         return runtime.operation if runtime is not None else None
 
     def has_come_back(self, key: SessionKey) -> bool:
-        """Whether that has ended well."""
+        """Whether the last operation ended well."""
         operation = self.operation(key)
         return operation is not None and operation.succeeded
 
@@ -395,7 +397,7 @@ class Sessions:
             operation.add(Event(failure=failure))
 
     def step(self, key: SessionKey, kind: str, event: Event) -> None:
-        """One event of the operation under way."""
+        """Note an event of the operation under way."""
         operation = self.operation(key)
         if operation is None or operation.ended or operation.kind != kind:
             operation = self.begin(key, kind)
@@ -405,8 +407,8 @@ class Sessions:
     def note_silent(self, nodes: Mapping[str, float]) -> None:
         """Let operations on silent nodes say since when they wait for an answer.
 
-        A step like any other, so whoever follows the operation sees it. Its end is the
-        next word of the agent.
+        Such a step is like any other, so whoever follows the operation sees it. Its end
+        is the next word of the agent.
         """
         for key, runtime in self.runtimes.items():
             operation = runtime.operation
@@ -445,7 +447,7 @@ class Sessions:
 
     # --- views
     def view(self, key: SessionKey) -> SessionView:
-        """A session as pages show it.
+        """Return a session as pages show it.
 
         Raises:
             NotFound: no such session.
@@ -456,7 +458,7 @@ class Sessions:
         return self.view_of(row, self.journal.checkpoints(key))
 
     def views(self) -> list[SessionView]:
-        """All that are there: see ``UserApi.sessions``."""
+        """Return all sessions as pages show them: see ``UserApi.sessions``."""
         kept: dict[SessionKey, list[CheckpointRow]] = {}
         for checkpoint in self.journal.checkpoints():
             kept.setdefault(checkpoint.key, []).append(checkpoint)
@@ -464,7 +466,7 @@ class Sessions:
         return [v for v in views if v.phase is not Phase.STOPPED or _has_left(v)]
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
-        """A row with its checkpoints, as pages show it."""
+        """Put a row and its checkpoints into a view for pages."""
         own = self.own_idle_times if row.phase in phases.LIVE else None
         return views.view_of(
             row,
@@ -476,7 +478,7 @@ class Sessions:
         )
 
     def suspension(self, row: SessionRow) -> Suspension | None:
-        """What its user may want to know of a suspended session; None: it is none."""
+        """Return a suspended session's facts for its user; None if not suspended."""
         return self._suspension(row, self.journal.checkpoints(row.key))
 
     def _suspension(
@@ -489,7 +491,7 @@ class Sessions:
         return suspensions.suspension_of(row, kept, why, times, retention)
 
     def _cause(self, key: SessionKey) -> str:
-        """Why it was suspended; after a restart, from the audit, if that answers."""
+        """Return why it was suspended; after a restart, the audit tells, if it can."""
         runtime = self.runtime(key)
         if runtime.cause is None:
             with suppress(StoreError):
@@ -498,13 +500,13 @@ class Sessions:
         return runtime.cause or ""
 
     def policy_of(self, row: SessionRow) -> SessionPolicy | None:
-        """What rules set for a session that runs; None: there are no rules."""
+        """Return a running session's settings by rule; None: there are no rules."""
         if self.policies is None or row.phase not in phases.LIVE:
             return None
         return self.policies(row.key)
 
     def gpu_lines(self, keys: set[SessionKey]) -> list[Line]:
-        """The last hour of those that held a GPU in it, by user and server."""
+        """Return the last hour of sessions that held a GPU, by user and server."""
         now = self.clock.now()
         found = (
             history.line(key, now)
@@ -514,7 +516,7 @@ class Sessions:
         return [line for line in found if any(v is not None for v in line.gpu_percent)]
 
     def waiting(self) -> int:
-        """How many sessions wait for a GPU."""
+        """Count the sessions that wait for a GPU."""
         return sum(each.waiting is not None for each in self.runtimes.values())
 
     def touch(self, key: SessionKey) -> None:
@@ -525,7 +527,7 @@ class Sessions:
             self._views.publish(self.view_of(row, self.journal.checkpoints(key)))
 
     async def changes(self) -> AsyncIterator[SessionView]:
-        """Every change from now on; ends for a reader that is too slow."""
+        """Yield every change from now on; ends for a reader that is too slow."""
         async for view in self._views.read():
             yield view
 
@@ -543,11 +545,11 @@ class Sessions:
         checkpoints: Iterable[CheckpointRow] = (),
         also: Iterable[Any] = (),
     ) -> None:
-        """Remove the session's row, and count what it has held until now.
+        """Remove a session's row, and count its GPU time until now.
 
         Args:
             key: the session.
-            line: what the audit says.
+            line: the line of the audit.
             checkpoints: its rows that change with it; the others stay.
             also: statements of the same transaction.
 
@@ -565,17 +567,17 @@ class Sessions:
         self.forget(key)
 
     def forget(self, key: SessionKey) -> None:
-        """Drop what is only in memory."""
+        """Drop a session's runtime state."""
         self.end(key, Reason.CANCELLED)
         self.runtimes.pop(key, None)
         self.nap_memory.forget(key)
 
     def phases(self) -> Counter[Phase]:
-        """How many sessions are in each phase."""
+        """Count the sessions by phase."""
         return Counter(row.phase for row in self.journal.sessions())
 
 
 def _has_left(view: SessionView) -> bool:
-    """Whether a stopped session has something that is saved, or that runs on."""
+    """Whether a stopped session has something saved or still running."""
     runs_on = view.failure is not None and view.failure.incarnation != ""
     return bool(view.saved) or runs_on

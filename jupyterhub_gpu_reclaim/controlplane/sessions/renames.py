@@ -1,10 +1,10 @@
-"""Users and servers that the Hub has renamed while a session of theirs was there.
+"""Handles users and servers that the Hub has renamed while their session was there.
 
 JupyterHub allows it; programs cannot follow, since their name is in their paths, their
-login and what was saved of them. So a session stays under its former name until that
-is given back. What the Hub says of it under the new one is taken for the former one's,
-and nothing is started beside it in silence: the user is refused (``renamed``), and may
-choose to start fresh.
+login and what was saved of them. So a session stays under its former name until that is
+given back. The Hub's word under the new name counts for the former one, and nothing is
+started beside it in silence: the user is refused (``renamed``), and may choose to start
+fresh.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Renames:
-    """Finds what is there under another name than the Hub's.
+    """Finds sessions under another name than the Hub's.
 
     Args:
         sessions: the rows.
@@ -38,7 +38,7 @@ class Renames:
         self._agent = agent
 
     def row_of(self, placement: Placement) -> SessionRow:
-        """Its row; where its user was renamed while it ran, under the former name."""
+        """Return a session's row; of a user renamed while it ran, the former name's."""
         row = self._sessions.row(placement.key)
         if row.incarnation == placement.incarnation:
             return row
@@ -48,7 +48,7 @@ class Renames:
         return row
 
     async def names_of(self, what: str) -> set[SessionKey]:
-        """Under which names the agents know that session or incarnation, while it is.
+        """Return the names by which the agents know a session or incarnation.
 
         Raises:
             Unreachable: they do not answer.
@@ -61,16 +61,16 @@ class Renames:
         }
 
     async def saved_under(self, session: str) -> set[SessionKey]:
-        """Under which names the store has that session, unless it was set aside.
+        """Return the names by which the store has a session, unless it was set aside.
 
         Raises:
-            Unreachable, StoreError: it does not answer.
+            Unreachable, StoreError: the store does not answer.
         """
         saved = await self._agent.checkpoints()
         return {x.key for x in saved if x.session == session and x.aside is None}
 
     async def check(self, placement: Placement) -> None:
-        """Check, before a start, that its user's session is not under a former name.
+        """Check, before a start, that the user's session is not under a former name.
 
         Raises:
             Refused: ``renamed``, unless the user has said to start fresh.
@@ -85,11 +85,12 @@ class Renames:
                 raise self._refused(key, placement)
 
     async def check_checkpoint(self, placement: Placement) -> None:
-        """Check that the checkpoint which the Hub remembers is of no other name.
+        """Check that the checkpoint which the Hub remembers has no other name.
 
         Raises:
             Refused: ``renamed``.
-            Unreachable, StoreError: the journal does not know it, nor who does.
+            Unreachable, StoreError: the journal does not know the checkpoint, and the
+                store does not answer.
         """
         checkpoint = placement.checkpoint
         known = self._sessions.journal.checkpoint(checkpoint)
@@ -103,9 +104,9 @@ class Renames:
                 raise self._refused(key, placement)
 
     def dismiss(self, key: SessionKey, by: str) -> bool:
-        """Have the next start of one that was refused be cold; returns whether it was.
+        """Make the next start of a refused session cold; return whether it was refused.
 
-        What is there under the former name stays as it is.
+        Anything under the former name stays as it is.
         """
         runtime = self._sessions.runtime(key)
         named = runtime.of_another_name
@@ -119,7 +120,7 @@ class Renames:
     async def _former_names(
         self, mine: SessionRow, placement: Placement
     ) -> set[SessionKey]:
-        """Where what the Hub remembers is, or what its user's account has left."""
+        """Return the names of the Hub's checkpoint, or of the account's leftovers."""
         rows = self._sessions.journal.sessions()
         there = {row.key: row for row in rows if row.phase is not Phase.STOPPED}
         if former := placement.former:
@@ -149,5 +150,5 @@ class Renames:
 
 
 def _names(row: SessionRow) -> set[str]:
-    """What a Hub may remember of a row's session."""
+    """Return the ids that a Hub may remember of a row's session."""
     return {row.checkpoint, row.session, row.incarnation} - {""}

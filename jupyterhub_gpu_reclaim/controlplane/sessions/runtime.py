@@ -1,6 +1,6 @@
-"""Runtime state of one session: sampled, decided, announced; in memory only.
+"""Runtime state of a session: sampled, decided, announced; in memory only.
 
-All of it is found out again after a restart. ``Sessions.forget`` is the one place that
+The state is found out again after a restart. ``Sessions.forget`` is the one place that
 drops it.
 """
 
@@ -31,79 +31,79 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Runtime:
-    """What this program remembers of a session beside its row in the journal."""
+    """State of a session that this program remembers beside the journal's row."""
 
-    #: the recent samples of :attr:`sampled`, and their newest sum
+    #: recent samples of :attr:`sampled`, and their newest sum
     window: Window | None = None
-    kernels: KernelWindows | None = None  #: the same of each of its kernels
+    kernels: KernelWindows | None = None  #: windows of its kernels
     sampled: str = ""  #: incarnation whose samples are in the windows
     seen: float | None = None  #: ``at`` of its last sample, by its agent's clock
     usage: Usage | None = None
-    history: GpuHistory | None = None  #: of the last hour, for people
+    history: GpuHistory | None = None  #: use in the last hour, for people
 
     decisions: list[Decision] = field(default_factory=list)  #: the deciding one first
-    nap_decision: Decision | None = None  #: whether it naps by itself
+    nap_decision: Decision | None = None  #: decision whether it naps by itself
     suspends_at: float | None = None  #: when a warned session is going to be suspended
 
-    #: how many wait for a GPU, where this session was selected to go for one of them
+    #: number of sessions waiting for a GPU, if it was selected to go for one of them
     wanted: int = 0
-    goes_for: SessionKey | None = None  #: session for which it was selected to go
-    #: GPUs that others have released for it while it waits, and when the last was
+    goes_for: SessionKey | None = None  #: the session for which it was selected to go
+    #: GPUs that others have released for it while it waits, and the time of the last
     freed: tuple[int, float] = (0, 0.0)
     waiting: Waiting | None = None  #: its place in the GPU queue
     place_told: str = ""  #: the place that readers were told last
-    pod_waits_since: float | None = None  #: for a node with a GPU
+    pod_waits_since: float | None = None  #: its pod, for a node with a GPU
 
     #: whether agent, store and Hub show it as the journal has it
     compared: bool = False
-    #: its checkpoints that were deleted since the store was listed last
+    #: its checkpoints deleted since the store was last listed
     deleted: frozenset[str] = frozenset()
-    #: words about its checkpoints that the store has taken since it was listed last
+    #: words about its checkpoints that the store has taken since it was last listed
     told: dict[str, Aside | None] = field(default_factory=dict)
     #: incarnations whose end was ordered and not answered (``flows/ending.py``)
     ending: frozenset[str] = frozenset()
-    #: what the Hub remembers there of a session that has another name in the journal
+    #: id that the Hub remembers here, of a session with another name in the journal
     of_another_name: str = ""
-    hub_checked: float | None = None  #: when a restarted Hub last looked (monotonic)
+    hub_checked: float | None = None  #: a restarted Hub's last check (monotonic)
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore
-    cause: str | None = None  #: why it is suspended, as the audit says; None: not read
+    cause: str | None = None  #: why it is suspended, by the audit; None: not read
     napping: Tree | None = None  #: its tree, while programs of it nap
-    napping_seen: float = 0.0  #: when its agent said so (monotonic)
-    #: session that wakes and for which this one was selected to nap
+    napping_seen: float = 0.0  #: when its agent told of that (monotonic)
+    #: the waking session for which it was selected to nap
     makes_room_for: SessionKey | None = None
-    #: since when a wake waits for memory of its card, and what napped then, in bytes
+    #: when its wake began to wait for memory of its card, and bytes napping then
     wake_waits: tuple[float, int] | None = None
     made_room_at: float | None = None  #: when it last napped for one; 0: never
     passed_over: float | None = None  #: until when it is not selected (monotonic)
-    #: what of its GPUs' memory is being moved out, by our order
+    #: GPU memory that is being moved out, by our order
     moving_out: list[GpuSample] | None = None
     waking_until: float | None = None  #: when its memory is expected to be back
     save_tried: float | None = None  #: when its last save began, however that ended
     nap_trouble: NapTrouble | None = None  #: how its last nap or wake failed
 
     def cards(self, incarnation: str) -> list[GpuSample]:
-        """What that incarnation was last seen to hold; empty where it is not known."""
+        """Return the cards last seen with an incarnation; empty if not known."""
         return self.history.cards_of(incarnation) if self.history is not None else []
 
     def nap_of(self, incarnation: str) -> Nap | None:
-        """That incarnation's nap, if it has one and its agent tells of it."""
+        """Return an incarnation's nap, if it has one and its agent tells of it."""
         mine = self.napping is not None and self.napping.incarnation == incarnation
         return self.napping.nap if self.napping is not None and mine else None
 
     def shortage_of(self, incarnation: str) -> Shortage | None:
-        """What that incarnation, which wakes, waits for; as its agent said last."""
+        """Return what a waking incarnation waits for, as its agent said last."""
         napping = self.nap_of(incarnation) is not None and self.napping
         return napping.shortage if napping else None
 
     def cards_or_nap(self, incarnation: str) -> list[GpuSample]:
-        """What it holds, or has been moved out of by a nap."""
+        """Return the cards that it holds, or that a nap has moved it out of."""
         nap = self.nap_of(incarnation)
         return self.cards(incarnation) or (nap.gpus if nap is not None else [])
 
     def gpus_to_free(self, incarnation: str) -> list[GpuSample]:
-        """What a suspend of it gives to others.
+        """Return the GPUs that its suspend gives to others.
 
         A pod holds its GPUs also while its session naps; of a machine's own cards a nap
         has freed the memory already.
@@ -112,17 +112,17 @@ class Runtime:
         return self.cards_or_nap(incarnation) if in_pod else self.cards(incarnation)
 
     def nap_trouble_of(self, incarnation: str) -> NapTrouble | None:
-        """How that incarnation's last nap or wake failed, if it did."""
+        """Return the failure of an incarnation's last nap or wake, if there was one."""
         trouble = self.nap_trouble
         mine = trouble is not None and trouble.incarnation == incarnation
         return trouble if mine else None
 
     def nap_failure_of(self, incarnation: str) -> Failure | None:
-        """The same for people: that a nap was over soon is no failure."""
+        """Return the failure for people: a nap that was over soon is none."""
         trouble = self.nap_trouble_of(incarnation)
         return None if trouble is None or trouble.is_short else trouble.failure
 
     def wake_failed(self, incarnation: str) -> bool:
-        """Whether that was the failure of a wake."""
+        """Whether the last failure was a wake's."""
         trouble = self.nap_trouble_of(incarnation)
         return trouble is not None and trouble.is_wake

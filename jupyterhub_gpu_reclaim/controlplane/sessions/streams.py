@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: What a reader may lag behind before it is dropped.
+#: Most changes that a reader may lag behind before it is dropped.
 READER_LIMIT = 256
-#: Steps of one operation that are kept: half an hour at two a second. Its end is
+#: Most steps of an operation that are kept: half an hour at two a second. Its end is
 #: always told.
 EVENT_LIMIT = 4096
 
 
 class Broadcast(Generic[T]):
-    """Values to all current readers."""
+    """Passes values on to all current readers."""
 
     def __init__(self, limit: int = READER_LIMIT) -> None:
         self._limit = limit
         self._readers: set[asyncio.Queue[T | None]] = set()
 
     def publish(self, value: T) -> None:
-        """Pass it to all readers; never waits."""
+        """Pass a value to all readers; never waits."""
         for queue in list(self._readers):
             if queue.full():
                 self._drop(queue)
@@ -44,7 +44,7 @@ class Broadcast(Generic[T]):
             self._drop(queue)
 
     async def read(self) -> AsyncIterator[T]:
-        """Everything from now on; ends when this reader is too slow."""
+        """Yield everything from now on; ends when this reader is too slow."""
         queue: asyncio.Queue[T | None] = asyncio.Queue(self._limit)
         self._readers.add(queue)
         try:
@@ -61,7 +61,7 @@ class Broadcast(Generic[T]):
 
 
 class OperationEvents:
-    """The events of one capture or restore, for readers that come late or again.
+    """Events of one capture or restore, for readers that come late or again.
 
     Args:
         kind: ``suspend`` or ``resume``.
@@ -91,11 +91,11 @@ class OperationEvents:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has ended, and not with a failure."""
+        """Whether the operation has ended without a failure."""
         return self.ended and self._events[-1].failure is None
 
     def steps(self) -> list[Step]:
-        """The newest state of every step, in the order in which they began."""
+        """Return the newest state of every step, in the order in which they began."""
         latest: dict[str, Step] = {}
         for event in self._events:
             if event.step is not None:
@@ -103,11 +103,11 @@ class OperationEvents:
         return list(latest.values())
 
     def waits(self) -> list[Step]:
-        """The steps that are under way."""
+        """Return the steps that are under way."""
         return [step for step in self.steps() if step.state in {"begun", "going"}]
 
     async def read(self, after: int) -> AsyncIterator[Event]:
-        """Events from number ``after`` on, until the end, which every reader gets."""
+        """Yield events from number ``after`` on; every reader gets the last one."""
         at = min(max(after, 0), len(self._events))
         if self.ended:
             at = min(at, len(self._events) - 1)
@@ -128,12 +128,12 @@ class ChangeSignal:
         self._news = asyncio.Event()
 
     def touch(self) -> None:
-        """Something has changed."""
+        """Wake the waiting calls: something has changed."""
         self._news.set()
         self._news = asyncio.Event()
 
     async def until(self, condition: Callable[[], bool], limit: float) -> bool:
-        """Wait until it holds.
+        """Wait until a condition holds.
 
         Args:
             condition: cheap; looked at now and after every change.

@@ -1,7 +1,7 @@
-"""What a suspended session's user is told: why, how large, how long until it is back.
+"""Facts for a suspended session's user: why, how large, how long until it is back.
 
 The time is a guess from resumes of about the same size that this program has seen, its
-own first of all. Where there was none, nothing is said.
+own first of all. Without such a resume, no time is given.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.policy.retention import Retention
 
-#: What the audit calls the beginning of a suspend.
+#: Word of the audit for the beginning of a suspend.
 SUSPEND = "suspend"
-#: So many of a session's newest lines are searched for that.
+#: Newest lines of a session that are searched for that word.
 CAUSE_LINES = 100
-#: Resumes that are remembered.
+#: Most resumes that are remembered.
 MOST_RESUMES = 64
-#: Times by which sizes may differ that take about the same time a byte.
+#: Largest ratio of two sizes that take about the same time per byte.
 ALIKE = 4.0
 
 
 class ResumeTime(NamedTuple):
-    """What one resume took."""
+    """The time that one resume took."""
 
     key: SessionKey
     bytes: int
@@ -42,13 +42,13 @@ class ResumeTime(NamedTuple):
 
 
 class ResumeTimes:
-    """The newest resumes, for a guess of what the next one takes."""
+    """The newest resumes, to guess how long the next one takes."""
 
     def __init__(self) -> None:
         self._seen: deque[ResumeTime] = deque(maxlen=MOST_RESUMES)
 
     def add(self, key: SessionKey, size: int, seconds: float) -> None:
-        """Note one that went well."""
+        """Note a resume that went well."""
         if size and seconds > 0:
             self._seen.append(ResumeTime(key, size, seconds))
 
@@ -65,7 +65,7 @@ class ResumeTimes:
 
 
 def cause(lines: Iterable[AuditRow]) -> str:
-    """Why it was suspended, in a sentence, from its audit, the newest line first."""
+    """Return why a session was suspended, in a sentence, from its audit."""
     line = next((line for line in lines if line.what == SUSPEND), None)
     if line is None:
         return ""
@@ -85,14 +85,14 @@ def suspension_of(
     times: ResumeTimes,
     retention: Retention,
 ) -> Suspension:
-    """One session's.
+    """Return the facts of one suspended session.
 
     Args:
-        row: what the journal says.
+        row: the journal's row.
         kept: the session's checkpoints.
-        why: see :func:`cause`.
+        why: the reason; see :func:`cause`.
         times: the newest resumes.
-        retention: the administrator's limits, which may take it.
+        retention: the administrator's limits, by which it may be deleted.
     """
     mine = next((each for each in kept if each.id == row.checkpoint), None)
     info = mine.info if mine is not None else None

@@ -1,4 +1,4 @@
-"""Which start of a session the keys of its open tabs may come from.
+"""Decides from which starts of a session the keys of open tabs still count.
 
 A session's server has its key from its fresh start (``common/auth/tab_tokens.py``), and
 keeps it through suspends and returns: its environment comes back as it was. Whoever has
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 _MARK = "tab keys "
-#: The time of the one key that counts; negative: later ones than that count.
+#: Mark of the one key that counts, by its time; negative: later ones than that.
 _BEGUN = f"{_MARK}of:"
-#: Keys up to that time are revoked.
+#: Mark of the time up to which keys are revoked.
 _VOID = f"{_MARK}void until:"
 
 
 class TabKeys:
-    """The keys that count.
+    """Knows which keys of tabs count.
 
     Args:
         sessions: the rows, and the journal.
@@ -44,7 +44,7 @@ class TabKeys:
         self._times: dict[str, float] | None = None
 
     def count(self, key: SessionKey, made: float) -> bool:
-        """Whether a key of that time is one of the session that is there now.
+        """Whether a key from that time belongs to the session that is there now.
 
         A session that began before this was noted has none noted; any key counts then.
         """
@@ -56,31 +56,31 @@ class TabKeys:
         return made == begun if begun >= 0 else made > -begun
 
     def begun(self, key: SessionKey, made: float) -> None:
-        """A fresh start has a key of that time; 0: it is not known."""
+        """Note that a fresh start has a key from that time; 0: not known."""
         if made:
             self._note(_BEGUN, key, made)
         else:
             self.found(key)
 
     def found(self, key: SessionKey) -> None:
-        """A session runs whose fresh start nobody has told of."""
+        """Note a running session whose fresh start nobody has told."""
         last = self._time(_BEGUN, key, 0.0)
         if last > 0:
             self._note(_BEGUN, key, -last)
 
     def comes_back(self, key: SessionKey, identity: Identity) -> None:
-        """What comes back has the key of its own fresh start, whatever began since."""
+        """Note a return: the key of its own fresh start counts, not a later one."""
         made = tab_tokens.made_at(identity.environment)
         if made and made != self._time(_BEGUN, key, 0.0):
             self._note(_BEGUN, key, made)
 
     def revoke(self, key: SessionKey) -> None:
-        """No key of any start until now counts any more."""
+        """Revoke the keys of all starts until now."""
         now = math.ceil(self._sessions.clock.now())
         self._note(_VOID, key, max(now, self._time(_BEGUN, key, 0.0)))
 
     def forget(self, key: SessionKey) -> list[Any]:
-        """Statements that remove what is known of a deleted server."""
+        """Make statements that remove the keys of a deleted server."""
         names = [kind + key.path for kind in (_BEGUN, _VOID)]
         for name in names:
             self._all().pop(name, None)
@@ -94,7 +94,7 @@ class TabKeys:
         self._all()[kind + key.path] = value
 
     def _all(self) -> dict[str, float]:
-        """Read once: this service alone writes them."""
+        """Return the marks, read once: this service alone writes them."""
         if self._times is None:
             self._times = audit_log.marks(self._sessions.journal, _MARK)
         return self._times

@@ -26,48 +26,48 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
-#: Seconds from one line of the journal to the next.
+#: Seconds between two lines of the journal.
 STEP = 300
 #: Seconds for which lines are kept: a month.
 KEPT = 31 * 86400
 #: Most points of one answer; the lines between them are left out.
 MOST_POINTS = 300
-#: Percent of a card from which on it is at work (``IdlePolicy.busy_gpu_percent``).
+#: Percent of a card from which it is at work (``IdlePolicy.busy_gpu_percent``).
 WORKING_PERCENT = 5.0
-#: A card that was last seen that long ago, in seconds, is not known any more.
+#: Seconds since it was last seen after which a card is not known any more.
 _SEEN = 86400.0
 
 
 class Point(Value, frozen=True, kw_only=True):
-    """One moment. A MIG instance counts as a GPU of its own."""
+    """The totals of one moment. A MIG instance counts as a GPU of its own."""
 
     at: float
-    gpus_known: int = 0  #: that a session was seen on in the last day
-    gpus_in_use: int = 0  #: held by a session that works, or that nothing is known of
+    gpus_known: int = 0  #: seen with a session in the last day
+    gpus_in_use: int = 0  #: held by a session that works, or of which nothing is known
     gpus_idle: int = 0  #: held by sessions that do nothing with them
-    #: that the sessions which are suspended now had held; shared ones by their share
+    #: held before by sessions that are suspended now; shared ones by their share
     gpus_freed: int = 0
     waiting: int = 0  #: sessions that wait for a GPU
     sessions: dict[str, int] = msgspec.field(default_factory=dict)  #: by phase
 
 
 class Totals(Value, frozen=True, kw_only=True):
-    """The present and the past."""
+    """The totals of now and of the past."""
 
     now: Point
-    step: float  #: seconds from one point to the next; a longer way is a gap
+    step: float  #: seconds between two points; a longer distance is a gap
     points: list[Point]  #: the oldest first
     gpu_seconds_freed: float  #: summed up over the points
     gpu_seconds_reclaimed: float = 0.0  #: since the service was first started
 
 
 class StoreUse(Value, frozen=True, kw_only=True):
-    """What one user's checkpoints take."""
+    """Size of one user's checkpoints."""
 
     user: str
     checkpoints: int
-    logical_bytes: int  #: what the sessions held
-    stored_bytes: int  #: what was written for them
+    logical_bytes: int  #: size of the sessions' contents
+    stored_bytes: int  #: bytes written for them
 
 
 class _Sizes(Value, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class _Sizes(Value, frozen=True, kw_only=True):
 
 
 class TotalsLog:
-    """Counts, and writes lines.
+    """Counts the totals, and writes lines to the journal.
 
     Args:
         sessions: where journal, clock and runtime state are.
@@ -88,7 +88,7 @@ class TotalsLog:
         self._seen: dict[tuple[str, int | None], float] = {}
 
     def now(self) -> Point:
-        """This moment."""
+        """Return the totals of this moment."""
         at = self._sessions.clock.now()
         rows = self._sessions.journal.sessions()
         held = self._held(rows)
@@ -107,7 +107,7 @@ class TotalsLog:
         )
 
     def _held(self, rows: list[SessionRow]) -> dict[tuple[str, int | None], bool]:
-        """The cards that sessions hold, and whether any of these sessions works."""
+        """Return the cards that sessions hold, and whether any of them works."""
         held: dict[tuple[str, int | None], bool] = {}
         for row, card in self._cards(rows):
             name = (card.uuid, card.instance)
@@ -115,7 +115,7 @@ class TotalsLog:
         return held
 
     def gpus(self) -> list[GpuCount]:
-        """GPUs by node, model and state, of this moment."""
+        """Return the GPUs by node, model and state, at this moment."""
         now = self._sessions.clock.now()
         rows = self._sessions.journal.sessions()
         states: dict[tuple[str, int | None], tuple[str, str, str]] = {}
@@ -136,14 +136,14 @@ class TotalsLog:
         return [GpuCount(*kind, found[kind]) for kind in sorted(found)]
 
     def _cards(self, rows: list[SessionRow]) -> Iterator[tuple[SessionRow, GpuSample]]:
-        """Each card that a session holds, with that session."""
+        """Yield each card that a session holds, with that session."""
         for row in rows:
             if row.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
                 for card in self._sessions.runtime(row.key).cards(row.incarnation):
                     yield row, card
 
     def _works(self, row: SessionRow) -> bool:
-        """Whether it uses its cards, or nothing is known of that."""
+        """Whether a session uses its cards, or nothing is known of that."""
         usage = self._sessions.runtime(row.key).usage
         percent = usage.gpu_percent if usage is not None else None
         return percent is None or percent >= WORKING_PERCENT
@@ -152,7 +152,8 @@ class TotalsLog:
         """Write a line when one is due, and drop those that are too old.
 
         Raises:
-            StoreError: the journal could not be written; it is due at the next call.
+            StoreError: the journal could not be written; the line is due at the next
+                call.
         """
         now = self._sessions.clock.now()
         at = int(now // STEP) * STEP
@@ -168,7 +169,7 @@ class TotalsLog:
         self._written = at
 
     def since(self, hours: int) -> Totals:
-        """The present, and the last hours in at most ``MOST_POINTS`` points."""
+        """Return the present, and the last hours in at most ``MOST_POINTS`` points."""
         now = self.now()
         step = STEP * -(-hours * 3600 // (STEP * MOST_POINTS))
         table = schema.totals
@@ -189,7 +190,7 @@ class TotalsLog:
         )
 
     def store_use(self) -> list[StoreUse]:
-        """What each user's checkpoints take, the largest first."""
+        """Return the size of each user's checkpoints, the largest first."""
         table = schema.checkpoints
         sums: dict[str, list[int]] = {}
         for row in self._sessions.journal.read(select(table.c.user, table.c.info)):

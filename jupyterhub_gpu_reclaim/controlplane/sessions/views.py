@@ -40,15 +40,17 @@ def view_of(
     suspension: Suspension | None = None,
     own_idle_time: OwnIdleTime | None = None,
 ) -> SessionView:
-    """One view.
+    """Make the view of a session.
 
     Args:
-        row: what the journal says.
+        row: the journal's row.
         kept: the session's checkpoints, the oldest first.
-        runtime: what this program remembers.
-        policy: what rules set for it; None: there are no rules, or it does not run.
-        suspension: what its user may want to know; None: it is not suspended.
-        own_idle_time: what its user may choose; None: nothing, or it does not run.
+        runtime: the runtime state.
+        policy: the rules' settings for it; None: there are no rules, or it does not
+            run.
+        suspension: the facts for its user; None: it is not suspended.
+        own_idle_time: the user's choice and its bounds; None: no choice, or it does not
+            run.
     """
     ended = row.phase in {Phase.SUSPENDED, Phase.STOPPED}
     operation = runtime.operation
@@ -80,7 +82,7 @@ def view_of(
 
 
 def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptState]:
-    """The session's checkpoints that can be brought back, the newest first."""
+    """Return a session's checkpoints that can be brought back, the newest first."""
     return [
         KeptState(
             id=row.id,
@@ -100,7 +102,7 @@ def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptStat
 
 
 def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:
-    """The newest checkpoint that the session itself needs."""
+    """Return the newest checkpoint that the session itself needs."""
     mine = [c.info for c in kept if c.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}]
     return mine[-1] if mine else None
 
@@ -133,7 +135,7 @@ def _facts(
 
 
 def _resumed(row: SessionRow, operation: OperationEvents | None) -> Resumed | UnsetType:
-    """What its last return took, while this program remembers it."""
+    """Return the facts of the last return, while this program remembers it."""
     if operation is None or operation.kind != "resume" or not operation.succeeded:
         return UNSET
     if row.phase is Phase.RESUMING or row.resumed_at is None:
