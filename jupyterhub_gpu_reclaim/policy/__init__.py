@@ -1,4 +1,4 @@
-"""Pure decisions whether to suspend a session, each with its reason.
+"""Decides whether to suspend a session, with a reason each time; pure functions.
 
 ``decide`` is given a frozen snapshot and the time, and asks ``guards`` first, then the
 policies: ``idle`` and ``pressure``. One guard forbids; one policy is enough to ask.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Seconds of idleness after which sessions nap that share their GPU.
 SHARED_NAP_AFTER = 180.0
-#: When a session that is brought back gets its GPU memory.
+#: Times at which a session that is brought back gets its GPU memory.
 RESUME_GPU = (AT_ONCE, LAZY) = ("at_once", "lazy")
 
 

@@ -25,7 +25,7 @@ class Use(Enum):
 
     SPARE = auto()  #: set aside by its user
     CURRENT = auto()  #: its session is suspended in it, and it is all there is
-    BUSY = auto()  #: it is being brought back, or has just been: never dropped
+    BUSY = auto()  #: being brought back, or just brought back: never dropped
 
 
 class Kept(NamedTuple):

@@ -23,7 +23,7 @@ class ProcessUse(Value, frozen=True, kw_only=True):
     sm_percent: float | None = None  #: of the time its kernels ran
     memory_percent: float | None = None  #: of the time it read or wrote GPU memory
     instance: int | None = None  #: of a divided card (MIG)
-    mps: bool = False  #: it shares its card with others through NVIDIA's MPS
+    mps: bool = False  #: whether it shares its card through NVIDIA's MPS
 
 
 class CardUse(Value, frozen=True, kw_only=True):

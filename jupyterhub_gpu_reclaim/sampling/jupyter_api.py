@@ -129,7 +129,7 @@ class Version(Value, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a session's server listens, and what lets us in.
+    """Address of a session's server, and the token that lets us in.
 
     ``pid`` and ``start`` name a process (its init) whose network namespace the server
     lives in; with pid 0 it is our own.

@@ -23,7 +23,7 @@ MOST_KERNELS = 64
 
 
 class KernelWindows:
-    """One window for each kernel whose programs are known.
+    """Windows of the kernels whose programs are known, one for each.
 
     Args:
         window: makes one.

@@ -258,7 +258,7 @@ class Controller:
         return self._tally.since(hours)
 
     def store_use(self) -> list[StoreUse]:
-        """What each user's checkpoints take in the store, the largest first."""
+        """The size of each user's checkpoints in the store, the largest first."""
         return self._tally.store_use()
 
     def culled_inside(self, idle_after: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""How long checkpoints are kept, which is the newest, and how they come back.
+"""Keeps, orders and brings back checkpoints, and deletes expired ones.
 
 ``expiry`` says how long each is kept and deletes expired ones. ``lineage`` orders a
 session's checkpoints independently of the journal, ``bring_back`` makes another one the

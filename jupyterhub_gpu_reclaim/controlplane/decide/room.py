@@ -64,7 +64,7 @@ class RoomMaker:
         self._line = line
         self._agent = agent
         self._judge = judge
-        #: has a worker look at a session
+        #: asks a worker to look at a session
         self.look: Callable[[SessionKey], None] = lambda _: None
         #: times of the wakes for which none could nap, by card; and the cards' names
         self._unserved: dict[str, deque[float]] = {}

@@ -176,7 +176,7 @@ class MetricsSnapshot:
     #: seconds since the agent's last samples; None: never
     sample_age: float | None
     watched: int  #: sessions with recent samples
-    gpu_seconds: float = 0.0  #: that suspended sessions have left to others, in all
+    gpu_seconds: float = 0.0  #: total that suspended sessions have left to others
     waiting: int = 0  #: sessions that wait for a GPU
     napping_bytes: int = 0  #: GPU memory that naps have moved out, now
     crowded_gpus: int = 0  #: cards that need fewer seats

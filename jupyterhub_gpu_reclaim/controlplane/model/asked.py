@@ -32,4 +32,4 @@ class Asked(NamedTuple):
     listed: bool = False  #: whether the journal knows what the store last had of it
     came_back: bool = False  #: whether the restore under way has ended well
     elsewhere: bool = False  #: whether that incarnation is there under another name
-    silence: Reason | None = None  #: why a part did not answer; None: none was silent
+    silence: Reason | None = None  #: why a part did not answer; None: all did

@@ -114,7 +114,7 @@ class CheckpointRow(Value, frozen=True, kw_only=True):
     info: CheckpointInfo | None = None
     changed: float = 0.0
     expires: float | None = None  #: None: not by itself
-    name: str = ""  #: that a person has given it
+    name: str = ""  #: name that a person gave it
 
     @property
     def stamp(self) -> tuple[int, int]:

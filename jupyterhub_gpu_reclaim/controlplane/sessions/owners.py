@@ -1,4 +1,4 @@
-"""Which account of the Hub a session belongs to, so that names inherit nothing.
+"""Tells the Hub's account a session belongs to, so that names inherit nothing.
 
 The Hub knows accounts, everything here knows names. The spawner tells the account with
 each start, and the session's row keeps it. If a name comes with another account, it

@@ -88,7 +88,7 @@ class Sessions:
         self.clock = clock
         self.counters = Counters()
         self.nap_memory = nap_memory.NapMemory(journal, clock)
-        self.seats_per_gpu = 1  #: how many sessions share one GPU
+        self.seats_per_gpu = 1  #: number of sessions that share one GPU
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
         #: the store's last list of checkpoints; None: not listed by this program

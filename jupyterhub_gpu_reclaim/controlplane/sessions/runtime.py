@@ -68,7 +68,7 @@ class Runtime:
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore
-    cause: str | None = None  #: why it is suspended, by the audit; None: not read
+    cause: str | None = None  #: reason of its suspend, by the audit; None: not read
     napping: Tree | None = None  #: its tree, while programs of it nap
     napping_seen: float = 0.0  #: when its agent told of that (monotonic)
     #: the waking session for which it was selected to nap
@@ -81,7 +81,7 @@ class Runtime:
     moving_out: list[GpuSample] | None = None
     waking_until: float | None = None  #: when its memory is expected to be back
     save_tried: float | None = None  #: when its last save began, however that ended
-    nap_trouble: NapTrouble | None = None  #: how its last nap or wake failed
+    nap_trouble: NapTrouble | None = None  #: failure of its last nap or wake
 
     def cards(self, incarnation: str) -> list[GpuSample]:
         """Return the cards last seen with an incarnation; empty if not known."""
