@@ -198,7 +198,10 @@ class IdlePolicy(Configurable):
 
     def connected(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Return the reason if connections to other machines prevent a suspend."""
-        usage, limit = snapshot.usage, self._for(snapshot.terms, "connections_after")
+        usage, limit = (
+            snapshot.usage,
+            self._setting_for(snapshot.terms, "connections_after"),
+        )
         idle = idle_for(snapshot, now)
         if usage is None or not usage.outside or limit is None or idle >= limit:
             return []
@@ -215,7 +218,7 @@ class IdlePolicy(Configurable):
             )
         ]
 
-    def _for(self, terms: SessionPolicy, setting: str) -> float | None:
+    def _setting_for(self, terms: SessionPolicy, setting: str) -> float | None:
         """Return a session's value of a setting: its rule's, None included, or ours."""
         found: float | None = getattr(terms if setting in terms.by else self, setting)
         return found
@@ -223,11 +226,11 @@ class IdlePolicy(Configurable):
     def _is_missing(self, usage: Usage, terms: SessionPolicy, now: float) -> bool:
         """Whether a fact that the decision needs is unknown, or too old."""
         needed = [usage.last_active, usage.kernels, usage.terminals]
-        if self._for(terms, "busy_cpu_percent") is not None:
+        if self._setting_for(terms, "busy_cpu_percent") is not None:
             needed.append(usage.cpu_percent)
-        if self._for(terms, "busy_gpu_percent") is not None:
+        if self._setting_for(terms, "busy_gpu_percent") is not None:
             needed.append(usage.gpu_percent)
-        if self._for(terms, "connected_is_active"):
+        if self._setting_for(terms, "connected_is_active"):
             needed.append(usage.connections)
         age = usage.sample_age + max(0.0, now - usage.at)
         return not usage.complete or None in needed or age > self.max_sample_age
@@ -241,12 +244,15 @@ class IdlePolicy(Configurable):
             yield deny(Reason.KERNEL_UNKNOWN, name=usage.unknown_kernel)
         if usage.prompt_kernel is not None and usage.prompt_since is not None:
             age = now - usage.prompt_since
-            yield from self._waits(usage.prompt_kernel, terms, age, now)
-        limit, percent = self._for(terms, "busy_cpu_percent"), usage.cpu_percent
+            yield from self._open_prompt(usage.prompt_kernel, terms, age, now)
+        limit, percent = self._setting_for(terms, "busy_cpu_percent"), usage.cpu_percent
         if limit is not None and percent is not None and percent > limit:
             rule = terms.rule("busy_cpu_percent")
             yield deny(Reason.CPU_BUSY, percent=percent, limit=limit, rule=rule)
-        limit, percent = self._for(terms, "busy_gpu_percent"), usage.gpu_peak_percent
+        limit, percent = (
+            self._setting_for(terms, "busy_gpu_percent"),
+            usage.gpu_peak_percent,
+        )
         if limit is not None and percent is not None and percent > limit:
             yield deny(
                 Reason.GPU_BUSY,
@@ -255,7 +261,7 @@ class IdlePolicy(Configurable):
                 idle_after=duration(idle_after),
                 rule=terms.rule("busy_gpu_percent"),
             )
-        limit, rate = self._for(terms, "busy_data_rate"), usage.data_rate
+        limit, rate = self._setting_for(terms, "busy_data_rate"), usage.data_rate
         if limit is not None and rate is not None and rate > limit:
             yield deny(
                 Reason.DATA_MOVES,
@@ -263,20 +269,20 @@ class IdlePolicy(Configurable):
                 limit=size(round(limit)),
                 rule=terms.rule("busy_data_rate"),
             )
-        yield from self._shown(usage, terms, idle_after)
-        if self._for(terms, "connected_is_active") and usage.connections:
+        yield from self._pages_in_use(usage, terms, idle_after)
+        if self._setting_for(terms, "connected_is_active") and usage.connections:
             rule = terms.rule("connected_is_active")
             yield deny(Reason.CONNECTED, count=usage.connections, rule=rule)
 
-    def _shown(
+    def _pages_in_use(
         self, usage: Usage, terms: SessionPolicy, idle_after: float
     ) -> Iterator[Decision]:
         """Return the reason if pages of programs are in use."""
         setting, rate = "page_data_rate", usage.page_peak_rate
-        limit, quiet = self._for(terms, setting), usage.page_quiet_rate
+        limit, quiet = self._setting_for(terms, setting), usage.page_quiet_rate
         if limit is None or rate is None:
             return
-        burst = self._for(terms, "page_burst_rate")
+        burst = self._setting_for(terms, "page_burst_rate")
         if burst is not None and quiet is not None and 2 * quiet + burst < limit:
             setting, limit = "page_burst_rate", 2 * quiet + burst
         if rate > limit:
@@ -288,11 +294,11 @@ class IdlePolicy(Configurable):
                 rule=terms.rule(setting),
             )
 
-    def _waits(
+    def _open_prompt(
         self, name: str, terms: SessionPolicy, age: float, now: float
     ) -> Iterator[Decision]:
         """Return the reason if a cell that waits for an answer still counts as work."""
-        limit = self._for(terms, "prompt_idle_after")
+        limit = self._setting_for(terms, "prompt_idle_after")
         if limit is None:
             yield deny(Reason.KERNEL_BUSY, name=name)
         elif age < limit:

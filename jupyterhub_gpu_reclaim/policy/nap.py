@@ -119,7 +119,7 @@ class NapPolicy(Configurable):
         limit, rule = self.after(snapshot.terms), snapshot.terms.rule("nap_after")
         if limit == 0:
             return [deny(Reason.NAP_OFF, rule=rule)]
-        against = self._against(snapshot, now, limit, rule)
+        against = self._reasons_against(snapshot, now, limit, rule)
         if against:
             return against
         idle = duration(idle_for(snapshot, now))
@@ -127,7 +127,7 @@ class NapPolicy(Configurable):
             allow(Reason.NAP_IDLE, now, idle=idle, nap_after=duration(limit) + rule)
         ]
 
-    def _against(
+    def _reasons_against(
         self, snapshot: SessionSnapshot, now: float, limit: float, rule: str = ""
     ) -> list[Decision]:
         """Return every reason why it was not idle and awake for that long."""
@@ -148,7 +148,7 @@ class NapPolicy(Configurable):
             return [deny(Reason.NAP_OFF, rule=snapshot.terms.rule("nap_after"))]
         if self.room_after == 0:
             return [deny(Reason.NAP_ROOM_OFF)]
-        against = self._against(snapshot, now, self.room_after)
+        against = self._reasons_against(snapshot, now, self.room_after)
         if against:
             return against
         return [allow(Reason.NAP_ROOM, now, idle=duration(idle_for(snapshot, now)))]

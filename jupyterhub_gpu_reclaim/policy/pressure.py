@@ -103,15 +103,17 @@ class PreemptionPolicy:
         """
         if not wants:
             return {}
-        able = [s for s in snapshots if _holds(s) and self._may_go(s, len(wants), now)]
-        able.sort(key=lambda each: _order(each, now))
+        able = [
+            s for s in snapshots if _holds_gpu(s) and self._may_go(s, len(wants), now)
+        ]
+        able.sort(key=lambda each: _sort_key(each, now))
         chosen: dict[SessionKey, SessionKey] = {}
         for want in wants:
             lacking = want.gpus
             for each in able:
                 if lacking <= 0:
                     break
-                if each.key not in {*chosen, want.key} and _fits(each, want):
+                if each.key not in {*chosen, want.key} and _has_wanted_gpu(each, want):
                     chosen[each.key] = want.key
                     lacking -= len(each.gpus)
         return chosen
@@ -122,17 +124,17 @@ class PreemptionPolicy:
         return bool(decisions) and decisions[0].reclaim
 
 
-def _holds(snapshot: SessionSnapshot) -> bool:
+def _holds_gpu(snapshot: SessionSnapshot) -> bool:
     return snapshot.phase.live and bool(snapshot.gpus) and snapshot.usage is not None
 
 
-def _fits(snapshot: SessionSnapshot, want: Want) -> bool:
+def _has_wanted_gpu(snapshot: SessionSnapshot, want: Want) -> bool:
     """Whether the session's GPU would do; an unknown one may."""
     names = {gpu.name for gpu in snapshot.gpus}
     return not want.gpu or not names or want.gpu in names
 
 
-def _order(
+def _sort_key(
     snapshot: SessionSnapshot, now: float
 ) -> tuple[bool, float, int, SessionKey]:
     """Sort key: longest idle times most GPU memory, then the cheapest restore."""

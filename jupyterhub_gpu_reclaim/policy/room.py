@@ -57,7 +57,7 @@ def choose_for_room(
     choice = RoomChoice({}, [])
     for want in wants:
         left = [each for each in able if each.key not in {*choice.chosen, want.key}]
-        mine = _enough(left, want.lacking, now)
+        mine = _fewest_that_suffice(left, want.lacking, now)
         choice.chosen.update(dict.fromkeys(mine, want.key))
         if not mine:
             choice.unserved.append(want)
@@ -69,7 +69,7 @@ def held(snapshot: SessionSnapshot, cards: Iterable[str]) -> int:
     return sum(gpu.memory or 0 for gpu in snapshot.gpus if gpu.uuid in cards)
 
 
-def _enough(
+def _fewest_that_suffice(
     able: Sequence[SessionSnapshot], lacking: Mapping[str, int], now: float
 ) -> list[SessionKey]:
     """Choose as few as give what is lacking on each card; empty if all do not."""
@@ -79,16 +79,18 @@ def _enough(
 
     chosen: list[SessionSnapshot] = []
     for snapshot in sorted(able, key=order):
-        open_cards = [card for card in lacking if _given(chosen, card) < lacking[card]]
+        open_cards = [
+            card for card in lacking if _bytes_given(chosen, card) < lacking[card]
+        ]
         if open_cards and held(snapshot, open_cards):
             chosen.append(snapshot)
     for snapshot in list(chosen):  # a later, larger one may have made it needless
         rest = [each for each in chosen if each is not snapshot]
-        if all(_given(rest, card) >= count for card, count in lacking.items()):
+        if all(_bytes_given(rest, card) >= count for card, count in lacking.items()):
             chosen = rest
-    enough = all(_given(chosen, card) >= count for card, count in lacking.items())
+    enough = all(_bytes_given(chosen, card) >= count for card, count in lacking.items())
     return [each.key for each in chosen] if enough else []
 
 
-def _given(chosen: Iterable[SessionSnapshot], card: str) -> int:
+def _bytes_given(chosen: Iterable[SessionSnapshot], card: str) -> int:
     return sum(held(snapshot, (card,)) for snapshot in chosen)

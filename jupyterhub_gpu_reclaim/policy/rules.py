@@ -111,7 +111,7 @@ class Rules(Configurable):
         rules: list[Rule] = proposal["value"]
         for number, rule in enumerate(rules, start=1):
             try:
-                _check(rule)
+                _check_rule(rule)
             except ValueError as error:
                 raise TraitError(f"Rules.rules: rule {number}: {error}") from None
         return rules
@@ -127,7 +127,7 @@ class Rules(Configurable):
                 continue
             fits = _fits(rule, about)
             if fits is None:
-                unknown += _lacking(rule, about)
+                unknown += _unknown_facts(rule, about)
             for name in open_ if fits else ():
                 found[name] = rule[name]
                 by[name] = name_of(rule)
@@ -142,7 +142,7 @@ class Rules(Configurable):
 def name_of(rule: Rule) -> str:
     """Name a rule as sentences do: ``group course-101 and profile h100*``."""
     parts = [
-        f"{name} {' or '.join(_list(rule[name]))}" for name in _MATCH & rule.keys()
+        f"{name} {' or '.join(_as_list(rule[name]))}" for name in _MATCH & rule.keys()
     ]
     return " and ".join(sorted(parts))
 
@@ -150,7 +150,7 @@ def name_of(rule: Rule) -> str:
 def _fits(rule: Rule, about: Subject) -> bool | None:
     """Whether the rule is for that session; None: a missing fact may decide it."""
     answers = [
-        match(_list(rule[name]), about)
+        match(_as_list(rule[name]), about)
         for name, (match, _) in _CONDITIONS.items()
         if name in rule
     ]
@@ -159,29 +159,31 @@ def _fits(rule: Rule, about: Subject) -> bool | None:
     return None if None in answers else True
 
 
-def _lacking(rule: Rule, about: Subject) -> list[str]:
+def _unknown_facts(rule: Rule, about: Subject) -> list[str]:
     return [
         what
         for name, (match, what) in _CONDITIONS.items()
-        if name in rule and match(_list(rule[name]), about) is None
+        if name in rule and match(_as_list(rule[name]), about) is None
     ]
 
 
-def _any(patterns: list[str], values: Iterable[str] | None) -> bool | None:
+def _matches_any(patterns: list[str], values: Iterable[str] | None) -> bool | None:
     if values is None:
         return None
     known = list(values)
     return any(fnmatchcase(value, p) for p in patterns for value in known)
 
 
-def _named(patterns: list[str], values: Mapping[str, list[str]] | None) -> bool | None:
+def _matches_named(
+    patterns: list[str], values: Mapping[str, list[str]] | None
+) -> bool | None:
     """Whether ``name=pattern`` fits; a bare ``name`` fits if it has a value."""
     if values is None:
         return None
     for pattern in patterns:
         name, equals, wanted = pattern.partition("=")
         found = [value for value in values.get(name, []) if value]
-        if _any([wanted if equals else "*"], found):
+        if _matches_any([wanted if equals else "*"], found):
             return True
     return False
 
@@ -198,22 +200,22 @@ def _profile(about: Subject) -> list[str] | None:
 
 
 _CONDITIONS: dict[str, tuple[Callable[[list[str], Subject], bool | None], str]] = {
-    "user": (lambda p, about: _any(p, [about.key.user]), ""),
-    "server": (lambda p, about: _any(p, [about.key.server]), ""),
-    "group": (lambda p, about: _any(p, about.groups), "its user's groups"),
-    "profile": (lambda p, about: _any(p, _profile(about)), "its profile"),
-    "option": (lambda p, about: _named(p, about.options), "its options"),
-    "label": (lambda p, about: _named(p, _labels(about)), "its pod's labels"),
+    "user": (lambda p, about: _matches_any(p, [about.key.user]), ""),
+    "server": (lambda p, about: _matches_any(p, [about.key.server]), ""),
+    "group": (lambda p, about: _matches_any(p, about.groups), "its user's groups"),
+    "profile": (lambda p, about: _matches_any(p, _profile(about)), "its profile"),
+    "option": (lambda p, about: _matches_named(p, about.options), "its options"),
+    "label": (lambda p, about: _matches_named(p, _labels(about)), "its pod's labels"),
 }
 _MATCH = _CONDITIONS.keys()
 
 
-def _list(value: Any) -> list[str]:
+def _as_list(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
 # --- checks when they are configured
-def _check(rule: Rule) -> None:
+def _check_rule(rule: Rule) -> None:
     """Check one rule.
 
     Raises:
