@@ -72,7 +72,7 @@ class _Lasting:
     since: float = 0.0  #: when the sending began
     until: float = 0.0  #: when it was last seen
 
-    def counted(self, now: float, sent: int) -> int:
+    def count_download(self, now: float, sent: int) -> int:
         """Return how many of the bytes sent since the last look are a download's."""
         seconds, self.at = now - self.at, now
         if sent <= SLOWEST_DOWNLOAD * seconds:
@@ -157,34 +157,36 @@ class Connections:
             Refused: the kernel does not tell.
         """
         held: dict[str, _Held] = {}
-        for one in targets:
+        for target in targets:
             with contextlib.suppress(TooManyFilesError):
-                held[one.incarnation] = _held(one)
+                held[target.incarnation] = _open_sockets(target)
         inodes = {n for each in held.values() for n in each.server | each.programs}
         every = connections(targets[0].init_pid, inodes)
         network = _Network(
-            {one.inode: one for one in every},
-            {(one.local, one.remote): one for one in every},
+            {each.inode: each for each in every},
+            {(each.local, each.remote): each for each in every},
             own_addresses(targets[0].init_pid),
         )
         return {
-            one.incarnation: self._count(one, held[one.incarnation], network, now)
-            for one in targets
-            if one.incarnation in held
+            target.incarnation: self._count(
+                target, held[target.incarnation], network, now
+            )
+            for target in targets
+            if target.incarnation in held
         }
 
     def _count(
         self, target: SampleTarget, held: _Held, network: _Network, now: float
     ) -> Traffic:
         port = target.address.port if target.address is not None else 0
-        mine = _sorted(held, port, network)
+        mine = _sort_by_purpose(held, port, network)
         known = self._known.setdefault(target.incarnation, _Known(_Lasting(now)))
         if known.before is not None:
-            came, went = _carried(mine.calls, known.before)
-            fetched, _ = _carried(mine.fetches, known.before)
-            known.moved += came + known.lasting.counted(now, went - fetched)
-            known.moved += sum(_carried(mine.outside, known.before))
-            known.paged += _carried(mine.pages, known.before)[0]
+            came, went = _bytes_carried(mine.calls, known.before)
+            fetched, _ = _bytes_carried(mine.fetches, known.before)
+            known.moved += came + known.lasting.count_download(now, went - fetched)
+            known.moved += sum(_bytes_carried(mine.outside, known.before))
+            known.paged += _bytes_carried(mine.pages, known.before)[0]
         known.before = {one.key: _Counts(one.sent, one.received) for one in mine.all}
         others = sorted({str(one.remote) for one in mine.outside})
         return Traffic(known.moved, known.paged, others[:MAX_NAMED])
@@ -195,41 +197,41 @@ class Connections:
             del self._known[one]
 
 
-def _sorted(held: _Held, port: int, network: _Network) -> _Session:
+def _sort_by_purpose(held: _Held, port: int, network: _Network) -> _Session:
     mine, shown = _Session(), held.programs - held.kernels
     for inode in held.server | held.programs:
-        one = network.by_inode.get(inode)
-        if one is None:
+        connection = network.by_inode.get(inode)
+        if connection is None:
             continue
-        address = one.remote.address
+        address = connection.remote.address
         is_here = address.is_loopback or address in network.addresses
-        if one.local.port == port:
-            mine.calls.append(one)
-        elif one.remote.port == port:
+        if connection.local.port == port:
+            mine.calls.append(connection)
+        elif connection.remote.port == port:
             continue
         elif inode in held.programs and not is_here:
-            mine.outside.append(one)
+            mine.outside.append(connection)
         elif inode in held.server and is_here:
-            mine.fetches.append(one)
-            end = network.by_ends.get((one.remote, one.local))
+            mine.fetches.append(connection)
+            end = network.by_ends.get((connection.remote, connection.local))
             if end is not None and end.inode in shown:
                 mine.pages.append(end)
     return mine
 
 
-def _carried(
+def _bytes_carried(
     mine: Iterable[TcpConnection], before: Mapping[bytes, _Counts]
 ) -> tuple[int, int]:
     """Bytes received and sent since the last look."""
     came = went = 0
-    for one in mine:
-        sent, received = before.get(one.key, _Counts(0, 0))
-        came += max(0, one.received - received)
-        went += max(0, one.sent - sent)
+    for connection in mine:
+        sent, received = before.get(connection.key, _Counts(0, 0))
+        came += max(0, connection.received - received)
+        went += max(0, connection.sent - sent)
     return came, went
 
 
-def _held(target: SampleTarget) -> _Held:
+def _open_sockets(target: SampleTarget) -> _Held:
     """The sockets that a session has open.
 
     Raises:

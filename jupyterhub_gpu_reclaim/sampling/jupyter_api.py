@@ -248,24 +248,24 @@ async def ask(
         answer = await _fetch(client, request, before)
         decoded = codec.decode(answer.body, kind)
     except (HTTPError, OSError, ValueError, BadRequest) as error:
-        detail = _short(f"{path[:MAX_DETAIL]}: {error}")
+        detail = _shorten(f"{path[:MAX_DETAIL]}: {error}")
         if isinstance(error, HTTPError) and error.code == 404:
             raise NotFound(Reason.INVALID, what="Not there.", detail=detail) from None
-        kind_of_error = OtherAnswer if _is_an_answer(error) else Unreachable
+        kind_of_error = OtherAnswer if _has_answered(error) else Unreachable
         raise kind_of_error(Reason.SAMPLES_MISSING, detail=detail) from None
     if known is not None:
         _remember(known, path, answer)
     return decoded
 
 
-def _is_an_answer(error: Exception) -> bool:
+def _has_answered(error: Exception) -> bool:
     """Whether the server answered, and not only that it cannot answer now."""
     return not isinstance(error, HTTPError | OSError) or (
         isinstance(error, HTTPError) and 300 <= error.code < 500
     )
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     """Shorten a text of the server, such as its status line, to a line or two."""
     return text if len(text) <= 2 * MAX_DETAIL else text[: 2 * MAX_DETAIL] + "…"
 

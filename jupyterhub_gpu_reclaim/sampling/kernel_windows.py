@@ -44,13 +44,13 @@ class KernelWindows:
             return
         known = [kernel for kernel in sample.kernels if kernel.program is not None]
         self.on_gpu = [kernel for kernel in known if kernel.gpus]
-        known = sorted(known, key=lambda one: not one.gpus)[:MOST_KERNELS]
+        known = sorted(known, key=lambda kernel: not kernel.gpus)[:MOST_KERNELS]
         there = {kernel.id for kernel in known}
         self._windows = {k: w for k, w in self._windows.items() if k in there}
         self._asleep = {k: at for k, at in self._asleep.items() if k in there}
         for kernel in known:
             window = self._windows.setdefault(kernel.id, self._window())
-            window.add(_alone(sample, kernel))
+            window.add(_kernel_part(sample, kernel))
             if not kernel.gpus:
                 self._asleep[kernel.id] = sample.at
 
@@ -70,7 +70,7 @@ class KernelWindows:
         return self._asleep.get(kernel)
 
 
-def _alone(sample: Sample, kernel: KernelSample) -> Sample:
+def _kernel_part(sample: Sample, kernel: KernelSample) -> Sample:
     """Return a kernel's part of a sample, without what is not known by kernel."""
     return msgspec.structs.replace(
         sample,

@@ -67,8 +67,8 @@ class Meter:
             return None
         last = self._readings[-1]
         whole, recent = (
-            self._before(min(span, self._span)),
-            self._before(RECENT_SECONDS),
+            self._reading_before(min(span, self._span)),
+            self._reading_before(RECENT_SECONDS),
         )
         return max(_rate(whole, last), _rate(recent, last))
 
@@ -117,14 +117,16 @@ class Meter:
                 most[number] = max(most[number], rate)
         return min(most)
 
-    def _before(self, seconds: float) -> _Reading:
+    def _reading_before(self, seconds: float) -> _Reading:
         """The newest reading older than the last by that much, or else the oldest."""
         last, history = self._readings[-1], self._readings
-        end = bisect_right(history, last.at - seconds, hi=len(history) - 1, key=_at)
+        end = bisect_right(
+            history, last.at - seconds, hi=len(history) - 1, key=_time_of
+        )
         return history[max(end - 1, 0)]
 
 
-def _at(reading: _Reading) -> float:
+def _time_of(reading: _Reading) -> float:
     return reading.at
 
 

@@ -52,7 +52,7 @@ class Nvml:
         self._driver = driver
         self._looking = threading.Lock()
         self._open = False
-        self._said = ""
+        self._last_error = ""
 
     def measure(self, since: float) -> list[CardUse] | None:
         """Measure every card; empty where there is none, None where unknown.
@@ -67,15 +67,15 @@ class Nvml:
         except _NO_GPU as error:
             # A container may lack the library of a machine that has cards.
             if self._driver.exists():
-                self._complain(error)
+                self._log_once(error)
                 return None
             return []
         except pynvml.NVMLError as error:
-            self._complain(error)
+            self._log_once(error)
             self._open = False
             return None
         else:
-            self._said = ""
+            self._last_error = ""
             return cards
         finally:
             self._looking.release()
@@ -95,10 +95,10 @@ class Nvml:
             with contextlib.suppress(pynvml.NVMLError):
                 self._library.nvmlShutdown()
 
-    def _complain(self, error: Exception) -> None:
+    def _log_once(self, error: Exception) -> None:
         """Log each error once, not at every look."""
-        if self._said != str(error):
-            self._said = str(error)
+        if self._last_error != str(error):
+            self._last_error = str(error)
             _log.warning("- the GPUs do not answer: %s", error)
 
     def _cards(self, since: float) -> Iterator[CardUse]:
@@ -116,12 +116,14 @@ class Nvml:
 
     def _card(self, handle: Any, since: float) -> CardUse:
         library = self._library
-        memory = _asked(lambda: library.nvmlDeviceGetMemoryInfo(handle))
-        rates = _asked(lambda: library.nvmlDeviceGetUtilizationRates(handle))
-        mode = _asked(lambda: library.nvmlDeviceGetMigMode(handle)[0])
+        memory = _answer_or_none(lambda: library.nvmlDeviceGetMemoryInfo(handle))
+        rates = _answer_or_none(lambda: library.nvmlDeviceGetUtilizationRates(handle))
+        mode = _answer_or_none(lambda: library.nvmlDeviceGetMigMode(handle)[0])
         return CardUse(
-            uuid=_uuid(_asked(lambda: library.nvmlDeviceGetUUID(handle)) or ""),
-            name=_asked(lambda: library.nvmlDeviceGetName(handle)) or "",
+            uuid=_uuid(
+                _answer_or_none(lambda: library.nvmlDeviceGetUUID(handle)) or ""
+            ),
+            name=_answer_or_none(lambda: library.nvmlDeviceGetName(handle)) or "",
             total=memory.total if memory else None,
             free=memory.free if memory else None,
             busy_percent=float(rates.gpu) if rates else None,
@@ -134,12 +136,18 @@ class Nvml:
         self, handle: Any, since: float, busy: int | None
     ) -> list[ProcessUse] | None:
         library = self._library
-        compute = _asked(lambda: library.nvmlDeviceGetComputeRunningProcesses(handle))
+        compute = _answer_or_none(
+            lambda: library.nvmlDeviceGetComputeRunningProcesses(handle)
+        )
         if compute is None:
             return None
-        graphics = _asked(lambda: library.nvmlDeviceGetGraphicsRunningProcesses(handle))
-        shared = _asked(lambda: library.nvmlDeviceGetMPSComputeRunningProcesses(handle))
-        used = self._used(handle, since, busy)
+        graphics = _answer_or_none(
+            lambda: library.nvmlDeviceGetGraphicsRunningProcesses(handle)
+        )
+        shared = _answer_or_none(
+            lambda: library.nvmlDeviceGetMPSComputeRunningProcesses(handle)
+        )
+        used = self._use_by_pid(handle, since, busy)
         every = (*(graphics or ()), *(shared or ()), *compute)
         sharing = {process.pid for process in shared or ()}
         return [
@@ -147,7 +155,7 @@ class Nvml:
             for pid, process in sorted({each.pid: each for each in every}.items())
         ]
 
-    def _used(
+    def _use_by_pid(
         self, handle: Any, since: float, busy: int | None
     ) -> dict[int, tuple[float, float]] | None:
         """Utilisation by pid; a process left out did nothing. None where not known.
@@ -194,7 +202,7 @@ def _process(
     )
 
 
-def _asked(question: Callable[[], T]) -> T | None:
+def _answer_or_none(question: Callable[[], T]) -> T | None:
     """Ask the card; None where it has no answer."""
     try:
         return question()

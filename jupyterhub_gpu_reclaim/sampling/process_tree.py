@@ -83,7 +83,7 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
     root = _stat(root_pid)
     work = root.children + _stat(init_pid).children
     memory = _memory(root_pid)
-    written = _written(init_pid) + _written(root_pid)
+    written = _bytes_written(init_pid) + _bytes_written(root_pid)
     count, own, others = 1, dict[int, int](), dict[int, int]()
     cpu_of: dict[int, float] = {}
     for pid in pids:
@@ -92,17 +92,17 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
         try:
             stat = _stat(pid)
             memory += _memory(pid)
-            written += _written(pid)
+            written += _bytes_written(pid)
         except OSError:
             continue
         count += 1
         cpu_of[pid] = stat.own + stat.children
         work += cpu_of[pid]
-        number = _number(stat.terminal)
+        number = _terminal_number(stat.terminal)
         if stat.session == pid and number is not None:
             (own if stat.parent == root_pid else others)[number] = pid
-    typed = [_typed(init_pid, number) for number in sorted(own)]
-    elsewhere = [_typed(pid, n) for n, pid in others.items() if n not in own]
+    typed = [_last_input(init_pid, number) for number in sorted(own)]
+    elsewhere = [_last_input(pid, n) for n, pid in others.items() if n not in own]
     return TreeUsage(
         count,
         memory,
@@ -141,7 +141,7 @@ def _memory(pid: int) -> int:
     return resident
 
 
-def _written(pid: int) -> int:
+def _bytes_written(pid: int) -> int:
     """Bytes that a process has written (proc(5), ``wchar``)."""
     for line in procfs.read(pid, "io").splitlines():
         if line.startswith(b"wchar:"):
@@ -149,7 +149,7 @@ def _written(pid: int) -> int:
     return 0
 
 
-def _number(device: int) -> int | None:
+def _terminal_number(device: int) -> int | None:
     """The number of a Unix98 terminal; None: it is none."""
     major, minor = os.major(device), os.minor(device)
     if major not in _PTS_MAJORS:
@@ -157,7 +157,7 @@ def _number(device: int) -> int | None:
     return (major - _PTS_MAJORS.start) * 256 + minor
 
 
-def _typed(pid: int, number: int) -> float | None:
+def _last_input(pid: int, number: int) -> float | None:
     """Time of the last input to a terminal: its slave's access time in that process.
 
     The kernel sets it when the program inside reads what was typed, in steps of eight

@@ -123,13 +123,13 @@ class _Looks:
             raise TimeoutError("the last look at them has not ended")
         self._under_way.add(name)
         task = asyncio.ensure_future(asyncio.to_thread(look))
-        task.add_done_callback(lambda done: self._ended(name, done))
+        task.add_done_callback(lambda done: self._note_end_of_look(name, done))
         try:
             return await asyncio.wait_for(asyncio.shield(task), seconds)
         except TimeoutError:
             raise TimeoutError("no answer in time") from None
 
-    def _ended(self, name: Hashable, done: asyncio.Future[T]) -> None:
+    def _note_end_of_look(self, name: Hashable, done: asyncio.Future[T]) -> None:
         self._under_way.discard(name)
         if not done.cancelled():
             done.exception()  # raised above, if it was still awaited
@@ -165,14 +165,14 @@ class Sampler:
 
     async def sample_all(self, watched: list[SampleTarget]) -> list[Sample]:
         """Sample all sessions at once; a slow one delays none of the others."""
-        addresses = {one.address for one in watched if one.address is not None}
-        self._known = {one: self._known.get(one, {}) for one in addresses}
-        self._connections.keep([one.incarnation for one in watched])
+        addresses = {each.address for each in watched if each.address is not None}
+        self._known = {address: self._known.get(address, {}) for address in addresses}
+        self._connections.keep([target.incarnation for target in watched])
         cards, traffic = await asyncio.gather(
             self._look_at_cards(), self._look_at_networks(watched)
         )
         return await asyncio.gather(
-            *(self._alone(one, cards, traffic) for one in watched)
+            *(self._sample_or_problem(target, cards, traffic) for target in watched)
         )
 
     async def sample(self, watched: SampleTarget) -> Sample:
@@ -180,9 +180,9 @@ class Sampler:
         cards, traffic = await asyncio.gather(
             self._look_at_cards(), self._look_at_networks([watched])
         )
-        return await self._alone(watched, cards, traffic)
+        return await self._sample_or_problem(watched, cards, traffic)
 
-    async def _alone(
+    async def _sample_or_problem(
         self,
         watched: SampleTarget,
         cards: list[CardUse] | None,
@@ -233,10 +233,11 @@ class Sampler:
     ) -> dict[str, Traffic]:
         """Look at the connections, by incarnation; what is not known is left out."""
         networks: dict[Hashable, list[SampleTarget]] = {}
-        for one in watched:
-            network = _network_of(one.init_pid)
-            if network is not None and one.address is not None and not one.stopped:
-                networks.setdefault(network, []).append(one)
+        for target in watched:
+            network = _network_of(target.init_pid)
+            if network is None or target.address is None or target.stopped:
+                continue
+            networks.setdefault(network, []).append(target)
         found: dict[str, Traffic] = {}
         for part in await asyncio.gather(
             *(self._look_at_network(*each) for each in networks.items())
@@ -310,7 +311,7 @@ class Sampler:
     async def _is_another_program(self, address: jupyter_api.ServerAddress) -> bool:
         """Whether the server is not Jupyter's: each of those tells its version."""
         try:
-            said = await jupyter_api.ask(
+            version = await jupyter_api.ask(
                 self._client,
                 address,
                 "api",
@@ -321,7 +322,7 @@ class Sampler:
             return True
         except ReclaimError:
             return False
-        return not said.version
+        return not version.version
 
     async def _ask(
         self,
@@ -331,12 +332,12 @@ class Sampler:
         kind: type[T],
     ) -> T | None:
         try:
-            return await self._know(address, path, kind)
+            return await self._ask_if_changed(address, path, kind)
         except ReclaimError as error:
             problems.append(error.detail)
             return None
 
-    async def _know(
+    async def _ask_if_changed(
         self, address: jupyter_api.ServerAddress, path: str, kind: type[T]
     ) -> T:
         """Ask, or learn that the answer is as before."""
@@ -354,7 +355,9 @@ class Sampler:
     ) -> list[jupyter_api.Terminal] | None:
         """Ask for the terminals; without the extension there are known to be none."""
         try:
-            return await self._know(address, "api/terminals", jupyter_api.TERMINALS)
+            return await self._ask_if_changed(
+                address, "api/terminals", jupyter_api.TERMINALS
+            )
         except NotFound:
             return []
         except ReclaimError as error:
@@ -387,7 +390,9 @@ class Sampler:
         try:
             path = f"api/contents/{path}"
             async with few:
-                contents = await self._know(address, path, jupyter_api.Contents)
+                contents = await self._ask_if_changed(
+                    address, path, jupyter_api.Contents
+                )
         except ReclaimError:
             return None
         return jupyter_api.timestamp(contents.last_modified)
@@ -409,7 +414,7 @@ def _sum_up(
         cpu_work=_cpu_work(answers),
         written=usage.written if usage else None,
         moved=traffic.moved if traffic else None,
-        paged=_paged(answers),
+        paged=_paged_bytes(answers),
         outside=traffic.outside if traffic else None,
         started=usage.started if usage else None,
         kernels=_kernels(watched, answers),
@@ -417,7 +422,7 @@ def _sum_up(
         last_typed=usage.typed_elsewhere if usage else None,
         connections=status.connections if status else None,
         last_saved=_last_saved(answers),
-        last_asked=_moment(status.gpu_reclaim_person_asked) if status else None,
+        last_asked=_as_timestamp(status.gpu_reclaim_person_asked) if status else None,
         gpus=answers.gpus,
         culls_after=status.gpu_reclaim_culls_after if status else None,
         problem="; ".join(problems)[:PROBLEM_CHARACTERS],
@@ -433,7 +438,7 @@ def _cpu_work(answers: _Answers) -> float | None:
     return usage.cpu_work + (0.0 if answers.jupyter else usage.cpu_server)
 
 
-def _paged(answers: _Answers) -> int | None:
+def _paged_bytes(answers: _Answers) -> int | None:
     """Bytes that pages sent to programs, as the server tells and connections show.
 
     Each sees what the other does not, so both count: a websocket's messages twice. A
@@ -448,8 +453,8 @@ def _paged(answers: _Answers) -> int | None:
 
 def _last_saved(answers: _Answers) -> float | None:
     """Time of the last change of a file through the server, as far as known."""
-    told = answers.status.gpu_reclaim_file_changed if answers.status else None
-    known = [at for at in (answers.saved, _moment(told)) if at is not None]
+    changed = answers.status.gpu_reclaim_file_changed if answers.status else None
+    known = [at for at in (answers.saved, _as_timestamp(changed)) if at is not None]
     return max(known, default=None)
 
 
@@ -466,7 +471,7 @@ def _kernels(watched: SampleTarget, answers: _Answers) -> list[KernelSample] | N
     return [
         KernelSample(
             id=kernel.id,
-            name=_end_of(names.get(kernel.id, kernel.name)),
+            name=_shorten_name(names.get(kernel.id, kernel.name)),
             execution_state=kernel.execution_state,
             last_activity=jupyter_api.timestamp(kernel.last_activity),
             connections=kernel.connections,
@@ -477,14 +482,14 @@ def _kernels(watched: SampleTarget, answers: _Answers) -> list[KernelSample] | N
                 else None
             ),
             gpus=answers.kernel_gpus.get(kernel.id),
-            prompt_since=_moment(kernel.gpu_reclaim_prompt_since),
+            prompt_since=_as_timestamp(kernel.gpu_reclaim_prompt_since),
         )
         for kernel in {one.id: one for one in answers.kernels}.values()
         for programs in [watched.kernels.get(kernel.id)]
     ]
 
 
-def _end_of(name: str) -> str:
+def _shorten_name(name: str) -> str:
     cut = len(name) > NAME_CHARACTERS
     return "…" + name[1 - NAME_CHARACTERS :] if cut else name
 
@@ -497,8 +502,8 @@ def _network_of(pid: int) -> int | None:
         return None
 
 
-def _moment(told: datetime | None) -> float | None:
-    return None if told is None else jupyter_api.timestamp(told)
+def _as_timestamp(moment: datetime | None) -> float | None:
+    return None if moment is None else jupyter_api.timestamp(moment)
 
 
 def _terminals(answers: _Answers) -> list[TerminalSample] | None:

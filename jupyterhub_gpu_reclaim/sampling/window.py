@@ -76,7 +76,7 @@ class Window:
             self._forget()
         self._see_activity(sample)
         if is_newer:
-            self._see_watch(sample)
+            self._extend_watch(sample)
             self._see_work(sample)
             self._newest = sample
 
@@ -96,7 +96,7 @@ class Window:
         gpu = None if _gpu_share(newest) is None else self._gpu.rate(over)
         peak = None if _gpu_share(newest) is None else self._gpu.peak(over)
         percent, gpu_percent = _in_percent(cpu), _in_percent(gpu)
-        kernels, prompt = newest.kernels, _prompt(newest)
+        kernels, prompt = newest.kernels, _newest_prompt(newest)
         return Usage(
             at=now,
             watched=self._watched() if age <= self._gap else 0.0,
@@ -104,7 +104,7 @@ class Window:
             last_active=self._active[0] if self._active else None,
             last_active_what=self._active[1] if self._active else "",
             busy_kernel=_busy_kernel(newest),
-            unknown_kernel=_unknown_kernel(newest, self._unused),
+            unknown_kernel=_maybe_working_kernel(newest, self._unused),
             prompt_kernel=prompt[1] if prompt else None,
             prompt_since=prompt[0] if prompt else None,
             cpu_percent=percent,
@@ -153,7 +153,7 @@ class Window:
             if self._active is None or at > self._active[0]:
                 self._active = (at, what)
 
-    def _see_watch(self, sample: Sample) -> None:
+    def _extend_watch(self, sample: Sample) -> None:
         """Extend the time watched without a gap; only whole samples count."""
         if not _is_whole(sample):
             return
@@ -195,7 +195,7 @@ def _activities(sample: Sample, before: Sample | None) -> Iterator[tuple[float, 
         yield min(sample.started, sample.at), "session started"
     for kernel in sample.kernels or []:
         # A cell that waits is not used by what pages ask its kernel meanwhile.
-        used = _asked(kernel, sample)
+        used = _prompt_time(kernel, sample)
         used = kernel.last_activity if used is None else used
         yield min(used, sample.at), f"kernel {kernel.name}"
     for terminal in sample.terminals or []:
@@ -263,19 +263,21 @@ def _busy_kernel(sample: Sample) -> str | None:
         (
             kernel.name
             for kernel in sample.kernels or []
-            if kernel.execution_state == "busy" and _asked(kernel, sample) is None
+            if kernel.execution_state == "busy" and _prompt_time(kernel, sample) is None
         ),
         None,
     )
 
 
-def _prompt(sample: Sample) -> tuple[float, str] | None:
+def _newest_prompt(sample: Sample) -> tuple[float, str] | None:
     """Return when a cell last asked for an answer that it waits for, and its kernel."""
-    asked = ((_asked(kernel, sample), kernel.name) for kernel in sample.kernels or [])
+    asked = (
+        (_prompt_time(kernel, sample), kernel.name) for kernel in sample.kernels or []
+    )
     return max(((at, name) for at, name in asked if at is not None), default=None)
 
 
-def _asked(kernel: KernelSample, sample: Sample) -> float | None:
+def _prompt_time(kernel: KernelSample, sample: Sample) -> float | None:
     """Return when the kernel's cell asked for an answer; None: it waits for none.
 
     A question that was open in a suspend is asked anew by the return.
@@ -285,7 +287,7 @@ def _asked(kernel: KernelSample, sample: Sample) -> float | None:
     return min(max(kernel.prompt_since, sample.started or 0.0), sample.at)
 
 
-def _unknown_kernel(sample: Sample, unused: float) -> str | None:
+def _maybe_working_kernel(sample: Sample, unused: float) -> str | None:
     """Return a kernel that may be working, for all that its server knows.
 
     A server learns that a kernel is idle from its first message. One that was started
@@ -293,12 +295,12 @@ def _unknown_kernel(sample: Sample, unused: float) -> str | None:
     died and is not started again is "dead" for ever.
     """
     for kernel in sample.kernels or []:
-        if _unknown(kernel, sample.at, unused):
+        if _may_be_working(kernel, sample.at, unused):
             return kernel.name
     return None
 
 
-def _unknown(kernel: KernelSample, at: float, unused: float) -> bool:
+def _may_be_working(kernel: KernelSample, at: float, unused: float) -> bool:
     if kernel.execution_state in {"starting", "dead"} and not kernel.connections:
         return at - kernel.last_activity < unused
     return kernel.execution_state not in {"busy", "idle"}
