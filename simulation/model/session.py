@@ -828,7 +828,7 @@ def _answer(state: State, asked: Asked, decide: Decide) -> Action:
         asked = asked._replace(kept=_kept(state.row))
         return decide(_row(state.row), seen, 0.0, SETTINGS, asked)
     parts = _Parts(state, decide)
-    coroutine = parts._ask(_row(state.row), asked)
+    coroutine = parts._ask_reconciler(_row(state.row), asked)
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -846,7 +846,7 @@ class _Parts(Questions):
         self._decide = decide
         self._sessions: Any = self
 
-    async def _trees(self, key: SessionKey, observed: Observed) -> Observed:
+    async def _ask_for_trees(self, key: SessionKey, observed: Observed) -> Observed:
         del key
         trees = _observed(self._state).trees
         if trees is None:
@@ -854,7 +854,9 @@ class _Parts(Questions):
             raise Unreachable(Reason.NODE_SILENT if node else Reason.AGENT_UNREACHABLE)
         return observed._replace(trees=trees)
 
-    async def _saved(self, key: SessionKey, observed: Observed) -> Observed:
+    async def _ask_for_checkpoints(
+        self, key: SessionKey, observed: Observed
+    ) -> Observed:
         del key
         saved = _observed(self._state).saved
         if saved is None:
@@ -866,7 +868,7 @@ class _Parts(Questions):
         del key
         return observed
 
-    def _settled(self, row: SessionRow, observed: Observed, asked: Asked) -> Any:
+    def _settle(self, row: SessionRow, observed: Observed, asked: Asked) -> Any:
         asked = asked._replace(kept=_kept(self._state.row))
         known = frozenset(each.id for each in asked.kept)
         observed = observed._replace(hub=HubState.SPAWNING, known=known)

@@ -73,7 +73,7 @@ async def _as_the_last_tick_saw(agent: object, incarnation: str) -> bool:
 
 #: Nobody looks whether a session still runs before what it came from is deleted.
 _UNSEEN: tuple[Patch, ...] = (
-    (expiry, "_runs", _as_the_last_tick_saw),
+    (expiry, "_is_running", _as_the_last_tick_saw),
     (LocalNode, "_refuse_ended", _as_the_last_tick_saw),
 )
 
@@ -165,11 +165,11 @@ async def _once(self: Deletions, key: Any) -> bool:
         trees = await self._agent.trees(key)
         for tree in trees:
             if tree.state is not TreeState.GONE and self._is_old(order, tree):
-                await self._end(tree)
+                await self._end_tree(tree)
         for row in self._sessions.journal.checkpoints(key):
             await self._agent.discard(row.id)
             self._sessions.journal.drop(row.id)
-    self._done(order)
+    self._note_done(order)
     return False
 
 

@@ -107,12 +107,12 @@ def sentence(line: AuditRow | AuditLine) -> str:
     who = "The service" if line.who == SERVICE else line.who
     if line.what == "keep":
         return _kept(who, line.message)
-    told = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
+    beginning = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
     if line.what in {"discard", "ask to bring back"}:
-        return told  # the message is an id
+        return beginning  # the message is an id
     if line.what == "vanished" and line.message:
         return line.message  # it need not have been by themselves
-    return f"{told} {line.message}".strip()
+    return f"{beginning} {line.message}".strip()
 
 
 def _kept(who: str, message: str) -> str:

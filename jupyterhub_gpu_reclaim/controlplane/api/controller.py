@@ -273,12 +273,12 @@ class Controller:
             return []
         first, seconds = early[0], times[early[0]]
         more = f" and {len(early) - 1} more" if early[1:] else ""
-        told = (
+        warning = (
             f"The server of {first}{more} ends idle kernels, or itself, after"
             f" {seconds:g} s, by its own settings, before it is suspended (after"
             f" {idle_after:g} s), and nothing is saved: docs/how-to/cullers.md."
         )
-        return [told]
+        return [warning]
 
     def lately_culled(self) -> list[str]:
         """Name the Hub's cullers that lately ended sessions unsaved, in sentences."""

@@ -55,7 +55,7 @@ class NodeApi:
             node=node, by=by, since=now, until=until, comes_back=order.comes_back
         )
         self._sessions.drains.begin(drain)
-        self._begun(drain)
+        self._note_begun(drain)
         return self._sessions.drains.report(drain)
 
     def undrain(self, node: str, by: str) -> None:
@@ -70,7 +70,7 @@ class NodeApi:
             raise NotFound(Reason.NOT_DRAINED, node=node or "This machine")
         self._sessions.drains.end(node)
         _log.info("%s: no longer drained, by %s", drain.name, by)
-        self._look_at(node)
+        self._look_at_sessions_on(node)
 
     def follow(self, notices: Iterable[NodeNotice]) -> None:
         """Drain the nodes that the cluster announces to end, for as long as it does.
@@ -80,21 +80,21 @@ class NodeApi:
         """
         now = self._sessions.clock.now()
         for drain in self._sessions.drains.follow(notices, SERVICE, now):
-            self._begun(drain)
+            self._note_begun(drain)
 
     def drains(self) -> list[DrainReport]:
         """Report how far each drain is, by node."""
         return [self._sessions.drains.report(d) for d in self._sessions.drains.all()]
 
-    def _begun(self, drain: Drain) -> None:
+    def _note_begun(self, drain: Drain) -> None:
         _log.info("%s: drained, by %s%s", drain.name, drain.by, drain.because)
         for row in self._sessions.journal.sessions():
             if row.backoff_until and self._sessions.drains.of_session(row) == drain:
                 # What failed or was called off before is tried now, and told anew.
                 self._sessions.update(row.key, failures=0, backoff_until=None)
-        self._look_at(drain.node)
+        self._look_at_sessions_on(drain.node)
 
-    def _look_at(self, node: str) -> None:
+    def _look_at_sessions_on(self, node: str) -> None:
         """Have every session on the node looked at that waits for a change."""
         for row in self._sessions.journal.sessions():
             if row.node == node and row.phase in LIVE:

@@ -120,8 +120,8 @@ class Questions:
         """
         for _ in range(_ATTEMPTS):
             row = self._sessions.row(key)
-            asked = self._asked(key, want, placement, elsewhere=elsewhere)
-            answer, silence = await self._ask(row, asked)
+            asked = self._question(key, want, placement, elsewhere=elsewhere)
+            answer, silence = await self._ask_reconciler(row, asked)
             if self._sessions.row(key) != row:
                 continue
             if answer.action.kind in ANSWERS:
@@ -135,7 +135,7 @@ class Questions:
             await self.act(answer, placement)
         raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
 
-    def _asked(
+    def _question(
         self, key: SessionKey, want: Want, placement: Placement, *, elsewhere: bool
     ) -> Asked:
         """Put the question with what the journal has, read when it is answered."""
@@ -151,14 +151,14 @@ class Questions:
             elsewhere=elsewhere,
         )
 
-    async def _ask(
+    async def _ask_reconciler(
         self, row: SessionRow, asked: Asked
     ) -> tuple[Answer, ReclaimError | None]:
         """Ask the reconciler, with as few questions to others as it needs."""
         observed = Observed(None, None, None)
         silence: ReclaimError | None = None
-        answer = self._settled(row, observed, asked)
-        for look_at in (self._trees, self._saved):
+        answer = self._settle(row, observed, asked)
+        for look_at in (self._ask_for_trees, self._ask_for_checkpoints):
             if answer.action.kind is not ActionKind.UNANSWERED:
                 break
             try:
@@ -168,18 +168,20 @@ class Questions:
                 silence = silence or error
             else:
                 observed = self._sessions.living(row.key, observed)
-            if silence is not None and look_at == self._saved:
+            if silence is not None and look_at == self._ask_for_checkpoints:
                 asked = asked._replace(silence=silence.reason)
-            answer = self._settled(row, observed, asked)
+            answer = self._settle(row, observed, asked)
         return answer, silence
 
-    async def _trees(self, key: SessionKey, observed: Observed) -> Observed:
+    async def _ask_for_trees(self, key: SessionKey, observed: Observed) -> Observed:
         return observed._replace(trees=tuple(await self._agent.trees(key)))
 
-    async def _saved(self, key: SessionKey, observed: Observed) -> Observed:
+    async def _ask_for_checkpoints(
+        self, key: SessionKey, observed: Observed
+    ) -> Observed:
         return observed._replace(saved=in_order(await self._agent.checkpoints(key)))
 
-    def _settled(self, row: SessionRow, observed: Observed, asked: Asked) -> Answer:
+    def _settle(self, row: SessionRow, observed: Observed, asked: Asked) -> Answer:
         asked = asked._replace(kept=tuple(self._sessions.journal.checkpoints(row.key)))
         known = frozenset(each.id for each in asked.kept)
         observed = observed._replace(hub=HubState.SPAWNING, known=known)

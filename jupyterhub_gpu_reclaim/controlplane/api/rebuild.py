@@ -46,7 +46,7 @@ class Rebuild:
         """
         return [
             compared(self._sessions.row(key), observed)
-            for key, observed in await self._facts()
+            for key, observed in await self._observe_all()
             if observed.saved or self._sessions.row(key).checkpoint
         ]
 
@@ -63,11 +63,11 @@ class Rebuild:
             Unreachable: agent, store or Hub do not answer; nothing is changed.
         """
         found = []
-        for key, observed in await self._facts():
+        for key, observed in await self._observe_all():
             row = self._sessions.row(key)
             before = compared(row, observed)
-            done = self._follow(row, observed)
-            done = self._answer(key, by) or done
+            done = self._take_missed(row, observed)
+            done = self._answer_for_user(key, by) or done
             if observed.saved or row.checkpoint:
                 now = observed._replace(known=self._sessions.known(key))
                 after = compared(self._sessions.row(key), now)
@@ -76,7 +76,7 @@ class Rebuild:
                 )
         return found
 
-    async def _facts(self) -> list[tuple[SessionKey, Observed]]:
+    async def _observe_all(self) -> list[tuple[SessionKey, Observed]]:
         state = await self._observer.all(0.0)
         self._observer.refuse_silence(state)
         keys = {row.key for row in self._sessions.journal.sessions()} | state.keys()
@@ -84,17 +84,17 @@ class Rebuild:
             (key, state.session(key, self._sessions.known(key))) for key in sorted(keys)
         ]
 
-    def _follow(self, row: SessionRow, observed: Observed) -> str:
+    def _take_missed(self, row: SessionRow, observed: Observed) -> str:
         action = settle(row, observed, self._sessions.clock.now(), self._settings)
         if action.kind not in {ActionKind.FOUND_SAVED, ActionKind.SET_ASIDE}:
             return ""
         adoption.saved(self._sessions, row, observed, self._settings)
         return "taken over"
 
-    def _answer(self, key: SessionKey, by: str) -> str:
+    def _answer_for_user(self, key: SessionKey, by: str) -> str:
         """Answer in the user's place: the newest checkpoint is to come back."""
         row = self._sessions.row(key)
-        if not _asks(row):
+        if not _waits_for_user(row):
             return ""
         line = self._sessions.audit_line(key, by, "journal rebuilt")
         self._sessions.update(key, line, failure=None)
@@ -121,10 +121,10 @@ def _state(row: SessionRow, observed: Observed) -> str:
         return "newer"
     if row.phase is Phase.SUSPENDED and not observed.checkpoint(row.checkpoint):
         return "missing"
-    if _asks(row):
+    if _waits_for_user(row):
         return "asks"
     return "unknown" if observed.unknown() else "same"
 
 
-def _asks(row: SessionRow) -> bool:
+def _waits_for_user(row: SessionRow) -> bool:
     return row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value

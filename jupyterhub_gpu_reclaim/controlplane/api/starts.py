@@ -111,7 +111,7 @@ class StartPlanner:
                     if plan.action == "refuse":
                         return plan
                     owners.note(self._sessions, placement, self._settings)
-                    renews = self._renews(key, plan.action)
+                    renews = self._renews_login(key, plan.action)
                     return msgspec.structs.replace(
                         plan, owned=owned, renew_login=renews
                     )
@@ -122,7 +122,7 @@ class StartPlanner:
         finally:
             self._look(key)
 
-    def _renews(self, key: SessionKey, action: str) -> bool:
+    def _renews_login(self, key: SessionKey, action: str) -> bool:
         """Whether an old login may be made valid again."""
         if action == "cold" or not renewal_ordered(self._sessions, key):
             return False
@@ -142,7 +142,7 @@ class StartPlanner:
             case ActionKind.COLD:
                 return StartPlan(action="cold")
             case ActionKind.JOIN if action.tree is not None:
-                return await self._join(row, action.tree, placement)
+                return await self._adopt_running(row, action.tree, placement)
             case ActionKind.RETURN if row.phase is Phase.RESUMING:
                 return self._restore(row, await self._agent.identity(row.checkpoint))
             case ActionKind.RETURN:
@@ -223,7 +223,7 @@ class StartPlanner:
         saved = self._sessions.journal.checkpoint(row.checkpoint)
         return bool(saved and saved.info and saved.info.branch_of)
 
-    async def _join(
+    async def _adopt_running(
         self, row: SessionRow, tree: Tree, placement: Placement
     ) -> StartPlan | None:
         """Adopt the session that runs, unless its end was ordered.
@@ -261,11 +261,11 @@ class StartPlanner:
             raise Refused(Reason.WRONG_PHASE, phase=row.phase.value, action="be placed")
         else:
             sessions.tab_keys.begun(key, placement.tab_key)
-            self._started(row, placement)
+            self._note_cold_start(row, placement)
             owners.note(sessions, placement, self._settings)
         self._look(key)
 
-    def _started(self, row: SessionRow, placement: Placement) -> None:
+    def _note_cold_start(self, row: SessionRow, placement: Placement) -> None:
         """Note a cold start; a checkpoint, if there is one, is set aside."""
         if row.incarnation == placement.incarnation:
             return  # it was found before; whatever has become of it since is newer

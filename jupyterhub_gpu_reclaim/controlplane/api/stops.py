@@ -118,7 +118,7 @@ class StopPlanner:
             case ActionKind.REFUSE if answer.action.failure is not None:
                 raise codec.error_of(answer.action.failure, Refused)
             case ActionKind.SAVED:
-                return self._release(key)
+                return self._release_plan(key)
             case ActionKind.KEEP:
                 self._look(key)
                 return StopPlan(action="keep")
@@ -131,7 +131,7 @@ class StopPlanner:
                 return StopPlan(action="keep")
         return StopPlan(action="stop")
 
-    def _release(self, key: SessionKey) -> StopPlan:
+    def _release_plan(self, key: SessionKey) -> StopPlan:
         """Return what the Hub is to remember of a captured session."""
         row = self._sessions.row(key)
         suspension = self._sessions.suspension(row)
@@ -172,12 +172,12 @@ class StopPlanner:
             if row.phase is Phase.RESUMING and back:
                 row = self._resumer.restored(row)
             if row.phase in {*LIVE, Phase.SUSPENDING}:
-                self._stop(row, placement)
+                self._note_stop(row, placement)
             elif row.phase is Phase.RESUMING:
                 self._sessions.apply(row.key, SessionEvent.STOPPED)
         self._look(row.key)
 
-    def _stop(self, row: SessionRow, placement: Placement) -> None:
+    def _note_stop(self, row: SessionRow, placement: Placement) -> None:
         """Note a real stop; a checkpoint still kept from the return is set aside.
 
         Args:
@@ -192,7 +192,7 @@ class StopPlanner:
             by_word=placement.failure is None and not placement.culled,
         )
         if row.bring_back != row.checkpoint:
-            aside += bring_back.off(self._sessions, row, self._settings)
+            aside += bring_back.rows_to_call_off(self._sessions, row, self._settings)
         changes: dict[str, Any] = {
             "checkpoints": aside,
             "bring_back": "",
@@ -204,7 +204,7 @@ class StopPlanner:
             vanished.take(self._sessions, self._agent, row, ended, **changes)
             return
         by = placement.by or of_user(row.key.user)
-        why = self._culled(by) if placement.culled else None
+        why = self._note_culler(by) if placement.culled else None
         self._sessions.apply(row.key, SessionEvent.STOPPED, by=by, why=why, **changes)
 
     async def forget(self, deletion: Deletion) -> None:
@@ -219,7 +219,7 @@ class StopPlanner:
                 await self._sessions.deletions.carry_out(key)
         self._look(key)
 
-    def _culled(self, by: str) -> Decision:
+    def _note_culler(self, by: str) -> Decision:
         """Note that a culler ends sessions before they are saved."""
         now, mark = self._sessions.clock.now(), _CULLED + by
         self._sessions.journal.write(*audit_log.set_mark(mark, now))

@@ -147,7 +147,7 @@ class UserApi:
         Raises:
             NotFound: no such session.
         """
-        row = self._known(key)
+        row = self._known_row(key)
         if row.phase not in LIVE:
             return []
         self._judge.reclaims(row)
@@ -166,12 +166,12 @@ class UserApi:
             NotFound: no such session.
             Refused: ``wrong_phase``: it is coming back, or does not run.
         """
-        row = self._known(key)
+        row = self._known_row(key)
         gone = {Phase.SUSPENDING, Phase.RELEASING, Phase.SUSPENDED}
         if row.phase in LIVE:
-            self._wish(row, Intent.SUSPEND, by)
+            self._write_intent(row, Intent.SUSPEND, by)
         elif row.phase not in gone or row.intent is Intent.RESUME:
-            raise _wrong(row, SessionEvent.SUSPEND)
+            raise _wrong_phase(row, SessionEvent.SUSPEND)
         return self._sessions.view(key)
 
     async def save(self, key: SessionKey, by: str, name: str = "") -> SessionView:
@@ -191,7 +191,7 @@ class UserApi:
                 order is to be carried out first; ``node_drains``; or there are too
                 many names.
         """
-        row = self._known(key)
+        row = self._known_row(key)
         if row.phase not in LIVE:
             raise Refused(
                 Reason.WRONG_PHASE, phase=row.phase.value, action="be saved now"
@@ -199,9 +199,9 @@ class UserApi:
         if row.intent not in {Intent.NONE, Intent.SAVE}:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
         self._check_stays(row)
-        if name := _name(name):
+        if name := _checked_name(name):
             self._check_names(key)
-        self._wish(row, Intent.SAVE, by, name or row.save_name)
+        self._write_intent(row, Intent.SAVE, by, name or row.save_name)
         return self._sessions.view(key)
 
     async def nap(self, key: SessionKey, by: str) -> SessionView:
@@ -228,13 +228,13 @@ class UserApi:
     async def _order_nap(
         self, key: SessionKey, intent: Intent, event: SessionEvent, by: str
     ) -> SessionView:
-        row = self._known(key)
+        row = self._known_row(key)
         if row.phase not in LIVE:
-            raise _wrong(row, event)
+            raise _wrong_phase(row, event)
         if row.intent is Intent.SUSPEND:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=row.intent.value)
         self._check_stays(row)
-        self._wish(row, intent, by)
+        self._write_intent(row, intent, by)
         return self._sessions.view(key)
 
     async def resume(
@@ -255,13 +255,13 @@ class UserApi:
             Refused: ``wrong_phase``: it has no checkpoint; ``former_account``: it is
                 not known which account it belongs to.
         """
-        row = self._known(key)
+        row = self._known_row(key)
         self._settle_account(key, by, manages=manages)
         if row.phase in {Phase.SUSPENDED, Phase.RELEASING, Phase.SUSPENDING}:
-            self._wish(row, Intent.RESUME, by)
+            self._write_intent(row, Intent.RESUME, by)
             await self._call_off_suspend(row)
         elif row.phase is Phase.STOPPED:
-            raise _wrong(row, SessionEvent.RESTORE)
+            raise _wrong_phase(row, SessionEvent.RESTORE)
         return self._sessions.view(key)
 
     async def keep(
@@ -285,7 +285,7 @@ class UserApi:
                 ``node_drains``; or ``wrong_phase``: it is stopped, and its next start
                 is a new session.
         """
-        row = self._known(key)
+        row = self._known_row(key)
         if row.phase is Phase.STOPPED and seconds:
             raise Refused(Reason.WRONG_PHASE, phase="stopped", action="be kept")
         if seconds:
@@ -317,7 +317,7 @@ class UserApi:
         Raises:
             NotFound: no such session.
         """
-        self._known(key)
+        self._known_row(key)
         if manages:
             return LONGEST_KEEP
         left = self._keeps.left(key, self._sessions.clock.now())
@@ -337,7 +337,7 @@ class UserApi:
             NotFound: no such session.
             Refused: users may not choose one, or not that one.
         """
-        self._known(key)
+        self._known_row(key)
         shortest = self._settings.own_idle_shortest
         longest = self._settings.own_idle_longest
         if seconds is not None and not longest:
@@ -345,8 +345,8 @@ class UserApi:
         if seconds is not None and not shortest <= seconds <= longest:
             what = f"Choose from {duration(shortest)} to {duration(longest)}."
             raise Refused(Reason.INVALID, what=what)
-        told = "the Hub's own." if seconds is None else f"{duration(seconds)}."
-        line = self._sessions.audit_line(key, by, "idle time", told)
+        chosen = "the Hub's own." if seconds is None else f"{duration(seconds)}."
+        line = self._sessions.audit_line(key, by, "idle time", chosen)
         self._sessions.update(key, line, own_idle_time=seconds)
         self._queue.add(key)
         return self._sessions.view(key)
@@ -359,7 +359,7 @@ class UserApi:
         Raises:
             NotFound: no such session.
         """
-        self._known(key)
+        self._known_row(key)
         line = self._sessions.audit_line(key, by, "opt out" if out else "opt in")
         self._sessions.update(key, line, opted_out_by=by if out else "")
         self._queue.add(key)
@@ -373,7 +373,7 @@ class UserApi:
         Raises:
             NotFound: no such session.
         """
-        self._known(key)
+        self._known_row(key)
         # A Hub that has lost its database has other accounts for the same people.
         self._settle_account(key, by, manages=True)
         order_renewal(self._sessions, key, by)
@@ -387,7 +387,7 @@ class UserApi:
         Raises:
             NotFound: no such session.
         """
-        self._known(key)
+        self._known_row(key)
         self._sessions.tab_keys.revoke(key)
         line = self._sessions.audit_line(key, by, "revoke tabs")
         self._sessions.update(key, line)
@@ -408,7 +408,7 @@ class UserApi:
                 is a former account's; ``operation_in_flight``: that one may run soon.
         """
         seconds = self._settings.set_aside
-        row = self._known(key)
+        row = self._known_row(key)
         if self._renames.dismiss(key, by):
             return self._sessions.view(key)
         if row.claimed:
@@ -469,7 +469,7 @@ class UserApi:
         # Whose it is comes first; a manager's Resume settles that.
         self._settle_account(key, by, manages=False)
         before = self._sessions.row(key)
-        wanted = await self._kept(key, checkpoint, manages=manages)
+        wanted = await self._find_checkpoint(key, checkpoint, manages=manages)
         row = self._sessions.row(key)
         if row.phase in LIVE and row.incarnation != before.incarnation:
             save_running = False  # what was asked for was not this session
@@ -514,8 +514,8 @@ class UserApi:
             StoreError: likewise.
         """
         self._settle_account(key, by, manages=False)
-        self._known(key)
-        await self._kept(key, checkpoint, manages=False)
+        self._known_row(key)
+        await self._find_checkpoint(key, checkpoint, manages=False)
         there = await self._branches.open(key, checkpoint, server, by)
         self._queue.add(there)
         return self._sessions.view(there)
@@ -539,14 +539,14 @@ class UserApi:
             StoreError: likewise, or it is damaged.
         """
         self._settle_account(key, by, manages=False)
-        self._known(key)
-        await self._kept(key, checkpoint, manages=False)
+        self._known_row(key)
+        await self._find_checkpoint(key, checkpoint, manages=False)
         head = await self._agent.export(checkpoint, key, passphrase)
         line = self._sessions.audit_line(key, by, "export", checkpoint)
         self._sessions.update(key, line)
         return Export(self._agent, checkpoint, head)
 
-    async def _kept(
+    async def _find_checkpoint(
         self, key: SessionKey, checkpoint: str, *, manages: bool
     ) -> CheckpointRow:
         """Return a checkpoint of that session that may be brought back.
@@ -554,7 +554,9 @@ class UserApi:
         The store is asked even if the journal knows the checkpoint: it may be older.
         """
         journal = self._sessions.journal
-        saved = await self._saved(key, known=journal.checkpoint(checkpoint) is not None)
+        saved = await self._saved_in_store(
+            key, known=journal.checkpoint(checkpoint) is not None
+        )
         if saved is not None:
             mine = [i for i in saved if (i.id, i.key) == (checkpoint, key)]
             if not mine:
@@ -569,7 +571,7 @@ class UserApi:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         return row
 
-    async def _saved(
+    async def _saved_in_store(
         self, key: SessionKey, *, known: bool
     ) -> tuple[CheckpointInfo, ...] | None:
         """Return what the store has of that session; None: it is silent."""
@@ -597,11 +599,11 @@ class UserApi:
             Refused: ``wrong_phase``: the checkpoint is in use, or none was named and
                 the session is not suspended.
         """
-        row = self._known(key)
+        row = self._known_row(key)
         if row.phase is Phase.SUSPENDED and checkpoint in {None, row.checkpoint}:
             expiry.discard(self._sessions, key, row.checkpoint, by=by)
         elif checkpoint is None:
-            raise _wrong(row, SessionEvent.DISCARDED)
+            raise _wrong_phase(row, SessionEvent.DISCARDED)
         else:
             self._discard_aside(row, checkpoint, by)
         await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
@@ -613,7 +615,7 @@ class UserApi:
         if found is None or found.key != row.key:
             raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
         if found.keeping is not Keeping.ASIDE:
-            raise _wrong(row, SessionEvent.DISCARDED)
+            raise _wrong_phase(row, SessionEvent.DISCARDED)
         self._sessions.journal.keep(self._to_delete(checkpoint))
         line = self._sessions.audit_line(row.key, by, "discard", checkpoint)
         self._sessions.update(row.key, line)
@@ -630,7 +632,7 @@ class UserApi:
             NotFound: no such session, or no such tree.
             Refused: ``wrong_phase``: it is the session itself.
         """
-        row = self._known(key)
+        row = self._known_row(key)
         trees = await self._agent.trees(key)
         if incarnation not in {tree.incarnation for tree in trees}:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
@@ -670,7 +672,7 @@ class UserApi:
         self._check_is_theirs(key, by)
         before = [row.id for row in self._visible(key)]
         if everything and checkpoint is None:
-            self._doom_all(self._known(key), by)
+            self._mark_all_unneeded(self._known_row(key), by)
         if checkpoint is not None or not everything:
             await self.discard(key, by, checkpoint)
         await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
@@ -680,7 +682,7 @@ class UserApi:
         gone = [each for each in before if each not in {row.id for row in rows}]
         return Deleted(deleted=gone, kept=left)
 
-    def _doom_all(self, row: SessionRow, by: str) -> None:
+    def _mark_all_unneeded(self, row: SessionRow, by: str) -> None:
         """Mark everything that a session can do without for deletion."""
         unused = {Keeping.ASIDE}
         if row.phase in {*LIVE, Phase.SUSPENDED, Phase.STOPPED}:
@@ -745,7 +747,7 @@ class UserApi:
         if drain is not None:
             raise Refused(Reason.NODE_DRAINS, node=drain.name, why=drain.because)
 
-    def _known(self, key: SessionKey) -> SessionRow:
+    def _known_row(self, key: SessionKey) -> SessionRow:
         row = self._sessions.journal.session(key)
         if row is None:
             raise NotFound(Reason.UNKNOWN_SESSION, session=key)
@@ -773,7 +775,9 @@ class UserApi:
             with suppress(NotFound):
                 await self._agent.cancel(row.incarnation)
 
-    def _wish(self, row: SessionRow, intent: Intent, by: str, name: str = "") -> None:
+    def _write_intent(
+        self, row: SessionRow, intent: Intent, by: str, name: str = ""
+    ) -> None:
         """Write an intent into the row; the worker carries it out."""
         line = self._sessions.audit_line(row.key, by, f"ask to {intent.value}")
         self._sessions.update(
@@ -785,7 +789,7 @@ class UserApi:
         return expiry.kept(self._sessions, checkpoint, Keeping.TO_DELETE, seconds=0)
 
 
-def _name(text: str) -> str:
+def _checked_name(text: str) -> str:
     """Return a name for people, as one line.
 
     Raises:
@@ -798,5 +802,5 @@ def _name(text: str) -> str:
     return name
 
 
-def _wrong(row: SessionRow, happened: SessionEvent) -> Refused:
+def _wrong_phase(row: SessionRow, happened: SessionEvent) -> Refused:
     return Refused(Reason.WRONG_PHASE, phase=row.phase.value, action=happened.value)

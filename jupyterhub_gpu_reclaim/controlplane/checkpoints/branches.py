@@ -71,7 +71,7 @@ class Branches:
         self._sessions.take_up_deletions()
         self._check_free(there)
         if await self._hub.server(there) is not HubState.STOPPED:
-            raise _taken(there)
+            raise _name_taken(there)
         info = await self._agent.branch(
             checkpoint,
             self._new_id(),
@@ -81,7 +81,7 @@ class Branches:
         )
         try:
             self._check_free(there)
-            self._note(key, info, by)
+            self._note_suspended(key, info, by)
         except ReclaimError:
             await self._agent.discard(info.id)
             raise
@@ -90,9 +90,9 @@ class Branches:
 
     def _check_free(self, there: SessionKey) -> None:
         if self._sessions.row(there).phase is not Phase.STOPPED:
-            raise _taken(there)
+            raise _name_taken(there)
 
-    def _note(self, key: SessionKey, info: CheckpointInfo, by: str) -> None:
+    def _note_suspended(self, key: SessionKey, info: CheckpointInfo, by: str) -> None:
         """Note that the new session is suspended in its checkpoint."""
         sessions = self._sessions
         sessions.apply(
@@ -128,6 +128,6 @@ class Branches:
             raise
 
 
-def _taken(there: SessionKey) -> Refused:
+def _name_taken(there: SessionKey) -> Refused:
     why = f"there is a server called {there.server} already"
     return Refused(Reason.BRANCH_IMPOSSIBLE, why=why)

@@ -87,11 +87,13 @@ def wish(
 
 def call_off(sessions: Sessions, row: SessionRow, settings: Settings) -> SessionRow:
     """Stop bringing back: the session runs on, and the checkpoint is kept as before."""
-    rows = off(sessions, row, settings)
+    rows = rows_to_call_off(sessions, row, settings)
     return sessions.update(row.key, checkpoints=rows, bring_back="")
 
 
-def off(sessions: Sessions, row: SessionRow, settings: Settings) -> list[CheckpointRow]:
+def rows_to_call_off(
+    sessions: Sessions, row: SessionRow, settings: Settings
+) -> list[CheckpointRow]:
     """Return the rows for :func:`call_off`, to write with something else."""
     if not row.bring_back:
         return []

@@ -116,11 +116,11 @@ class Deletions:
     def _take(self, name: str, deletion: Deletion) -> None:
         """Take an order once: told again, there may be a new session of that name."""
         if not name:
-            self._order(deletion)
+            self._write_order(deletion)
         elif audit_log.mark(self._sessions.journal, _MARK + name) is None:
-            self._order(deletion, also=self._known(name))
+            self._write_order(deletion, also=self._remember(name))
 
-    def _known(self, name: str) -> list[Any]:
+    def _remember(self, name: str) -> list[Any]:
         """Statements that remember that order from now on, and forget old ones."""
         now = self._sessions.clock.now()
         old = [
@@ -136,14 +136,14 @@ class Deletions:
         """Whether a file that was taken up could not be removed."""
         return self._folder is not None and deletion_orders.is_left(self._folder, name)
 
-    def _order(self, deletion: Deletion, also: Iterable[Any] = ()) -> None:
+    def _write_order(self, deletion: Deletion, also: Iterable[Any] = ()) -> None:
         sessions, key = self._sessions, deletion.key
         row = sessions.row(key)
         order = self._new_order(deletion, row)
         line = sessions.audit_line(key, SERVICE, "forget", _DELETED)
         to_delete = [
             each
-            for r in self._rows(order)
+            for r in self._rows_meant(order)
             if r.keeping is not Keeping.FORMER
             for each in expiry.kept(sessions, r.id, Keeping.TO_DELETE, seconds=0)
         ]
@@ -152,7 +152,7 @@ class Deletions:
         else:  # the session of somebody who has had the name before
             sessions.journal.keep(to_delete)
             sessions.journal.write(schema.insert_audit(line), *_written(order), *also)
-        self._all()[key] = order
+        self._orders_by_key()[key] = order
 
     def _new_order(self, deletion: Deletion, row: SessionRow) -> DeletionOrder:
         """Make the order, which takes over what a pending one is about."""
@@ -162,7 +162,7 @@ class Deletions:
             names=frozenset(deletion.sessions),
             accounts=frozenset({deletion.account} - {""}),
         )
-        names = {each.info.incarnation for each in self._rows(order) if each.info}
+        names = {each.info.incarnation for each in self._rows_meant(order) if each.info}
         if order.concerns(owners.account_of(self._sessions, row)):
             names.add(row.incarnation)
         names |= order.names
@@ -174,20 +174,20 @@ class Deletions:
         names.discard("")
         return msgspec.structs.replace(order, names=frozenset(names), accounts=accounts)
 
-    def _rows(self, order: DeletionOrder) -> list[CheckpointRow]:
+    def _rows_meant(self, order: DeletionOrder) -> list[CheckpointRow]:
         """Return the checkpoints of that name that the order can mean."""
         rows = self._sessions.journal.checkpoints(order.key)
         return [r for r in rows if not r.info or order.concerns(r.info.account)]
 
     def pending(self, key: SessionKey) -> DeletionOrder | None:
         """The pending order for a session."""
-        return self._all().get(key)
+        return self._orders_by_key().get(key)
 
     def pending_keys(self) -> set[SessionKey]:
         """Sessions with a pending order."""
-        return set(self._all())
+        return set(self._orders_by_key())
 
-    def _all(self) -> dict[SessionKey, DeletionOrder]:
+    def _orders_by_key(self) -> dict[SessionKey, DeletionOrder]:
         if self._orders is None or self._read_in != self._term():
             self._read_in = self._term()
             found = self._sessions.journal.read(schema.deletions.select())
@@ -258,7 +258,7 @@ class Deletions:
             if tree.state is not TreeState.GONE and self._is_old(order, tree)
         ]
         for tree in left:
-            await self._end(tree)
+            await self._end_tree(tree)
         saved = await self._agent.checkpoints(key)
         to_delete = {info.id for info in saved if self._is_saved(order, info)}
         for row in self._sessions.journal.checkpoints(key):
@@ -270,10 +270,10 @@ class Deletions:
             _log.info("%s: checkpoint %s deleted (forgotten)", key, checkpoint)
         if left or to_delete or self.pending(key) is not order:
             return True  # done is what was looked at and found empty
-        self._done(order)
+        self._note_done(order)
         return False
 
-    async def _end(self, tree: Tree) -> None:
+    async def _end_tree(self, tree: Tree) -> None:
         try:
             if tree.state is TreeState.CAPTURING:
                 await self._agent.cancel(tree.incarnation)
@@ -283,14 +283,14 @@ class Deletions:
             return
         _log.info("%s: what is left of a deleted session is ended", tree.key)
 
-    def _done(self, order: DeletionOrder) -> None:
+    def _note_done(self, order: DeletionOrder) -> None:
         sessions = self._sessions
         message = "Nothing of the deleted server is left."
         line = sessions.audit_line(order.key, SERVICE, "forgotten", message)
         forgotten = sessions.tab_keys.forget(order.key)
         removed = _removed(order.key)
         sessions.journal.write(schema.insert_audit(line), removed, *forgotten)
-        self._all().pop(order.key, None)
+        self._orders_by_key().pop(order.key, None)
 
 
 def _removed(key: SessionKey) -> Any:

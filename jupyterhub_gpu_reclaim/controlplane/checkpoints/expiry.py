@@ -208,7 +208,7 @@ async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:
             continue
         superseded = due.keeping is Keeping.SUPERSEDED
         runs = living.incarnation if superseded and living else ""
-        if runs and not await _runs(agent, runs):
+        if runs and not await _is_running(agent, runs):
             stuck.add(due.key)
             continue
         if row is not None and superseded and due.name:
@@ -268,7 +268,7 @@ def _due(sessions: Sessions) -> list[CheckpointRow]:
     ]
 
 
-async def _runs(agent: Agent, incarnation: str) -> bool:
+async def _is_running(agent: Agent, incarnation: str) -> bool:
     """Whether a session's programs run at this moment, as far as can be seen."""
     try:
         return (await agent.tree(incarnation)).lives
@@ -276,7 +276,7 @@ async def _runs(agent: Agent, incarnation: str) -> bool:
         return False
 
 
-def _without_user(
+def _drop_of_deleted_users(
     kept: Iterable[Kept], rows: Mapping[str, CheckpointRow], now: float
 ) -> list[Dropped]:
     """Drop suspended sessions of users whom a program has deleted, after their time."""
@@ -296,7 +296,7 @@ def retain(sessions: Sessions, retention: Retention) -> None:
     rows = {row.id: row for row in sessions.journal.checkpoints()}
     now = sessions.clock.now()
     kept_now = kept_of(sessions)
-    dropped = {each.id: each for each in _without_user(kept_now, rows, now)}
+    dropped = {each.id: each for each in _drop_of_deleted_users(kept_now, rows, now)}
     dropped |= {each.id: each for each in drop(kept_now, retention, now)}
     for each in dropped.values():
         row = rows[each.id]
@@ -383,12 +383,12 @@ def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
     """
     journal, now = sessions.journal, sessions.clock.now()
     rows = {row.id: row for row in journal.checkpoints()}
-    told = audit_log.marks(journal, _MARK)
-    gone = [name for name in told if name.removeprefix(_MARK) not in rows]
+    announced = audit_log.marks(journal, _MARK)
+    gone = [name for name in announced if name.removeprefix(_MARK) not in rows]
     journal.write(*[each for name in gone for each in audit_log.set_mark(name, None)])
-    for checkpoint, at in _ends(sessions, retention, now + ahead).items():
+    for checkpoint, at in _expiries(sessions, retention, now + ahead).items():
         row = rows[checkpoint]
-        if _MARK + checkpoint in told or at - row.changed <= ahead:
+        if _MARK + checkpoint in announced or at - row.changed <= ahead:
             continue
         line = sessions.audit_line(
             row.key, SERVICE, "deletion ahead", _message(row, at - now)
@@ -399,7 +399,9 @@ def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
         )
 
 
-def _ends(sessions: Sessions, retention: Retention, until: float) -> dict[str, float]:
+def _expiries(
+    sessions: Sessions, retention: Retention, until: float
+) -> dict[str, float]:
     """Return the checkpoints that expire until then, and when."""
     kept = kept_of(sessions)
     aged = {each.id for each in drop(kept, retention, until)}

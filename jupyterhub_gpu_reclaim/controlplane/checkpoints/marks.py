@@ -97,5 +97,5 @@ def _is_decided(row: CheckpointRow) -> bool:
 
 
 def _wish(row: CheckpointRow) -> Aside | None:
-    said = row.info.aside if row.info is not None else None
-    return said if row.keeping in _ASIDE else None
+    aside = row.info.aside if row.info is not None else None
+    return aside if row.keeping in _ASIDE else None

@@ -131,11 +131,13 @@ class Judge:
         decisions: list[Decision] = []
         snapshot = snapshot_of(self._sessions, row)
         # Beside programs that nap, another one may have begun to use a GPU.
-        beside = snapshot.usage is not None and bool(snapshot.usage.gpu_memory)
-        awake = row.phase is Phase.RUNNING or (row.phase is Phase.NAPPING and beside)
+        holds_memory = snapshot.usage is not None and bool(snapshot.usage.gpu_memory)
+        awake = row.phase is Phase.RUNNING or (
+            row.phase is Phase.NAPPING and holds_memory
+        )
         if self._naps is not None and awake:
             after = self._naps.after(snapshot.terms)
-            snapshot = self._of_nap(snapshot, row, after)
+            snapshot = self._nap_snapshot(snapshot, row, after)
             decisions = list(self._naps(snapshot, now))
         self._sessions.judged_nap(row.key, decisions[0] if decisions else None)
         return bool(decisions) and decisions[0].reclaim
@@ -152,7 +154,7 @@ class Judge:
         now = self._sessions.clock.now()
         snapshot = snapshot_of(self._sessions, row)
         after = self._naps.after(snapshot.terms)
-        snapshot = self._of_nap(snapshot, row, after)
+        snapshot = self._nap_snapshot(snapshot, row, after)
         idle = []
         for kernel in runtime.kernels.on_gpu:
             # Whatever has woken it need not have been use: else it would nap at once.
@@ -174,7 +176,7 @@ class Judge:
     def room_snapshot(self, row: SessionRow) -> SessionSnapshot:
         """Make the snapshot of a session whose memory another one needs."""
         after = self._naps.room_after if self._naps is not None else 0.0
-        snapshot = self._of_nap(snapshot_of(self._sessions, row), row, after)
+        snapshot = self._nap_snapshot(snapshot_of(self._sessions, row), row, after)
         trouble = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
         if trouble is not None and trouble.is_short:
             # Its user came back soon; whoever waits must not pay for that for an hour.
@@ -196,7 +198,7 @@ class Judge:
             return [deny(Reason.NAP_OFF, rule="")]
         return self._naps.for_room(snapshot, now)
 
-    def _of_nap(
+    def _nap_snapshot(
         self, snapshot: SessionSnapshot, row: SessionRow, after: float
     ) -> SessionSnapshot:
         """Make the snapshot from which a nap is judged."""

@@ -103,12 +103,12 @@ class Preemption:
             needed = 1 if shares else each.gpus
             lacking = needed - min(coming, needed)
             coming -= needed - lacking
-            if lacking and not self._has_had(each.key, needed, now):
+            if lacking and not self._awaits_effect(each.key, needed, now):
                 name = row.gpu_name if row.checkpoint else ""
                 wants.append(Want(key=each.key, gpus=lacking, gpu=name))
         return wants
 
-    def _has_had(self, key: SessionKey, needed: int, now: float) -> bool:
+    def _awaits_effect(self, key: SessionKey, needed: int, now: float) -> bool:
         """Whether enough was freed for the session, and the effect must be awaited."""
         freed, at = self._sessions.runtime(key).freed
         rounds = min(freed // needed, 16)

@@ -145,7 +145,9 @@ class RoomMaker:
             for card in shortage.cards:
                 left[card.uuid] = card.free
                 self._names[card.uuid] = card.name
-        left.update(self._coming({row.key for row, _ in waiting}) if waiting else {})
+        left.update(
+            self._bytes_coming_free({row.key for row, _ in waiting}) if waiting else {}
+        )
         wants = []
         for row, shortage in waiting:
             lacking = {
@@ -159,7 +161,7 @@ class RoomMaker:
                 wants.append(RoomWant(key=row.key, lacking=lacking))
         return wants
 
-    def _coming(self, waiting: set[SessionKey]) -> Counter[str]:
+    def _bytes_coming_free(self, waiting: set[SessionKey]) -> Counter[str]:
         """Bytes by card that naps are freeing, or have freed a moment ago.
 
         Memory that the waiting sessions' own naps freed was free before they began to

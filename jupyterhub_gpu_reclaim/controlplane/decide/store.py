@@ -43,8 +43,8 @@ def settle(
             answered.
         new_id: makes an id that no store has.
     """
-    meant = _highest(meant, told)
-    first = [] if any(each.store for each in told.values()) else _empty(told)[:1]
+    meant = _highest_word(meant, told)
+    first = [] if any(each.store for each in told.values()) else _empty_nodes(told)[:1]
     if meant is None and may_begin and first:
         meant = MeantStore(new_id(), 0, begun=False)
     if meant is None:
@@ -61,7 +61,7 @@ def settle(
     return Settled(meant, dict.fromkeys(late, order))
 
 
-def _highest(
+def _highest_word(
     meant: MeantStore | None, told: Mapping[str, StoreStatus]
 ) -> MeantStore | None:
     """Return the highest word; if two are as high, the journal's, or none."""
@@ -75,6 +75,6 @@ def _highest(
     return MeantStore(stores.pop(), top, begun=True) if len(stores) == 1 else meant
 
 
-def _empty(told: Mapping[str, StoreStatus]) -> list[str]:
+def _empty_nodes(told: Mapping[str, StoreStatus]) -> list[str]:
     """Names of the nodes that have never known a store and see an empty place."""
     return sorted(node for node, status in told.items() if status.state == "new")

@@ -110,12 +110,14 @@ class Together:
         others = [] if self._goes_anyway(row) else self.members(row)
         if not others:
             return None
-        on = [e for e in others if e.phase in LIVE and e.intent is not Intent.SUSPEND]
-        failed = [e for e in on if e.failure and e.failure.code not in CALLED_OFF]
+        going_on = [
+            e for e in others if e.phase in LIVE and e.intent is not Intent.SUSPEND
+        ]
+        failed = [e for e in going_on if e.failure and e.failure.code not in CALLED_OFF]
         if failed and failed[0].failure:
-            return _failed(failed[0], failed[0].failure.message)
+            return _member_failure(failed[0], failed[0].failure.message)
         back = row.intent is Intent.RESUME
-        if back or on or any(each.phase is Phase.RESUMING for each in others):
+        if back or going_on or any(each.phase is Phase.RESUMING for each in others):
             return codec.failure_of(Refused(Reason.CANCELLED))
         return None
 
@@ -124,7 +126,7 @@ class Together:
         if not self._goes_anyway(row):
             for each in self.members(row):
                 if each.phase not in SAVED:
-                    return _failed(each, "It was not saved in time.")
+                    return _member_failure(each, "It was not saved in time.")
         return None
 
     def _goes_anyway(self, row: SessionRow) -> bool:
@@ -175,5 +177,5 @@ def _has_gone_with(member: SessionRow, row: SessionRow) -> bool:
     return member.phase is Phase.RELEASING and member.stop_asked is not None
 
 
-def _failed(member: SessionRow, why: str) -> Failure:
+def _member_failure(member: SessionRow, why: str) -> Failure:
     return codec.failure_of(Refused(Reason.TOGETHER_FAILED, member=member.key, why=why))

@@ -211,7 +211,9 @@ class Suspender:
             row.key,
             SessionEvent.CAPTURE_FAILED,
             failure=failure,
-            checkpoints=bring_back.off(self._sessions, row, self._settings),
+            checkpoints=bring_back.rows_to_call_off(
+                self._sessions, row, self._settings
+            ),
             failures=failures,
             backoff_until=self._sessions.clock.now() + wait,
         )
@@ -287,7 +289,7 @@ class Suspender:
         to_delete = expiry.kept(
             self._sessions, row.checkpoint, Keeping.TO_DELETE, seconds=0
         )
-        to_delete += bring_back.off(self._sessions, row, self._settings)
+        to_delete += bring_back.rows_to_call_off(self._sessions, row, self._settings)
         after = self._sessions.apply(
             row.key,
             SessionEvent.THAWED,
