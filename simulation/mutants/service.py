@@ -221,7 +221,7 @@ def _unnoted(row: SessionRow, observed: Observed, asked: Any) -> Action:
     return stop.END
 
 
-UNNOTED_RETURN: tuple[Patch, ...] = ((stop, "_return", _unnoted),)
+UNNOTED_RETURN: tuple[Patch, ...] = ((stop, "_settle_return", _unnoted),)
 
 
 def _nothing_is_there(row: SessionRow, observed: Observed, asked: Any) -> Action:
@@ -231,7 +231,7 @@ def _nothing_is_there(row: SessionRow, observed: Observed, asked: Any) -> Action
     return Action(kind)
 
 
-SILENCE: tuple[Patch, ...] = ((start, "_in_silence", _nothing_is_there),)
+SILENCE: tuple[Patch, ...] = ((start, "_settle_silence", _nothing_is_there),)
 
 
 async def _leave(self: Resumer, key: SessionKey, incarnation: str) -> None:
@@ -277,7 +277,7 @@ RENAMED: tuple[Patch, ...] = (
 )
 
 
-_saved = Saver._saved
+_saved = Saver._note_saved
 
 
 class _WithoutCheckpoint:
@@ -304,4 +304,4 @@ def _save_point_unnoted(
         saver._sessions = real
 
 
-UNNOTED: tuple[Patch, ...] = ((Saver, "_saved", _save_point_unnoted),)
+UNNOTED: tuple[Patch, ...] = ((Saver, "_note_saved", _save_point_unnoted),)

@@ -193,13 +193,13 @@ async def test_looks_that_take_long_do_not_hold_it_up(world, monkeypatch):
     monkeypatch.setattr(draining, "STALE", 0.05)
     controller = await world.controller()
     await running(world, controller, "ada", "bo", "cy")
-    one = controller._observer.one
+    one = controller._observer.observe
 
     async def slow(key):
         await asyncio.sleep(0.1)
         return await one(key)
 
-    controller._observer.one = slow
+    controller._observer.observe = slow
     controller.nodes.drain("", DrainOrder(), "root")
     await world.until(
         lambda: set(phases(controller).values()) == {"suspended"}, limit=10

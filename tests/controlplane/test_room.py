@@ -194,7 +194,7 @@ async def test_older_answer_of_its_agent_does_not_have_it_nap_again(world):
     await world.until(lambda: crowd.facts(ADA).place)
     gate, taken = asyncio.Event(), asyncio.Event()
     observer = crowd.controller._loops._observer
-    everything = observer.all
+    everything = observer.observe_all
 
     async def slow(every):
         answer = await everything(every)
@@ -202,7 +202,7 @@ async def test_older_answer_of_its_agent_does_not_have_it_nap_again(world):
         await gate.wait()
         return answer
 
-    observer.all = slow
+    observer.observe_all = slow
     await taken.wait()
     crowd.node.end(crowd.places[EVE].incarnation)
     await crowd.phase(ADA, "running")

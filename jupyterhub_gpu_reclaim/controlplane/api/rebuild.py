@@ -77,7 +77,7 @@ class Rebuild:
         return found
 
     async def _observe_all(self) -> list[tuple[SessionKey, Observed]]:
-        state = await self._observer.all(0.0)
+        state = await self._observer.observe_all(0.0)
         self._observer.refuse_silence(state)
         keys = {row.key for row in self._sessions.journal.sessions()} | state.keys()
         return [

@@ -88,7 +88,7 @@ def lost(
     stands = known is not None and expiry.is_fallback(known)
     if saved.incarnation == row.incarnation or stands:
         how = "" if ended is None else f" ({_in_brackets(ended.message)})"
-        failure = _ended_since(saved, now, how)
+        failure = _ended_since_saved(saved, now, how)
         disrupted = ended is not None and ended.code == Reason.SESSION_DISRUPTED.value
         if disrupted and settings.return_disrupted:
             order = {"intent": Intent.RESUME, "intent_by": SERVICE}
@@ -122,7 +122,7 @@ def captured(
         row.key,
         SessionEvent.FOUND_CAPTURED,
         checkpoints=rows,
-        account=_account(row, saved),
+        account=_account_in(row, saved),
         session=saved.session,
         incarnation=saved.incarnation,
         checkpoint=saved.id,
@@ -153,22 +153,22 @@ def saved(
     """
     newest = None if observed.whole() else lineage.missed(row, observed)
     if newest is None:
-        _beside(sessions, row, observed, settings)
+        _note_unknown(sessions, row, observed, settings)
         return
     known = [r.info for r in sessions.journal.checkpoints(row.key) if r.info]
     agreed = lineage.agrees(pointer, newest, [*known, *(observed.saved or ())])
     sure = agreed and not newest.goes_on
     seconds = settings.set_aside if sure else None
-    rows = _asides(sessions, row, observed, seconds, besides=newest.id)
+    rows = _aside_rows(sessions, row, observed, seconds, besides=newest.id)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
     before = lineage.goes_back_to(newest.id, observed)
-    rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
+    rows = _supersede(rows, before, sessions.clock.now() + settings.grace)
     sessions.apply(
         row.key,
         SessionEvent.FOUND_SAVED,
         failure=None if sure else _question(newest, sessions.clock.now()),
         checkpoints=[*rows, expiry.current(newest, sessions.clock.now())],
-        account=_account(row, newest),
+        account=_account_in(row, newest),
         session=newest.session,
         incarnation=newest.incarnation,
         checkpoint=newest.id,
@@ -180,22 +180,22 @@ def saved(
 def _question(found: CheckpointInfo, now: float) -> Failure:
     """Make the question to the user before that checkpoint comes back."""
     if found.goes_on:
-        return _ended_since(found, now)
+        return _ended_since_saved(found, now)
     return failure_of(Reason.SAVED_FOUND, when=moment(found.created))
 
 
-def _ended_since(saved: CheckpointInfo, now: float, how: str = "") -> Failure:
+def _ended_since_saved(saved: CheckpointInfo, now: float, how: str = "") -> Failure:
     """Make the question whether a session that went on comes back as it was then."""
     ended, when = moment(now), moment(saved.created)
     return failure_of(Reason.ENDED_SINCE_SAVED, ended=ended, how=how, when=when)
 
 
-def _account(row: SessionRow, info: CheckpointInfo) -> str:
+def _account_in(row: SessionRow, info: CheckpointInfo) -> str:
     """Return whose the session is in that state; the next start asks the account."""
     return info.account if lineage.is_anothers(row, info) else row.account
 
 
-def _beside(
+def _note_unknown(
     sessions: Sessions, row: SessionRow, observed: Observed, settings: Settings
 ) -> None:
     """Note unknown checkpoints beside the one the session is in.
@@ -205,7 +205,7 @@ def _beside(
     """
     missing = row.phase is Phase.SUSPENDED and not observed.checkpoint(row.checkpoint)
     seconds = None if missing else settings.set_aside
-    rows = _asides(sessions, row, observed, seconds)
+    rows = _aside_rows(sessions, row, observed, seconds)
     changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
     running = observed.tree(row.incarnation)
     parent = _came_from(running) if running is not None else ""
@@ -214,7 +214,7 @@ def _beside(
     else:
         changes["checkpoint"] = parent
     before = {parent} | lineage.goes_back_to(parent or row.checkpoint, observed)
-    rows = _superseded(rows, before, sessions.clock.now() + settings.grace)
+    rows = _supersede(rows, before, sessions.clock.now() + settings.grace)
     point = save_point_of(row, observed)
     if point is not None:
         rows = [each for each in rows if each.id != point.id]
@@ -234,16 +234,16 @@ def save_point_of(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
 
     It may date from before a suspend that was taken back, if there is no other.
     """
-    none = not row.checkpoint
+    has_none = not row.checkpoint
     own = [
         info
         for info in observed.unknown()
         if info.incarnation == row.incarnation
-        and (info.stamp > row.stamp or (none and info.goes_on))
+        and (info.stamp > row.stamp or (has_none and info.goes_on))
     ]
     newest = max(own, key=lambda info: info.stamp, default=None)
-    said = newest is not None and newest.aside is not None
-    return newest if row.phase in LIVE and not said else None
+    set_aside = newest is not None and newest.aside is not None
+    return newest if row.phase in LIVE and not set_aside else None
 
 
 def _came_from(tree: Tree) -> str:
@@ -254,7 +254,7 @@ def _came_from(tree: Tree) -> str:
     return tree.origin or tree.checkpoint
 
 
-def _superseded(
+def _supersede(
     rows: list[CheckpointRow], line: set[str], expires: float
 ) -> list[CheckpointRow]:
     """Return the rows; what the session came from gets the time of grace.
@@ -269,7 +269,7 @@ def _superseded(
     ]
 
 
-def _asides(
+def _aside_rows(
     sessions: Sessions,
     row: SessionRow,
     observed: Observed,

@@ -50,19 +50,19 @@ class GpuQueue:
 
     def refresh(self) -> list[Waiting]:
         """Return the queue in its order; tell readers of changed places."""
-        rows = {row.key: row for row in self._rows()}
+        rows = {row.key: row for row in self._waiting_rows()}
         since = ((key, row.waiting_since or 0.0) for key, row in rows.items())
-        order = fair(since, self._held() if rows else {})
+        order = fair(since, self._gpu_holders() if rows else {})
         found = [_waiting(rows[key]) for key in order]
         found += [each for each in self._agent.waiting() if each.key not in rows]
         found = [
             msgspec.structs.replace(each, place=place)
             for place, each in enumerate(found, start=1)
         ]
-        self._tell(order, len(found))
+        self._tell_places(order, len(found))
         wakes = self.wakes()
         found += [self._waking(row, shortage) for row, shortage in wakes]
-        self._note(found)
+        self._note_places(found)
         self._count_wakes(wakes)
         return found
 
@@ -106,7 +106,7 @@ class GpuQueue:
             reason=Reason.NAP_WAITS.sentence(card=card.name or card.uuid, **facts),
         )
 
-    def _note(self, found: list[Waiting]) -> None:
+    def _note_places(self, found: list[Waiting]) -> None:
         """Note the places for views."""
         places = {each.key: each for each in found if each.key is not None}
         for key in places:
@@ -127,7 +127,7 @@ class GpuQueue:
         if not self._limit:
             return True
         if row.waiting_since is None:
-            if not row.gpus or not self._rows():
+            if not row.gpus or not self._waiting_rows():
                 return True
             self._join(row)
             return False
@@ -165,14 +165,14 @@ class GpuQueue:
         self._sessions.update(row.key, line, waiting_since=now)
         self.refresh()
 
-    def _rows(self) -> list[SessionRow]:
+    def _waiting_rows(self) -> list[SessionRow]:
         return [
             row
             for row in self._sessions.journal.sessions()
             if row.waiting_since is not None and row.phase is Phase.RESUMING
         ]
 
-    def _held(self) -> Counter[str]:
+    def _gpu_holders(self) -> Counter[str]:
         """Number of sessions of each user that have a GPU, as far as known."""
         runtime = self._sessions.runtime
         return Counter(
@@ -182,7 +182,7 @@ class GpuQueue:
             and (row.gpus or runtime(row.key).cards(row.incarnation))
         )
 
-    def _tell(self, order: list[SessionKey], total: int) -> None:
+    def _tell_places(self, order: list[SessionKey], total: int) -> None:
         """Tell readers of a resume's steps its place, if that has changed."""
         texts = {
             key: f"Waiting for a free GPU: number {place} of {total} in the queue"

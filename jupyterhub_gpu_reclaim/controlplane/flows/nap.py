@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 SHORT_NAP = 60.0
 
 #: Steps that concern a part of a session: the rest of it naps, or is awake, already.
-_BESIDE: Final = {
+_PARTIAL_STEPS: Final = {
     (Phase.NAPPING, SessionEvent.NAPS),
     (Phase.RUNNING, SessionEvent.WAKES),
 }
@@ -113,19 +113,19 @@ class Napper:
         seen = runtime.seen if why is not None else None
         order = self._agent.nap(row.incarnation, programs, seen=seen)
         try:
-            end = await self._carried_out(row, "nap", order)
+            end = await self._last_event(row, "nap", order)
         finally:
             runtime.moving_out = None
             runtime.makes_room_for = None
         now = self._sessions.row(row.key)
-        if not _same(row, now):
+        if not _still_runs(row, now):
             return
         if end.failure is not None and end.failure.code == Reason.ORDER_LATE.value:
             self._sessions.counters.ended(
                 "nap", "failed", end.failure.code
             )  # it is judged anew
         elif end.failure is not None:
-            self._failed(now, by, end.failure)
+            self._note_failure(now, by, end.failure)
         elif end.tree is not None:
             self._sessions.counters.ended("nap", "ok")
             trouble = runtime.nap_trouble_of(row.incarnation)
@@ -133,7 +133,7 @@ class Napper:
             runtime.nap_trouble = trouble if trouble and trouble.is_short else None
             if runtime.kernels is not None:
                 runtime.kernels.note_asleep(kernels, self._sessions.clock.now())
-            self._note(now, SessionEvent.NAPS, end.tree, by, why)
+            self._journal_step(now, SessionEvent.NAPS, end.tree, by, why)
 
     async def make_room(self, row: SessionRow, why: Decision) -> None:
         """Nap like :meth:`nap`, for another session that wakes.
@@ -158,12 +158,12 @@ class Napper:
         Raises:
             Unreachable: the agent was lost on the way; the wake may go on there.
         """
-        end = await self._carried_out(row, "wake", self._agent.wake(row.incarnation))
+        end = await self._last_event(row, "wake", self._agent.wake(row.incarnation))
         now = self._sessions.row(row.key)
-        if not _same(row, now):
+        if not _still_runs(row, now):
             return 0.0
         if end.tree is not None:
-            self._woken(now, end.tree, by)
+            self._note_woken(now, end.tree, by)
             return 0.0
         if end.failure is not None:
             self._sessions.counters.ended("wake", "failed", end.failure.code)
@@ -175,15 +175,15 @@ class Napper:
 
     def found_napping(self, row: SessionRow, tree: Tree) -> None:
         """Note that a tree naps that the journal has as running."""
-        self._note(row, SessionEvent.NAPS, tree, SERVICE)
+        self._journal_step(row, SessionEvent.NAPS, tree, SERVICE)
 
     def found_awake(self, row: SessionRow, tree: Tree) -> None:
         """Note that a tree runs that the journal has as napping: somebody used it."""
-        for step in _of_wake(tree.steps):
+        for step in _wake_steps(tree.steps):
             self._sessions.counters.step("wake", step)
-        self._woken(row, tree, SERVICE)
+        self._note_woken(row, tree, SERVICE)
 
-    def _woken(self, row: SessionRow, tree: Tree, by: str) -> None:
+    def _note_woken(self, row: SessionRow, tree: Tree, by: str) -> None:
         self._sessions.counters.ended("wake", "ok")
         lasted = self._sessions.clock.now() - row.since
         runtime = self._sessions.runtime(row.key)
@@ -191,10 +191,10 @@ class Napper:
         if by == SERVICE and short and not self._came_back_napping(row):
             # What woke it, such as a page that asks, may do so again at once.
             why = failure_of(Reason.NAP_SHORT, lasted=duration(max(0.0, lasted)))
-            runtime.nap_trouble = self._trouble(row, why)
+            runtime.nap_trouble = self._next_trouble(row, why)
         elif by != SERVICE or lasted >= SHORT_NAP:
             runtime.nap_trouble = None
-        self._note(row, SessionEvent.WAKES, tree, by)
+        self._journal_step(row, SessionEvent.WAKES, tree, by)
 
     def _came_back_napping(self, row: SessionRow) -> bool:
         """Whether the nap began with the return; whoever returns soon wakes it."""
@@ -203,7 +203,7 @@ class Napper:
             resumed is not None and row.since - resumed <= self._settings.tick_interval
         )
 
-    def _note(
+    def _journal_step(
         self,
         row: SessionRow,
         event: SessionEvent,
@@ -217,9 +217,9 @@ class Napper:
         order: dict[str, Any] = _NO_ORDER if obeyed else {}
         moved = f"{size(tree.nap.bytes)} of GPU memory." if tree.nap else ""
         runs_on = event is SessionEvent.NAPS and tree.state is TreeState.RUNNING
-        if runs_on or (row.phase, event) in _BESIDE:
-            told = f"{why.message} {moved}" if why is not None else moved
-            line = self._sessions.audit_line(row.key, by, event.name.lower(), told)
+        if runs_on or (row.phase, event) in _PARTIAL_STEPS:
+            message = f"{why.message} {moved}" if why is not None else moved
+            line = self._sessions.audit_line(row.key, by, event.name.lower(), message)
             self._sessions.update(row.key, line, **order)
             return
         # A failure is that of a suspend, which is still due.
@@ -229,16 +229,16 @@ class Napper:
         if event is SessionEvent.NAPS:
             self.naps()
 
-    def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
+    def _note_failure(self, row: SessionRow, by: str, failure: Failure) -> None:
         """Note a failed nap: the session runs on; the policy waits before a new try."""
-        self._sessions.runtime(row.key).nap_trouble = self._trouble(row, failure)
+        self._sessions.runtime(row.key).nap_trouble = self._next_trouble(row, failure)
         self._sessions.counters.ended("nap", "failed", failure.code)
         line = self._sessions.audit_line(row.key, by, "nap failed", failure.message)
         order: dict[str, Any] = _NO_ORDER if row.intent is Intent.NAP else {}
         self._sessions.update(row.key, line, **order)
         _log.info("%s: it runs on without a nap: %s", row.key, failure.message)
 
-    def _trouble(self, row: SessionRow, failure: Failure) -> NapTrouble:
+    def _next_trouble(self, row: SessionRow, failure: Failure) -> NapTrouble:
         """Count one more failure in a row, and how long the policy waits after it."""
         former = self._sessions.runtime(row.key).nap_trouble_of(row.incarnation)
         failures = 1 + (former.failures if former is not None else 0)
@@ -248,7 +248,7 @@ class Napper:
         until = self._sessions.clock.now() + pause
         return NapTrouble(row.incarnation, failure, failures, until)
 
-    async def _carried_out(
+    async def _last_event(
         self, row: SessionRow, kind: str, events: AsyncIterator[Event]
     ) -> Event:
         """Return the last event of an order."""
@@ -268,12 +268,12 @@ class Napper:
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
 
 
-def _same(before: SessionRow, now: SessionRow) -> bool:
+def _still_runs(before: SessionRow, now: SessionRow) -> bool:
     """Whether it is still the session that the order was about, and it runs."""
     return now.incarnation == before.incarnation and now.phase in LIVE
 
 
-def _of_wake(steps: list[Step]) -> list[Step]:
+def _wake_steps(steps: list[Step]) -> list[Step]:
     """Return the steps of an agent's last operation, if that was a wake."""
     names = [step.step for step in steps]
     return steps if names in (["gpu"], ["room", "gpu"]) else []

@@ -59,9 +59,9 @@ class Resumer:
         returns as soon as it has. The Hub answers only when the session runs, or after
         ten seconds (its ``slow_spawn_timeout``), and the worker is needed meanwhile.
         """
-        asking = asyncio.create_task(self._ask(row))
+        asking = asyncio.create_task(self._ask_for_start(row))
         self._asking.add(asking)
-        asking.add_done_callback(self._answered)
+        asking.add_done_callback(self._forget_request)
         begun = asyncio.create_task(
             self._sessions.until(
                 row.key,
@@ -79,11 +79,11 @@ class Resumer:
         finally:
             begun.cancel()
 
-    def _answered(self, asking: asyncio.Task[None]) -> None:
+    def _forget_request(self, asking: asyncio.Task[None]) -> None:
         self._asking.discard(asking)
         asking.cancelled() or asking.exception()  # looked at, so asyncio is content
 
-    async def _ask(self, row: SessionRow) -> None:
+    async def _ask_for_start(self, row: SessionRow) -> None:
         try:
             await self._hub.start(row.key)
         except Refused as error:
@@ -94,8 +94,8 @@ class Resumer:
                 _log.info("%s: the Hub is not ready for a start: %s", row.key, error)
                 return
             # That something runs beside it is known until that has ended.
-            beside = row.failure is not None and row.failure.incarnation
-            failure = row.failure if beside else codec.failure_of(error)
+            another_runs = row.failure is not None and row.failure.incarnation
+            failure = row.failure if another_runs else codec.failure_of(error)
             self._sessions.update(
                 row.key, intent=Intent.NONE, intent_by="", failure=failure
             )
@@ -128,7 +128,7 @@ class Resumer:
             end = Event(failure=codec.failure_of(late))
         except ReclaimError as error:
             end = Event(failure=codec.failure_of(error))
-        row = self._sessions.row(row.key) if self._still(row) else row
+        row = self._sessions.row(row.key) if self._is_unchanged(row) else row
         if end.failure is not None and not self._line.waits(row, end.failure):
             yield self.failed(row, self._line.told(row, end.failure))
 
@@ -137,7 +137,7 @@ class Resumer:
         unserved = row.waiting_since is not None
         events = self._agent.restore(row.incarnation, row.checkpoint, lazy=lazy)
         async for event in events:
-            if not self._still(row):
+            if not self._is_unchanged(row):
                 raise Refused(Reason.CANCELLED)
             if event.failure is not None:
                 return event
@@ -152,7 +152,7 @@ class Resumer:
             self._sessions.counters.step("resume", event.step)
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
 
-    def _still(self, row: SessionRow) -> bool:
+    def _is_unchanged(self, row: SessionRow) -> bool:
         now = self._sessions.row(row.key)
         return (now.phase, now.incarnation) == (row.phase, row.incarnation)
 
@@ -178,7 +178,7 @@ class Resumer:
 
     def failed(self, row: SessionRow, failure: Failure | None) -> SessionRow:
         """RESUMING -> SUSPENDED: nothing came back, the checkpoint is kept."""
-        if not self._still(row):
+        if not self._is_unchanged(row):
             return self._sessions.row(row.key)
         self._sessions.counters.ended(
             "resume", "failed", failure.code if failure else Reason.CANCELLED.value

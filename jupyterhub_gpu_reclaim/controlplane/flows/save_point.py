@@ -70,7 +70,7 @@ class Saver:
         )
         try:
             async with asyncio.timeout(self._settings.operation_limit):
-                end = await self._carried_out(row)
+                end = await self._last_event(row)
         except TimeoutError:
             await self._agent.cancel(row.incarnation)
             raise Unreachable(Reason.AGENT_UNREACHABLE, detail="save") from None
@@ -79,16 +79,16 @@ class Saver:
         except ReclaimError as error:
             if error.reason is Reason.OPERATION_IN_FLIGHT:
                 raise
-            self._failed(row, by, codec.failure_of(error))
+            self._note_failed(row, by, codec.failure_of(error))
             return
         finally:
             giving_way.cancel()
         if end.checkpoint is not None:
-            self._saved(row, by, end.checkpoint)
+            self._note_saved(row, by, end.checkpoint)
         elif end.failure is not None:
-            self._failed(row, by, end.failure)
+            self._note_failed(row, by, end.failure)
 
-    async def _carried_out(self, row: SessionRow) -> Event:
+    async def _last_event(self, row: SessionRow) -> Event:
         """Return the last event of the order."""
         generation = self._sessions.next_generation(row.key)
         events = self._agent.save(row.incarnation, self._new_id(), generation)
@@ -102,7 +102,7 @@ class Saver:
         ordered = row.intent not in {Intent.NONE, Intent.SAVE}
         return ordered or self._sessions.drains.of_session(row) is not None
 
-    def _saved(self, row: SessionRow, by: str, info: CheckpointInfo) -> None:
+    def _note_saved(self, row: SessionRow, by: str, info: CheckpointInfo) -> None:
         """Note the new save point: from now on the session goes back to it."""
         sessions, now = self._sessions, self._sessions.row(row.key)
         self._sessions.counters.ended("save", "ok")
@@ -124,10 +124,10 @@ class Saver:
             checkpoint=info.id,
             failure=None,
             **lineage.highest(now, [info]),
-            **_done(row, now),
+            **_cleared_order(row, now),
         )
 
-    def _failed(self, row: SessionRow, by: str, failure: Failure) -> None:
+    def _note_failed(self, row: SessionRow, by: str, failure: Failure) -> None:
         """Note the failure; the session goes on as if it had not been ordered."""
         sessions, now = self._sessions, self._sessions.row(row.key)
         self._sessions.counters.ended("save", "failed", failure.code)
@@ -137,11 +137,11 @@ class Saver:
             return
         _log.info("%s: not saved: %s", row.key, failure.message)
         line = sessions.audit_line(row.key, by, "save point failed", failure.message)
-        told = now.failure if by == SERVICE else failure
-        sessions.update(row.key, line, failure=told, **_done(row, now))
+        shown = now.failure if by == SERVICE else failure
+        sessions.update(row.key, line, failure=shown, **_cleared_order(row, now))
 
 
-def _done(row: SessionRow, now: SessionRow) -> dict[str, Any]:
+def _cleared_order(row: SessionRow, now: SessionRow) -> dict[str, Any]:
     """Return the columns without that order, unless something else was ordered since.
 
     That may be a save point of another name.

@@ -50,7 +50,7 @@ def failure_of(reason: Reason, **facts: Any) -> Failure:
     return codec.failure_of(Refused(reason, **facts))
 
 
-def _held(info: CheckpointInfo) -> dict[str, Any]:
+def _gpus_held(info: CheckpointInfo) -> dict[str, Any]:
     """The row's GPUs as the capture found them; a sample may not have seen them yet."""
     if not info.gpus:
         return {}
@@ -193,7 +193,7 @@ class Suspender:
             failures=0,
             backoff_until=None,
             **lineage.highest(row, [info]),
-            **_held(info),
+            **_gpus_held(info),
         )
 
     def failed(self, row: SessionRow, failure: Failure) -> SessionRow:
@@ -201,7 +201,7 @@ class Suspender:
         if not self._still(row):
             return self._sessions.row(row.key)
         row = self._sessions.row(row.key)
-        failure = self._deciding(row, failure)
+        failure = self._reason_called_off(row, failure)
         called_off = failure.code in CALLED_OFF
         failures = row.failures if called_off else row.failures + 1
         wait = self._settings.pause_after(failures)
@@ -220,7 +220,7 @@ class Suspender:
         self._together.went_on(row)
         return after
 
-    def _deciding(self, row: SessionRow, failure: Failure) -> Failure:
+    def _reason_called_off(self, row: SessionRow, failure: Failure) -> Failure:
         """Return why the session goes on, if we cancelled its suspend ourselves."""
         alone = self._together.breaks(row)
         return alone if alone and failure.code == Reason.CANCELLED.value else failure
@@ -230,7 +230,7 @@ class Suspender:
         failure = failure_of(Reason.AGENT_RESTARTED)
         mine = tree.checkpoint in {"", row.attempt or row.checkpoint}
         if tree.failure is not None and mine:
-            failure = self._deciding(row, tree.failure)
+            failure = self._reason_called_off(row, tree.failure)
         if row.phase is Phase.SUSPENDING:
             self.failed(row, failure)
         else:

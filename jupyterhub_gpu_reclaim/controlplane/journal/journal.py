@@ -71,7 +71,7 @@ class Journal:
         except BaseException as error:
             self.close()
             if isinstance(error, SQLAlchemyError):
-                raise _broken(error) from None
+                raise _store_error(error) from None
             raise
 
     def close(self) -> None:
@@ -248,7 +248,7 @@ class Journal:
             with self._engine.connect() as connection:
                 return [dict(r) for r in connection.execute(query).mappings()]
         except SQLAlchemyError as error:
-            raise _broken(error) from None
+            raise _store_error(error) from None
 
     def write(self, *statements: Any) -> None:
         """Execute the statements in one transaction: all of them, or nothing.
@@ -271,7 +271,7 @@ class Journal:
                     given = statement if isinstance(statement, tuple) else (statement,)
                     connection.execute(*given)
         except SQLAlchemyError as error:
-            raise _broken(error) from None
+            raise _store_error(error) from None
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -284,10 +284,10 @@ class Journal:
             with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise _broken(error) from None
+            raise _store_error(error) from None
 
 
-def _broken(error: Exception) -> StoreError:
+def _store_error(error: Exception) -> StoreError:
     """Turn the journal's failure into an error for other rooms."""
     return StoreError(Reason.INTERNAL, detail=f"journal: {error}")
 

@@ -82,7 +82,7 @@ class LeaseHolder(Value, frozen=True, kw_only=True):
             boot=_boot(),
             pids=Path("/proc/self/ns/pid").stat().st_ino,
             pid=os.getpid(),
-            start=_start(os.getpid()),
+            start=_start_time(os.getpid()),
         )
 
     def has_ended(self) -> bool:
@@ -93,7 +93,7 @@ class LeaseHolder(Value, frozen=True, kw_only=True):
         here = LeaseHolder.here()
         if not self.pid or (self.boot, self.pids) != (here.boot, here.pids):
             return False
-        return _start(self.pid) != self.start
+        return _start_time(self.pid) != self.start
 
 
 class _Seen(NamedTuple):
@@ -143,7 +143,7 @@ class Lease:
         Raises:
             StoreError: the database does not answer.
         """
-        seen = self._look()
+        seen = self._read_row()
         if seen.holder == self._name:
             return True
         if not self._is_free(seen):
@@ -176,15 +176,15 @@ class Lease:
         Args:
             waits: called when another service turns out to hold it.
         """
-        told = ""
+        reported = ""
         while not self._try():
-            if told != self.holder:
-                told = self.holder
+            if reported != self.holder:
+                reported = self.holder
                 waits()
                 _log.warning(
                     "service: another one holds the journal (%s); waiting until it"
                     " gives it back or is gone",
-                    told,
+                    reported,
                 )
             await self._clock.sleep(min(LOOK_SECONDS, self._seconds / RENEWALS))
         _log.info("service: holds the journal (term %d)", self._term)
@@ -200,10 +200,10 @@ class Lease:
     def holder(self) -> str:
         """The last holder that was seen, for the log."""
         seen = self._still[0] if self._still is not None else None
-        place = _place(seen.place) if seen is not None else LeaseHolder()
+        place = _decode_place(seen.place) if seen is not None else LeaseHolder()
         return f"process {place.pid} on {place.host}" if place.pid else "not known"
 
-    def _look(self) -> _Seen:
+    def _read_row(self) -> _Seen:
         """Read the row, and note since when it has not changed."""
         row = self._journal.read(schema.lease.select())[0]
         seen = _Seen(**{name: row[name] for name in _Seen._fields})
@@ -212,7 +212,7 @@ class Lease:
         return seen
 
     def _is_free(self, seen: _Seen) -> bool:
-        if not seen.holder or _place(seen.place).has_ended():
+        if not seen.holder or _decode_place(seen.place).has_ended():
             return True
         since = self._still[1] if self._still is not None else 0.0
         return self._clock.monotonic() - since >= seen.seconds
@@ -296,7 +296,7 @@ class Lease:
             )
 
 
-def _place(text: str) -> LeaseHolder:
+def _decode_place(text: str) -> LeaseHolder:
     """Read a holder's place; a newer release may say more, or nothing of use."""
     try:
         return decoders.json_decoder(LeaseHolder).decode(text)
@@ -308,7 +308,7 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _start(pid: int) -> int:
+def _start_time(pid: int) -> int:
     """Return when a process was started, in clock ticks after boot; 0: it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

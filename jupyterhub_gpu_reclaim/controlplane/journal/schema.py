@@ -417,7 +417,7 @@ def _add_column(connection: Connection, column: Column[Any]) -> None:
         connection.execute(DDL(f"ALTER TABLE {table} ADD COLUMN {made}"))
 
 
-def _alone(connection: Connection) -> None:
+def _lock_migrations(connection: Connection) -> None:
     """Keep other services from migrating the same database at the same time."""
     if connection.dialect.name == "sqlite":
         # Its driver begins a transaction only before rows change, not before tables do.
@@ -435,7 +435,7 @@ def migrate(connection: Connection) -> int:
     Raises:
         Refused: it was written by a newer release of ours.
     """
-    _alone(connection)
+    _lock_migrations(connection)
     schema.create(connection, checkfirst=True)
     found = connection.execute(schema.select()).scalars().all()
     version = max(found, default=0)

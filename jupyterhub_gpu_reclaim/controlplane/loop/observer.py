@@ -78,12 +78,13 @@ class Observer:
         self._saved: list[CheckpointInfo] | None = None
         self._listed = 0.0
 
-    async def all(self, store_every: float) -> ObservedState:
+    async def observe_all(self, store_every: float) -> ObservedState:
         """Observe everything, with one request to the Hub and one or two to the agent.
 
         Args:
             store_every: seconds for which an answer about the store may be reused, as
-                reading all manifests takes time. ``one`` asks again before an action.
+                reading all manifests takes time. ``observe`` asks again before an
+                action.
         """
         asked = self._sessions.clock.monotonic()
         trees, saved, servers = await asyncio.gather(
@@ -119,7 +120,7 @@ class Observer:
                 self._sessions.listed = _by_key(in_order(self._saved))
         return self._saved
 
-    async def one(self, key: SessionKey) -> Observed:
+    async def observe(self, key: SessionKey) -> Observed:
         """Observe one session, as it is now."""
         trees, saved, hub = await asyncio.gather(
             self._ask("agent", lambda: self._agent.trees(key)),

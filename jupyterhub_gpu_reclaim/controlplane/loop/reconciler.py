@@ -174,7 +174,7 @@ def _live(row: SessionRow, observed: Observed) -> Action:
         return Action(ActionKind.SET_ASIDE)
     return (
         _nap_missed(row, tree)
-        or _leftover(row, observed)
+        or _second_tree(row, observed)
         or Action(ActionKind.READY, tree)
     )
 
@@ -207,7 +207,7 @@ def _unknown_to_the_journal(observed: Observed) -> Tree | None:
 
 def _ended(row: SessionRow, observed: Observed) -> Action:
     """Settle a session whose programs have ended without a known reason."""
-    missed = _missed(row, observed)
+    missed = _take_missed(row, observed)
     if missed is not None:
         return missed
     if any(tree.state is TreeState.RESTORING for tree in observed.left()):
@@ -218,7 +218,7 @@ def _ended(row: SessionRow, observed: Observed) -> Action:
     )
 
 
-def _leftover(row: SessionRow, observed: Observed) -> Action | None:
+def _second_tree(row: SessionRow, observed: Observed) -> Action | None:
     """Settle a tree beside the session's own, out of its user's reach.
 
     An init that holds a place for nothing is killed, and so is a second tree whose
@@ -300,7 +300,7 @@ def _at_rest(row: SessionRow, observed: Observed) -> Action:
         return Action(ActionKind.STOP_AT_HUB, patient=True) if over else NOTHING
     if observed.hub is not HubState.STOPPED:
         return NOTHING
-    action = _left_over(row, observed) or _missed(row, observed)
+    action = _processes_at_rest(row, observed) or _take_missed(row, observed)
     if action is not None:
         return action
     # What comes from a checkpoint may still fail to: it is judged when that is over.
@@ -308,13 +308,13 @@ def _at_rest(row: SessionRow, observed: Observed) -> Action:
     return Action(ActionKind.SET_ASIDE) if settled else NOTHING
 
 
-def _missed(row: SessionRow, observed: Observed) -> Action | None:
+def _take_missed(row: SessionRow, observed: Observed) -> Action | None:
     """Take up a checkpoint that is newer than all that the journal knows."""
     missed = None if observed.left() else lineage.missed(row, observed)
     return Action(ActionKind.FOUND_SAVED, None, missed) if missed else None
 
 
-def _left_over(row: SessionRow, observed: Observed) -> Action | None:
+def _processes_at_rest(row: SessionRow, observed: Observed) -> Action | None:
     """Settle processes of a session at rest whose server the Hub has stopped.
 
     A session that the journal has never heard of may have been used for hours: a
@@ -352,9 +352,9 @@ def _resuming(row: SessionRow, observed: Observed, *, waits: bool) -> Action:
         return Action(ActionKind.GIVE_UP) if ended else WAIT
     if tree.state is TreeState.HOLDING:
         failed = tree.failure is not None and tree.checkpoint == row.checkpoint
-        again = waits and no_room(tree.failure)
-        beside = observed.running() is not None  # Hub and journal are both older
-        if ended or beside or (failed and not again):
+        retries = waits and no_room(tree.failure)
+        another_runs = observed.running() is not None  # Hub and journal are both older
+        if ended or another_runs or (failed and not retries):
             return Action(ActionKind.GIVE_UP, tree)
         return Action(ActionKind.RESTORE, tree) if row.placed else WAIT
     if tree.state is TreeState.RESTORING:

@@ -142,7 +142,7 @@ class ControlLoops:
         """Compare everything, and queue every session that needs an action."""
         settings = self._settings
         self._take_up_deletions()
-        state = await self._observer.all(STORE_TICKS * settings.tick_interval)
+        state = await self._observer.observe_all(STORE_TICKS * settings.tick_interval)
         self._sampler.measure()
         waiting = self._line.refresh()
         self._note_waits(waiting, state)
@@ -159,7 +159,7 @@ class ControlLoops:
         await expiry.collect(self._sessions, self._agent, self._settings.set_aside)
         await self._marks.settle(state.checkpoints())
         self._forget_gone(state)
-        self._now_and_then(self._sessions.clock.now())
+        self._do_rare_work(self._sessions.clock.now())
         self._tally.note()
 
     def _take_up_deletions(self) -> None:
@@ -192,9 +192,9 @@ class ControlLoops:
     ) -> None:
         """Note whether the journal agrees with the rest, so that things may expire."""
         same = kind in {ActionKind.NOTHING, ActionKind.READY, ActionKind.REPORT}
-        told = not observed.silent and observed.hub is not None
+        all_answered = not observed.silent and observed.hub is not None
         self._sessions.runtime(row.key).compared = (
-            same and told and not _is_missing(row, observed)
+            same and all_answered and not _is_missing(row, observed)
         )
 
     def _note_waits(self, waiting: list[Waiting], state: ObservedState) -> None:
@@ -222,7 +222,7 @@ class ControlLoops:
             if not known and runtime.waiting is None and not self._queue.busy(key):
                 sessions.forget(key)
 
-    def _now_and_then(self, now: float) -> None:
+    def _do_rare_work(self, now: float) -> None:
         """Do what need not be done at every tick."""
         if now >= self._prune_at:
             expiry.give_notice(

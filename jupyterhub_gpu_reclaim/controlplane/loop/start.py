@@ -76,13 +76,13 @@ def settle_start(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if row.phase is Phase.SUSPENDING:
         return in_flight("suspend")
     if row.phase is Phase.RESUMING:
-        return _overtaken(row, observed, asked)
+        return _settle_overtaken(row, observed, asked)
     if row.phase is Phase.SUSPENDED and row.bring_back:
         return Action(ActionKind.BRING_BACK)
-    return _of_trees(row, observed) or _of_saved(row, observed, asked)
+    return _settle_trees(row, observed) or _settle_saved(row, observed, asked)
 
 
-def _overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+def _settle_overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Settle a start during another one, which the Hub has forgotten."""
     if row.incarnation == asked.incarnation:
         return Action(ActionKind.RETURN)  # the same question has the same answer
@@ -97,7 +97,7 @@ def _overtaken(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     return Action(ActionKind.JOIN if tree.runs else ActionKind.RESTORED, tree)
 
 
-def _of_trees(row: SessionRow, observed: Observed) -> Action | None:
+def _settle_trees(row: SessionRow, observed: Observed) -> Action | None:
     """Settle a start beside trees: join what runs, take up what is frozen."""
     running = observed.running()
     if running is not None:
@@ -123,10 +123,10 @@ def _of_trees(row: SessionRow, observed: Observed) -> Action | None:
     return None
 
 
-def _of_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+def _settle_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Settle a start when nothing runs: the saved state counts."""
     if observed.trees is None or observed.saved is None:
-        return _in_silence(row, observed, asked)
+        return _settle_silence(row, observed, asked)
     if lineage.missed(row, observed):
         # Beside a tree it would only be set aside.
         whole = observed.whole()
@@ -149,11 +149,11 @@ def _returned(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if doubt is not None:
         return Action(ActionKind.ASK, failure=doubt)
     if observed.saved is not None and observed.checkpoint(row.checkpoint) is None:
-        return _instead(row, observed, asked)
+        return _settle_missing(row, observed, asked)
     return Action(ActionKind.RETURN)
 
 
-def _in_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+def _settle_silence(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Settle a start when a part does not answer, or was not asked yet.
 
     A silent node does not prevent a return if Hub and journal agree on the checkpoint
@@ -218,7 +218,7 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
     return None if agreed or _is_accounted_for(row, asked) else _older(mine)
 
 
-def _instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Settle a return whose checkpoint is gone: another, or a person decides.
 
     If what the Hub remembers is not older, nobody has to choose.
@@ -232,8 +232,10 @@ def _instead(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if other is None:
         lost = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=row.checkpoint)
         return Action(ActionKind.ASK, failure=lost)
-    told = row.failure is not None and row.failure.code == Reason.SAVED_OLDER.value
-    if told and row.intent is Intent.RESUME:
+    asked_before = (
+        row.failure is not None and row.failure.code == Reason.SAVED_OLDER.value
+    )
+    if asked_before and row.intent is Intent.RESUME:
         return Action(ActionKind.BRING_BACK, None, other)
     return Action(ActionKind.ASK, failure=_older(other))
 

@@ -68,7 +68,7 @@ def settle_stop(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if mine and row.phase is Phase.SUSPENDING:
         return in_flight("suspend")
     if mine and row.phase is Phase.RESUMING:
-        return _return(row, observed, asked)
+        return _settle_return(row, observed, asked)
     if mine and row.phase in SAVED:
         return _SAVED
     return _by_its_parts(row, observed, asked)
@@ -85,11 +85,11 @@ def _by_its_parts(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     tree = observed.tree(asked.incarnation)
     if tree is not None and not tree.frozen:
         return Action(ActionKind.END, tree)
-    others = [one for one in observed.whole() if one != tree]
+    others = [other for other in observed.whole() if other != tree]
     if others or (tree is None and asked.elsewhere):
         return KEEP
     if tree is not None:
-        action = _frozen(row, tree, observed) if _is_free(row) else KEEP
+        action = _settle_frozen(row, tree, observed) if _is_free(row) else KEEP
         if action is not None:
             return action
     if observed.saved is None:
@@ -123,7 +123,7 @@ def _is_free(row: SessionRow) -> bool:
     return row.phase in {*LIVE, Phase.STOPPED, Phase.SUSPENDED}
 
 
-def _frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
+def _settle_frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
     """Settle a stop of a captured tree; None: it was set aside since."""
     if tree.state is TreeState.CAPTURING:
         return in_flight("suspend")
@@ -136,7 +136,7 @@ def _frozen(row: SessionRow, tree: Tree, observed: Observed) -> Action | None:
     return Action(ActionKind.FOUND_CAPTURED, tree, saved) if over else None
 
 
-def _return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
+def _settle_return(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     """Settle a stop during a return, of which the Hub knows more than the journal."""
     if asked.came_back:
         return Action(ActionKind.RESTORED)

@@ -87,7 +87,7 @@ class WakeFollower:
             wait = self._settings.pace
             try:
                 async for event in self._agent.next_wake(incarnation):
-                    await self._heard(key, incarnation, event)
+                    await self._take_event(key, incarnation, event)
             except NotFound:
                 return
             except ReclaimError as error:
@@ -100,21 +100,25 @@ class WakeFollower:
                 self._sessions.expect_awake(key, None)
             await self._sessions.clock.sleep(wait)
 
-    async def _heard(self, key: SessionKey, incarnation: str, event: Event) -> None:
+    async def _take_event(
+        self, key: SessionKey, incarnation: str, event: Event
+    ) -> None:
         if self._sessions.row(key).incarnation != incarnation:
             return
         if event.step is not None and event.step.step == MOVE:
-            self._moves(key, incarnation, event.step)
+            self._note_moving(key, incarnation, event.step)
         elif event.step is not None and event.step.step == ROOM:
             runtime, now = self._sessions.runtime(key), self._sessions.clock.monotonic()
             known = runtime.shortage_of(incarnation) is not None
             if not known or now - runtime.napping_seen >= self._settings.pace:
-                self._note(key, incarnation, await self._agent.tree(incarnation), now)
+                self._note_waiting(
+                    key, incarnation, await self._agent.tree(incarnation), now
+                )
         elif event.tree is not None:
-            self._note(key, incarnation, event.tree)
+            self._note_waiting(key, incarnation, event.tree)
             self._look(key)
 
-    def _moves(self, key: SessionKey, incarnation: str, step: Step) -> None:
+    def _note_moving(self, key: SessionKey, incarnation: str, step: Step) -> None:
         """Note that the session's memory is on its way back."""
         nap = self._sessions.runtime(key).nap_of(incarnation)
         total = step.total_bytes or (nap.bytes if nap is not None else 0)
@@ -124,7 +128,7 @@ class WakeFollower:
             seconds = total / self._speed
             self._sessions.expect_awake(key, self._sessions.clock.now() + seconds)
 
-    def _note(
+    def _note_waiting(
         self,
         key: SessionKey,
         incarnation: str,

@@ -102,7 +102,7 @@ class Worker:
         self._handlers: dict[ActionKind, Handler] = {
             ActionKind.NOTHING: self._nothing,
             ActionKind.WAIT: self._wait,
-            ActionKind.READY: self._ready,
+            ActionKind.READY: self._act_when_ready,
             ActionKind.NAPS: self._found_napping,
             ActionKind.WAKES: self._found_awake,
             ActionKind.ATTACH: self._attach,
@@ -148,7 +148,7 @@ class Worker:
 
     async def _settle(self, key: SessionKey) -> float | None:
         row = self._sessions.row(key)
-        observed = await self._observer.one(key)
+        observed = await self._observer.observe(key)
         if self._sessions.row(key) != row:
             return 0.0  # it went on while we looked
         action = settle(row, observed, self._sessions.clock.now(), self._settings)
@@ -158,7 +158,7 @@ class Worker:
         if action.kind not in {ActionKind.NOTHING, ActionKind.WAIT, ActionKind.READY}:
             _log.info("%s: %s: %s", key, row.phase.value, action.kind.value)
         if action.kind in {ActionKind.READY, ActionKind.NOTHING}:
-            return await self._quiet(row, action, observed)
+            return await self._act_on_intent(row, action, observed)
         return await self.act(row, action, observed)
 
     async def act(
@@ -180,10 +180,10 @@ class Worker:
         """
         if action.kind in self._handlers:
             return await self._handlers[action.kind](row, action)
-        self._note(row, action, observed, pointer)
+        self._note_outside(row, action, observed, pointer)
         return 0.0
 
-    def _note(
+    def _note_outside(
         self, row: SessionRow, action: Action, observed: Observed, pointer: str
     ) -> None:
         """Record in the journal what has already happened outside."""
@@ -234,15 +234,15 @@ class Worker:
             async for _ in self._resumer.follow(row):
                 pass
         # The spawner reports a place that is being made (a pod may wait for hours).
-        told = row.phase is Phase.RESUMING and not row.placed
-        return None if told else self._settings.pace
+        spawner_reports = row.phase is Phase.RESUMING and not row.placed
+        return None if spawner_reports else self._settings.pace
 
     def _has_told(self, key: SessionKey) -> bool:
         """Whether this service has reported the end of the operation under way."""
         operation = self._sessions.operation(key)
         return operation is not None and operation.ended
 
-    async def _quiet(
+    async def _act_on_intent(
         self, row: SessionRow, action: Action, observed: Observed
     ) -> float | None:
         """Carry out an intent, or ask the policy: nothing is out of order."""
@@ -250,7 +250,7 @@ class Worker:
             # Whatever the Hub says: it only gets back what it had.
             return await self._nap_or_wake(row, action.tree)
         if action.kind is ActionKind.READY and _may_begin(row, observed.hub):
-            return await self._ready(row, action)
+            return await self._act_when_ready(row, action)
         if row.bring_back and row.phase in bring_back.FROM:
             if observed.hub is HubState.STOPPED:
                 bring_back.take(self._sessions, row, self._settings)
@@ -267,7 +267,7 @@ class Worker:
         return self._settings.pace if wished or row.phase in _UNDER_WAY else None
 
     # --- suspend
-    async def _ready(self, row: SessionRow, action: Action) -> float | None:
+    async def _act_when_ready(self, row: SessionRow, action: Action) -> float | None:
         """Suspend, warn or leave alone a session that runs as it should."""
         if row.intent is Intent.SUSPEND:
             return await self._suspend_ordered(row)
@@ -282,18 +282,18 @@ class Worker:
         if row.stop_asked is not None and now - row.stop_asked > STOP_FORGOTTEN:
             row = self._sessions.update(row.key, stop_asked=None)
         if not self._judge.reclaims(row):
-            return await self._stays(row)
+            return await self._save_or_nap(row)
         wait = self._warnings.warn(row)
-        return wait if wait > 0 else await self._warned(row)
+        return wait if wait > 0 else await self._suspend_after_warning(row)
 
-    async def _stays(self, row: SessionRow) -> float | None:
+    async def _save_or_nap(self, row: SessionRow) -> float | None:
         """Save a session that the policy leaves alone, or let it nap, when due."""
         self._warnings.spare(row)
         if self._saving.is_due(row):
             return await self._save(row, SERVICE)
         return await self._nap_when_idle(row)
 
-    async def _warned(self, row: SessionRow) -> float:
+    async def _suspend_after_warning(self, row: SessionRow) -> float:
         """Suspend a session whose warning is over, if it is still to go."""
         drain = self._sessions.drains.of_session(row)
         if drain is not None:

@@ -85,7 +85,7 @@ class WorkQueue:
             return
         job = self._jobs.setdefault(key, _Job())
         job.cancel_timer()
-        job.timer = asyncio.create_task(self._wait(key, job, delay))
+        job.timer = asyncio.create_task(self._add_after(key, job, delay))
 
     def busy(self, key: SessionKey) -> bool:
         """Whether a worker is at that session now."""
@@ -106,7 +106,7 @@ class WorkQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._jobs.clear()
 
-    async def _wait(self, key: SessionKey, job: _Job, delay: float) -> None:
+    async def _add_after(self, key: SessionKey, job: _Job, delay: float) -> None:
         await self._clock.sleep(delay)
         job.timer = None
         self.add(key)
@@ -116,7 +116,7 @@ class WorkQueue:
         try:
             async with self._slots:
                 job.again = False
-                delay = await self._look(key, job)
+                delay = await self._look_once(key, job)
         finally:
             job.task = None
         if job.again:
@@ -126,7 +126,7 @@ class WorkQueue:
         elif job.timer is None:
             self._jobs.pop(key, None)
 
-    async def _look(self, key: SessionKey, job: _Job) -> float | None:
+    async def _look_once(self, key: SessionKey, job: _Job) -> float | None:
         """Look once; a failure never ends the queue."""
         try:
             delay = await self._work(key)

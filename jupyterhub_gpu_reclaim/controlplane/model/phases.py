@@ -189,7 +189,7 @@ def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[st
         before: the row as it was.
         after: with its new phase, incarnation and checkpoint.
     """
-    void: dict[str, Any] = _ended(before, after)
+    void: dict[str, Any] = _columns_ended(before, after)
     for phase, columns in _OF_ONE_PHASE.items():
         if after.phase is not phase:
             void |= columns
@@ -200,7 +200,7 @@ def ended(event: SessionEvent, before: SessionRow, after: SessionRow) -> dict[st
     return void
 
 
-def _ended(before: SessionRow, after: SessionRow) -> dict[str, Any]:
+def _columns_ended(before: SessionRow, after: SessionRow) -> dict[str, Any]:
     """Return the columns that end with the session, its processes, or the order."""
     same = after.incarnation == before.incarnation
     came_from = bool(after.checkpoint) and after.checkpoint == before.checkpoint

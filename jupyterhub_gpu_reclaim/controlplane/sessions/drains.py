@@ -56,7 +56,7 @@ class Drains:
             StoreError: the journal cannot be written.
         """
         self._journal.write(
-            _of(drain.node),
+            _delete_order(drain.node),
             schema.drains.insert().values(msgspec.structs.asdict(drain)),
         )
         self._orders[drain.node] = drain
@@ -112,7 +112,7 @@ class Drains:
         return begun
 
     def _forget(self, node: str) -> None:
-        self._journal.write(_of(node))
+        self._journal.write(_delete_order(node))
         self._orders.pop(node, None)
 
     def counts(self) -> dict[tuple[str, str], int]:
@@ -127,15 +127,15 @@ class Drains:
     def report(self, drain: Drain) -> DrainReport:
         """Report how far a drain is."""
         rows = sorted(self._journal.sessions(), key=lambda row: row.key)
-        told = [_told(row, drain) for row in rows if row.node == drain.node]
-        return DrainReport(drain=drain, sessions=[each for each in told if each])
+        reported = [_report_on(row, drain) for row in rows if row.node == drain.node]
+        return DrainReport(drain=drain, sessions=[each for each in reported if each])
 
 
 def _is_sooner(until: float | None, before: float | None) -> bool:
     return until is not None and (before is None or until < before)
 
 
-def _of(node: str) -> Any:
+def _delete_order(node: str) -> Any:
     return schema.drains.delete().where(schema.drains.c.node == node)
 
 
@@ -144,7 +144,7 @@ def _drain(row: Mapping[Any, Any]) -> Drain:
     return decoders.convert(columns, Drain, strict=False)
 
 
-def _told(row: SessionRow, drain: Drain) -> DrainedSession | None:
+def _report_on(row: SessionRow, drain: Drain) -> DrainedSession | None:
     if row.phase in _SAVING:
         return DrainedSession(key=row.key, state="saving")
     if row.phase in LIVE or row.phase is Phase.RESUMING:

@@ -53,7 +53,7 @@ class GpuHistory:
         self._turn_to(minute)
         self._incarnation, self._cards = sample.incarnation, sample.gpus or []
         if sample.gpus:
-            self._put(_busiest(sample.gpus), _held(sample.gpus))
+            self._add_to_newest(_busiest(sample.gpus), _held(sample.gpus))
 
     def cards_of(self, incarnation: str) -> list[GpuSample]:
         """Return the cards last seen with an incarnation; empty if not known."""
@@ -83,7 +83,7 @@ class GpuHistory:
         if minute > self.minute:
             self.minute, self._samples = minute, 0
 
-    def _put(self, percent: float | None, memory: int | None) -> None:
+    def _add_to_newest(self, percent: float | None, memory: int | None) -> None:
         """Take a sample into the newest minute."""
         place = self.minute % MINUTES
         if percent is not None:

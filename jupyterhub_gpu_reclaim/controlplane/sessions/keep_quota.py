@@ -56,7 +56,7 @@ class KeepQuota:
             Refused: ``keep_spent``, with what is left and when there is more.
         """
         if bound and seconds and self._per_day:
-            self._check(self._had(key, now), seconds, now)
+            self._check(self._spans_used(key, now), seconds, now)
         table = schema.keeps
         statements = [table.delete().where(table.c.until < now - DAY), *end(key, now)]
         if bound and seconds:
@@ -68,9 +68,9 @@ class KeepQuota:
         """Seconds for which a session can be kept from now on, by this quota."""
         if not self._per_day:
             return LONGEST_KEEP
-        return max(0.0, self._per_day - used(self._had(key, now), now))
+        return max(0.0, self._per_day - used(self._spans_used(key, now), now))
 
-    def _had(self, key: SessionKey, now: float) -> list[KeepSpan]:
+    def _spans_used(self, key: SessionKey, now: float) -> list[KeepSpan]:
         """Spans of the user's keep time, as if this session's former keep ended now."""
         table = schema.keeps
         query = table.select().where(table.c.user == key.user)

@@ -75,7 +75,7 @@ class NapMemory:
             self._journal.write(
                 *ended(key, now),
                 table.delete().where(table.c.ended < now - KEPT),
-                *(table.insert().values(**one) for one in pieces),
+                *(table.insert().values(**piece) for piece in pieces),
             )
         except ReclaimError as error:
             _log.warning("%s: its nap is not counted yet: %s", key, error.message)

@@ -86,7 +86,7 @@ def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> Non
         Refused: ``not_adopted``; its page says so.
     """
     if placement.owner and tree.account not in {"", placement.owner}:
-        raise _runs(sessions, placement.key)
+        raise _refuse_running(sessions, placement.key)
 
 
 def spare(sessions: Sessions, key: SessionKey) -> None:
@@ -96,7 +96,7 @@ def spare(sessions: Sessions, key: SessionKey) -> None:
         Refused: ``not_adopted``: it runs; its page says so.
     """
     if sessions.row(key).phase in LIVE:
-        raise _runs(sessions, key)
+        raise _refuse_running(sessions, key)
 
 
 def note(sessions: Sessions, placement: Placement, settings: Settings) -> None:
@@ -148,7 +148,7 @@ def hand_over(sessions: Sessions, key: SessionKey, settings: Settings) -> None:
     sessions.remove(key, line, also=[forgotten])
 
 
-def _runs(sessions: Sessions, key: SessionKey) -> Refused:
+def _refuse_running(sessions: Sessions, key: SessionKey) -> Refused:
     """Return the refusal; its page shows it, where an administrator settles it."""
     running = Refused(Reason.NOT_ADOPTED, user=key.user, why=_ANOTHER)
     sessions.update(key, failure=codec.failure_of(running))

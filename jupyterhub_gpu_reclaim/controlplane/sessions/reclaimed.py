@@ -53,7 +53,7 @@ def ended(
     table = schema.reclaimed
     return [
         table.delete().where(table.c.ended < now - report.KEPT),
-        table.insert().values(**_of(row, now, seats)._asdict()),
+        table.insert().values(**_suspension_of(row, now, seats)._asdict()),
     ]
 
 
@@ -81,7 +81,7 @@ def of_month(
         for line in sessions.journal.read(query)
     ]
     found += [
-        _of(row, now, sessions.seats_per_gpu)
+        _suspension_of(row, now, sessions.seats_per_gpu)
         for row in sessions.journal.sessions()
         if row.phase is Phase.SUSPENDED and row.gpus and row.since < end
     ]
@@ -99,10 +99,10 @@ def of_month(
         suspensions=len(found),
         nap_gb_hours=None if naps is None else shares.gb_hours(naps),
         naps_since=late,
-        users=shares.by(lambda one: [one.user]),
-        groups=shares.by(lambda one: groups.get(one.user) or [""]),
-        nodes=shares.by(lambda one: [one.node]),
-        gpus=shares.by(lambda one: [one.gpu_name]),
+        users=shares.by(lambda piece: [piece.user]),
+        groups=shares.by(lambda piece: groups.get(piece.user) or [""]),
+        nodes=shares.by(lambda piece: [piece.node]),
+        gpus=shares.by(lambda piece: [piece.gpu_name]),
     )
 
 
@@ -169,7 +169,7 @@ class _Shares:
         return max(0.0, seconds) / 3600
 
 
-def _of(row: SessionRow, now: float, seats: int) -> Suspension:
+def _suspension_of(row: SessionRow, now: float, seats: int) -> Suspension:
     """Return the suspension of a session, as if it ended now."""
     return Suspension(
         user=row.key.user,

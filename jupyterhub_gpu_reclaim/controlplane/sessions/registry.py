@@ -416,11 +416,11 @@ class Sessions:
                 continue
             node = self.row(key).node
             where = node or "the session's machine"
-            told = any(step.step == SILENT_STEP for step in operation.waits())
-            if node in nodes and not told:
+            waits = any(step.step == SILENT_STEP for step in operation.waits())
+            if node in nodes and not waits:
                 title = f"Waiting for the agent of {where}, which does not answer"
                 self._note_step(key, operation, title, "going")
-            elif node not in nodes and told:
+            elif node not in nodes and waits:
                 title = f"The agent of {where} answers again"
                 self._note_step(key, operation, title, "done")
 
@@ -463,7 +463,7 @@ class Sessions:
         for checkpoint in self.journal.checkpoints():
             kept.setdefault(checkpoint.key, []).append(checkpoint)
         views = [self.view_of(r, kept.get(r.key, [])) for r in self.journal.sessions()]
-        return [v for v in views if v.phase is not Phase.STOPPED or _has_left(v)]
+        return [v for v in views if v.phase is not Phase.STOPPED or _has_remains(v)]
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
         """Put a row and its checkpoints into a view for pages."""
@@ -577,7 +577,7 @@ class Sessions:
         return Counter(row.phase for row in self.journal.sessions())
 
 
-def _has_left(view: SessionView) -> bool:
+def _has_remains(view: SessionView) -> bool:
     """Whether a stopped session has something saved or still running."""
     runs_on = view.failure is not None and view.failure.incarnation != ""
     return bool(view.saved) or runs_on

@@ -76,11 +76,11 @@ class Renames:
             Refused: ``renamed``, unless the user has said to start fresh.
         """
         mine = self._sessions.row(placement.key)
-        if placement.former in _names(mine) or mine.phase is not Phase.STOPPED:
+        if placement.former in _ids_of(mine) or mine.phase is not Phase.STOPPED:
             return
         for key in sorted(await self._former_names(mine, placement) - {mine.key}):
             there = self._sessions.row(key)
-            named = {placement.former, placement.checkpoint, *_names(there)} - {""}
+            named = {placement.former, placement.checkpoint, *_ids_of(there)} - {""}
             if mine.dismissed not in named:
                 raise self._refused(key, placement)
 
@@ -124,7 +124,7 @@ class Renames:
         rows = self._sessions.journal.sessions()
         there = {row.key: row for row in rows if row.phase is not Phase.STOPPED}
         if former := placement.former:
-            found = {k for k, row in there.items() if former in _names(row)}
+            found = {k for k, row in there.items() if former in _ids_of(row)}
             if found:
                 return found
             with suppress(Unreachable, StoreError):  # asked again, and waited for
@@ -143,12 +143,12 @@ class Renames:
     def _refused(self, there: SessionKey, placement: Placement) -> Refused:
         key = placement.key
         error = Refused(Reason.RENAMED, there=there, here=key)
-        left = min(_names(self._sessions.row(there)), default=placement.former)
+        left = min(_ids_of(self._sessions.row(there)), default=placement.former)
         self._sessions.runtime(key).of_another_name = placement.checkpoint or left
         self._sessions.update(key, failure=codec.failure_of(error))
         return error
 
 
-def _names(row: SessionRow) -> set[str]:
+def _ids_of(row: SessionRow) -> set[str]:
     """Return the ids that a Hub may remember of a row's session."""
     return {row.checkpoint, row.session, row.incarnation} - {""}

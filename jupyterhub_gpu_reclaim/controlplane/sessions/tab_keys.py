@@ -50,9 +50,9 @@ class TabKeys:
         """
         if self._sessions.row(key).phase is Phase.STOPPED:
             return False
-        if made <= self._time(_VOID, key, 0.0):
+        if made <= self._time_of(_VOID, key, 0.0):
             return False
-        begun = self._time(_BEGUN, key, made)
+        begun = self._time_of(_BEGUN, key, made)
         return made == begun if begun >= 0 else made > -begun
 
     def begun(self, key: SessionKey, made: float) -> None:
@@ -64,36 +64,36 @@ class TabKeys:
 
     def found(self, key: SessionKey) -> None:
         """Note a running session whose fresh start nobody has told."""
-        last = self._time(_BEGUN, key, 0.0)
+        last = self._time_of(_BEGUN, key, 0.0)
         if last > 0:
             self._note(_BEGUN, key, -last)
 
     def comes_back(self, key: SessionKey, identity: Identity) -> None:
         """Note a return: the key of its own fresh start counts, not a later one."""
         made = tab_tokens.made_at(identity.environment)
-        if made and made != self._time(_BEGUN, key, 0.0):
+        if made and made != self._time_of(_BEGUN, key, 0.0):
             self._note(_BEGUN, key, made)
 
     def revoke(self, key: SessionKey) -> None:
         """Revoke the keys of all starts until now."""
         now = math.ceil(self._sessions.clock.now())
-        self._note(_VOID, key, max(now, self._time(_BEGUN, key, 0.0)))
+        self._note(_VOID, key, max(now, self._time_of(_BEGUN, key, 0.0)))
 
     def forget(self, key: SessionKey) -> list[Any]:
         """Make statements that remove the keys of a deleted server."""
         names = [kind + key.path for kind in (_BEGUN, _VOID)]
         for name in names:
-            self._all().pop(name, None)
+            self._marks().pop(name, None)
         return [each for name in names for each in audit_log.set_mark(name, None)]
 
-    def _time(self, kind: str, key: SessionKey, default: float) -> float:
-        return self._all().get(kind + key.path, default)
+    def _time_of(self, kind: str, key: SessionKey, default: float) -> float:
+        return self._marks().get(kind + key.path, default)
 
     def _note(self, kind: str, key: SessionKey, value: float) -> None:
         self._sessions.journal.write(*audit_log.set_mark(kind + key.path, value))
-        self._all()[kind + key.path] = value
+        self._marks()[kind + key.path] = value
 
-    def _all(self) -> dict[str, float]:
+    def _marks(self) -> dict[str, float]:
         """Return the marks, read once: this service alone writes them."""
         if self._times is None:
             self._times = audit_log.marks(self._sessions.journal, _MARK)

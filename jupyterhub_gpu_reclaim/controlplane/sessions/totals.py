@@ -91,7 +91,7 @@ class TotalsLog:
         """Return the totals of this moment."""
         at = self._sessions.clock.now()
         rows = self._sessions.journal.sessions()
-        held = self._held(rows)
+        held = self._cards_held(rows)
         self._seen.update(dict.fromkeys(held, at))
         self._seen = {card: s for card, s in self._seen.items() if at - s <= _SEEN}
         working = sum(held.values())
@@ -106,12 +106,12 @@ class TotalsLog:
             sessions=dict(Counter(row.phase.value for row in rows)),
         )
 
-    def _held(self, rows: list[SessionRow]) -> dict[tuple[str, int | None], bool]:
+    def _cards_held(self, rows: list[SessionRow]) -> dict[tuple[str, int | None], bool]:
         """Return the cards that sessions hold, and whether any of them works."""
         held: dict[tuple[str, int | None], bool] = {}
         for row, card in self._cards(rows):
             name = (card.uuid, card.instance)
-            held[name] = held.get(name, False) or self._works(row)
+            held[name] = held.get(name, False) or self._is_at_work(row)
         return held
 
     def gpus(self) -> list[GpuCount]:
@@ -122,7 +122,7 @@ class TotalsLog:
         for row, card in self._cards(rows):
             name = (card.uuid, card.instance)
             state = accounting.KEPT if accounting.is_kept(row, now) else accounting.IDLE
-            state = accounting.IN_USE if self._works(row) else state
+            state = accounting.IN_USE if self._is_at_work(row) else state
             _, _, before = states.get(name, ("", "", state))
             # One that works is enough, and so is one that is kept.
             state = min(state, before, key=accounting.GPU_STATES.index)
@@ -142,7 +142,7 @@ class TotalsLog:
                 for card in self._sessions.runtime(row.key).cards(row.incarnation):
                     yield row, card
 
-    def _works(self, row: SessionRow) -> bool:
+    def _is_at_work(self, row: SessionRow) -> bool:
         """Whether a session uses its cards, or nothing is known of that."""
         usage = self._sessions.runtime(row.key).usage
         percent = usage.gpu_percent if usage is not None else None

@@ -68,7 +68,7 @@ def view_of(
         suspends_at=runtime.suspends_at,
         gpus=[] if ended else runtime.cards(row.incarnation),
         steps=operation.steps() if operation is not None else [],
-        last_suspend=_last(kept),
+        last_suspend=_newest_needed(kept),
         saved=[
             c.info for c in kept if c.keeping is Keeping.ASIDE and c.info is not None
         ],
@@ -101,7 +101,7 @@ def kept_states(rows: list[CheckpointRow], session: SessionRow) -> list[KeptStat
     ]
 
 
-def _last(kept: list[CheckpointRow]) -> CheckpointInfo | None:
+def _newest_needed(kept: list[CheckpointRow]) -> CheckpointInfo | None:
     """Return the newest checkpoint that the session itself needs."""
     mine = [c.info for c in kept if c.keeping in {Keeping.CURRENT, Keeping.SUPERSEDED}]
     return mine[-1] if mine else None
@@ -121,7 +121,7 @@ def _facts(
         intent=row.intent.value,
         node=row.node,
         gpus_held=row.gpus,
-        resumed=_resumed(row, runtime.operation),
+        resumed=_last_return(row, runtime.operation),
         wanted=runtime.wanted or UNSET,
         place=UNSET if waiting is None else waiting.place,
         waiting_since=UNSET if waiting is None else waiting.since,
@@ -134,7 +134,9 @@ def _facts(
     )
 
 
-def _resumed(row: SessionRow, operation: OperationEvents | None) -> Resumed | UnsetType:
+def _last_return(
+    row: SessionRow, operation: OperationEvents | None
+) -> Resumed | UnsetType:
     """Return the facts of the last return, while this program remembers it."""
     if operation is None or operation.kind != "resume" or not operation.succeeded:
         return UNSET
