@@ -235,9 +235,12 @@ class Sampler:
         networks: dict[Hashable, list[SampleTarget]] = {}
         for target in watched:
             network = _network_of(target.init_pid)
-            if network is None or target.address is None or target.stopped:
-                continue
-            networks.setdefault(network, []).append(target)
+            if (
+                network is not None
+                and target.address is not None
+                and not target.stopped
+            ):
+                networks.setdefault(network, []).append(target)
         found: dict[str, Traffic] = {}
         for part in await asyncio.gather(
             *(self._look_at_network(*each) for each in networks.items())
