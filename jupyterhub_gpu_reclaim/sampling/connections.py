@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 #: Most open files of a session that are looked at; with more, it is not known.
 MAX_FILES = 16_384
-#: Most other machines named in a sample; connections to more are no idleness either.
+#: Most other machines named in a sample; with more, a session is not idle either.
 MAX_NAMED = 8
 #: Bytes a second; a page that is open asks for less.
 SLOWEST_DOWNLOAD = 5_000.0
