@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerPurpose:
-    """What the container is for.
+    """The purpose of a container.
 
     Attributes:
-        holding: it waits for a restore.
+        holding: whether it waits for a restore.
         key: user and server.
         incarnation: of this start.
         session, account: id of the session, and the account that it belongs to.
@@ -62,11 +62,11 @@ class ContainerPurpose:
 
 
 def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, Any]:
-    """The container with the session's init in it.
+    """Return the container's arguments with the session's init in them.
 
     Args:
         asked: arguments of ``create_container``.
-        purpose: what it is for.
+        purpose: the use of the container.
 
     Raises:
         Refused: a session in such a container could not be suspended.
@@ -100,7 +100,7 @@ def prepared(asked: Mapping[str, Any], purpose: ContainerPurpose) -> dict[str, A
 
 
 def _labels(given: Any, purpose: ContainerPurpose) -> dict[str, str]:
-    """The administrator's labels, which may be names alone, and ours."""
+    """Join the administrator's labels, which may be names alone, with ours."""
     theirs = given if isinstance(given, dict) else dict.fromkeys(given or (), "")
     return {
         **theirs,
@@ -145,7 +145,7 @@ def _init(purpose: ContainerPurpose) -> list[str]:
 
 
 def _variables(environment: Any) -> dict[str, Any]:
-    """The environment, which may be words; one without a value takes a name out."""
+    """The environment, also from a list; a variable without a value is taken out."""
     if isinstance(environment, dict):
         return environment
     words = [word.partition("=") for word in environment or ()]
@@ -153,7 +153,7 @@ def _variables(environment: Any) -> dict[str, Any]:
 
 
 def _with_token(variables: dict[str, Any], token: str) -> dict[str, Any]:
-    """The environment, in which the session's own token stands."""
+    """The environment with the session's own token in it."""
     return {n: token if n in TOKENS else value for n, value in variables.items()}
 
 

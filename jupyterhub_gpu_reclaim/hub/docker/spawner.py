@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 
 #: Seconds for Docker to end and remove a container.
 END_SECONDS = 30.0
-#: What changes nothing: an engine that fails at these knows nothing at the moment.
+#: Calls that change nothing: an engine that fails at them knows nothing at the moment.
 _QUESTIONS = frozenset({"containers", "inspect_container", "port"})
 
 
 class SessionContainerSpawner(ImageTraits, DockerSpawner):
     """Makes, watches and ends one session's container, without suspending any."""
 
-    #: No setting: a container that is started again would be a former incarnation.
+    #: Fixed, not a setting: a container that is started again would be a former
+    #: incarnation.
     remove = True
 
     object_id: Any
@@ -56,7 +57,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
     # --- the container ---
 
     async def docker(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Ask Docker; for a container with the session's init in it.
+        """Call Docker; a container to be made gets the session's init.
 
         Raises:
             APIError: Docker refuses.
@@ -109,14 +110,14 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
             raise Refused(Reason.CONTAINER_REFUSED, why=why) from None
 
     async def get_command(self) -> list[str]:
-        """The server's command; none to hold a place, whatever image is chosen now."""
+        """The server's command; empty to hold a place, whatever image is chosen now."""
         if self.reclaim_launch.mode == "hold":
             return []
         command: list[str] = await super().get_command()
         return command
 
     async def check_allowed(self, image: str) -> str:
-        """What a fresh start may use; a session comes back in its own image."""
+        """The image for a fresh start; a session comes back in its own image."""
         if self.reclaim_launch.mode == "hold":
             return image
         allowed: str = await super().check_allowed(image)
@@ -128,7 +129,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
             await super().pull_image(image)
 
     async def post_start_exec(self) -> None:
-        """The administrator's command; not in a place that only waits for a restore."""
+        """Run the administrator's command, except in a place that awaits a restore."""
         if self.reclaim_launch.mode != "hold":
             await super().post_start_exec()
 
@@ -141,7 +142,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         return bool(self.network_name != "bridge")  # the host's publishes no ports
 
     async def get_ip_and_port(self) -> tuple[str, int]:
-        """Where its server listens; with the host's network, on the host itself."""
+        """The address of its server; with the host's network, the host's own."""
         if self.network_name == "host":
             return ("127.0.0.1", self.port)
         try:
@@ -154,12 +155,12 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         return (ip, port)
 
     def _url(self, ip: str, port: int) -> str:
-        """An address in full: its port may be a published one, not the session's."""
+        """The full URL: its port may be a published one, not the session's."""
         scheme = "https" if self.internal_ssl else "http"
         return f"{scheme}://{ip}:{port}"
 
     async def poll(self) -> Any:
-        """None while it runs, or Docker does not answer; DockerSpawner's words then."""
+        """Return None while it runs or Docker is silent, else DockerSpawner's words."""
         try:
             return await super().poll()
         except Unreachable as error:
@@ -169,9 +170,9 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
     async def get_object(self) -> dict[str, Any] | None:
         """The container as Docker has it now; None: there is none.
 
-        By its id where that is known: names are changed, and given to others. What only
-        has the name is another server's, or another Hub's, or may be a session that
-        this Hub has forgotten; unless it is left of a former start.
+        It is found by its id where that is known: names are changed, and given to
+        others. A container that only has the name is another server's or Hub's, or may
+        be a session that this Hub has forgotten, unless a former start has left it.
         """
         known = self.object_id
         found = await self._inspected(known or self.object_name)
@@ -205,7 +206,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         await self._gone()
 
     async def _gone(self) -> bool:
-        """Whether it is gone, after some time at most."""
+        """Wait some time for the container's removal; whether it is gone."""
 
         async def looked() -> bool:
             return await self.get_object() is None
@@ -232,13 +233,13 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
     """Sessions in Docker's containers that can be suspended and resumed."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """A container of DockerSpawner itself is known by that state alone."""
+        """Load the state, by which alone a container of DockerSpawner is known."""
         super().load_state(state)
         if not self.reclaim_pointer.begun:
             self.object_id = state.get("object_id", "")
 
     async def reclaim_former(self) -> bool:
-        """Whether DockerSpawner has started it; it has not ended as far as is known."""
+        """Whether DockerSpawner itself has started it, and its end is not known."""
         if not self.object_id:
             return False
         with suppress(Unreachable):
@@ -246,7 +247,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return self.reclaim_alive()
 
     def reclaim_location(self) -> Location:
-        """The container."""
+        """The container's location."""
         return Location(pod=self.object_id or "", name=self.object_name)
 
     def reclaim_take(self, location: Location) -> None:
@@ -255,7 +256,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         self.object_name = location.name or self.object_name
 
     def reclaim_alive(self) -> bool:
-        """Whether it ran when it was last looked at."""
+        """Whether the container ran when it was last inspected."""
         return bool(self.object_id) and self._running
 
     async def reclaim_died(self) -> bool:
@@ -268,7 +269,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return await self._waited(looked)
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
-        """As Docker has seen it; what was removed meanwhile has no status."""
+        """The end that Docker has seen; a container removed meanwhile has no status."""
         del status
         if self._ended is None:
             return endings.by_itself("its container is gone")
@@ -277,7 +278,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return endings.by_status(int(self._ended.get("ExitCode") or 0))
 
     def reclaim_frozen(self) -> bool | None:
-        """Only the node knows."""
+        """Return None: only the node knows."""
         return None
 
     async def reclaim_find(self, incarnation: str) -> Location | None:
@@ -295,7 +296,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return Location(pod=first["Id"], name=first["Names"][0].lstrip("/"))
 
     async def reclaim_where(self, port: int) -> str:
-        """The address of its server."""
+        """The address of the container's server."""
         del port  # Docker knows where that one is published
         return self._url(*await self.get_ip_and_port())
 

@@ -43,7 +43,7 @@ _SANDBOX = re.compile(r"gvisor|runsc|kata(-.+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class PodPurpose:
-    """What the pod is for.
+    """The purpose of a pod.
 
     Attributes:
         mode: ``start`` or ``hold``.
@@ -74,11 +74,11 @@ class PodPurpose:
 
 
 def prepared(pod: Any, purpose: PodPurpose) -> Any:
-    """The pod with the session's init in it.
+    """Return the pod with the session's init in it.
 
     Args:
         pod: a ``V1Pod``; it is not changed.
-        purpose: what it is for.
+        purpose: the use of the pod.
 
     Raises:
         Refused: a session in such a pod could not be suspended; the sentence says why.
@@ -112,7 +112,7 @@ def prepared(pod: Any, purpose: PodPurpose) -> Any:
 
 
 def holds(pod: Any, purpose: PodPurpose) -> bool:
-    """Whether that pod would still do what is wanted, after all hooks.
+    """Whether the pod would still serve its purpose, after all hooks.
 
     Raises:
         Refused: nothing would run in it: the init is asked for, and its text is gone.
@@ -142,7 +142,7 @@ def _position(pod: Any) -> int:
 
 
 def _mark(metadata: Any, purpose: PodPurpose) -> None:
-    """Labels to be found by; annotations for names, which labels cannot hold."""
+    """Set labels to find the pod by; annotations hold names, which labels cannot."""
     metadata.labels = {
         **(metadata.labels or {}),
         INCARNATION: purpose.incarnation,
@@ -158,7 +158,7 @@ def _mark(metadata: Any, purpose: PodPurpose) -> None:
 
 
 def _with_init(variables: Any) -> list[Any]:
-    """The variables and the init's text, in the form that the others have."""
+    """The variables and the init's text, in the form of the others."""
     ours = command_line.inline_environment()
     others = [each for each in variables or () if _name(each) not in ours]
     form = type(others[0]) if others else dict
@@ -167,7 +167,7 @@ def _with_init(variables: Any) -> list[Any]:
 
 
 def _start(container: Any, purpose: PodPurpose) -> None:
-    """The init before the server's command, wherever that is given."""
+    """Put the init before the server's command, wherever that is given."""
     prefix = [*_prefix(purpose), "--"]
     if container.command:
         container.command = [*prefix, *container.command]
@@ -181,7 +181,7 @@ def _start(container: Any, purpose: PodPurpose) -> None:
 
 
 def _hold(container: Any, purpose: PodPurpose) -> None:
-    """Nothing but the init, and nothing that waits for a server to answer."""
+    """Leave nothing but the init, and no probe that waits for a server to answer."""
     container.command, container.args = _prefix(purpose), None
     container.readiness_probe = container.startup_probe = None
     # What runs after a start ran when the session was started.
@@ -193,7 +193,7 @@ def _hold(container: Any, purpose: PodPurpose) -> None:
 
 
 def saved_image(saved: str, named: str) -> str:
-    """The image to ask for: what was saved, by digest, from where it was named.
+    """The image to ask for: the saved one, by digest, from where it was named.
 
     The kubelet may know the same bytes by another repository's name, for which there
     is no pull secret, or which an admission policy forbids.
@@ -210,13 +210,13 @@ def saved_image(saved: str, named: str) -> str:
 
 
 def other_image(chosen: str, saved: str, named: str) -> str:
-    """What to tell whose profile names another image by now; empty: nothing.
+    """Say that the profile names another image by now; empty: it does not.
 
     Args:
-        chosen: what the profile names now.
-        saved: what the session was saved in, and comes back in, by digest.
-        named: what its profile named at its fresh start; empty: not known, and then
-            one tag of a repository cannot be told from another.
+        chosen: image that the profile names now.
+        saved: image that the session was saved in, and comes back in, by digest.
+        named: image that its profile named at its fresh start; empty: not known, and
+            then one tag of a repository cannot be told from another.
     """
     if "@sha256:" not in saved:
         return ""
@@ -248,7 +248,7 @@ def _repository(image: str) -> str:
 
 
 def _full_name(image: str) -> str:
-    """The same with its tag, which is ``latest`` where none is given."""
+    """An image's name in full, with its tag, ``latest`` where none is given."""
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     return f"{_repository(image)}:{tag or 'latest'}"
 
@@ -266,7 +266,7 @@ def _with_token(variable: Any, purpose: PodPurpose) -> Any:
 
 
 def _changed(thing: Any, **changes: Any) -> Any:
-    """A copy with other values; None takes one out.
+    """Copy an object with other values; None takes one out.
 
     KubeSpawner leaves what an administrator has written as it is: an object of the
     client, or plain JSON with the names of Kubernetes.
@@ -285,7 +285,7 @@ def _changed(thing: Any, **changes: Any) -> Any:
 
 
 def _selector(given: Any, labels: dict[str, str]) -> dict[str, str] | None:
-    """The administrator's selector and the suspended session's, if they agree.
+    """Join the administrator's selector and the suspended session's, if they agree.
 
     Raises:
         Refused: the session needs another kind of node than its profile asks for.
@@ -300,7 +300,7 @@ def _selector(given: Any, labels: dict[str, str]) -> dict[str, str] | None:
 
 
 def _elsewhere(affinity: Any, avoid: tuple[str, ...]) -> Any:
-    """The administrator's rules, and a preference for any node but these."""
+    """Add a preference for any node but these to the administrator's rules."""
     fields = [
         {"key": "metadata.name", "operator": "NotIn", "values": [name]}
         for name in avoid
@@ -339,7 +339,7 @@ def _prefix(purpose: PodPurpose) -> list[str]:
 
 
 def _literal(word: str) -> str:
-    """A word as Kubernetes passes it on unchanged: it would replace ``$(NAME)``."""
+    """Quote a word, so that Kubernetes does not replace ``$(NAME)`` in it."""
     return word.replace("$", "$$")
 
 

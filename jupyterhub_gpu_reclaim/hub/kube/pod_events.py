@@ -1,4 +1,4 @@
-"""What the API server says of pods: whether one lives, and what one waits for.
+"""Reads from the API server's words whether a pod lives, and what it waits for.
 
 Pure; it reads the pods (JSON) that KubeSpawner watches anyway. The place in the queue
 counts the sessions that asked for a GPU earlier; the scheduler may take them in another
@@ -15,9 +15,9 @@ from jupyterhub_gpu_reclaim.hub.kube.pod import CONTAINER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: The most of a refusal that people are shown: webhooks say what they like.
+#: Most characters of a refusal that people are shown: webhooks say what they like.
 _MAX_WORDS = 500
-#: Why a container does not start, where waiting alone does not help.
+#: Reasons why a container does not start where waiting alone does not help.
 _STUCK = {
     "ErrImagePull",
     "ImagePullBackOff",
@@ -31,7 +31,7 @@ _STUCK = {
 def sentence(
     pod: Mapping[str, Any] | None, all_pods: Iterable[Mapping[str, Any]]
 ) -> str:
-    """What it waits for; empty if for nothing worth mentioning."""
+    """Say what the pod waits for; empty: nothing worth mentioning."""
     if pod is None:
         return ""
     if _ending(pod):
@@ -44,7 +44,7 @@ def sentence(
 
 
 def obstacle(pod: Mapping[str, Any] | None) -> str:
-    """Why it does not run, as Kubernetes says it; empty: it says nothing."""
+    """Say why the pod does not run, in Kubernetes' words; empty: it says nothing."""
     if pod is None:
         return "its pod does not exist"
     if _ending(pod):
@@ -60,7 +60,7 @@ def obstacle(pod: Mapping[str, Any] | None) -> str:
 
 
 def rejection(pod: Mapping[str, Any]) -> str:
-    """Why the kubelet has sent it away before it ran; empty: it has not.
+    """Say why the kubelet has sent the pod away before it ran; empty: it has not.
 
     Its node had no room for it after all (``OutOfcpu``, ``OutOfnvidia.com/gpu``), a
     device or label was gone (``UnexpectedAdmissionError``, ``NodeAffinity``), or the
@@ -78,7 +78,7 @@ def rejection(pod: Mapping[str, Any]) -> str:
 
 
 def _words(told: Mapping[str, Any]) -> str:
-    """A reason and a message in one line."""
+    """Join a reason and a message in one line."""
     words = [str(told.get("reason") or ""), str(told.get("message") or "")]
     return ": ".join(filter(None, words)).strip().rstrip(".")[:_MAX_WORDS]
 
@@ -96,7 +96,7 @@ def without_ended(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusal(body: str | bytes | None) -> str:
-    """Why the API server does not take a pod, from what it has answered."""
+    """Say why the API server does not take a pod, from its answer."""
     try:
         told = json.loads(body or "")
         words = str(told["message"])
@@ -111,7 +111,7 @@ def is_quota(words: str) -> bool:
 
 
 def unscheduled(pod: Mapping[str, Any]) -> str | None:
-    """The scheduler's words while no node takes it; None: it has one, or may have."""
+    """The scheduler's words while no node takes the pod; None: one does, or may."""
     for condition in _status(pod).get("conditions") or ():
         if condition.get("type") == "PodScheduled":
             if condition.get("reason") != "Unschedulable":
@@ -138,7 +138,7 @@ def _turn(pod: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def gpus(pod: Mapping[str, Any]) -> bool:
-    """Whether it asks for a GPU of any make (``nvidia.com/gpu``, MIG, a claim, …)."""
+    """Whether a pod asks for a GPU of any make (``nvidia.com/gpu``, MIG, a claim)."""
     return bool(pod["spec"].get("resourceClaims")) or any(
         "/gpu" in name or "/mig-" in name
         for container in pod["spec"]["containers"]
@@ -163,7 +163,7 @@ def notebook(pod: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def lives(pod: Mapping[str, Any] | None, uid: str) -> bool:
-    """Whether it is that pod (empty: any) and its container has not ended."""
+    """Whether this is that pod (empty: any) and its container has not ended."""
     if pod is None or (uid and pod["metadata"]["uid"] != uid):
         return False
     if pod["status"].get("phase") in {"Succeeded", "Failed"}:

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 1.0
 #: Seconds for the kubelet to report the death of a container that was just ended.
 REPORT_SECONDS = 15.0
-#: What an API server says that is too busy or being restarted.
+#: Statuses of an API server that is too busy or being restarted.
 _BUSY = {429, 500, 502, 503, 504}
-#: What it says to a pod that it will not take: a policy, a webhook, missing rights.
+#: Statuses for a pod that it will not take: a policy, a webhook, missing rights.
 _REFUSED = {400, 403, 422}
 #: Seconds between two tries for a place, where a quota is used up or a node had no room
 #: after all; each is a line in the Hub's log.
 RETRY_SECONDS = 10.0
-#: What to tell of a return for which something else was chosen.
+#: Message for a return for which something else was chosen.
 CHOSEN_NOW = "It comes back as it was started; what you chose is for a fresh start."
 #: Set while KubeSpawner's own code runs, which calls ``self.stop`` to tidy up.
 _inside: ContextVar[bool] = ContextVar("inside KubeSpawner", default=False)
@@ -61,15 +61,16 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     user_options: Any  # of JupyterHub
     reclaim_launch = Launch()
     _quota = ""  #: the API server's words while the quota is used up
-    #: Of this start: nodes that did not take the pod after all, and their words.
+    #: Nodes that did not take the pod of this start after all, and their words.
     _rejections: tuple[tuple[str, str], ...] = ()
-    _note = ""  #: what to tell of a return that is not as was chosen now
-    _profile = ""  #: the one in use
-    _overrides: tuple[dict[str, Any], ...] = ()  #: what was made of it
+    _note = ""  #: message for a return that is not as was chosen now
+    _profile = ""  #: slug of the profile in use
+    _overrides: tuple[dict[str, Any], ...] = ()  #: settings that it made
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        #: As configured; a hook or a group's override may set another for this user.
+        #: Profiles as configured; a hook or a group's override may set others for this
+        #: user.
         self._profiles_of_all = self.profile_list
 
     # --- the pod ---
@@ -91,11 +92,12 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     # --- what was chosen ---
 
     async def load_user_options(self) -> None:
-        """What a fresh start chooses; a return goes by what the session was started as.
+        """Load what was chosen: now for a fresh start, at its own start for a return.
 
-        As that is defined today. Where it is not offered any more (an image of last
-        month), it is what it then was. A list that a function makes or a hook sets may
-        leave out what this user has no right to any more: then the return is refused.
+        A former choice counts as it is defined today. Where it is not offered any more
+        (an image of last month), it counts as it was defined then. A list that a
+        function makes or a hook sets may leave out what this user has no right to any
+        more: then the return is refused.
 
         Raises:
             Refused: the choice has gone, and may have been taken away.
@@ -119,12 +121,12 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
                 super()._apply_overrides(settings)
 
     def _has_profiles_of_its_own(self) -> bool:
-        """Whether they may differ from user to user."""
+        """Whether the profiles may differ from user to user."""
         offered = self.profile_list
         return callable(offered) or offered != self._profiles_of_all
 
     def _apply_overrides(self, spawner_override: dict[str, Any]) -> None:
-        """Apply them, and note what they were."""
+        """Apply a profile's overrides, and note them."""
         settings: dict[str, Any] = {}
         for name, value in spawner_override.items():
             settings[name] = value(self) if callable(value) else value
@@ -132,7 +134,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         self._overrides = (*self._overrides, settings)
 
     def _get_profile(self, slug: str | None, profile_list: list[Any]) -> Any:
-        """The profile; noted, since another may be the default by then."""
+        """Get the profile, and note it, since another may be the default by then."""
         profile = super()._get_profile(slug, profile_list)
         self._profile = profile["slug"]
         return profile
@@ -192,9 +194,9 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
             raise Refused(Reason.NOT_PLACED, seconds=limit, why=why) from None
 
     async def _start_while_it_lives(self) -> Any:
-        """KubeSpawner's start, which would wait for a dead pod until its limit.
+        """Run KubeSpawner's start, which alone would wait for a dead pod to its limit.
 
-        None: its node has sent the pod away, which is gone; now another may take it.
+        None: its node has sent the pod away; now another may take the next one.
 
         Raises:
             Refused: the pod has ended, or a node does not take a new session's.
@@ -263,7 +265,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
 
     @property
     def events(self) -> list[Any]:
-        """Those of this very pod: the former one had the same name."""
+        """The events of this very pod: the former one had the same name."""
         pod = self._pod()
         if pod is None or not self._is_ours(pod):
             return []
@@ -293,7 +295,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         return pod_events.sentence(self._pod(), everybody) or self._note
 
     def is_pod_running(self, pod: Any) -> bool:
-        """As KubeSpawner; what has ended beside the session's container is no matter.
+        """Whether the pod runs, whatever has ended beside the session's container.
 
         A sidecar that ended would keep the pod from ever being ready: ours are not
         started again.
@@ -301,7 +303,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         return bool(super().is_pod_running(pod and pod_events.without_ended(pod)))
 
     def _sent_away(self) -> str:
-        """Which node did not take the last pod, and why; empty: there is one."""
+        """Say which node did not take the last pod, and why; empty: there is a pod."""
         if not self._rejections or self._pod() is not None:
             return ""
         node, why = self._rejections[-1]
@@ -310,7 +312,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
     # --- watch and end ---
 
     async def poll(self) -> int | None:
-        """None while the pod runs or is being made; an exit code otherwise."""
+        """Return None while the pod runs or is being made, else an exit code."""
         token = _inside.set(True)
         try:
             status: int | None = await super().poll()
@@ -346,24 +348,24 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
     """Sessions in pods that can be suspended and resumed."""
 
     async def stop(self, now: bool = False) -> None:
-        """A real stop, or a release; KubeSpawner's own tidying is neither."""
+        """Stop or release the session; KubeSpawner's own tidying does neither."""
         if _inside.get():
             await SessionPodSpawner.stop(self, now)
         else:
             await super().stop(now)
 
     def reclaim_location(self) -> Location:
-        """The pod."""
+        """The pod's location."""
         pod = self._pod()
         uid = pod["metadata"]["uid"] if pod else ""
         return Location(pod=uid, name=self.pod_name)
 
     def reclaim_image(self) -> str:
-        """As settings or profile name it."""
+        """The image as settings or profile name it."""
         return str(self.image)
 
     def reclaim_choice(self) -> Choice:
-        """The profile and its options, and what they have set."""
+        """The profile and its options, and the settings that they have made."""
         profile = {"profile": self._profile} if self._profile else {}
         overrides = tuple(map(_without_variables, self._overrides))
         whole = all(map(_is_plain, overrides))
@@ -381,7 +383,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
             )
 
     def reclaim_alive(self) -> bool:
-        """Whether its container lives; before any report: whether there is one.
+        """Whether the pod's container lives; before any report, whether there is one.
 
         A pod that is not known yet (after a restart of the Hub) counts as alive, since
         nothing may be ended or replaced without a report.
@@ -391,7 +393,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return pod_events.lives(self._pod(), self.reclaim_pointer.location.pod)
 
     async def reclaim_former(self) -> bool:
-        """Whether KubeSpawner has made its pod."""
+        """Whether KubeSpawner itself has made the pod."""
         await self._start_watching_pods()
         pod = self._pod()
         if pod is None or pods.INCARNATION in (pod["metadata"].get("labels") or {}):
@@ -409,13 +411,13 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return not self.reclaim_alive()
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
-        """Its container's status; the service, which watches pods, may know more."""
+        """The end of its container; the service, which watches pods, may know more."""
         if self._pod() is None and status == 1:  # KubeSpawner's word for that
             return endings.by_itself("its pod is gone")
         return super().reclaim_ending(status)
 
     def reclaim_frozen(self) -> bool | None:
-        """Only the node knows."""
+        """Return None: only the node knows."""
         return None
 
     async def reclaim_find(self, incarnation: str) -> Location | None:
@@ -452,7 +454,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return self._get_pod_url(self._pod())
 
     async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
-        """What Kubernetes does for the pod, and the place in the queue."""
+        """Report what Kubernetes does for the pod, and the place in the queue."""
         async for event in SessionPodSpawner.progress(self):
             tell(event["message"])
         # KubeSpawner's events may be turned off; the queue is shown all the same.
@@ -477,12 +479,12 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
 
 
 def _without_variables(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those that a hold needs: variables may be secrets, and state is shown."""
+    """Leave out variables: a hold has them; they may be secrets, and state is shown."""
     return {name: v for name, v in settings.items() if name != "environment"}
 
 
 def _is_plain(settings: dict[str, Any]) -> bool:
-    """Whether the Hub's database can keep them: not objects of a client."""
+    """Whether the Hub's database can keep the settings: no objects of a client."""
     try:
         json.dumps(settings)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""How local sessions have ended.
+"""Exit statuses of local sessions.
 
 Nobody waits for a session's init: it outlives the Hub. So it writes its exit status
 down before it ends, into a folder of root's that a reboot empties.
@@ -18,7 +18,7 @@ _KEPT: Final = 24 * 3600.0
 
 
 def file_of(incarnation: str) -> Path | None:
-    """Where an incarnation's init is to write it; None where there is no such place."""
+    """The file for an incarnation's exit status; None: there is no place for it."""
     try:
         _FOLDER.mkdir(mode=0o700, exist_ok=True)
     except OSError:
@@ -29,7 +29,7 @@ def file_of(incarnation: str) -> Path | None:
 def read(incarnation: str) -> int | None:
     """The exit status, -n for a signal, as Popen says it; None where it is not known.
 
-    It is not where the init itself was killed, or the machine was started again.
+    It is not known where the init itself was killed, or the machine was started again.
 
     The init says 128 + n, as a shell does. A server that exits with such a code by
     itself, for a program of its own that a signal has ended, reads as ended by it.
@@ -42,13 +42,13 @@ def read(incarnation: str) -> int | None:
 
 
 def remove(incarnation: str) -> None:
-    """Forget one; there may be none."""
+    """Forget an incarnation's status; there may be none."""
     with contextlib.suppress(OSError):
         _path(incarnation).unlink()
 
 
 def sweep() -> None:
-    """Remove what nobody asks for any more."""
+    """Remove statuses that nobody asks for any more."""
     before = time.time() - _KEPT
     with contextlib.suppress(OSError):
         for file in _FOLDER.iterdir():
@@ -57,5 +57,5 @@ def sweep() -> None:
 
 
 def _path(incarnation: str) -> Path:
-    """Inside of the folder, whatever a database says."""
+    """The file of an incarnation, inside the folder whatever a database says."""
     return _FOLDER / (Path(incarnation).name or "none")

@@ -26,7 +26,7 @@ _BETWEEN = 900.0
 
 
 def find(pid: int, uid: int, started: datetime | None) -> Location:
-    """That server's process; the empty location if it has ended.
+    """Find a former server's process; the empty location if it has ended.
 
     Args:
         pid: as LocalProcessSpawner has noted it.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Seconds that a launcher has to report whom it has begun, once nobody waits for it.
 _END_SECONDS = 5.0
-#: The Hub gives a cancelled start one second (trap T9).
+#: Seconds for which a cancelled start is held up; the Hub gives it one (trap T9).
 _HELD_UP_SECONDS = 0.5
 _endings: set[asyncio.Task[None]] = set()  # asyncio keeps no task alive by itself
 #: Root's own interpreter, which must not import the user's modules.
@@ -95,10 +95,10 @@ class _Report:
         self.reading = asyncio.create_task(self._read(descriptor))
 
     async def whole(self, seconds: float) -> None:
-        """Wait for its end.
+        """Wait for the end of the report.
 
         Raises:
-            Refused: it has not come in time.
+            Refused: the report has not come in time.
         """
         await asyncio.wait({self.reading}, timeout=seconds)
         if not self.reading.done():
@@ -120,7 +120,7 @@ class _Report:
 
 
 async def _end(process: Popen[bytes], report: _Report) -> None:
-    """End what a launch has begun that nobody waits for any more."""
+    """End a launch that nobody waits for any more, and what it has begun."""
     # It ends by itself; killed before it has reported, its init would be unknown.
     await asyncio.wait({report.reading}, timeout=_END_SECONDS)
     process.kill()
@@ -131,7 +131,7 @@ async def _end(process: Popen[bytes], report: _Report) -> None:
 
 
 def _place(report: bytes) -> Location:
-    """The launcher's report; its error is ours."""
+    """Read the init's place from the launcher's report; raise its error."""
     facts = _facts(report)
     if "error" in facts or not facts.get("start"):
         why = facts.get("error") or "Its init has not reported."

@@ -1,4 +1,4 @@
-"""One local session's processes, identified by (pid, start time, boot).
+"""The processes of a local session, identified by (pid, start time, boot).
 
 It reads ``/proc`` and signals through pidfds, so a pid that was given to another
 process is never touched. It starts nothing.
@@ -90,7 +90,7 @@ class LocalSession:
                 yield from map(int, children)
 
     def _pidfd(self) -> int | None:
-        """A handle on that very process, or None."""
+        """Open a handle on that very process; None: it is gone."""
         if not self.alive():
             return None
         try:

@@ -42,7 +42,8 @@ from jupyterhub_gpu_reclaim.session_init.command_line import (
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 
-#: What steers root's own interpreters; the session gets these through env(1) instead.
+#: Prefixes of variables that steer root's own interpreters; the session gets these
+#: through env(1) instead.
 _LOADER_VARIABLES = ("LD_", "PYTHON", "GCONV_PATH", "GLIBC_TUNABLES", "MALLOC_")
 _SECRETS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 #: Seconds that making namespaces may take; 0.1 as a rule.
@@ -161,7 +162,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return [*words, "--chdir", self._home(), "--", *command]
 
     def _rights_today(self) -> SystemUser:
-        """What the system's user database says now; a return keeps no more."""
+        """The user's rights in the system's database now; a return keeps no more."""
         entry = self._system_user()
         groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
         return SystemUser(entry.pw_uid, entry.pw_gid, tuple(groups))
@@ -178,7 +179,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
             raise Refused(Reason.USER_MISSING, user=name) from None
 
     def _home(self) -> str:
-        """Where the session starts; or the nearest parent that exists."""
+        """The folder that the session starts in, or its nearest parent that exists."""
         if not self.run_as_hub_user:
             home = Path(self._system_user().pw_dir)
         else:
@@ -192,7 +193,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
         return self.homes.format(username=self.user.name)
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
-        """HOME, USER and SHELL."""
+        """Set HOME, USER and SHELL."""
         if not self.run_as_hub_user:
             self._system_user()
             return dict(super().user_env(env))
@@ -222,7 +223,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
     # --- watch ---
 
     async def poll(self) -> int | None:
-        """None while the session's init lives; then its exit status, 0 if unknown."""
+        """Return None while the init lives, then its exit status, 0 if unknown."""
         if LocalSession(self.place).alive():
             return None
         return exit_status.read(self.reclaim_launch.incarnation) or 0
@@ -244,12 +245,12 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
     # --- end ---
 
     async def stop(self, now: bool = False) -> None:
-        """End it: SIGINT, SIGTERM, SIGKILL, with the time limits of upstream."""
+        """End the session: SIGINT, SIGTERM, SIGKILL, with upstream's time limits."""
         await super().stop(now=now)
         launcher.remove_cgroups(_CGROUP_PARENT, self.reclaim_launch.incarnation)
 
     async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:
-        """Internal TLS: certificates into the user's home, as upstream does."""
+        """Move certificates for internal TLS into the user's home, as upstream does."""
         if self.run_as_hub_user:
             return paths
         return dict(await super().move_certs(paths))
@@ -259,7 +260,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
     """Local sessions that can be suspended and resumed."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """A server of LocalProcessSpawner itself is known by its pid alone."""
+        """Load the state; a server of LocalProcessSpawner is known by its pid."""
         super().load_state(state)
         if not self.reclaim_pointer.begun and state.get("pid"):
             uid = self._expected_uid()
@@ -267,7 +268,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
             self.reclaim_take(former_server.find(state["pid"], uid, started))
 
     def _expected_uid(self) -> int:
-        """Of its server; -1: there is no such user (any more)."""
+        """The server's uid by its user; -1: there is no such user (any more)."""
         if self.run_as_hub_user:
             return os.geteuid()
         try:
@@ -276,11 +277,11 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
             return -1
 
     async def reclaim_former(self) -> bool:
-        """Whether LocalProcessSpawner has started it."""
+        """Whether LocalProcessSpawner itself has started the server."""
         return self.reclaim_alive()
 
     def reclaim_location(self) -> Location:
-        """Where the session runs now."""
+        """The place where the session runs now."""
         return self.place
 
     def reclaim_take(self, place: Location) -> None:
@@ -289,11 +290,11 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         self.pid = place.pid
 
     def reclaim_alive(self) -> bool:
-        """Whether its init lives."""
+        """Whether the session's init lives."""
         return LocalSession(self.place).alive()
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
-        """Its init's status; only a kill keeps it from writing one."""
+        """The end that the init wrote down; only a kill keeps it from writing one."""
         del status
         if self.place.boot and self.place.boot != launcher.boot_id():
             return endings.by_itself("its machine was started again")
@@ -305,7 +306,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         return endings.by_status(code)
 
     def reclaim_frozen(self) -> bool:
-        """Whether its programs are stopped, as a captured tree is."""
+        """Whether the session's programs are stopped, as a captured tree is."""
         return LocalSession(self.place).frozen()
 
     async def reclaim_find(self, incarnation: str) -> Location | None:
@@ -313,7 +314,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         return find_session(incarnation)
 
     async def reclaim_where(self, port: int) -> tuple[str, int]:
-        """Where it listens."""
+        """The address that the server listens on."""
         return (self.ip or "127.0.0.1", port)
 
     async def reclaim_token(self) -> str:
@@ -328,7 +329,7 @@ class ReclaimLocalSpawner(ReclaimMixin, SessionProcessSpawner):
         return 0
 
     async def get_url(self) -> str:
-        """Where it listens: a Hub killed in a start has not written that down."""
+        """The server's address, which a Hub killed in a start has not written down."""
         known = str(self.server.url)
         port, url = self.reclaim_pointer.port, urlsplit(known)
         if not port or url.port == port:

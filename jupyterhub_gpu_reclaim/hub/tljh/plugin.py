@@ -1,4 +1,4 @@
-"""What The Littlest JupyterHub calls: packages for its users, and our configuration.
+"""Hooks of The Littlest JupyterHub: packages for its users, and our configuration.
 
 TLJH calls its plugins before it reads ``jupyterhub_config.d``, whose files may replace
 any list that we extend. So the hook only asks the Hub to call ``complete`` when it has
@@ -29,7 +29,7 @@ hookimpl = HookimplMarker("tljh")
 
 @hookimpl
 def tljh_extra_user_pip_packages() -> list[str]:
-    """This package, in the users' environment: its extensions of an open tab."""
+    """Name this package for the users' environment: its extensions of an open tab."""
     return [_requirement()]
 
 
@@ -59,9 +59,10 @@ def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:
 
 
 def _take_default_culler_out(c: Any, said: Mapping[str, Any]) -> None:
-    """TLJH's, which ends after ten minutes what we suspend later.
+    """Take TLJH's own culler out: it ends after ten minutes what we suspend later.
 
-    One that somebody has set stays, and is judged as on any Hub (``hub/cullers.py``).
+    A culler that somebody has set stays, and is judged as on any Hub
+    (``hub/cullers.py``).
     """
     if settings.has_own_culler(said):
         return
@@ -71,7 +72,7 @@ def _take_default_culler_out(c: Any, said: Mapping[str, Any]) -> None:
 
 
 def _requirement() -> str:
-    """How pip installs what is installed here: from where it came."""
+    """The requirement by which pip installs this package from where it came."""
     installed = distribution(_PACKAGE)
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     if "url" not in origin:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: Where our settings stand in ``config.yaml``.
+#: Key of our settings in ``config.yaml``.
 KEY = "gpu_reclaim"
 CULLER = "cull-idle"
 #: TLJH's own spawner.
 _THEIRS = "UserCreatingSpawner"
-#: What systemd does for TLJH's own sessions and nothing does for ours.
+#: Settings by which systemd does something for TLJH's own sessions and nothing for
+#: ours.
 _SYSTEMDS = (
     "dynamic_users",
     "isolate_devices",
@@ -27,14 +28,14 @@ _SECTIONS = ("SystemdSpawner", "UserCreatingSpawner")
 
 
 def read() -> dict[str, Any]:
-    """What is in TLJH's ``config.yaml``, without TLJH's defaults."""
+    """Read TLJH's ``config.yaml``, without TLJH's defaults."""
     from tljh.config import CONFIG_FILE, get_current_config  # noqa: PLC0415 - TLJH only
 
     return dict(get_current_config(CONFIG_FILE) or {})
 
 
 def arguments(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of ``configure`` that stand below our key, and what is wrong."""
+    """The arguments of ``configure`` below our key, and what is wrong with them."""
     ours = said.get(KEY) or {}
     if not isinstance(ours, Mapping):
         return {}, [f"{KEY} in TLJH's config.yaml must have keys below it."]
@@ -46,7 +47,7 @@ def arguments(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def lost(c: Any) -> list[str]:
-    """Settings that our spawner could not keep; with any, TLJH's own must stay."""
+    """Find settings that our spawner could not keep; with any, TLJH's own must stay."""
     found = []
     spawner = c.JupyterHub.get("spawner_class")
     name = spawner if isinstance(spawner, str) else getattr(spawner, "__name__", "")

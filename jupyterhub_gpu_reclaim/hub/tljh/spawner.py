@@ -39,11 +39,11 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
         self.private_tmp = self.private_tmp or self.isolate_tmp
 
     def system_username(self) -> str:
-        """As the template says; TLJH's spawner sets it at each start."""
+        """The user that the template names; TLJH's spawner sets it at each start."""
         return str(self._expand_user_vars(self.username_template))
 
     async def start(self) -> tuple[str, int]:
-        """Start it; a unit of the same name, which the Hub does not know, ends.
+        """Start the session; end a unit of its name that the Hub does not know.
 
         As with SystemdSpawner: a unit that the Hub knows is polled, and not started.
         """
@@ -57,7 +57,7 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
         return await super().start()
 
     async def poll(self) -> int | None:
-        """None while it lives, as a session or as a unit."""
+        """Return None while it lives, as a session or as a unit."""
         if await self._is_unit():
             return None
         return await super().poll()
@@ -76,7 +76,7 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
         return bool(await systemd.service_running(self.unit_name))
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
-        """What systemd and SystemdSpawner set: HOME, USER, SHELL and PATH."""
+        """Set HOME, USER, SHELL and PATH, as systemd and SystemdSpawner do."""
         entry = self._system_user()
         env.update(USER=entry.pw_name, LOGNAME=entry.pw_name, HOME=entry.pw_dir)
         env["SHELL"] = self.default_shell
@@ -93,7 +93,7 @@ class SystemdSessionSpawner(SessionProcessSpawner, SystemdSpawner):
         return [self._expand_user_vars(word) for word in super()._command()]
 
     def _rights_today(self) -> SystemUser:
-        """Without ``sudo``, where that is off: none of its programs gains rights."""
+        """The user's rights; where ``sudo`` is off, none of its programs gains more."""
         today = super()._rights_today()
         return today._replace(no_new_privileges=bool(self.disable_user_sudo))
 
