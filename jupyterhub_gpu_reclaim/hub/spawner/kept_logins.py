@@ -1,4 +1,4 @@
-"""A restart of the Hub does not log suspended sessions out.
+"""Keeps suspended sessions logged in through a restart of the Hub.
 
 ``JupyterHub.cleanup_oauth_clients`` deletes, at every start, the OAuth client of each
 server that does not run, and with it all browser logins of that server: it only keeps

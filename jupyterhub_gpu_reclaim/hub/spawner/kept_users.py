@@ -1,4 +1,4 @@
-"""No program deletes what somebody has suspended by deleting that user.
+"""Keeps programs from deleting users who have suspended sessions.
 
 A culler of users (``jupyterhub-idle-culler --cull-users``) deletes those who have not
 come for a while, which is what it is to have a suspended session (trap T17). It is told

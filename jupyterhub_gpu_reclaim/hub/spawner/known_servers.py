@@ -1,4 +1,4 @@
-"""Which servers have a session, as files beside the journal: for an older Hub database.
+"""Files beside the journal, one for each server with a session: for an older database.
 
 A database that is put back says nothing of a session that was begun after the backup.
 As long as the service answers, it knows; without it the next start would be cold,
@@ -31,12 +31,13 @@ _log = logging.getLogger(__name__)
 #: Name of the folder inside the service's.
 FOLDER = "servers"
 VERSION = 1
-#: Of one server that are named; more are begun only where none is ever stopped.
+#: Most sessions of one server that are named; more are begun only where none is ever
+#: stopped.
 MOST_SESSIONS = 16
 
 
 class KnownServer(Value, frozen=True, kw_only=True):
-    """What stands in a file; its name tells nothing to a person who looks."""
+    """The content of a file; its name tells nothing to a person who looks."""
 
     version: int = VERSION
     user: str
@@ -70,7 +71,7 @@ class KnownServers:
             return ()
 
     def add(self, key: SessionKey, session: str) -> None:
-        """A session is begun for that server; its id, if it is known."""
+        """Note that a session is begun for a server; its id, if that is known."""
         path, known = self._path(key), self.sessions(key)
         if path is None or (path.exists() and session in {"", *known}):
             return
@@ -83,7 +84,7 @@ class KnownServers:
             _log.warning("%s: not noted beside the Hub's database: %s", key, error)
 
     def remove(self, key: SessionKey) -> None:
-        """Nothing of it is left."""
+        """Remove a server's file: nothing of its sessions is left."""
         path = self._path(key)
         if path is None or not path.exists():
             return

@@ -61,21 +61,21 @@ if TYPE_CHECKING:
 #: Seconds for cleaning up after a start that failed or was cancelled: for an answer of
 #: the service, and for the end of what was placed.
 CLEANUP_SECONDS = 30.0
-#: A plan that takes longer, in seconds, is told to whoever waits, with these words.
+#: Seconds after which a slow plan is told to the person who waits, with these words.
 SLOW_PLAN_SECONDS = 8.0
 SLOW_PLAN = "The agent of the session's machine does not answer; waiting for it …"
 #: Seconds for the service to hear of the end of a return before its programs end.
 HEAD_START_SECONDS = 0.3
 #: Seconds between two attempts to follow a restore.
 RECONNECT_SECONDS = 0.5
-#: Bytes of what a user chose that are written again with each step of a session.
+#: Most bytes of a user's choice that are written again with each step of a session.
 LONGEST_CHOICE = 1 << 16
 #: Deleted logins of one server that may become valid again, each for one session.
 MOST_LAID_ASIDE = 16
 
 
 class Undo(StrEnum):
-    """What a failing start has to take back."""
+    """The effects that a failing start has to take back."""
 
     NOTHING = ""
     PLAN = "plan"  #: the service's plan to restore
@@ -84,7 +84,7 @@ class Undo(StrEnum):
 
 
 class SpawnerState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the Hub's process knows of one server's session."""
+    """The Hub process's knowledge of one server's session."""
 
     pointer: Pointer = Pointer()
     starting: bool = False
@@ -101,7 +101,7 @@ class SpawnerState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unanswered(self) -> bool:
-        """Whether it was resumed, and has not answered the Hub yet."""
+        """Whether the session was resumed, and has not answered the Hub yet."""
         return bool(self.pointer.checkpoint) and not self.confirmed
 
 
@@ -140,7 +140,7 @@ class SessionLifecycle:
 
     @property
     def pointer(self) -> Pointer:
-        """What the Hub's database remembers."""
+        """The Hub database's record of the session."""
         return self.state.pointer
 
     def load(self, pointer: Pointer) -> None:
@@ -157,7 +157,7 @@ class SessionLifecycle:
         self._spawner.will_resume = pointer.precious
 
     def deletion(self) -> Deletion:
-        """What is to be said of this server when it is deleted."""
+        """The order to delete this server's sessions."""
         key = self._spawner.reclaim_key
         known = {*self._known.sessions(key), self.pointer.session} - {""}
         return Deletion(
@@ -168,7 +168,7 @@ class SessionLifecycle:
         )
 
     def delete(self) -> None:
-        """The server is deleted: so is its login, and nothing is remembered."""
+        """Delete the server's login and remember nothing: the server is deleted."""
         self.logins.delete(self.pointer.token_id)
         self._become(pointer=Pointer())
         self._known.remove(self._spawner.reclaim_key)
@@ -189,9 +189,10 @@ class SessionLifecycle:
         self._write(msgspec.structs.replace(self.pointer, **changes))
 
     def _forget(self) -> None:
-        """No checkpoint and no process is left: drop pointer and old login (T5).
+        """Drop pointer and old login: no checkpoint and no process is left (T5).
 
-        What was set aside may be brought back under that login, and no other one.
+        A checkpoint that was set aside may be brought back under that login, and no
+        other one.
         """
         deleted = self.logins.hash_of(self.pointer.token_id)
         self.logins.delete(self.pointer.token_id)
@@ -303,7 +304,7 @@ class SessionLifecycle:
         raise codec.error_of(plan.failure, RestoreFailed)
 
     async def _plan_start(self, reporter: ProgressReporter) -> StartPlan:
-        """The service's plan; without an answer only what cannot lose anything."""
+        """Get the service's plan; without an answer only what cannot lose anything."""
         former = self._spawner.reclaim_launch
         self._launch(incarnation=uuid.uuid4().hex, session=secrets.token_hex(16))
         self.tab_key = float(math.ceil(self._clock.now()))
@@ -348,7 +349,7 @@ class SessionLifecycle:
         return where
 
     def _choice(self) -> Choice | None:
-        """What is to be remembered of the user's choice; nothing, if that is much."""
+        """The user's choice, as it is remembered; None if it is too large."""
         choice = self._spawner.reclaim_choice()
         with suppress(TypeError):  # what is no JSON
             return choice if len(msgspec.json.encode(choice)) < LONGEST_CHOICE else None
@@ -357,7 +358,7 @@ class SessionLifecycle:
     async def _restore(
         self, plan: StartPlan, start: Start, minted: str, reporter: ProgressReporter
     ) -> Any:
-        """Have a place made, and the session restored there; keep its login."""
+        """Make a place and have the session restored there; keep its login."""
         identity = plan.identity
         if identity is None:
             raise RestoreFailed(
@@ -429,7 +430,7 @@ class SessionLifecycle:
         return number
 
     async def _hold(self, start: Start, reporter: ProgressReporter) -> Any:
-        """Have a place made, and report what that waits for."""
+        """Make a place, and report what it waits for."""
         waiting = asyncio.create_task(self._spawner.reclaim_waiting(reporter.report))
         try:
             return await start()
@@ -512,14 +513,14 @@ class SessionLifecycle:
     # --- a start that fails ---
 
     async def _clean_up_now(self, minted: str, error: Exception) -> None:
-        """After a start that failed: leave nothing behind (T5)."""
+        """Leave nothing behind after a start that failed (T5)."""
         ours = error if isinstance(error, ReclaimError) else None
         await asyncio.wait({self._begin_cleanup(minted, ours)}, timeout=CLEANUP_SECONDS)
 
     def _begin_cleanup(
         self, minted: str, error: ReclaimError | None
     ) -> asyncio.Task[None]:
-        """Take back what was begun; the next start waits for it, whosever it is."""
+        """Take back what was begun; the next start, of any spawner, waits for it."""
         cleanups, key = self._spawner.reclaim_cleanups, self._spawner.reclaim_key
         cleanup = asyncio.ensure_future(self._clean_up(minted, error))
 
@@ -570,7 +571,7 @@ class SessionLifecycle:
             self.logins.delete(number)
 
     async def _back_to_suspended(self) -> None:
-        """A resume has failed: nothing of it stays, the checkpoint does."""
+        """Take back a failed resume: nothing of it stays, the checkpoint does."""
         telling = asyncio.ensure_future(self._tell_service("cancelled"))
         # Else it counts as failed. But what comes back meanwhile works on, unsaved.
         await asyncio.wait({telling}, timeout=HEAD_START_SECONDS)
@@ -581,14 +582,14 @@ class SessionLifecycle:
     # --- after a start ---
 
     def watched(self) -> None:
-        """The Hub polls it from now on; it has wiped the OAuth client's scopes (T3)."""
+        """Restore the OAuth scopes that the Hub wiped; it polls from now on (T3)."""
         self._become(checked=False)
         if self._repair is not None:
             self._repair.apply(self._spawner)
             self._repair = None
 
     def answered(self) -> None:
-        """The server has answered the Hub: the start went well."""
+        """Note that the server has answered the Hub: the start went well."""
         if not self.state.confirmed:
             self._become(confirmed=True)
             self._point(checkpoint="")
@@ -600,18 +601,18 @@ class SessionLifecycle:
         return (state.pointer.suspended and state.starting) or state.unanswered
 
     def reporter(self) -> ProgressReporter:
-        """Of the start under way or the last one, or of one that is about to begin."""
+        """The reporter of the start under way, the last one, or one about to begin."""
         self._reporter = self._reporter or ProgressReporter()
         return self._reporter
 
     @property
     def story(self) -> dict[str, Any]:
-        """The start so far, or the last one."""
+        """The lines of the start so far, or of the last one."""
         story = self._reporter.story if self._reporter else self._last_story
         return story or ProgressReporter().story
 
     def close_start(self) -> None:
-        """What is shown from now on is of the next start; ``story`` is kept until then.
+        """Begin to show the next start; ``story`` is kept until it begins.
 
         A page may look before our part of that start begins.
         """
@@ -627,7 +628,7 @@ class SessionLifecycle:
     # --- poll ---
 
     async def poll(self, poll: Callable[[], Awaitable[int | None]]) -> int | None:
-        """None while it runs, is being started or captured; a status otherwise.
+        """Return None while it runs, is being started or captured, else a status.
 
         A session that is suspended, or was being released or resumed when the Hub
         died, is not running as far as the Hub is concerned, whatever still lives. Nor
@@ -662,12 +663,12 @@ class SessionLifecycle:
     async def is_formers(self) -> bool:
         """Whether a server of the former spawner runs, beside whatever is saved.
 
-        It is as that one has left it: it runs, it can be stopped, and is never saved.
+        Such a server is as that one has left it: it can be stopped, and is never saved.
         """
         return not self.pointer.begun and await self._spawner.reclaim_former()
 
     def _tell_revoked(self) -> None:
-        """Somebody has revoked its login: tell the service, until it has heard that."""
+        """Tell the service that the login was revoked, until it has heard that."""
         number = self.pointer.token_id
 
         async def tell() -> None:
@@ -682,7 +683,7 @@ class SessionLifecycle:
             self._telling = asyncio.ensure_future(tell())
 
     async def _look_for_it(self) -> None:
-        """A Hub that was killed in a start knows what it began, not where (T25)."""
+        """Find what a Hub that was killed in a start has begun (T25)."""
         spawner = self._spawner
         found = await spawner.reclaim_find(self.pointer.incarnation)
         if found is None:
@@ -693,7 +694,7 @@ class SessionLifecycle:
         self._point(location=found, token_id=token_id, port=port)
 
     async def _settle_death(self, status: Any) -> None:
-        """It ended without a stop by the Hub: suspended (T1), or really over?
+        """Find out whether an unasked end was a suspend (T1) or is really over.
 
         An answer that comes late is of no use: another look, or a stop, has settled it
         meanwhile, and there may be another session, of another spawner of the Hub.
@@ -723,10 +724,10 @@ class SessionLifecycle:
         stop: Callable[[], Awaitable[None]],
         asker: patches.Asker | None = None,
     ) -> None:
-        """End it for real, or release it, as the service says.
+        """End the session for real, or release it, as the service says.
 
         Args:
-            stop: ends it.
+            stop: ends the programs.
             asker: who has asked the Hub for it. The service itself only does so to
                 release what is saved: whatever runs by now goes on (T28).
         """
@@ -755,7 +756,7 @@ class SessionLifecycle:
             self._become(stopping=False)
 
     async def _plan_stop(self) -> StopPlan:
-        """The service's plan; ``keep`` when it does not answer and work may be lost."""
+        """Get the service's plan; ``keep`` when it is silent and work may be lost."""
         before = self._frozen()
         try:
             return await self._asked_twice(before)
@@ -772,7 +773,7 @@ class SessionLifecycle:
             return StopPlan(action="keep")
 
     async def _asked_twice(self, frozen: bool | None) -> StopPlan:
-        """The plan, also if one answer is lost: without it, work may end unsaved.
+        """Get the plan, also if one answer is lost: without it, work may end unsaved.
 
         Args:
             frozen: whether its programs were stopped when this stop began.
@@ -788,7 +789,7 @@ class SessionLifecycle:
             return StopPlan(action="keep") if went_on else plan
 
     def _frozen(self) -> bool | None:
-        """Whether its programs are stopped; None: they have ended, or are not seen."""
+        """Whether the programs are stopped; None: they have ended, or are not seen."""
         spawner = self._spawner
         return spawner.reclaim_frozen() if spawner.reclaim_alive() else None
 
@@ -812,7 +813,7 @@ class SessionLifecycle:
         self._forget()
 
     async def _saved_after_all(self) -> str | None:
-        """The checkpoint of what was stopped without a plan.
+        """The checkpoint of a session that was stopped without a plan.
 
         Empty: the service still does not answer. None: there is none.
         """
@@ -823,7 +824,7 @@ class SessionLifecycle:
         return plan.checkpoint if plan.action == "release" else None
 
     async def _release(self, plan: StopPlan) -> None:
-        """It is captured: write the pointer first (T6), then end its programs."""
+        """Release a captured session: first write the pointer (T6), then end it."""
         self._point(
             phase=PointerPhase.RELEASING,
             checkpoint=plan.checkpoint,

@@ -39,7 +39,7 @@ class Logins:
         self._database.commit()
 
     def account(self) -> str:
-        """Which account of the Hub the user is, through any change of names.
+        """The account of the user at the Hub, the same through any change of names.
 
         A number alone would not do: databases use those of deleted rows again. The time
         is read from the database: MySQL and MariaDB keep whole seconds, while the Hub
@@ -81,7 +81,7 @@ class Logins:
             self._database.commit()
 
     def set_options(self, options: dict[str, Any]) -> None:
-        """What the Hub tells others that its user chose."""
+        """Set the user's choice as the Hub tells it to others."""
         self._spawner.user_options = dict(options)
         self._spawner.orm_spawner.user_options = dict(options)
 
@@ -106,12 +106,12 @@ class Logins:
 
 
 def others(token: str, hashes: Iterable[str]) -> tuple[str, ...]:
-    """The hashes that are not of that token."""
+    """Leave out the hashes of that token."""
     return tuple(each for each in hashes if not compare_token(each, token))
 
 
 class ClientRepair:
-    """What the Hub's second ``add_client`` wipes, remembered before it does (T3)."""
+    """The settings of a client that the Hub's second ``add_client`` wipes (T3)."""
 
     def __init__(self, allowed_scopes: list[str], description: str) -> None:
         self.allowed_scopes = allowed_scopes
@@ -119,7 +119,7 @@ class ClientRepair:
 
     @classmethod
     async def remember(cls, spawner: Any) -> ClientRepair:
-        """Before the start: note what the OAuth client should be allowed."""
+        """Note, before the start, what the OAuth client should be allowed."""
         client = spawner.orm_spawner.oauth_client
         return cls(
             await spawner._get_oauth_client_allowed_scopes(),  # noqa: SLF001 - the Hub's own; no public one
@@ -127,7 +127,7 @@ class ClientRepair:
         )
 
     def apply(self, spawner: Any) -> None:
-        """After the start: put it back."""
+        """Put it back, after the start."""
         client = spawner.orm_spawner.oauth_client
         if client is None:
             return

@@ -143,7 +143,7 @@ class ReclaimMixin(SessionPlacement):
             raise self._refused(error) from None
 
     def reclaim_refusal(self, error: Exception, seconds: float = 0.0) -> Exception:
-        """What the Hub is told of a start that failed for any cause.
+        """Translate the error of a start that failed for any cause, for the Hub.
 
         A return that fails is no failure of the Hub, which would count it and end
         itself (T16), whatever hook, profile, login or limit has stopped it.
@@ -158,7 +158,7 @@ class ReclaimMixin(SessionPlacement):
         return self._refused(refusal.reason_of(error, seconds))
 
     async def run_auth_state_hook(self, auth_state: Any) -> None:
-        """The administrator's hook; the Hub's page calls it before any start, too."""
+        """Run the administrator's hook; the Hub's page calls it before starts, too."""
         try:
             await super().run_auth_state_hook(auth_state)
         except Exception as error:
@@ -181,12 +181,12 @@ class ReclaimMixin(SessionPlacement):
         )
 
     def start_polling(self) -> None:
-        """The Hub's first call after a start or a check."""
+        """Begin to poll: the Hub's first call after a start or a check."""
         self._lifecycle.watched()
         super().start_polling()
 
     def add_poll_callback(self, callback: Any, *args: Any, **kwargs: Any) -> None:
-        """The Hub's last call of a start that went well: the server has answered."""
+        """Note the server's answer: the Hub's last call of a start that went well."""
         self._lifecycle.answered()
         super().add_poll_callback(callback, *args, **kwargs)
 
@@ -207,7 +207,7 @@ class ReclaimMixin(SessionPlacement):
                 yield line
 
     async def poll(self) -> int | None:
-        """None while it runs, is being started or captured; a status otherwise."""
+        """Return None while it runs, is being started or captured, else a status."""
         return await self._lifecycle.poll(super().poll)
 
     async def reclaim_is_formers(self) -> bool:
@@ -215,24 +215,24 @@ class ReclaimMixin(SessionPlacement):
         return await self._lifecycle.is_formers()
 
     async def stop(self, now: bool = False) -> None:
-        """End it for real, or release it, as the service says."""
+        """End the session for real, or release it, as the service says."""
         stop, asker = super().stop, patches.ASKER.get()
         await self._lifecycle.stop(lambda: stop(now=now), asker)
 
     # --- other calls of the Hub ---
 
     async def get_options_form(self) -> Any:
-        """No form on a resume: the session is what it was (T14)."""
+        """Return no form on a resume: the session is what it was (T14)."""
         return "" if self.reclaim_suspended else await super().get_options_form()
 
     def get_env(self) -> dict[str, str]:
-        """Adds the key for tab tokens, and keeps libraries from what CRIU cannot dump.
+        """Add the key for tab tokens, and keep libraries from what CRIU cannot dump.
 
         libuv before 1.49 (Node 20) opens an io_uring where it can, and does without
         where this says so; for later ones ``session_init`` has a filter, where it may.
         hwloc looks for GPUs through OpenCL, for the daemon that ``MPI_Init`` starts:
         without CUDA that daemon then holds the cards, and nobody can empty it.
-        What is configured stands.
+        Configured values stay.
         """
         env: dict[str, str] = super().get_env()
         env.setdefault("UV_USE_IO_URING", "0")
@@ -246,19 +246,19 @@ class ReclaimMixin(SessionPlacement):
         return env
 
     def get_state(self) -> dict[str, Any]:
-        """What the database keeps; never a token (T13)."""
+        """The state for the database; never a token (T13)."""
         state = dict(super().get_state())
         if self.reclaim_pointer != Pointer():
             state[KEY] = self.reclaim_pointer.to_state()
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """After a restart of the Hub, and for every new spawner object."""
+        """Load the state: after a restart of the Hub, and for every new spawner."""
         super().load_state(state)
         self._lifecycle.load(Pointer.from_state(state.get(KEY)))
 
     def clear_state(self) -> None:
-        """The Hub calls this at stop and before start; the pointer outlives both."""
+        """Clear the state, at stop and before start; the pointer outlives both."""
         self._lifecycle.drop_unused(self.api_token)
         super().clear_state()
         self._lifecycle.close_start()
@@ -266,14 +266,14 @@ class ReclaimMixin(SessionPlacement):
             self.reclaim_take(self.reclaim_pointer.location)
 
     async def rename(self, old_name: str, new_name: str) -> None:
-        """Refused while suspended: URL, cookie and client carry the name (T10)."""
+        """Refuse while suspended: URL, cookie and client carry the name (T10)."""
         if self.reclaim_pointer.precious:
             reason = Reason.RENAME_SUSPENDED
             raise web.HTTPError(409, f"{reason.sentence()} {reason.hint}")
         await super().rename(old_name, new_name)
 
     async def delete_forever(self) -> None:
-        """The server is deleted: its checkpoints and its login go, too (T5, T10)."""
+        """Delete the server's checkpoints and its login, too (T5, T10)."""
         await maybe_future(super().delete_forever())
         asker, deletion = patches.ASKER.get(), self._lifecycle.deletion()
         program = asker is not None and asker.program and asker.deletes_user
@@ -323,7 +323,7 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def reclaim_pointer(self) -> Pointer:
-        """What the Hub's database remembers of the session."""
+        """The Hub database's record of the session."""
         return self._lifecycle.pointer
 
     @property
@@ -341,7 +341,7 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def reclaim_releasing(self) -> bool:
-        """Whether it is captured and its programs are being ended right now."""
+        """Whether the session is captured, and its programs are being ended now."""
         state = self._lifecycle.state
         return state.stopping and state.pointer.phase is PointerPhase.RELEASING
 
@@ -356,17 +356,17 @@ class ReclaimMixin(SessionPlacement):
 
     @property
     def reclaim_suspension(self) -> Suspension | None:
-        """What the service has told of the checkpoint that it is suspended in."""
+        """The service's facts about the checkpoint that it is suspended in."""
         return self.reclaim_pointer.suspension
 
     @property
     def reclaim_text(self) -> Any:
-        """How templates say sizes and times: ``common/text.py``."""
+        """The words for sizes and times in templates: ``common/text.py``."""
         return text
 
     @property
     def reclaim_story(self) -> dict[str, Any]:
-        """The start so far, for the page that is loaded in its middle."""
+        """The lines of the start so far, for a page that is loaded in its middle."""
         return self._lifecycle.story
 
     @property
@@ -400,7 +400,7 @@ class ReclaimMixin(SessionPlacement):
 
 @cache
 def _client(address: str, token_file: str, prefix: str) -> ServiceClient:
-    """One client per service."""
+    """The client of a service, one for all spawners."""
     try:
         token = Path(token_file).read_text().strip()
     except (OSError, ValueError) as error:  # ValueError: it is no text

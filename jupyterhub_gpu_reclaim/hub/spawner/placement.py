@@ -1,4 +1,4 @@
-"""What a spawner must be able to do with a session's processes, container or pod.
+"""Calls that a spawner defines for a session's processes, container or pod.
 
 The spawners of ``hub/local``, ``hub/docker`` and ``hub/kube`` fill it in. It starts,
 finds and ends; what is started or ended, and when, is ``lifecycle.py``'s.
@@ -28,13 +28,13 @@ else:
     # A mixin of plain HasTraits would silently ignore c.ReclaimMixin.x.
     Base = Configurable
 
-#: Set for the init of a hold instead of a fresh token, so that the environment of its
-#: pod or container shows the session's own values.
+#: Variables set for the init of a hold instead of a fresh token, so that the
+#: environment of its pod or container shows the session's own values.
 TOKENS = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What the next start of the spawner itself is for."""
+    """The purpose of the spawner's own next start."""
 
     #: ``hold``: only the session's init, under which a checkpoint is restored.
     mode: Literal["start", "hold"] = "start"
@@ -50,13 +50,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 class SessionPlacement(Base):
     """A spawner whose sessions can be found again, adopted and ended.
 
-    The abstract methods are what every spawner has to define.
+    Every spawner has to define the abstract methods.
     """
 
-    #: Set before ``start()`` is called.
+    #: Purpose of the next start; set before ``start()`` is called.
     reclaim_launch = Launch()
 
-    #: What failed or cancelled starts still take back, by server: one for all spawners,
+    #: Cleanups of failed or cancelled starts, by server: one table for all spawners,
     #: since the Hub may make another spawner of that server meanwhile.
     reclaim_cleanups: ClassVar[dict[SessionKey, asyncio.Task[None]]] = {}
 
@@ -67,37 +67,37 @@ class SessionPlacement(Base):
 
     @abstractmethod
     def reclaim_location(self) -> Location:
-        """Where the session runs, to find it again after a restart of the Hub."""
+        """The place where the session runs, to find it again after a Hub's restart."""
 
     def reclaim_image(self) -> str:
         """The image of what was just started, by name; empty: that does not matter."""
         return ""
 
     def reclaim_choice(self) -> Choice:
-        """What was chosen for what was just started."""
+        """The user's choice for what was just started."""
         return Choice(options=dict(self.user_options))
 
     @abstractmethod
     def reclaim_take(self, location: Location) -> None:
-        """Take over what runs there; the empty location is none."""
+        """Take over a session that runs there; the empty location is none."""
 
     @abstractmethod
     def reclaim_alive(self) -> bool:
-        """Whether what was taken over lives."""
+        """Whether the session that was taken over lives."""
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
-        """How it ended that nobody stopped; ``status`` is what ``poll()`` said."""
+        """The reason why a session ended unasked; ``status``: what ``poll()`` said."""
         if isinstance(status, int):
             return endings.by_status(status)
         return endings.by_itself(str(status))
 
     async def reclaim_died(self) -> bool:
-        """Whether it is dead, now that the service says so."""
+        """Whether the session is dead, now that the service says so."""
         return not self.reclaim_alive()
 
     @abstractmethod
     def reclaim_frozen(self) -> bool | None:
-        """Whether its programs are stopped, as those of a captured session are.
+        """Whether the session's programs are stopped, as those of a captured one are.
 
         None: that cannot be seen from here.
         """
@@ -119,7 +119,7 @@ class SessionPlacement(Base):
 
     @abstractmethod
     async def reclaim_where(self, port: int) -> Any:
-        """What ``start()`` returns for what was taken over: its server's address."""
+        """The server's address, which ``start()`` returns for what was taken over."""
 
     async def reclaim_waiting(self, tell: Callable[[str], None]) -> None:
         """Report what a session that is being placed waits for, until cancelled."""

@@ -61,13 +61,13 @@ class ProgressReporter:
 
     @property
     def story(self) -> dict[str, Any]:
-        """Everything so far, for a page that is loaded now."""
+        """All lines so far, for a page that is loaded now."""
         percent = self._told[-1]["progress"] if self._told else 0
         steps = list(self._steps.values())
         return {"percent": percent, "status": self._status, "steps": steps}
 
     def end(self) -> None:
-        """No more lines will come."""
+        """Take no more lines."""
         self.ended = True
         self._wake()
 
@@ -100,11 +100,11 @@ class ProgressReporter:
 async def interleaved(
     events: AsyncGenerator[dict[str, Any]], look: Callable[[], str], seconds: float
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Another source's events, and our sentence whenever it has changed.
+    """Yield another source's events, and our sentence whenever it has changed.
 
     Args:
-        events: until their end.
-        look: our sentence; empty: nothing to say.
+        events: read to their end.
+        look: returns our sentence; empty: nothing to say.
         seconds: between two looks.
     """
     told = ""
@@ -127,7 +127,7 @@ async def interleaved(
 
 
 def facts(step: Step) -> str:
-    """A step's bytes and seconds: "1.2 GB of 4.0 GB, 3.1 s"; may be empty."""
+    """Give a step's bytes and seconds: "1.2 GB of 4.0 GB, 3.1 s"; may be empty."""
     words = []
     if step.total_bytes:
         words.append(f"{size(step.bytes)} of {size(step.total_bytes)}")
@@ -139,7 +139,7 @@ def facts(step: Step) -> str:
 
 
 def sentence(step: Step) -> str:
-    """One step in words: "Reading the memory: 1.2 GB of 4.0 GB, 3.1 s"."""
+    """Say a step in words: "Reading the memory: 1.2 GB of 4.0 GB, 3.1 s"."""
     words = ": ".join(filter(None, [step.title, facts(step)]))
     if step.state == "done":
         return f"{words} ✓"

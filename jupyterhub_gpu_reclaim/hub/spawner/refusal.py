@@ -68,7 +68,7 @@ _Base: Any = SpawnException or web.HTTPError
 
 
 def reason_of(error: Exception, seconds: float) -> ReclaimError:
-    """What to tell of an error that the Hub or its configuration has raised.
+    """Translate an error that the Hub or its configuration has raised.
 
     Words that were written for a person are passed on. Others are for the Hub's log,
     which has them: they may hold a secret.
@@ -129,14 +129,14 @@ class StartRefused(_Base):
                 message_html=page,
                 status_code=STATUS,
             )
-        #: For our templates: this is ours, and whether something is suspended.
+        #: Mark for our templates: this is ours, and whether something is suspended.
         self.reclaim = "suspended" if fresh_url else "not suspended"
         self.jupyterhub_message = message
         self.jupyterhub_html_message = page
 
 
 def _words(error: ReclaimError, messages_url: str) -> tuple[str, str]:
-    """What the user is told, and the rest for whom they ask."""
+    """The words for the user, and the rest for the administrator whom they ask."""
     code = escape(error.reason.value)
     message, hint = escape(error.message), escape(error.reason.hint)
     details = f'<a href="{escape(messages_url)}?about={code}"><code>{code}</code></a>'
@@ -154,7 +154,7 @@ def _words(error: ReclaimError, messages_url: str) -> tuple[str, str]:
 
 
 def _choices(error: ReclaimError, spawn_url: str, fresh_url: str) -> str:
-    """One button for what is most likely wanted, and a link for the other."""
+    """A button for what is most likely wanted, and a link for the other choice."""
     if error.reason in ASKS and fresh_url:  # trying again is no answer
         return (
             f'<a class="btn btn-lg btn-primary" id="gpu-reclaim-choose"'

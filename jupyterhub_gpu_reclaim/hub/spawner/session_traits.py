@@ -6,7 +6,7 @@ from traitlets import HasTraits, Unicode
 
 
 class RealmTraits(HasTraits):
-    """Of each spawner that makes its sessions' places itself."""
+    """Settings of spawners that make their sessions' places themselves."""
 
     realm = Unicode(
         "",
@@ -19,7 +19,7 @@ class RealmTraits(HasTraits):
 
 
 class ImageTraits(RealmTraits):
-    """Of those whose places are containers of an image."""
+    """Settings of spawners whose places are containers of an image."""
 
     session_python = Unicode(
         "python3",

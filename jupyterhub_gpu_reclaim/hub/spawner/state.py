@@ -17,13 +17,13 @@ from jupyterhub_gpu_reclaim.common.models import (
     Suspension,  # noqa: TC001 - msgspec reads it
 )
 
-#: Under this name the pointer stands in ``Spawner.get_state()``.
+#: Name of the pointer in ``Spawner.get_state()``.
 KEY = "gpu_reclaim"
 VERSION = 1
 
 
 class PointerPhase(StrEnum):
-    """What the Hub's side last knew."""
+    """The last known state of a session, on the Hub's side."""
 
     NONE = ""  #: nothing was started, or it was really stopped
     RUNNING = "running"
@@ -45,7 +45,7 @@ class Location(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session's user chose at its fresh start, and what the Hub made of that."""
+    """The user's choice at a session's fresh start, and what the Hub made of it."""
 
     options: dict[str, Any] = {}
     #: Settings of the spawner that came of them, each with its value, in order.
@@ -53,7 +53,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of one server; the empty one means: nothing."""
+    """The record of one server; the empty one means: nothing."""
 
     version: int = VERSION
     phase: PointerPhase = PointerPhase.NONE
@@ -64,12 +64,12 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     token_id: int = 0
     port: int = 0
     location: Location = msgspec.field(default=Location(), name="place")
-    #: As it was named at the fresh start: its digest does not tell the tag.
+    #: Image as it was named at the fresh start: its digest does not tell the tag.
     image: str = ""
     choice: Choice | None = None  #: of the fresh start
-    #: When ``checkpoint`` became known; only for the home page.
+    #: Time at which ``checkpoint`` became known; only for the home page.
     suspended_at: float = msgspec.field(default=0.0, name="saved_at")
-    #: What the service said of ``checkpoint``; only for the pages.
+    #: The service's facts about ``checkpoint``; only for the pages.
     suspension: Suspension | None = None
     #: Salted hashes of API tokens that we deleted with their sessions. Such a session
     #: may be kept, and brought back by its user: then its token is valid again. A token
@@ -101,12 +101,12 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
         return self.suspended or self.phase is PointerPhase.UNKNOWN
 
     def to_state(self) -> dict[str, Any]:
-        """For ``get_state()``: plain JSON values."""
+        """The pointer as plain JSON values, for ``get_state()``."""
         return dict(msgspec.to_builtins(self))
 
     @classmethod
     def from_state(cls, state: Any) -> Pointer:
-        """From ``load_state()``; what cannot be read is *unknown*, never *nothing*."""
+        """Read it from ``load_state()``; unreadable is *unknown*, never *nothing*."""
         if not state:
             return cls()
         try:
