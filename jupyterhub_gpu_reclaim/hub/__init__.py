@@ -1,4 +1,4 @@
-"""What runs in the Hub's process: its configuration, the spawners, the pages.
+"""The code that runs in the Hub's process: its configuration, the spawners, the pages.
 
 ``config.configure`` is all that a ``jupyterhub_config.py`` calls; ``config_check``
 judges its arguments. ``spawner`` makes sessions suspendable, ``local``,

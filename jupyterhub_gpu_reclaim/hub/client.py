@@ -79,22 +79,22 @@ class ServiceClient:
         self._http.close()
 
     async def plan_start(self, placement: Placement) -> StartPlan:
-        """How to start. Idempotent.
+        """Ask how to start. Idempotent.
 
         The service may cancel a running capture first, hence the long limit.
         """
         return await self._plan("plan-start", placement, StartPlan)
 
     async def placed(self, placement: Placement) -> None:
-        """An init holds the place, or (no checkpoint) a cold start runs. Idempotent."""
+        """Report an init in its place, or (no checkpoint) a cold start. Idempotent."""
         await self._tell("placed", placement)
 
     async def cancelled(self, placement: Placement) -> None:
-        """The start was cancelled; the checkpoint is kept. Idempotent."""
+        """Report a cancelled start; the checkpoint is kept. Idempotent."""
         await self._tell("cancelled", placement)
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
-        """Whether a stop is real or the release of a captured session. Idempotent.
+        """Ask whether a stop is real or releases a captured session. Idempotent.
 
         The service may finish a running capture first, hence the long limit.
         """
@@ -105,15 +105,15 @@ class ServiceClient:
         await self._tell("release", placement, limit=self._slow_timeout)
 
     async def stopped(self, placement: Placement) -> None:
-        """A real stop has happened. Idempotent."""
+        """Report that a real stop has happened. Idempotent."""
         await self._tell("stopped", placement)
 
     async def login_revoked(self, placement: Placement) -> None:
-        """The login of the server, which runs on, was revoked. Idempotent."""
+        """Report that the login of a running server was revoked. Idempotent."""
         await self._tell("login-revoked", placement)
 
     async def forget(self, deletion: Deletion) -> None:
-        """The server was deleted. Idempotent."""
+        """Report that the server was deleted. Idempotent."""
         await self._tell("forget", deletion)
 
     async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
@@ -134,7 +134,7 @@ class ServiceClient:
     # --- one call ------------------------------------------------------------------
 
     async def _plan(self, call: str, placement: Placement, kind: type[T]) -> T:
-        """A request whose answer may take the agent's time."""
+        """Request a plan, whose answer may take the agent's time."""
         body = await self._tell(call, placement, limit=self._slow_timeout)
         return _understood(body, kind, call)
 
@@ -165,7 +165,7 @@ def _unreachable(detail: str) -> Unreachable:
 
 
 def _understood(data: bytes, kind: type[T], path: str) -> T:
-    """Decode an answer; anything else is not our service, or a newer one."""
+    """Decode an answer; any other is not our service's, or a newer one's."""
     try:
         return codec.decode(data, kind)
     except BadRequest as error:
@@ -173,5 +173,5 @@ def _understood(data: bytes, kind: type[T], path: str) -> T:
 
 
 def _refusal(answer: Answer, path: str) -> ReclaimError:
-    """The service's answer as our error; without our words it counts as no answer."""
+    """Read the service's answer as our error; without our words it counts as none."""
     return answer.refusal() or _unreachable(f"{path}: status {answer.status}")

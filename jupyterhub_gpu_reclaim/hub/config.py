@@ -194,7 +194,7 @@ def only_judging() -> Iterator[None]:
 
 
 def report(c: Any, problems: list[str]) -> None:
-    """Have mistakes shown that ``configure`` cannot see; sessions are left alone."""
+    """Show mistakes that ``configure`` cannot see; sessions are left alone."""
     service = service_of(c)
     if service is not None:
         say(problems, service, strict=False)
@@ -204,12 +204,13 @@ def report(c: Any, problems: list[str]) -> None:
 
 
 def _add(c: Any, spec: dict[str, Any], *, again: bool = False) -> None:
-    """What stands in lists: the service, its roles and the pages; if it is not there.
+    """Add the service, its roles and the pages to their lists, where they are missing.
 
     Args:
         c: the Hub's configuration.
         spec: the service.
-        again: it was there, unless this is the configuration of another Hub.
+        again: whether the service was there before, unless this is the
+            configuration of another Hub.
     """
     if again and "reclaim_service" not in c.ReclaimMixin:
         return
@@ -250,7 +251,7 @@ def _made(path: Path, problems: list[str]) -> bool:
 
 
 def _own_address(placement: str, problems: list[str]) -> str:
-    """Where the proxy reaches a program beside the Hub, as in a URL."""
+    """The address by which the proxy reaches a program beside the Hub, as in a URL."""
     if placement != "kubernetes" or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return "127.0.0.1"
     try:
@@ -264,7 +265,7 @@ def _own_address(placement: str, problems: list[str]) -> str:
 
 
 def _roles(c: Any) -> None:
-    """The minimal scopes for the service, for users and for administrators."""
+    """Add the minimal scopes for the service, for users and for administrators."""
     hub = c.JupyterHub
     major = int(version("jupyterhub").partition(".")[0])
     scopes = dict(current(hub, "custom_scopes", {}))
@@ -297,7 +298,7 @@ def _roles(c: Any) -> None:
 
 
 def _spawner(c: Any, url: str, token_file: Path) -> None:
-    """How the spawner reaches the service, and what a resume needs of the Hub."""
+    """Set how the spawner reaches the service, and what a resume needs of the Hub."""
     # At its end the Hub would stop every server, and nothing would be saved.
     default(c.JupyterHub, "cleanup_servers", False)
     default(c.Spawner, "start_timeout", START_TIMEOUT)
@@ -344,7 +345,7 @@ def _secret(path: Path, problems: list[str], usable: bool) -> str:
 
 
 def _kept_secret(path: Path) -> str:
-    """A secret in a file that only its owner can read; made when it is not there."""
+    """Read a secret from a file that only its owner can read; make it if missing."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with contextlib.suppress(FileExistsError):
         fd = os.open(path, flags, 0o600)

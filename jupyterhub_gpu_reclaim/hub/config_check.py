@@ -77,7 +77,7 @@ def arguments(
 
 
 def options(given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with settings of the service by their full names."""
+    """Find what is wrong with settings of the service, given by their full names."""
     found, config = [], Config()
     for name, value in given.items():
         section, dot, trait = str(name).partition(".")
@@ -91,7 +91,7 @@ def options(given: Mapping[str, Any]) -> list[str]:
 
 
 def spawners(c: Any, *, mend: bool = False) -> list[str]:
-    """What is wrong with the settings of our spawners.
+    """Find what is wrong with the settings of our spawners.
 
     Args:
         c: the Hub's configuration.
@@ -121,10 +121,10 @@ def spawners(c: Any, *, mend: bool = False) -> list[str]:
 
 
 def sections(c: Any) -> tuple[dict[str, Any], list[str]]:
-    """Settings of the service that stand in its own sections, such as ``c.IdlePolicy``.
+    """Read settings of the service in its own sections, such as ``c.IdlePolicy``.
 
     Returns:
-        values by their full names, and sentences about what can be none.
+        values by their full names, and sentences about invalid ones.
     """
     said: dict[str, Any] = {}
     found = []
@@ -138,7 +138,7 @@ def sections(c: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def twice(said: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """What is said in a section and, differently, in the call of ``configure``."""
+    """Find settings that a section and the call of ``configure`` set differently."""
     return [
         f"{name} is {str(value)[:40]!r} in c.{name}, and {str(own[name])[:40]!r} in the"
         " call of configure(c)."
@@ -148,7 +148,7 @@ def twice(said: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
 
 
 def together(c: Any, sound: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Settings that are valid alone but contradict the Hub's.
+    """Find settings that are valid alone but contradict the Hub's.
 
     Args:
         c: the Hub's configuration.

@@ -36,7 +36,7 @@ _LIMIT = 10.0
 def asking(
     service: str, *, prefix: str = f"/services/{SERVICE_NAME}/"
 ) -> Callable[..., Awaitable[bool]]:
-    """A ``cull_arbiter_hook`` that asks our service.
+    """Make a ``cull_arbiter_hook`` that asks our service.
 
     Args:
         service: its address, as in ``configure(c)``: ``http://127.0.0.1:10101``.
@@ -58,7 +58,7 @@ def asking(
 
 
 def _key(server: dict[str, Any]) -> SessionKey:
-    """Whose server it is: JupyterHub's newer versions say it, older ones its URL."""
+    """The key of a server: newer versions of JupyterHub name it, older ones its URL."""
     name = str(server.get("name") or "")
     if "full_name" in server:
         return SessionKey(str(server["full_name"]).partition("/")[0], name)
@@ -67,7 +67,7 @@ def _key(server: dict[str, Any]) -> SessionKey:
 
 
 def _may_end(address: str, key: SessionKey) -> bool:
-    """Whether the service does not know it, or could not save it."""
+    """Whether the service does not know the server, or could not save it."""
     token = os.environ["JUPYTERHUB_API_TOKEN"]
     request = urllib.request.Request(  # noqa: S310 - the administrator's address
         f"{address}api/sessions/{key.path}", headers={"Authorization": f"token {token}"}

@@ -1,4 +1,4 @@
-"""Judges what else ends idle servers or kernels: it does so before they are saved.
+"""Judges other cullers of servers and kernels, which end them before they are saved.
 
 jupyterhub-idle-culler is a service of the Hub; Zero to JupyterHub and TLJH configure
 it, too, each by its own keys, and in the end all are words of a command. Jupyter's own
@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-#: How a command names jupyterhub-idle-culler, and its predecessor, an example script.
+#: Names of jupyterhub-idle-culler, and of its predecessor, an example script, in a
+#: command.
 _CULLER = re.compile(r"idle[-_]culler|cull[-_]idle")
-#: Where the settings of servers on this machine are read from, for all users.
+#: Folders with the settings of servers on this machine, for all users.
 FOLDERS = ("/etc/jupyter", "/usr/local/etc/jupyter")
 #: Settings of a server that end kernels, or the server itself, for being idle.
 _INSIDE = {
@@ -37,7 +38,7 @@ _SAID = re.compile(
 
 @dataclass(frozen=True)
 class IdleTimes:
-    """Ours, in seconds."""
+    """Our own idle times, in seconds."""
 
     idle_after: float  #: 0: no session is suspended for being idle
     warn_for: float
@@ -51,7 +52,7 @@ class Culler:
     name: str
     timeout: float = 600.0
     max_age: float = 0.0
-    #: Whether it decides by a function, which may ask us (``culler_hook.py``).
+    #: Whether the culler decides by a function, which may ask us (``culler_hook.py``).
     by_hook: bool = False
 
 
@@ -62,14 +63,14 @@ def is_culler(service: Mapping[str, Any]) -> bool:
 
 
 def of_services(services: Iterable[Mapping[str, Any]]) -> list[Culler]:
-    """Those among a Hub's services whose commands are known."""
+    """Find the cullers among a Hub's services, as far as their commands are known."""
     return [
         _read(service) for service in services if _words(service) and is_culler(service)
     ]
 
 
 def early(services: Iterable[Mapping[str, Any]], times: IdleTimes) -> list[str]:
-    """Which of a Hub's cullers end a session before it is saved, in sentences."""
+    """Say which of a Hub's cullers end a session before it is saved."""
     found = []
     saved_after = times.idle_after + times.warn_for
     for culler in of_services(services):
@@ -100,11 +101,12 @@ def early(services: Iterable[Mapping[str, Any]], times: IdleTimes) -> list[str]:
 def inside_servers(
     c: Any, idle_after: float, folders: Iterable[str] = FOLDERS
 ) -> list[str]:
-    """Which cullers of kernels and servers come before us, in sentences.
+    """Say which cullers of kernels and servers act before ours.
 
     Args:
         c: the Hub's configuration.
-        idle_after: ours, in seconds; 0: no session is suspended for being idle.
+        idle_after: our idle time, in seconds; 0: no session is suspended for being
+            idle.
         folders: Jupyter's on this machine.
     """
     found = []
@@ -152,7 +154,7 @@ def _number(words: str, name: str) -> float | None:
 
 
 def _set(text: str, trait: str) -> float | None:
-    """A number that a configuration in Python sets; what it computes is not seen."""
+    """The number that a configuration in Python sets; a computed one is not seen."""
     found = re.findall(
         rf"^[^#]*IdleCuller\.{trait}\s*=\s*(\d+(?:\.\d+)?)", text, re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""Starts a Hub on paper: what JupyterHub itself validates after it has read everything.
+"""Starts a Hub on paper, for what JupyterHub itself validates after reading everything.
 
 A program of its own (``python -m jupyterhub_gpu_reclaim.hub.dry_start FILE``), run by
 ``jupyterhub-gpu-reclaim config check``. JupyterHub's own code loads the configuration,
@@ -43,12 +43,12 @@ _STEPS = (
     "init_role_assignment",
     "init_blocked_users",
 )
-#: What would make accounts of the system.
+#: Methods that would make accounts of the system.
 _MAKERS = ("add_system_user", "add_group", "create_group")
 
 
 async def problems_of(file: Path) -> list[str]:
-    """What is wrong with that configuration, in sentences."""
+    """Find what is wrong with a configuration, in sentences."""
     hub = JupyterHub.instance()
     hub.raise_config_file_errors = True
     try:
@@ -73,7 +73,7 @@ async def problems_of(file: Path) -> list[str]:
 
 
 async def _start(hub: Any) -> None:
-    """JupyterHub's own start, as far as it only looks.
+    """Run JupyterHub's own start, as far as it only looks.
 
     Raises:
         Exception: whatever would end the Hub.
@@ -88,7 +88,7 @@ async def _start(hub: Any) -> None:
 
 @contextlib.contextmanager
 def _copied_database(hub: Any) -> Iterator[None]:
-    """Have it work on a copy: who has an account already matters to JupyterHub."""
+    """Have the Hub work on a copy: who has an account already matters to it."""
     theirs = Path(str(hub.db_url).partition("sqlite:///")[2].partition("?")[0])
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "jupyterhub.sqlite"

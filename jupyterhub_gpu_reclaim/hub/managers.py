@@ -3,8 +3,8 @@
 JupyterHub's ``load_roles`` could do it, but then a name is an account that has to be
 made: the Hub does not start where the authenticator rules the roles, where its users
 are those of the system and one is missing, or where a name does not fit. So the role
-has no members in the configuration. Whoever has an account gets it when the Hub starts,
-and whoever comes later, at the login.
+has no members in the configuration. Those who have an account get it when the Hub
+starts, and those who come later at their login.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ VARIABLE = "GPU_RECLAIM_MANAGERS"
 
 @dataclass(frozen=True)
 class Managers:
-    """Who may steer all sessions."""
+    """The users and groups that may steer all sessions."""
 
     users: frozenset[str] = frozenset()
     groups: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, services: Iterable[Mapping[str, Any]]) -> Managers:
-        """Those that ``configure`` has written into our service."""
+        """Read the managers that ``configure`` has written into our service."""
         for service in services:
             text = (service.get("environment") or {}).get(VARIABLE)
             if service.get("name") == SERVICE_NAME and text:
@@ -44,7 +44,7 @@ class Managers:
         return cls()
 
     def written(self) -> dict[str, str]:
-        """As a variable of the service."""
+        """The managers as a variable of the service."""
         said = {"users": sorted(self.users), "groups": sorted(self.groups)}
         return {VARIABLE: json.dumps(said)}
 
@@ -62,7 +62,7 @@ class Managers:
 
 
 def appoint_all(hub: Any) -> None:
-    """Give the role to exactly those; whoever has no account yet waits for the login.
+    """Give the role to exactly the managers; one without an account gets it at login.
 
     Args:
         hub: a ``JupyterHub`` whose users and roles are loaded.
@@ -87,7 +87,7 @@ def appoint(db: Any, user: Any, names: frozenset[str]) -> None:
 
 
 def _spelled(authenticator: Any, name: str) -> str:
-    """The account's name of that user; empty: the authenticator takes none like it."""
+    """The account's name of a user; empty: the authenticator takes none like it."""
     try:
         spelled = authenticator.normalize_username(name)
         return str(spelled) if authenticator.validate_username(spelled) else ""

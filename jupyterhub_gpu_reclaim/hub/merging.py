@@ -1,8 +1,8 @@
 """A Hub's configuration as it stands so far, read and added to.
 
 Lists may be unset, set, or only extended (``.append``); what is set stays as it is.
-What is assigned below the call of ``configure`` would take out again what it added, so
-that is looked at once more when all has been read.
+An assignment below the call of ``configure`` would take out again what it added, so the
+configuration is looked at once more when all has been read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def service_of(c: Any) -> dict[str, Any] | None:
 
 
 def current(section: Any, name: str, empty: Any = ()) -> Any:
-    """What is set so far, also where it was only extended (``.append``)."""
+    """The value set so far, also where it was only extended (``.append``)."""
     value = section.get(name) if name in section else None
     if isinstance(value, LazyConfigValue):
         value = value.get_value(type(empty)() if empty != () else [])
@@ -41,13 +41,13 @@ def extend(section: Any, name: str, items: list[Any]) -> None:
 
 
 def default(section: Any, name: str, value: Any) -> None:
-    """Set what the administrator has not set."""
+    """Set a value that the administrator has not set."""
     if name not in section:
         section[name] = value
 
 
 def when_all_is_read(finish: Callable[[Any], None]) -> bool:
-    """Have that called with a Hub's whole configuration, before it is applied.
+    """Have ``finish`` called with a Hub's whole configuration, before it is applied.
 
     Returns whether there is a Hub that reads one; once it has, nothing is called.
     """

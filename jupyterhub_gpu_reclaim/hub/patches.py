@@ -1,4 +1,4 @@
-"""What is repaired in or added to JupyterHub itself, once, as ``configure`` is called.
+"""Repairs JupyterHub itself and adds to it, once, as ``configure`` is called.
 
 A failing service of ours must not end the Hub. If a managed service exits or does not
 answer in time, ``JupyterHub.start`` calls ``exit(1)`` (trap T21). Our service's
@@ -57,24 +57,25 @@ _PREDECESSOR = 5.0
 
 
 class Asker(NamedTuple):
-    """Who asks the Hub's API for a stop or a deletion."""
+    """The caller who asks the Hub's API for a stop or a deletion."""
 
     who: Principal
-    #: A service, or somebody's token; no person who has just pressed a button.
+    #: Whether a program asks, by a service's or somebody's token, and not a person who
+    #: has just pressed a button.
     program: bool = False
     culler: bool = False
     deletes_user: bool = False
 
     @property
     def ours(self) -> bool:
-        """Whether it is our service."""
+        """Whether the caller is our service."""
         return self.who == OURS.who
 
 
 #: Our service.
 OURS = Asker(of_service(SERVICE_NAME), program=True)
-#: Who asked for the stop or deletion under way; None: nobody by the API. The Hub's task
-#: that does it has it from the request's.
+#: Caller who asked for the stop or deletion under way; None: nobody by the API. The
+#: Hub's task that does it has it from the request's.
 ASKER: ContextVar[Asker | None] = ContextVar("ASKER", default=None)
 
 
@@ -203,7 +204,7 @@ def _noting_who_asks(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _is_formers(user: Any, server_name: str) -> bool:
-    """Whether a server is of the spawner that ours has replaced: none of its saves."""
+    """Whether a server is of the spawner that ours replaced, and none of its saves."""
     spawner = user.spawners.get(server_name) if user is not None else None
     ask = getattr(spawner, "reclaim_is_formers", None)
     return ask is not None and bool(await ask())

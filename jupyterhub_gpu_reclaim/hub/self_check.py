@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HOW_TO = "docs/how-to/another-spawner.md"
-#: What takes another spawner's place, by a class of its ancestry.
+#: Base class of another spawner, and how ours takes its place.
 _OURS = {
     "DockerSpawner": "say placement='docker' in the call of configure(c), and take it"
     " out",
@@ -75,7 +75,7 @@ def say(problems: list[str], spec: dict[str, Any], *, strict: bool) -> None:
 
 
 def found_wrong(c: Any) -> list[str] | None:
-    """What ``configure`` found wrong, as it stands in ``c``; None: no call."""
+    """Read from ``c`` what ``configure`` found wrong; None: it was not called."""
     service = service_of(c)
     if service is None or "environment" not in service:
         return None
@@ -83,7 +83,7 @@ def found_wrong(c: Any) -> list[str] | None:
 
 
 def late(c: Any, environment: Mapping[str, str]) -> list[str]:
-    """What was set below the call of ``configure``, which has not seen it."""
+    """Find settings below the call of ``configure``, which has not seen them."""
     if PROBLEMS in environment:
         return []  # the service was given no settings
     passed = {word.partition("=")[0] for word in json.loads(environment[OPTIONS])}
@@ -92,7 +92,7 @@ def late(c: Any, environment: Mapping[str, str]) -> list[str]:
 
 
 def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
-    """What in a Hub's configuration keeps sessions from being saved.
+    """Find what in a Hub's configuration keeps sessions from being saved.
 
     Args:
         hub: a ``JupyterHub`` that has read its configuration.
@@ -159,7 +159,7 @@ def _starts_processes(spawner: type[Any]) -> bool:
 
 
 def _holds_others(spawner: type[Any]) -> bool:
-    """Whether it starts other spawners, as those of ``wrapspawner`` do."""
+    """Whether a spawner starts other spawners, as those of ``wrapspawner`` do."""
     return any(hasattr(spawner, name) for name in ("child_class", "child_profiles"))
 
 
@@ -187,7 +187,7 @@ def _contradictions(options: Mapping[str, str]) -> list[str]:
 
 
 def _unwritable(path: str) -> str:
-    """Why that file cannot be written to or made; empty: it can."""
+    """Say why a file cannot be written to or made; empty: it can."""
     # Not by ``pathlib``, which raises where a folder above may not be looked into.
     parent = os.path.dirname(path) or "."  # noqa: PTH120
     if os.path.isdir(path):  # noqa: PTH112
