@@ -1,4 +1,4 @@
-"""What all routes share: errors as JSON, safe headers, bodies, and the caller.
+"""The base of all routes: errors as JSON, safe headers, bodies, and the caller.
 
 Every handler of the API derives from :class:`Route`. Nothing here knows more of a
 session than its user.
@@ -78,14 +78,14 @@ class Person:
     only: str | None = None
 
     def may_see(self, key: SessionKey) -> bool:
-        """Whether that session is theirs, or they may see all."""
+        """Whether that session is the caller's own, or they may see all."""
         if self.only is not None and key.path != self.only:
             return False
         return self.manages or (self.is_user and key.user == self.name)
 
     @property
     def label(self) -> Principal:
-        """Their name in the audit and in reasons."""
+        """The caller's name in the audit and in reasons."""
         return of_user(self.name) if self.is_user else of_service(self.name)
 
 
@@ -164,7 +164,7 @@ class Route(RequestHandler):
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Expected errors in one line; only unexpected ones with their traceback."""
+        """Log expected errors in one line, only unexpected ones with a traceback."""
         if isinstance(value, ReclaimError | HTTPError):
             log.info("%s %s: %s", self.request.method, self.request.path, value)
             return
@@ -177,7 +177,7 @@ class Route(RequestHandler):
 
 
 def told(error: BaseException | None, status: int) -> tuple[Failure, int]:
-    """An exception as a failure for the caller, and the HTTP status."""
+    """Translate an exception into a failure for the caller, and the HTTP status."""
     if isinstance(error, ReclaimError):
         return codec.failure_of(error), error.status
     if status == 404:
@@ -209,7 +209,7 @@ class VouchedRoute(Route):
 
     @property
     def vouching(self) -> Vouching:
-        """With the secret shared with the spawner."""
+        """The proof by the secret shared with the spawner."""
         return Vouching(self.context.spawner_token)
 
     @property
@@ -295,7 +295,7 @@ class PersonRoute(HubOAuthenticated, Route):
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """As in the base; refused changes also go to the event log."""
+        """Log as the base does; refused changes also go to the event log."""
         super().log_exception(typ, value, tb)
         tell = self.context.refused
         if tell is None or self.request.method in {"GET", "HEAD"} or value is None:
@@ -317,7 +317,7 @@ class PersonRoute(HubOAuthenticated, Route):
             )
 
     async def identify(self, *, allowed_only: bool) -> Person:
-        """The caller.
+        """Identify the caller.
 
         Raises:
             Unauthenticated: unknown to the Hub, or a cookie where none counts.
@@ -348,7 +348,7 @@ class PersonRoute(HubOAuthenticated, Route):
         )
 
     async def _of_tab(self, given: str) -> Person:
-        """The session of the calling tab, as far as its token reaches."""
+        """Identify the caller by a tab's session, as far as its token reaches."""
         now = self.context.clock.now()
         shown = tab_tokens.read(self.context.spawner_token, given, now)
         if shown is None or shown.since < await self.context.created(shown.key.user):
@@ -363,14 +363,14 @@ class PersonRoute(HubOAuthenticated, Route):
         )
 
     async def seen_since(self, user: str) -> float:
-        """Since when the caller may see what happened to that user's sessions.
+        """The time since which the caller may see the history of a user's sessions.
 
         Managers see all of it. A user sees nothing of a former user of the same name.
         """
         return 0.0 if self.person.manages else await self.context.created(user)
 
     async def _model(self) -> dict[str, Any] | None:
-        """What the Hub says of the login that was sent."""
+        """Ask the Hub about the login that was sent."""
         auth = self.hub_auth
         token = auth.get_token(self, in_cookie=False)
         self._login = Login(token, "") if token else self._sent_login()

@@ -79,7 +79,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Context:
-    """What handlers find in ``settings["context"]``."""
+    """The dependencies that handlers find in ``settings["context"]``."""
 
     control: Controller
     clock: Clock
@@ -88,13 +88,13 @@ class Context:
     spawner_token: bytes
     prefix: str  #: of the service, with slashes at both ends
     hub_prefix: str  #: of the Hub's own pages, with slashes at both ends
-    #: When the Hub has made a user: older things are a former user's of that name.
+    #: Time at which the Hub made a user: older things are a former user's of that name.
     created: Callable[[str], Awaitable[float]]
     #: The groups of every user whom the Hub knows, for reports.
     groups: Callable[[], Awaitable[dict[str, list[str]]]]
     settings: Callable[[], list[SettingInForce]]  #: for administrators to read
     nodes: Callable[[], list[NodeHealth]]  #: how every node is
-    #: What in the Hub's configuration defeats us, in sentences.
+    #: Problems in the Hub's configuration that defeat us, in sentences.
     warnings: Callable[[], Sequence[str]] = tuple
     hub_host: str = ""  #: where the Hub has another host (subdomains)
     metrics_open: bool = False
@@ -106,7 +106,7 @@ class Context:
     exports: Streams = field(
         default_factory=lambda: Streams(1, 4, Reason.TOO_MANY_DOWNLOADS)
     )
-    #: What each person may change about each session; all of it is journalled.
+    #: Limit for each person's changes of each session; all of them are journalled.
     changes: Throttle = field(default_factory=lambda: Throttle(30, per_minute=10))
     refused: Callable[[Refusal], None] | None = None  #: told of each; never raises
     ready: Callable[[], bool] = lambda: True  #: whether the start is over

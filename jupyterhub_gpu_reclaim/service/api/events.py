@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.service.api.streams import flushed, with_pauses
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionView
 
-#: What a browser waits before it connects again, in milliseconds.
+#: Milliseconds that a browser waits before it connects again.
 _RETRY = 3000
 
 
@@ -49,7 +49,7 @@ class Events(PersonRoute):
         media="text/event-stream",
     )
     async def get(self) -> None:
-        """Send until the reader leaves, is too slow, or has to log in again."""
+        """Send changes until the reader leaves, is too slow, or has to log in again."""
         context = self.context
         with context.streams.one(self.person.label):
             self.set_header("Content-Type", "text/event-stream")

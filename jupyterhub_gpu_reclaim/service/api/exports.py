@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Characters of a passphrase.
+#: Most characters of a passphrase.
 LONGEST_PASSPHRASE = 1024
 
 
 class ExportOrder(Value, frozen=True, kw_only=True):
-    """What opens the file."""
+    """The passphrase that opens the file."""
 
     #: at least 8 characters; whoever knows it can read the session's memory
     passphrase: Annotated[str, msgspec.Meta(max_length=LONGEST_PASSPHRASE)]
@@ -74,7 +74,7 @@ async def send_export(
 
 
 async def _sent(route: PersonRoute, export: Export, limit: float) -> bool:
-    """Whether all of it has gone out; False: its reader is gone, or takes nothing."""
+    """Send the export; False: its reader is gone, or takes nothing."""
     async with aclosing(export.pieces()) as pieces:
         async for piece in pieces:
             route.write(piece)
@@ -84,7 +84,7 @@ async def _sent(route: PersonRoute, export: Export, limit: float) -> bool:
 
 
 class ExportSaved(PersonRoute):
-    """One checkpoint of a session as a file."""
+    """A checkpoint of a session as a file."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/export"
 
@@ -97,7 +97,7 @@ class ExportSaved(PersonRoute):
         errors=(404, 409, 507),
     )
     async def post(self, user: str, server: str, checkpoint: str) -> None:
-        """Send it."""
+        """Send the file."""
         key, passphrase = self.key(user, server), self.body(ExportOrder).passphrase
         await send_export(self, key, checkpoint, passphrase)
 

@@ -45,7 +45,7 @@ class Lines(PersonRoute):
         query=(NAMED,),
     )
     async def get(self) -> None:
-        """List them, by user and server."""
+        """List the sessions, by user and server."""
         control = self.context.control
         keys = named_sessions(self) or {view.key for view in control.users.sessions()}
         seen = sorted(key for key in keys if self.person.may_see(key))
@@ -70,7 +70,7 @@ class MonthlyReport(ManagerRoute):
         ),
     )
     async def get(self) -> None:
-        """Answer with it."""
+        """Answer with the report."""
         self.answer(await report_of(self))
 
 
@@ -98,7 +98,7 @@ class Queue(PersonRoute):
         answer=list[Waiting],
     )
     async def get(self) -> None:
-        """List them."""
+        """List the waiting sessions."""
         self.answer([self._seen(one) for one in self.context.control.waiting()])
 
     def _seen(self, one: Waiting) -> Waiting:
@@ -112,13 +112,13 @@ LONGEST_PAGE = 500
 
 
 def story_since(page: AuditPage, since: float) -> AuditPage:
-    """That page without older lines; then there is no older page either."""
+    """Remove older lines from a page; then there is no older page either."""
     lines = [line for line in page.lines if line.at >= since]
     return page if len(lines) == len(page.lines) else AuditPage(lines=lines)
 
 
 class UserHistory(PersonRoute):
-    """What happened to all sessions of a user, also to those that are deleted."""
+    """The history of all sessions of a user, the deleted ones included."""
 
     path: ClassVar = "api/users/{user}/history"
 
@@ -133,7 +133,7 @@ class UserHistory(PersonRoute):
         errors=(404,),
     )
     async def get(self, user: str) -> None:
-        """Answer with one page of it.
+        """Answer with one page of the history.
 
         Raises:
             NotFound: another user.

@@ -23,7 +23,7 @@ METHODS = ("get", "post", "put", "patch", "delete")
 _REF = "#/components/schemas/{name}"
 _FIELD = re.compile(r"\{(\w+)\}")
 
-#: Whom a call wants to know: the name of its security scheme and what may go wrong.
+#: Caller → the name of its security scheme, and what may go wrong.
 _CALLERS: dict[str, tuple[list[dict[str, list[str]]], tuple[int, ...]]] = {
     "person": ([{"hubToken": []}, {"pageProof": []}], (400, 401, 403, 429, 503)),
     "spawner": ([{"spawnerToken": []}], (400, 401, 503)),
@@ -67,7 +67,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Query:
-    """One parameter of the query string."""
+    """A parameter of the query string."""
 
     name: str
     kind: Any
@@ -76,7 +76,7 @@ class Query:
 
 @dataclass(frozen=True)
 class ApiOperation:
-    """What one method of a route takes and answers.
+    """The description of what one method of a route takes and answers.
 
     Attributes:
         summary: one line for a person.

@@ -1,4 +1,4 @@
-"""For operators and their tools: health, metrics, the journal, second trees.
+"""Calls for operators and their tools: health, metrics, the journal, second trees.
 
 Health and the API's document are open to everyone with a connection to the service and
 say nothing of sessions; metrics need a login unless the administrator opens them. The
@@ -42,7 +42,7 @@ def node_of(nodes: Iterable[NodeHealth], segment: str) -> str:
 
 
 class Health(Value, frozen=True, kw_only=True):
-    """The program answers."""
+    """The version of the program that answers."""
 
     version: str
 
@@ -54,7 +54,7 @@ class Healthz(Route):
 
     @operation("The program answers", caller="anyone", answer=Health)
     async def get(self) -> None:
-        """Answer that it does."""
+        """Answer with the program's version."""
         self.answer(Health(version=__version__))
 
 
@@ -70,7 +70,7 @@ class Readyz(Route):
         errors=(503,),
     )
     async def get(self) -> None:
-        """Answer that they are, or why not."""
+        """Answer that sessions are looked after, or why not."""
         if not self.context.ready():
             raise Unreachable(Reason.SERVICE_STARTING)
         self.answer(Health(version=__version__))
@@ -91,7 +91,7 @@ class Metrics(PersonRoute):
 
     @operation("Metrics in Prometheus's text format", answer=str, media="text/plain")
     async def get(self) -> None:
-        """Collect them."""
+        """Collect the metrics."""
         self.set_header("Content-Type", CONTENT_TYPE_LATEST)
         await self.finish(generate_latest(self.context.registry))
 
@@ -118,7 +118,7 @@ class ListNodes(ManagerRoute):
         answer=list[NodeHealth],
     )
     async def get(self) -> None:
-        """List them, by name."""
+        """List the nodes, by name."""
         self.answer(self.context.nodes())
 
 
@@ -132,7 +132,7 @@ class ListDrains(ManagerRoute):
         answer=list[DrainReport],
     )
     async def get(self) -> None:
-        """List them, by node."""
+        """List the drains, by node."""
         self.answer(self.context.control.nodes.drains())
 
 
@@ -150,7 +150,7 @@ class DrainNode(ManagerRoute):
         errors=(400, 404),
     )
     async def post(self, node: str) -> None:
-        """Begin; an order of before is replaced."""
+        """Begin the drain; an earlier order is replaced."""
         control, name = self.context.control, node_of(self.context.nodes(), node)
         order = self.body(DrainOrder)
         self.answer(control.nodes.drain(name, order, self.person.label), 202)
@@ -161,7 +161,7 @@ class DrainNode(ManagerRoute):
         errors=(404,),
     )
     async def delete(self, node: str) -> None:
-        """What runs there stays."""
+        """Take the order to drain back; what runs there stays."""
         name = "" if node == HERE else node
         self.context.control.nodes.undrain(name, self.person.label)
         self.no_content()
@@ -177,7 +177,7 @@ class CompareJournal(ManagerRoute):
         answer=list[Compared],
     )
     async def get(self) -> None:
-        """Compare; nothing is changed."""
+        """Compare the three; nothing is changed."""
         self.answer(await self.context.control.compare())
 
     @operation(
@@ -191,7 +191,7 @@ class CompareJournal(ManagerRoute):
 
 
 class SecondTree(PersonRoute):
-    """One incarnation other than the session itself."""
+    """An incarnation other than the session itself."""
 
     path: ClassVar = "api/sessions/{user}/{server}/trees/{incarnation}"
 
@@ -201,7 +201,7 @@ class SecondTree(PersonRoute):
         errors=(404, 409),
     )
     async def delete(self, user: str, server: str, incarnation: str) -> None:
-        """End it; what it holds in memory is lost."""
+        """End the tree; what it holds in memory is lost."""
         key = self.managed(user, server)
         await self.context.control.users.end_second(key, incarnation, self.person.label)
         self.no_content()

@@ -40,19 +40,19 @@ NAMED = Query(
 
 
 class Keep(Value, frozen=True, kw_only=True):
-    """How long a session is to be left alone; 0 takes an earlier keep back."""
+    """The time for which a session is left alone; 0 takes an earlier keep back."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_KEEP)]
 
 
 class KeepLimit(Value, frozen=True, kw_only=True):
-    """How long a session can be kept."""
+    """The longest time for which a session can be kept."""
 
     longest: float  #: seconds from now on; 0: not at all
 
 
 class IdleTime(Value, frozen=True, kw_only=True):
-    """After how long without use a session is suspended; null: as for all."""
+    """The idle time after which a session is suspended; null: as for all."""
 
     seconds: float | None
 
@@ -97,7 +97,7 @@ class ListSessions(PersonRoute):
         "List the sessions that you may see", answer=list[SessionView], query=(NAMED,)
     )
     async def get(self) -> None:
-        """List them, by user and server."""
+        """List the sessions, by user and server."""
         named = named_sessions(self)
         seen = self.context.control.users.sessions()
         mine = [
@@ -109,14 +109,14 @@ class ListSessions(PersonRoute):
 
 
 class ShowSession(PersonRoute):
-    """One session."""
+    """A session of the caller's."""
 
     path: ClassVar = "api/sessions/{user}/{server}"
     for_tabs: ClassVar = True
 
     @operation("Show one session", answer=SessionView, errors=(404,))
     async def get(self, user: str, server: str) -> None:
-        """Answer with its view."""
+        """Answer with the session's view."""
         self.answer(self.context.control.users.session(self.key(user, server)))
 
 
@@ -132,7 +132,7 @@ class Why(PersonRoute):
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
-        """List them."""
+        """List the reasons."""
         self.answer(list(self.context.control.users.why(self.key(user, server))))
 
 
@@ -177,7 +177,7 @@ class Resume(PersonRoute):
 
 
 class SaveOrder(Value, frozen=True, kw_only=True):
-    """What a person says with the order; nothing needs to be sent."""
+    """The details of an order to save; nothing needs to be sent."""
 
     name: str = ""  #: of the save point, which is then kept beside later ones
 
@@ -224,7 +224,7 @@ class NapSession(PersonRoute):
 
 
 class WakeSession(PersonRoute):
-    """Move it back."""
+    """Move a session's GPU memory back."""
 
     path: ClassVar = "api/sessions/{user}/{server}/wake"
 
@@ -253,7 +253,7 @@ class KeepSession(PersonRoute):
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
-        """Answer with what is left of the limits."""
+        """Answer with the time for which the session can still be kept."""
         key, manages = self.key(user, server), self.person.manages
         longest = self.context.control.users.longest_keep(key, manages=manages)
         self.answer(KeepLimit(longest=longest))
@@ -265,7 +265,7 @@ class KeepSession(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Keep it, or take a keep back."""
+        """Keep the session, or take a keep back."""
         key = self.key(user, server)
         seconds, person = self.body(Keep).seconds, self.person
         keep = self.context.control.users.keep
@@ -273,7 +273,7 @@ class KeepSession(PersonRoute):
 
 
 class ChooseIdleTime(PersonRoute):
-    """An idle time of one's own."""
+    """A session's own idle time."""
 
     path: ClassVar = "api/sessions/{user}/{server}/idle-time"
     for_tabs: ClassVar = True
@@ -286,7 +286,7 @@ class ChooseIdleTime(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Set it, or take it back."""
+        """Set the idle time, or take it back."""
         key, seconds = self.key(user, server), self.body(IdleTime).seconds
         choose = self.context.control.users.choose_idle_time
         self.answer(await choose(key, seconds, self.person.label))
@@ -305,7 +305,7 @@ class OptOutSession(PersonRoute):
         errors=(404,),
     )
     async def post(self, user: str, server: str) -> None:
-        """Set or clear it; a user may only clear it."""
+        """Set the exclusion, or clear it; a user may only clear it."""
         key = self.key(user, server)
         out = check_opt_out(self, self.body(OptOut).out)
         view = await self.context.control.users.opt_out(key, out, self.person.label)
@@ -313,7 +313,7 @@ class OptOutSession(PersonRoute):
 
 
 class SessionHistory(PersonRoute):
-    """Who did what to a session."""
+    """The history of a session: who did what."""
 
     path: ClassVar = "api/sessions/{user}/{server}/history"
 
@@ -324,7 +324,7 @@ class SessionHistory(PersonRoute):
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
-        """List it."""
+        """List the history."""
         key = self.key(user, server)
         self.context.control.users.session(key)
         limit = min(self.number("limit", 100), LONGEST_HISTORY)
@@ -366,7 +366,7 @@ class RevokeTabs(PersonRoute):
         errors=(404,),
     )
     async def post(self, user: str, server: str) -> None:
-        """Revoke it."""
+        """Revoke the key."""
         key = self.key(user, server)
         view = await self.context.control.users.revoke_tabs(key, self.person.label)
         self.answer(view)
@@ -384,7 +384,7 @@ class StartFresh(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str) -> None:
-        """Set it aside; nothing is started."""
+        """Set the checkpoint aside; nothing is started."""
         key = self.key(user, server)
         view = await self.context.control.users.start_fresh(key, self.person.label)
         self.answer(view, 202)
@@ -408,7 +408,7 @@ class SavedStates(PersonRoute):
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
-        """List them."""
+        """List the checkpoints."""
         self.answer(self.context.control.users.session(self.key(user, server)).kept)
 
     @operation(
@@ -417,13 +417,13 @@ class SavedStates(PersonRoute):
         errors=(404, 409),
     )
     async def delete(self, user: str, server: str) -> None:
-        """Delete them for good."""
+        """Delete the checkpoints for good."""
         key, by = self.key(user, server), self.person.label
         self.answer(await self.context.control.users.delete(key, by, everything=True))
 
 
 class SavedOne(PersonRoute):
-    """One checkpoint of a session."""
+    """A checkpoint of a session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}"
 
@@ -433,14 +433,14 @@ class SavedOne(PersonRoute):
         errors=(404, 409),
     )
     async def delete(self, user: str, server: str, checkpoint: str) -> None:
-        """Delete it for good."""
+        """Delete the checkpoint for good."""
         key = self.key(user, server)
         by = self.person.label
         self.answer(await self.context.control.users.delete(key, by, checkpoint))
 
 
 class BringBackSaved(PersonRoute):
-    """Bring back one checkpoint of a session."""
+    """Bring a checkpoint of a session back."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/bring-back"
 
@@ -453,7 +453,7 @@ class BringBackSaved(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str, checkpoint: str) -> None:
-        """Begin to bring it back; answers before it is done."""
+        """Begin to bring the checkpoint back; answers before it is done."""
         key, by = self.key(user, server), self.person.label
         save, manages = self.body(BringBack).save_running, self.person.manages
         users = self.context.control.users
@@ -464,13 +464,13 @@ class BringBackSaved(PersonRoute):
 
 
 class Branch(Value, frozen=True, kw_only=True):
-    """Where a checkpoint is to be opened."""
+    """The server that a checkpoint is opened as."""
 
     server: str  #: name of the other server
 
 
 class BranchSaved(PersonRoute):
-    """Open one checkpoint of a session beside it."""
+    """Open a checkpoint of a session beside the session."""
 
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/branch"
 
@@ -483,7 +483,7 @@ class BranchSaved(PersonRoute):
         errors=(404, 409),
     )
     async def post(self, user: str, server: str, checkpoint: str) -> None:
-        """Begin to open it; answers before it runs."""
+        """Begin to open the checkpoint; answers before it runs."""
         key, by = self.key(user, server), self.person.label
         name = self.body(Branch).server
         view = await self.context.control.users.branch(key, checkpoint, name, by)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class SayHello(VouchedRoute):
-    """The service proves itself before the spawner sends anything."""
+    """The service's proof of itself, before the spawner sends anything."""
 
     path: ClassVar = "api/spawner/hello"
 
@@ -49,7 +49,7 @@ class SayHello(VouchedRoute):
 
 
 class PlanStart(SpawnerRoute):
-    """Before a start."""
+    """The plan for a start."""
 
     path: ClassVar = "api/spawner/plan-start"
 
@@ -66,7 +66,7 @@ class PlanStart(SpawnerRoute):
 
 
 class Placed(SpawnerRoute):
-    """An init holds the session's place."""
+    """The report that an init holds the session's place."""
 
     path: ClassVar = "api/spawner/placed"
 
@@ -108,7 +108,7 @@ class Progress(SpawnerRoute):
         errors=(404, 409),
     )
     async def get(self, user: str, server: str) -> None:
-        """Send until the start has ended or the reader has left."""
+        """Send the steps until the start has ended or the reader has left."""
         key = SessionKey.of_path(user, server)
         events = self.context.control.progress(key, self.number("after"))
         self.set_header("Content-Type", "application/x-ndjson")
@@ -136,7 +136,7 @@ class Progress(SpawnerRoute):
 
 
 class Cancelled(SpawnerRoute):
-    """A start was cancelled."""
+    """The report that a start was cancelled."""
 
     path: ClassVar = "api/spawner/cancelled"
 
@@ -148,13 +148,13 @@ class Cancelled(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """End what was placed."""
+        """End the init that was placed."""
         await self.context.control.cancelled(self.body(Placement))
         self.no_content()
 
 
 class PlanStop(SpawnerRoute):
-    """Before a stop."""
+    """The plan for a stop."""
 
     path: ClassVar = "api/spawner/plan-stop"
 
@@ -171,7 +171,7 @@ class PlanStop(SpawnerRoute):
 
 
 class Release(SpawnerRoute):
-    """End a captured tree."""
+    """The release of a captured tree."""
 
     path: ClassVar = "api/spawner/release"
 
@@ -183,13 +183,13 @@ class Release(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """End it; answers when it is dead."""
+        """End the tree; answers when it is dead."""
         await self.context.control.release(self.body(Placement))
         self.no_content()
 
 
 class Stopped(SpawnerRoute):
-    """A server was stopped for real."""
+    """The report that a server was stopped for real."""
 
     path: ClassVar = "api/spawner/stopped"
 
@@ -207,7 +207,7 @@ class Stopped(SpawnerRoute):
 
 
 class LoginRevoked(SpawnerRoute):
-    """A running server's login was revoked."""
+    """The report that a running server's login was revoked."""
 
     path: ClassVar = "api/spawner/login-revoked"
 
@@ -219,13 +219,13 @@ class LoginRevoked(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Revoke the key."""
+        """Revoke the key for tabs."""
         await self.context.control.login_revoked(self.body(Placement))
         self.no_content()
 
 
 class Forget(SpawnerRoute):
-    """A server was deleted."""
+    """The report that a server was deleted."""
 
     path: ClassVar = "api/spawner/forget"
 
@@ -237,7 +237,7 @@ class Forget(SpawnerRoute):
         errors=(404, 409),
     )
     async def post(self) -> None:
-        """Delete what is left of it."""
+        """Delete what is left of the server."""
         await self.context.control.forget(self.body(Deletion))
         self.no_content()
 

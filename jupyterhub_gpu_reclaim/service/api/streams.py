@@ -23,7 +23,7 @@ T = TypeVar("T")
 async def with_pauses(
     source: AsyncIterator[T], *, pause: float, left: asyncio.Event
 ) -> AsyncGenerator[T | None]:
-    """The source's items, and None once it is being read and after every silence.
+    """Yield the source's items, and None at its start and after every silence.
 
     Args:
         source: read one item ahead; closed at the end.

@@ -1,4 +1,4 @@
-"""Which cookies count: only those of a browser that opens one of our pages by itself.
+"""Counts only those cookies with which a browser opens one of our pages by itself.
 
 On a Hub without subdomains every user's server has the origin of this service. A page
 there may fetch our addresses with the visitor's cookies and read the answers, frame our
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 PROOF_SECONDS = 86400.0
 #: Logins that are remembered; the oldest one's pages have to be loaded again.
 MOST_LOGINS = 20_000
-#: What our pages may do; without ``allow-same-origin``, which is the point of it.
+#: Policy of our pages; without ``allow-same-origin``, which is the point of it.
 SANDBOX = "sandbox allow-forms allow-scripts"
 
-#: What a browser sends with a page that a service worker gets (W3C Service Workers).
+#: Header that a browser sends with a page that a service worker gets (W3C Service
+#: Workers).
 _PRELOAD = "Service-Worker-Navigation-Preload"
 
 
@@ -78,7 +79,7 @@ def _name(proof: str) -> bytes:
 
 
 def is_told(headers: Mapping[str, str]) -> bool:
-    """Whether the browser says what it asks for; over plain HTTP none does."""
+    """Whether the browser says what it asks for; over plain HTTP, no browser does."""
     return "Sec-Fetch-Mode" in headers or "Sec-Fetch-Dest" in headers
 
 
@@ -93,6 +94,6 @@ def is_visit(headers: Mapping[str, str]) -> bool:
 
 
 def times_sent(headers: Mapping[str, str], name: str) -> int:
-    """How many cookies of that name the browser sends, each set for another path."""
+    """The number of cookies of a name that are sent, each set for another path."""
     pairs = headers.get("Cookie", "").split(";")
     return sum(pair.partition("=")[0].strip() == name for pair in pairs)
