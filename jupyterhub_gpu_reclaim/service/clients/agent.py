@@ -63,7 +63,7 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class AgentClient:
-    """One node's agent.
+    """The client of one node's agent.
 
     Over plain HTTP, where another program could listen in its place, it has to prove
     itself first and never gets the token; else the file system or its certificate
@@ -136,31 +136,31 @@ class AgentClient:
 
     # --- looking
     async def ready(self) -> list[Finding]:
-        """What prevents the node from suspending sessions, or makes it slow."""
+        """List what prevents the node from suspending, or makes it slow."""
         # 503 is the same answer, for probes that look at the status alone.
         answer = await self._ask("GET", "/readyz", limit=self._quick, good={200, 503})
         return _understood(answer.body, _Ready, "/readyz").findings
 
     async def node_notices(self) -> list[NodeNotice]:
-        """None: no cluster gives notice of this machine."""
+        """Return no notices: no cluster gives any of this machine."""
         return []
 
     async def is_down(self, node: str) -> bool:
-        """Nobody else knows of this machine."""
+        """Return False: nobody else knows of this machine."""
         del node
         return False
 
     async def forsake(self, node: str) -> int:
-        """There are no pods."""
+        """Return 0: there are no pods."""
         del node
         return 0
 
     def nodes(self) -> list[str]:
-        """The one machine, which has no name here."""
+        """Name the machine, which has no name here."""
         return [""]
 
     async def status(self, node: str = "") -> NodeStatus:
-        """How the node is; an older agent tells its readiness alone."""
+        """The node's status; an older agent tells its readiness alone."""
         del node
         try:
             return await self._get("/v1/status", NodeStatus)
@@ -168,7 +168,7 @@ class AgentClient:
             return NodeStatus(host="", version="", findings=await self.ready())
 
     async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
-        """Say which store is meant; an older agent has no such call (``NotFound``)."""
+        """Tell the agent which store is meant; an older one gives ``NotFound``."""
         del node
         answer = await self._ask(
             "PUT", "/v1/store", limit=self._quick, body=codec.encode(order)
@@ -176,29 +176,29 @@ class AgentClient:
         return _understood(answer.body, StoreStatus, "/v1/store")
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """Every incarnation with an init or a record; with a ``key``, its own."""
+        """List incarnations with an init or a record; with a ``key``, its own."""
         return of_session(key, await self._get("/v1/sessions", list[Tree]))
 
     async def tree(self, incarnation: str, *, pod: str = "") -> Tree:
-        """One incarnation; ``NotFound`` if there is none (in that pod)."""
+        """The tree of an incarnation; ``NotFound`` if there is none (in that pod)."""
         return await self._get(_session(incarnation, "", pod), Tree)
 
     def labels(self, key: SessionKey) -> dict[str, str]:
-        """None: processes on a machine have no labels."""
+        """Return no labels: processes on a machine have none."""
         del key
         return {}
 
     def ending(self, incarnation: str) -> Failure | None:
-        """None: what ended on a machine is known where it was started."""
+        """Return None: the end of a session on a machine is known to its spawner."""
         del incarnation
         return None
 
     def waiting(self) -> list[Waiting]:
-        """Empty: a session on one machine always gets a place there."""
+        """Return none: a session on one machine always gets a place there."""
         return []
 
     async def samples(self, key: SessionKey | None = None) -> list[Sample]:
-        """A sample of every session; one that is not understood is left out."""
+        """Sample every session; a sample that is not understood is left out."""
         del key
         found = []
         for each in await self._get("/v1/samples", list[msgspec.Raw]):
@@ -209,7 +209,7 @@ class AgentClient:
         return found
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed checkpoints; with a ``key``, of that session."""
+        """List the committed checkpoints; with a ``key``, of that session."""
         return of_session(key, await self._get("/v1/checkpoints", list[CheckpointInfo]))
 
     async def identity(self, checkpoint: str) -> Identity:
@@ -217,7 +217,7 @@ class AgentClient:
         return await self._get(f"/v1/checkpoints/{checkpoint}/identity", Identity)
 
     async def preflight(self, incarnation: str) -> list[Finding]:
-        """What prevents that session's capture; touches nothing."""
+        """List what prevents that session's capture; touches nothing."""
         path = f"/v1/sessions/{incarnation}/preflight"
         return await self._post(path, list[Finding], limit=self._slow)
 
@@ -278,12 +278,12 @@ class AgentClient:
         seen: float | None = None,
         pod: str = "",
     ) -> AsyncIterator[Event]:
-        """Move its GPU memory out, or attach to that nap; the last event is the end."""
+        """Move GPU memory out, or attach to that nap; the last event is the end."""
         body = {"programs": sorted(programs), "seen": seen}
         return self._stream(_session(incarnation, "nap", pod), body)
 
     def wake(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:
-        """Move it back, or attach to that wake; the last event is the end."""
+        """Move GPU memory back, or attach to that wake; the last event is the end."""
         return self._stream(_session(incarnation, "wake", pod), {})
 
     def next_wake(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:
@@ -435,7 +435,7 @@ def _session(incarnation: str, order: str, pod: str) -> str:
 
 @contextmanager
 def _older(path: str) -> Iterator[None]:
-    """An agent without that call is not there."""
+    """Treat an agent that has no such call as one that does not answer."""
     try:
         yield
     except (NotFound, Refused) as error:
@@ -455,7 +455,7 @@ def _unreachable(detail: str) -> Unreachable:
 
 
 def _understood(data: bytes, kind: type[T], path: str) -> T:
-    """Decode an answer; anything else is not our agent, or a newer one."""
+    """Decode an answer; any other is not our agent's, or a newer one's."""
     try:
         return codec.decode(data, kind)
     except BadRequest as error:
@@ -463,7 +463,7 @@ def _understood(data: bytes, kind: type[T], path: str) -> T:
 
 
 def _error(answer: Answer, path: str) -> ReclaimError:
-    """The agent's own error; without one it is no agent of ours that answers."""
+    """Read the agent's own error; an answer without one is no agent's of ours."""
     refusal = answer.refusal()
     if refusal is None:
         return _unreachable(f"{path}: status {answer.status}")

@@ -66,7 +66,7 @@ class Cluster(Protocol):
         """Delete that very pod, if it is still there."""
 
     async def node(self, name: str) -> ClusterNode:
-        """One node."""
+        """The node of that name."""
 
 
 class AgentRouter:
@@ -94,7 +94,7 @@ class AgentRouter:
         self._agents = agents
         self._node_labels = frozenset(node_labels)
         self._heeds = frozenset(heeds)
-        #: nodes that were about to go, though their agents and sessions be gone
+        #: Nodes that were about to go, though their agents and sessions be gone.
         self._noticed: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -127,12 +127,12 @@ class AgentRouter:
         return sorted(found)
 
     async def status(self, node: str) -> NodeStatus:
-        """How that node is."""
+        """The status of that node."""
         with named(node):
             return await self._agents.on(node).status()
 
     async def node_notices(self) -> list[NodeNotice]:
-        """What the cluster says of nodes that are about to go.
+        """List the cluster's notices of nodes that are about to go.
 
         Raises:
             ReclaimError: it does not answer for one of them, or which there are is not
@@ -155,7 +155,7 @@ class AgentRouter:
         return node_notices.notice_of(node, self._heeds)
 
     async def is_down(self, node: str) -> bool:
-        """Whether the API server says that it is not ready, or knows no such node.
+        """Whether the API server calls it not ready, or knows no such node.
 
         Raises:
             ReclaimError: it does not answer.
@@ -166,7 +166,7 @@ class AgentRouter:
             return True
 
     async def forsake(self, node: str) -> int:
-        """Delete the sessions' pods there by force; how many there were.
+        """Delete the sessions' pods there by force; returns their number.
 
         Raises:
             ReclaimError: the API server does not answer, or refuses.
@@ -177,12 +177,12 @@ class AgentRouter:
         return len(pods)
 
     async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
-        """Say to that node which store is meant."""
+        """Tell that node which store is meant."""
         with named(node):
             return await self._agents.on(node).obey_store(node, order)
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
-        """See ``controlplane.model.interfaces.Agent``."""
+        """List trees; see ``controlplane.model.interfaces.Agent``."""
         pods = self._sessions.now() if key is None else await self._sessions.of(key)
         by_node: dict[str, list[Pod]] = {}
         for pod in pods:
@@ -232,16 +232,16 @@ class AgentRouter:
         ]
 
     async def tree(self, incarnation: str) -> Tree:
-        """One incarnation; ``NotFound`` if there is none."""
+        """The tree of an incarnation; ``NotFound`` if there is none."""
         pod, client = await self._seat(incarnation)
         with named(pod.node):
             tree = await client.tree(incarnation, pod=pod.uid)
         return msgspec.structs.replace(tree, key=pod.key, node=pod.node)
 
     async def samples(self, key: SessionKey | None = None) -> list[Sample]:
-        """A sample of every session, except those on a silent node.
+        """Sample every session, except those on a silent node.
 
-        With a ``key``, of those on that session's nodes.
+        With a ``key``, sample those on that session's nodes.
         """
         pods = {(p.incarnation, p.uid): p for p in self._sessions.now() if p.node}
         nodes = sorted(
@@ -292,7 +292,7 @@ class AgentRouter:
     async def save(
         self, incarnation: str, checkpoint: str, generation: int
     ) -> AsyncIterator[Event]:
-        """Save a tree that goes on, likewise."""
+        """Save a tree that goes on, with what its return will need."""
         pod, client = await self._seat(incarnation, running=True)
         facts = await self._facts_of(pod)
         with named(pod.node):
@@ -302,7 +302,7 @@ class AgentRouter:
                 yield event
 
     async def _facts_of(self, pod: Pod) -> dict[str, Any]:
-        """What the API server knows of a session, for its checkpoint."""
+        """The API server's facts about a session, for its checkpoint."""
         return {
             "pod": pod.uid,
             "key": pod.key,
@@ -336,7 +336,7 @@ class AgentRouter:
         *,
         seen: float | None = None,
     ) -> AsyncIterator[Event]:
-        """Move its GPU memory out; its pod keeps its GPU."""
+        """Move a tree's GPU memory out; its pod keeps its GPU."""
         pod, client = await self._seat(incarnation)
         events = client.nap(incarnation, programs, seen=seen, pod=pod.uid)
         with named(pod.node):
@@ -344,7 +344,7 @@ class AgentRouter:
                 yield event
 
     async def wake(self, incarnation: str) -> AsyncIterator[Event]:
-        """Move it back."""
+        """Move a tree's GPU memory back."""
         pod, client = await self._seat(incarnation)
         with named(pod.node):
             async for event in client.wake(incarnation, pod=pod.uid):
@@ -394,11 +394,11 @@ class AgentRouter:
         )
 
     def labels(self, key: SessionKey) -> dict[str, str] | None:
-        """Of a session's pod, as its spawner has made it; None: not known."""
+        """The labels that the spawner gave a session's pod; None: not known."""
         return self._sessions.labels(key)
 
     def ending(self, incarnation: str) -> Failure | None:
-        """How its pod was ended, by whomever; None: not, or not known."""
+        """The end of an incarnation's pod, by whomever; None: not, or not known."""
         return self._sessions.ending(incarnation)
 
     def waiting(self) -> list[Waiting]:
@@ -407,13 +407,13 @@ class AgentRouter:
 
     # --- the store, which all of them have
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
-        """The committed ones; for one session, its own node is asked first."""
+        """List the committed ones; a session's own node is asked first."""
         pods = self._sessions.now()
         nodes = [p.node for p in pods if p.key == key and p.node and not p.over]
         return await self._agents.anyone(lambda client: client.checkpoints(key), nodes)
 
     async def identity(self, checkpoint: str) -> Identity:
-        """The login inside a checkpoint, and what it needs."""
+        """The login inside a checkpoint, and what the session needs."""
         return await self._agents.anyone(lambda client: client.identity(checkpoint))
 
     async def discard(self, checkpoint: str, *, runs: str = "") -> None:
@@ -478,7 +478,7 @@ class AgentRouter:
     async def _seat(
         self, incarnation: str, *, running: bool = False
     ) -> tuple[Pod, AgentClient]:
-        """The pod of an incarnation, and its node's agent.
+        """Find the pod of an incarnation, and its node's agent.
 
         Raises:
             NotFound: there is no such pod, or its container is dead.
@@ -510,7 +510,10 @@ class AgentRouter:
         return {}
 
     async def _delete(self, pod: Pod) -> None:
-        """Its tree is dead; if this fails, the spawner's stop or next start does it."""
+        """Delete a pod whose tree is dead.
+
+        If this fails, the spawner's stop or next start does it.
+        """
         try:
             await self._cluster.delete(pod)
         except ReclaimError as error:

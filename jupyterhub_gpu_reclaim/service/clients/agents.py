@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Agents:
-    """One client per node.
+    """The clients of the agents, one per node.
 
     Args:
         pods: the pods of the DaemonSet.
@@ -42,7 +42,7 @@ class Agents:
         self._answered = ""  # the node whose agent answered for all last
 
     async def run(self) -> None:
-        """Watch their pods for ever."""
+        """Watch the agents' pods for ever."""
         await self._pods.run()
 
     def close(self) -> None:
@@ -62,10 +62,10 @@ class Agents:
         return self._at(ip)
 
     def nodes(self) -> set[str]:
-        """Where an agent is, or is meant to be.
+        """The nodes where an agent is, or is meant to be.
 
         Raises:
-            ReclaimError: that is not known.
+            ReclaimError: the nodes are not known.
         """
         return {pod.node for pod in self._pods.now() if pod.node}
 
@@ -76,7 +76,7 @@ class Agents:
             _log.warning("the agent on %s does not answer: %s", node, error)
 
     def heard(self, node: str) -> None:
-        """Note that it answered."""
+        """Note that a node answered."""
         if node in self._silent:
             self._silent.discard(node)
             _log.info("the agent on %s answers again", node)
@@ -88,7 +88,7 @@ class Agents:
         *,
         seconds: float = math.inf,
     ) -> T:
-        """The first answer; the agent that gave the last one is asked first.
+        """Get a first answer; the agent that gave the last one is asked first.
 
         Args:
             ask: the question, or order.
@@ -124,7 +124,7 @@ class Agents:
         return self._clients[ip]
 
     def _addresses(self) -> dict[str, str]:
-        """IP address of the agent of each node; of two, the one that is ready."""
+        """IP address of each node's agent; of two agents, that of the ready one."""
         pods = [
             pod
             for pod in self._pods.now()

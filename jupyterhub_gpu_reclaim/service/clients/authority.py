@@ -1,4 +1,4 @@
-"""In whose name the agents are asked: the term of our lease (``common/term.py``).
+"""Authority over the agents: the term of our lease (``common/term.py``).
 
 An agent that has seen a higher term refuses us. Then another service has the journal;
 or the journal is a backup, or was lost, and its lease counts from there. As long as the
@@ -30,14 +30,14 @@ class HeldLease(Protocol):
 
     @property
     def stamp(self) -> Term:
-        """Its term."""
+        """The lease's term."""
 
     def rise(self, above: int) -> None:
-        """Raise its term above that one; ``Unreachable`` where it is not ours."""
+        """Raise the term above that one; ``Unreachable`` if the lease is not ours."""
 
 
 class Authority:
-    """Whose requests these are.
+    """The authority of our requests.
 
     Args:
         lease: ours; None: a person's, who only looks.
@@ -47,11 +47,11 @@ class Authority:
         self._lease = lease
 
     def headers(self) -> dict[str, str]:
-        """What each request says of it."""
+        """The headers that tell each request's authority."""
         return {} if self._lease is None else {TERM: str(self._lease.stamp)}
 
     async def ask(self, once: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a request.
+        """Make a request, and raise our term where an agent has seen a higher one.
 
         Raises:
             Unreachable: ``journal_held``; or the term cannot be raised.
@@ -66,7 +66,7 @@ class Authority:
     async def stream(
         self, once: Callable[[], AsyncGenerator[T, None]]
     ) -> AsyncIterator[T]:
-        """The lines that answer a request; likewise."""
+        """Stream the lines that answer a request, and raise our term likewise."""
         for _ in range(_TRIES):
             try:
                 async with aclosing(once()) as lines:

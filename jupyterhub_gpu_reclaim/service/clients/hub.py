@@ -125,7 +125,7 @@ class HubClient:
         return found
 
     async def server(self, key: SessionKey) -> HubState:
-        """One server (``read:servers``); an unknown one is stopped.
+        """The state of a server (``read:servers``); an unknown one is stopped.
 
         Raises:
             Unreachable: no answer, or not one for us.
@@ -140,7 +140,7 @@ class HubClient:
         return HubState.STOPPED if server is None else _state(server)
 
     def groups(self, user: str) -> list[str] | None:
-        """Their groups (``read:users:groups``) in the last answer; None: not known."""
+        """The user's groups (``read:users:groups``) as last told; None: not known."""
         known = self._users.get(user)
         return None if known is None else known.groups
 
@@ -154,13 +154,13 @@ class HubClient:
         return {user.name: user.groups or [] for user in found}
 
     def options(self, key: SessionKey) -> dict[str, list[str]] | None:
-        """What a server was started with, as texts; None: not known."""
+        """The options that a server was started with, as texts; None: not known."""
         known = self._users.get(key.user)
         server = (known.servers or {}).get(key.server) if known is not None else None
         return None if server is None else _texts(server.user_options)
 
     async def created(self, user: str) -> float:
-        """When the Hub has made that user (``read:users``), seconds since the epoch.
+        """The Unix time at which the Hub made that user (``read:users``), in seconds.
 
         Infinity if there is no such user, or the Hub does not let us see it: a name may
         have been another person's before.
@@ -178,7 +178,7 @@ class HubClient:
         return made.replace(tzinfo=made.tzinfo or UTC).timestamp()
 
     async def stop(self, key: SessionKey) -> None:
-        """Ask for a stop (``delete:servers``); one that is not there is stopped.
+        """Ask for a stop (``delete:servers``); a missing server is stopped.
 
         The answer may come before the server has stopped. Idempotent.
 
@@ -292,7 +292,7 @@ def _message(answer: Answer) -> str:
 
 
 def _refused(answer: Answer, what: str) -> Refused:
-    """The Hub will not, now or at all."""
+    """The error for what the Hub will not do, now or at all."""
     message = _message(answer)
     detail = f"{what}: status {answer.status} {message}"
     pending = answer.status == 400 and ("pending" in message or "renamed" in message)

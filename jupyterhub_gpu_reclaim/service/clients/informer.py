@@ -43,12 +43,12 @@ class PodSource(Protocol):
     """Implemented by ``kubernetes.Api``."""
 
     async def pods(self, namespace: str, selector: str) -> Pods:
-        """List them."""
+        """List the pods."""
 
     def watch(
         self, namespace: str, selector: str, version: str
     ) -> AsyncIterator[WatchEvent]:
-        """What happens after that."""
+        """Yield what happens after that."""
 
 
 class Informer:
@@ -68,7 +68,7 @@ class Informer:
         self._error: ReclaimError | None = None
 
     def now(self) -> list[Pod]:
-        """The pods, as of a moment ago.
+        """List the pods, as of a moment ago.
 
         Raises:
             ReclaimError: nothing has been heard for too long; the error says why.
@@ -77,7 +77,7 @@ class Informer:
         return list(self._pods.values())
 
     def of(self, key: SessionKey) -> list[Pod]:
-        """One session's pods, as of a moment ago; by an index.
+        """List a session's pods, as of a moment ago; by an index.
 
         Raises:
             ReclaimError: nothing has been heard for too long; the error says why.
@@ -93,14 +93,15 @@ class Informer:
             )
 
     def last_seen(self) -> list[Pod]:
-        """Every pod, and the last ones that are gone, as they were then.
+        """List every pod, and the last ones that are gone, as they were then.
 
-        Those count as being deleted: only that ends the knowledge of a pod.
+        Pods that are gone count as being deleted: only that ends the knowledge of a
+        pod.
         """
         return [*self._pods.values(), *self._gone.values()]
 
     async def fresh(self, more: str = "") -> list[Pod]:
-        """The pods right now, from the server; the watch is not affected.
+        """List the pods right now, from the server; the watch is not affected.
 
         Args:
             more: narrows the selector down.
@@ -133,7 +134,7 @@ class Informer:
         self._error, self._wait = None, FIRST_WAIT
 
     async def _follow(self) -> None:
-        """One list, and watches until the next list is due."""
+        """List once, and watch until the next list is due."""
         listed = await self._source.pods(*self._where)
         self._replace(listed.items or ())
         version = listed.metadata.resource_version

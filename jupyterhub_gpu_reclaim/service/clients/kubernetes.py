@@ -43,13 +43,13 @@ _SLACK = 10.0
 #: The longest line of a watch, in bytes: etcd takes no object above 1.5 MiB.
 MAX_LINE = 4 << 20
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-#: For what runs beside a session that has ended; Kubernetes' own is 30.
+#: Seconds for what runs beside a session that has ended; Kubernetes' own is 30.
 GRACE_SECONDS = 5
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of the service's role.
+    """A line of the service's role.
 
     Attributes:
         resource: of the core API group.
@@ -130,7 +130,7 @@ class Api:
         await self._api.close()
 
     async def pods(self, namespace: str, selector: str) -> Pods:
-        """The pods as they are now (a consistent list), with the list's version."""
+        """List the pods as they are now (consistently), with the list's version."""
         found: list[Pod] = []
         token = ""
         while True:
@@ -149,7 +149,7 @@ class Api:
     async def watch(
         self, namespace: str, selector: str, version: str
     ) -> AsyncIterator[WatchEvent]:
-        """What happens to them after that version, until the server ends the watch.
+        """Yield what happens to them after a version, until the watch ends.
 
         Raises:
             Expired: that version is too old.
@@ -182,8 +182,8 @@ class Api:
         deaf to SIGTERM keeps the pod's GPU no longer than our grace.
 
         Args:
-            pod: which.
-            force: its node is lost: nobody is waited for who would end it.
+            pod: the one to delete.
+            force: whether its node is lost: then no kubelet is waited for.
         """
         options = client.V1DeleteOptions(
             preconditions=client.V1Preconditions(uid=pod.uid),
@@ -201,7 +201,7 @@ class Api:
                 raise
 
     async def node(self, name: str) -> ClusterNode:
-        """One node's labels; ``NotFound`` if there is none."""
+        """The labels and state of a node; ``NotFound`` if there is none."""
         read = self._core.read_node_without_preload_content(name)
         return await self._answer("get", "nodes", read, ClusterNode)
 

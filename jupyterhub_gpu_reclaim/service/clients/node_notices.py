@@ -1,4 +1,4 @@
-"""What a cluster says of a node that is about to go: taints, a condition, a cordon.
+"""Reads a cluster's notices of a node that is about to go: taints, condition, cordon.
 
 Clouds and autoscalers each have a signal of their own, and documented it; the table has
 them with the shortest time that is promised after each. Pure.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.service.clients.pods import ClusterNode
 
 Kind = Literal["notice", "cordon"]
-#: All that may be heeded.
+#: Kinds of notices that may be heeded.
 KINDS: tuple[Kind, ...] = ("notice", "cordon")
 
 _AWS = "aws-node-termination-handler/"
@@ -36,19 +36,19 @@ TAINTS: dict[str, float | None] = {
     "karpenter.sh/disrupted": None,
     "ToBeDeletedByClusterAutoscaler": None,
 }
-#: AKS' condition, true from the announcement of an event on; what its message names
-#: there without effect on a session.
+#: AKS' condition, true from the announcement of an event on; the word for an event in
+#: its message that has no effect on a session; and the seconds that are left after it.
 EVENT = "VMEventScheduled"
 _HARMLESS = "freeze"
 _EVENT_SECONDS = 30.0
 
 
 def notice_of(node: ClusterNode, kinds: Collection[str]) -> NodeNotice | None:
-    """The most urgent one that stands.
+    """The most urgent notice of a node; None: there is none.
 
     Args:
         node: as the API server has it.
-        kinds: which are heeded.
+        kinds: those that are heeded.
     """
     found: list[NodeNotice] = []
     name = node.metadata.name

@@ -26,30 +26,30 @@ class PodRegistry:
         self._pods = pods
 
     async def run(self) -> None:
-        """Watch for ever."""
+        """Watch the pods for ever."""
         await self._pods.run()
 
     def now(self) -> list[Pod]:
-        """All of them, as of a moment ago.
+        """List all pods, as of a moment ago.
 
         Raises:
-            ReclaimError: that is not known.
+            ReclaimError: the pods are not known.
         """
         return self._pods.now()
 
     async def of(self, key: SessionKey) -> list[Pod]:
-        """One session's pods."""
+        """List the pods of a session."""
         mine = self._pods.of(key)
         if mine and all(pod.node for pod in mine):
             return mine
         return [pod for pod in await self._pods.fresh() if pod.key == key]
 
     async def one(self, incarnation: str, *, running: bool = False) -> Pod:
-        """An incarnation's pod.
+        """Find the pod of an incarnation.
 
         Args:
             incarnation: of the session in it.
-            running: what it runs has to be known, too.
+            running: whether its image has to be known, too.
 
         Raises:
             NotFound: there is none.
@@ -72,14 +72,14 @@ class PodRegistry:
         return (pods[0].metadata.labels or {}) if len(pods) == 1 else None
 
     def ending(self, incarnation: str) -> Failure | None:
-        """How its pod ended, or was ended; None: it has not, or that is not known."""
+        """The end of an incarnation's pod; None: there is none, or it is not known."""
         for pod in self._pods.last_seen():
             if pod.incarnation == incarnation:
                 return pod.end
         return None
 
     def waiting(self) -> list[Waiting]:
-        """Sessions that no node has a GPU for, the longest first."""
+        """List sessions that no node has a GPU for, the longest first."""
         try:
             pods = self._pods.now()
         except ReclaimError:

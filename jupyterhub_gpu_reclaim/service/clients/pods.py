@@ -16,7 +16,8 @@ from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
-#: As ``hub/kube/pod.py`` labels them; no import, since that one is the Hub's process'.
+#: Label of an incarnation as in ``hub/kube/pod.py``; no import, since that one is the
+#: Hub's process'.
 INCARNATION = "gpu-reclaim/incarnation"
 USER = "gpu-reclaim/user"
 SERVER = "gpu-reclaim/server"
@@ -25,16 +26,16 @@ ACCOUNT = "gpu-reclaim/account"
 CONTAINER = "notebook"
 #: The scheduler's word for devices that are claimed (DRA), and that no node has free.
 _UNCLAIMED = "cannot allocate all claims"
-#: The most of a message that people are shown.
+#: Most characters of a message that people are shown.
 _MAX_WORDS = 500
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):
-    """Fields that we do not know are left out."""
+    """The base of all objects; fields that we do not know are left out."""
 
 
 class Meta(_Object, frozen=True, rename="camel"):
-    """Of an object, or of a list."""
+    """The metadata of an object, or of a list."""
 
     name: str = ""
     namespace: str = ""
@@ -55,7 +56,7 @@ class Claim(_Object, frozen=True, rename="camel"):
 
 
 class Resources(_Object, frozen=True, rename="camel"):
-    """What a container asks for."""
+    """The resources that a container asks for."""
 
     limits: dict[str, Any] | None = None
     claims: list[Claim] | None = None
@@ -85,7 +86,7 @@ class ContainerStatus(_Object, frozen=True, rename="camel"):
 
 
 class Condition(_Object, frozen=True, rename="camel"):
-    """One condition, true or not."""
+    """A condition, true or not."""
 
     type: str
     status: str = ""
@@ -113,32 +114,32 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def uid(self) -> str:
-        """Its id, never used again."""
+        """The pod's id, never used again."""
         return self.metadata.uid
 
     @property
     def node(self) -> str:
-        """Where it runs; empty: nowhere yet."""
+        """The node where it runs; empty: nowhere yet."""
         return self.spec.node_name or ""
 
     @property
     def incarnation(self) -> str:
-        """Of the session in it."""
+        """The incarnation of the session in it."""
         return (self.metadata.labels or {}).get(INCARNATION, "")
 
     @property
     def key(self) -> SessionKey:
-        """Whose session is in it, as its spawner has noted."""
+        """The key of the session in it, as its spawner has noted."""
         return SessionKey(self._noted(USER), self._noted(SERVER))
 
     @property
     def session(self) -> str:
-        """Id of that session; empty: an older spawner has not noted it."""
+        """The id of that session; empty: an older spawner has not noted it."""
         return self._noted(SESSION)
 
     @property
     def account(self) -> str:
-        """The account at the Hub that it belongs to; empty: likewise."""
+        """The session's account at the Hub; empty: likewise."""
         return self._noted(ACCOUNT)
 
     def _noted(self, name: str) -> str:
@@ -152,7 +153,7 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def ending(self) -> bool:
-        """Whether it is being deleted; its kubelet ends it, once that is there."""
+        """Whether the pod is being deleted; its kubelet ends it, once that is there."""
         return self.metadata.deletion_timestamp is not None
 
     @property
@@ -165,9 +166,9 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def end(self) -> Failure | None:
-        """How it ended, or is being ended; None: neither.
+        """The pod's end, past or under way; None: neither.
 
-        Whoever drains, evicts or preempts says so in a condition of the pod. A
+        Whoever drains, evicts or preempts a pod says so in a condition of it. A
         container that is ended because of that has a status, too, which tells less.
         """
         ended = self._terminated()
@@ -180,7 +181,7 @@ class Pod(_Object, frozen=True, rename="camel"):
         return failure_of(endings.by_status(_code(ended))) if ended else None
 
     def _disruption(self) -> str:
-        """Who ended the pod and why, as far as that is said; empty: nobody."""
+        """Say who ended the pod and why; empty: nobody, as far as is known."""
         told: list[str | None] = []
         for condition in self.status.conditions or ():
             if condition.type == "DisruptionTarget" and condition.status == "True":
@@ -190,7 +191,7 @@ class Pod(_Object, frozen=True, rename="camel"):
         return words[:_MAX_WORDS] or ("it was deleted" if self._deleted_alive() else "")
 
     def _deleted_alive(self) -> bool:
-        """Whether it was deleted while its container ran; times are whole seconds.
+        """Whether the pod was deleted while its container ran; times are whole seconds.
 
         The Hub deletes what has ended by itself.
         """
@@ -203,20 +204,20 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def image(self) -> str:
-        """What its container runs, by digest; empty: not known yet."""
+        """The image that its container runs, by digest; empty: not known yet."""
         mine = self._mine()
         return "" if mine is None else mine.image_id.removeprefix("docker-pullable://")
 
     @property
     def wants_gpu(self) -> bool:
-        """Whether it asks for a GPU of any make."""
+        """Whether the pod asks for a GPU of any make."""
         return self.gpus > 0
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it asks for, or parts (MIG) of them.
+        """The number of GPUs, or parts (MIG) of them, that it asks for.
 
-        Each resource claim (DRA) counts as one: what is claimed, its pod does not say.
+        Each resource claim (DRA) counts as one: its pod does not say what is claimed.
         """
         asked = [one.resources or Resources() for one in self.spec.containers or ()]
         limits = [item for each in asked for item in (each.limits or {}).items()]
@@ -247,11 +248,11 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def created(self) -> float:
-        """When, in seconds since the epoch; 0 if not given."""
+        """The time of creation in seconds since the epoch; 0 if not given."""
         return _seconds(self.metadata.creation_timestamp)
 
     def _terminated(self) -> dict[str, Any]:
-        """How its container has ended; empty: it has not, or nobody says so."""
+        """The end of its container; empty: it has not ended, or nobody says so."""
         mine = self._mine()
         return ((mine and mine.state) or {}).get("terminated") or {}
 
@@ -292,13 +293,13 @@ class Pods(_Object, frozen=True, rename="camel"):
 
 
 class Taint(_Object, frozen=True, rename="camel"):
-    """What keeps pods from a node."""
+    """A taint: it keeps pods from a node."""
 
     key: str = ""
 
 
 class NodeSpec(_Object, frozen=True, rename="camel"):
-    """What was ordered for a node."""
+    """A node as it was ordered."""
 
     unschedulable: bool = False  #: cordoned
     taints: list[Taint] | None = None
@@ -335,7 +336,7 @@ class Thing(_Object, frozen=True, rename="camel"):
 
 
 class WatchEvent(_Object, frozen=True, rename="camel"):
-    """One line of a watch."""
+    """A line of a watch."""
 
     type: str  #: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR
     object: Thing
