@@ -48,18 +48,18 @@ _BEGAN = {"busy": "Began", "warn": "Warned"}
 #: Idle times that are offered to choose from, in seconds, as far as the bounds allow.
 IDLE_TIMES = (600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0)
 
-#: Reasons against a suspend that say that it computes, other than for its GPU.
+#: Reasons against a suspend that say that a session computes, other than on its GPU.
 _WORK = {one.value for one in (Reason.KERNEL_BUSY, Reason.CPU_BUSY, Reason.DATA_MOVES)}
 
 
 def state_of(phase: Phase) -> str:
-    """A phase in words."""
+    """Name a phase in words."""
     return _STATES[phase][0]
 
 
 @dataclass(frozen=True)
 class Button:
-    """One form of a card: where it posts to, what it says, what it sends along."""
+    """A form of a card: where it posts to, what it says, what it sends along."""
 
     action: str
     label: str
@@ -70,7 +70,7 @@ class Button:
 
 @dataclass(frozen=True)
 class ProgressLine:
-    """One step of an operation under way."""
+    """A step of an operation under way."""
 
     title: str
     state: str
@@ -106,7 +106,7 @@ class OtherCheckpoint:
 
 @dataclass(frozen=True)
 class IdleChoice:
-    """One idle time that a session's user may choose."""
+    """An idle time that a session's user may choose."""
 
     seconds: str  #: empty: the administrator's
     label: str
@@ -115,7 +115,7 @@ class IdleChoice:
 
 @dataclass(frozen=True)
 class SessionCard:
-    """Everything that the template prints of one session."""
+    """A session as the template prints it."""
 
     name: str
     user: str
@@ -167,7 +167,7 @@ def card(
     manages: bool = False,
     longest_keep: float = LONGEST_KEEP,
 ) -> SessionCard:
-    """The card of one session.
+    """Make the card of a session.
 
     Args:
         view: the session.
@@ -231,7 +231,7 @@ def card(
 
 
 def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
-    """Checkpoints beside the one the session is in, the newest first."""
+    """List checkpoints beside the one the session is in, the newest first."""
     live = view.phase.live
     if not live and view.phase not in {Phase.SUSPENDED, Phase.STOPPED}:
         return []
@@ -255,7 +255,7 @@ def _title(state: KeptState) -> str:
 
 
 def _about(state: KeptState, now: float) -> str:
-    """How old, how large, and how long it is kept: "5 min ago, 1.2 GB, …"."""
+    """Say how old and large it is, and how long it is kept: "5 min ago, 1.2 GB, …"."""
     parts = [ago(state.created, now).words, words.size(state.logical_bytes)]
     if state.keeping == "superseded" and not state.save_point:
         parts.append("the session was resumed from it")
@@ -303,7 +303,7 @@ def _due(view: SessionView, now: float) -> Moment | None:
 
 
 def _gpu(view: SessionView) -> str:
-    """What it holds: "12 GB on A100"; or what its suspend has freed."""
+    """Say what it holds ("12 GB on A100"), or what its suspend has freed."""
     if view.phase is Phase.SUSPENDED:
         freed = view.facts.gpus_held
         return f"{words.count(freed, 'GPU')} freed" if freed else ""
@@ -346,7 +346,7 @@ def _idle(view: SessionView, now: float) -> Moment | None:
 
 
 def work(view: SessionView) -> str:
-    """What it computes, in a sentence, though nobody may have touched it for long."""
+    """Say what it computes, though nobody may have touched it for long."""
     usage, verdict = view.usage, view.verdict
     if usage is not None and usage.busy_kernel:
         return f"Kernel {usage.busy_kernel} is busy."
@@ -366,7 +366,7 @@ def wasted(view: SessionView, gpus: Sequence[GpuSample] | None = None) -> float:
 
     Args:
         view: the session.
-        gpus: of these that it holds; None: of all.
+        gpus: only memory on these counts; None: on all.
     """
     usage = view.usage
     if usage is None or usage.last_active is None or not view.phase.live:
@@ -391,7 +391,7 @@ def _kept(view: SessionView, now: float) -> Moment | None:
 
 
 def _suspended(view: SessionView) -> str:
-    """Why, how large, how long: "You suspended it. 1.2 GB, about 4 s to resume."."""
+    """Give reason, size and time: "You suspended it. 1.2 GB, about 4 s to resume."."""
     known = view.facts.suspension
     if not known or view.phase is not Phase.SUSPENDED:
         return ""
@@ -414,7 +414,7 @@ def _place(view: SessionView) -> str:
 
 
 def _back(view: SessionView, now: float) -> str:
-    """When it last returned, and how: "5 min ago, 1.2 GB in 2.1 s"."""
+    """Say when it last returned, and how: "5 min ago, 1.2 GB in 2.1 s"."""
     resumed = view.facts.resumed
     if not resumed:
         return ""

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Act(Page):
-    """A button of a card was pressed."""
+    """A press of a card's button."""
 
     async def post(self, user: str, server: str, action: str) -> None:
-        """Do it and lead back to the page that it was pressed on."""
+        """Do the action and lead back to the page that its button was pressed on."""
         key = self.key(user, server)
         action = await self._act(key, action)
         if self.for_script:
@@ -55,7 +55,7 @@ class Act(Page):
         return f"{prefix}all?{wanted}{'&' if wanted else ''}done={action}"
 
     async def _act(self, key: SessionKey, action: str) -> str:
-        """Do it; returns the name of the page's message about it."""
+        """Do the action; returns the name of the page's message about it."""
         control, by = self.context.control, self.person.label
         if action == "suspend":
             await control.users.suspend(key, by)
@@ -83,7 +83,7 @@ class Act(Page):
         return action
 
     async def _act_on_saved(self, key: SessionKey, action: str) -> str:
-        """The same of what is done with one of its checkpoints."""
+        """Do an action on one of its checkpoints; returns its message's name."""
         users, by = self.context.control.users, self.person.label
         checkpoint = self.get_body_argument("checkpoint", "")
         if action == "bring-back":
@@ -101,7 +101,7 @@ class Act(Page):
         return action
 
     async def _manage(self, key: SessionKey, action: str) -> None:
-        """Actions for managers only."""
+        """Do an action for managers only."""
         control, by = self.context.control, self.person.label
         if not self.person.manages:
             raise Forbidden(Reason.FORBIDDEN)
@@ -119,10 +119,10 @@ class Act(Page):
 
 
 class Download(Page):
-    """One checkpoint as a file."""
+    """A checkpoint as a file."""
 
     async def post(self, user: str, server: str) -> None:
-        """Send it."""
+        """Send the file."""
         key = self.key(user, server)
         order = {"passphrase": self.get_body_argument("passphrase", "", strip=False)}
         passphrase = codec.decode(codec.encode(order), ExportOrder).passphrase
@@ -137,7 +137,7 @@ class Fresh(Page):
     """
 
     async def get(self, user: str, server: str) -> None:
-        """Ask."""
+        """Ask for confirmation."""
         view = self.context.control.users.session(self.key(user, server))
         (shown,) = self.cards([view])
         failure = view.failure

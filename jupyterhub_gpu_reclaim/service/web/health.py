@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
 
-#: What the control plane calls a part, if it does not answer.
+#: The control plane's names of parts that do not answer.
 _HUB, _STORE = "Hub", "agent's store"
-#: What is wrong with a store that is in such a state.
+#: State of a store → what is wrong with it.
 _STATES = {
     "absent": "not there: another one is in its place, or nothing is mounted",
     "new": "not begun yet",
     "unknown": "no answer",
 }
-#: Free room in the store from which on it is worth a warning, in bytes.
+#: Free room in the store, in bytes, below which a warning is due.
 LITTLE_ROOM = 20 * 10**9
 
 
 @dataclass(frozen=True)
 class PartHealth:
-    """One part of the strip."""
+    """A part of the strip."""
 
     name: str
     words: str
@@ -102,7 +102,7 @@ def _store(nodes: Sequence[NodeHealth], silent: Sequence[str]) -> tuple[str, str
 
 
 def store_amiss(nodes: Sequence[NodeHealth]) -> str:
-    """What is wrong with the store, as the first node tells it; empty: nothing."""
+    """Say what is wrong with the store, as the first node tells it; empty: nothing."""
     told = [
         (node.node, node.status.store)
         for node in nodes
@@ -116,7 +116,7 @@ def store_amiss(nodes: Sequence[NodeHealth]) -> str:
 
 
 def store_room(nodes: Sequence[NodeHealth]) -> tuple[int | None, str]:
-    """Room in the store, as the node tells that has the least, and in words.
+    """Room in the store, as the node that has the least tells it, and in words.
 
     None and no words where no bound is known.
     """

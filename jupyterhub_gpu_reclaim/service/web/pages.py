@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionView
     from jupyterhub_gpu_reclaim.service.api.visits import PageLogins
 
-#: What the page says after a form was taken, by the form's name.
+#: Words of the page after a form was taken, by the form's name.
 DONE = {
     "suspend": "Suspending the session.",
     "resume": "Resuming the session.",
@@ -88,7 +88,8 @@ def templates() -> Environment:
     return environment
 
 
-#: In a message's cause and action: `code`, *button*, [a page of the documentation](…).
+#: Marks in a message's cause and action: `code`, *button*, [a page of the
+#: documentation](…).
 _MARKS = re.compile(r"`([^`]+)`|\*([^*]+)\*|\[([^\]]+)\]\([^)]+\)")
 
 
@@ -149,7 +150,7 @@ class HtmlErrors(Route):
         return chosen if chosen in {"light", "dark"} else ""
 
     def health(self) -> dict[str, Any] | None:
-        """What the strip of the managers' pages prints; None: there is none."""
+        """The values that the strip of managers' pages prints; None: there is none."""
         return None
 
     @property
@@ -182,7 +183,7 @@ class Page(PersonRoute, HtmlErrors):
 
     @property
     def user_prefix(self) -> str:
-        """Where the Hub serves ``user/<name>/``."""
+        """The address at which the Hub serves ``user/<name>/``."""
         context = self.context
         return context.hub_host + context.hub_prefix.removesuffix("hub/")
 
@@ -204,7 +205,7 @@ class Page(PersonRoute, HtmlErrors):
         ]
 
     def health(self) -> dict[str, Any] | None:
-        """Every part of ours, for managers."""
+        """The health of every part of ours, for managers."""
         if not getattr(self, "person", None) or not self.person.manages:
             return None
         context = self.context
@@ -220,7 +221,7 @@ class Page(PersonRoute, HtmlErrors):
         return f"{self.context.hub_host}{self.context.hub_prefix}spawn/{path}"
 
     def done(self) -> str:
-        """What a form has just done, in words."""
+        """The words for what a form has just done."""
         return DONE.get(self.get_query_argument("done", ""), "")
 
     def seconds(self) -> float:
@@ -245,7 +246,7 @@ class Mine(Page):
     """The visitor's own sessions."""
 
     async def get(self) -> None:
-        """Show them."""
+        """Show the sessions."""
         name = self.person.name if self.person.is_user else None
         mine = [v for v in self.context.control.users.sessions() if v.key.user == name]
         mine.sort(key=lambda view: view.key)
@@ -254,7 +255,7 @@ class Mine(Page):
 
 
 class Index(Mine):
-    """Where people arrive: managers at the overview, users at their own sessions."""
+    """The page of arrival: managers' overview, or a user's own sessions."""
 
     async def get(self) -> None:
         """Show or redirect there."""
@@ -265,12 +266,12 @@ class Index(Mine):
 
 
 class One(Page):
-    """One session with every reason and its log."""
+    """A session with every reason and its log."""
 
     saves_files: ClassVar = True
 
     async def get(self, user: str, server: str) -> None:
-        """Show it."""
+        """Show the session."""
         control, key = self.context.control, self.key(user, server)
         (shown,) = self.cards([control.users.session(key)])
         now = self.context.clock.now()
@@ -292,13 +293,13 @@ class One(Page):
 
 
 class Log(Page):
-    """What happened to all sessions of a user, also to those that are deleted.
+    """The history of all sessions of a user, the deleted ones included.
 
-    Managers, who name nobody, see those of all users together.
+    Managers, if they name nobody, see that of all users together.
     """
 
     async def get(self) -> None:
-        """Show one page of it.
+        """Show one page of the history.
 
         Raises:
             NotFound: another user.
@@ -324,7 +325,7 @@ class Messages(Page):
     """Every message by its code, and every alert, for whoever has met one."""
 
     async def get(self) -> None:
-        """Show them, or lead to one of them.
+        """Show all messages, or lead to one of them.
 
         Links name it in their query: a login's form would lose a fragment.
         """
@@ -364,16 +365,16 @@ class Theme(Page):
 
 
 class Fragment(Page):
-    """One session's card, for the script that keeps the page up to date."""
+    """A session's card, for the script that keeps the page up to date."""
 
     is_page: ClassVar = False
 
     async def prepare(self) -> None:
-        """A script is never redirected to a login."""
+        """Log in, and redirect no script to a login."""
         await PersonRoute.prepare(self)
 
     async def get(self, user: str, server: str) -> None:
-        """Show it."""
+        """Show the card."""
         view = self.context.control.users.session(self.key(user, server))
         (shown,) = self.cards([view])
         page = "one" if self.get_query_argument("page", "") == "one" else "mine"

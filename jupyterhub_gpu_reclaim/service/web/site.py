@@ -71,7 +71,7 @@ def application(context: Context, *, cookie_secret: bytes) -> Application:
 
 
 def log_request(handler: RequestHandler) -> None:
-    """One line a request, without its query, which may hold a login's code."""
+    """Log a request in a line, without its query, which may hold a login's code."""
     status = handler.get_status()
     level = logging.WARNING if status >= 500 else logging.DEBUG
     log.log(

@@ -38,7 +38,7 @@ class Spark:
 
 @dataclass(frozen=True)
 class PlotArea:
-    """One kind of GPUs over time."""
+    """GPUs of one kind over time."""
 
     name: str  #: of its class
     title: str
@@ -68,7 +68,7 @@ class Plot:
 
 
 def spark(line: Line) -> Spark:
-    """The picture of one session's last hour; an unknown minute is a gap."""
+    """Draw a session's last hour; an unknown minute is a gap."""
     values = line.gpu_percent
     known = [value for value in values if value is not None]
     newest = next((v for v in reversed(values) if v is not None), 0.0)
@@ -87,12 +87,12 @@ def spark(line: Line) -> Spark:
 
 
 def _bar(at: int, percent: float) -> str:
-    """One minute; one that did nothing is still a thin line."""
+    """Draw a minute; one that did nothing is still a thin line."""
     high = max(1.0, min(percent, 100.0) / 100 * SPARK_HEIGHT)
     return f"M{at} {SPARK_HEIGHT}v-{high:.1f}h1v{high:.1f}z"
 
 
-#: What is stacked, from the ground up.
+#: Kinds of GPUs that are stacked, from the ground up.
 _KINDS: tuple[tuple[str, str, Callable[[Point], int]], ...] = (
     ("in-use", "in use", lambda point: point.gpus_in_use),
     ("idle", "idle", lambda point: point.gpus_idle),
@@ -101,7 +101,7 @@ _KINDS: tuple[tuple[str, str, Callable[[Point], int]], ...] = (
 
 
 def plot(totals: Totals, hours: int) -> Plot | None:
-    """GPUs in use, idle and freed over the last hours; None without two moments."""
+    """Draw GPUs in use, idle and freed by hours; None without two moments."""
     points = totals.points
     if len(points) < 2:
         return None
@@ -123,7 +123,7 @@ def plot(totals: Totals, hours: int) -> Plot | None:
 
 
 def _runs(points: Sequence[Point], step: float) -> list[list[Point]]:
-    """The points, split where the service was away."""
+    """Split the points where the service was away."""
     runs = [[points[0]]]
     for before, point in pairwise(points):
         if point.at - before.at > 1.5 * step:
@@ -190,7 +190,7 @@ def _before(hours: float) -> str:
 
 
 def _span(hours: float) -> str:
-    """Hours as hours up to two days, then as days: "45 min", "24 h", "7 d"."""
+    """Write hours as hours up to two days, then as days: "45 min", "24 h", "7 d"."""
     if hours < 1:
         return f"{60 * hours:g} min"
     return f"{hours:g} h" if hours <= 48 else f"{hours / 24:g} d"

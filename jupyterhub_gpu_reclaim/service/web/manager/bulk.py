@@ -34,15 +34,15 @@ _ORDERS: dict[str, tuple[frozenset[Phase], str]] = {
     "keep": (_LIVE | {Phase.SUSPENDING}, "kept for an hour"),
 }
 _KEEP_SECONDS = 3600.0
-#: Refusals that the page tells one by one.
+#: Most refusals that the page tells one by one.
 _TOLD = 5
 
 
 class Bulk(SessionsPage):
-    """A button above the table was pressed."""
+    """A press of a button above the table."""
 
     async def post(self) -> None:
-        """Give the order to each, and say how that went on the same page.
+        """Give the order to each session, and say how that went on the same page.
 
         Raises:
             BadRequest: no such order, or nothing is selected.
@@ -62,7 +62,7 @@ class Bulk(SessionsPage):
         """The sessions that are meant, and for which it makes sense.
 
         Raises:
-            BadRequest: none is meant.
+            BadRequest: no session is meant.
         """
         views = self.context.control.users.sessions()
         if self.get_body_argument("all", "") == "1":
@@ -76,7 +76,7 @@ class Bulk(SessionsPage):
         return [view for view in meant if view.phase in phases]
 
     async def _give(self, order: str, views: list[SessionView]) -> str:
-        """What has become of it, in sentences."""
+        """Give the order to each; returns what became of it, in sentences."""
         refused: list[str] = []
         for view in views:
             try:

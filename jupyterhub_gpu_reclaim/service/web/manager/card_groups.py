@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CardId(NamedTuple):
-    """One card, or one instance (MIG) of it."""
+    """A card, or an instance (MIG) of one."""
 
     uuid: str
     instance: int | None
@@ -46,7 +46,7 @@ class CardGroups:
 
     Args:
         views: all sessions, also those that the filter leaves out.
-        nodes: what is known of their cards.
+        nodes: the known facts about their cards.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class CardGroups:
         }
 
     def rank(self, view: SessionView) -> tuple[bool, float, str, str]:
-        """What puts a session to its card, the card with most waste first."""
+        """The sort key that puts a session to its card, that with most waste first."""
         card = _home(view)
         if card is None:
             return (True, 0.0, "", "")
         return (False, -self._wasted[card], view.facts.node, str(card))
 
     def of(self, views: Sequence[SessionView]) -> list[CardGroup]:
-        """One page of the table, which is in the order of :meth:`rank`, by card."""
+        """Split a page of the table, which is sorted by :meth:`rank`, by card."""
         return [self._group(card, list(rows)) for card, rows in groupby(views, _home)]
 
     def _group(self, card: CardId | None, rows: list[SessionView]) -> CardGroup:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Holder:
-    """One session on a card, or what no session holds there."""
+    """A session on a card, or what no session holds there."""
 
     user: str  #: empty: programs that are no session's
     server: str
@@ -41,7 +41,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class CardBar:
-    """One card with what is held there."""
+    """A card with what is held there."""
 
     name: str
     id: str  #: the first digits of its uuid
@@ -51,7 +51,7 @@ class CardBar:
 
 @dataclass(frozen=True)
 class NodeCard:
-    """One node as the page prints it."""
+    """A node as the page prints it."""
 
     node: str  #: as the table's filter names it
     name: str
@@ -67,7 +67,7 @@ class NodeCard:
 
 @dataclass(frozen=True)
 class DrainProgress:
-    """How far the drain of a node is."""
+    """The progress of a node's drain."""
 
     about: str  #: "Being drained by root since 2 min: 3 saved, 1 left."
     refused: list[str]  #: a sentence for each session that could not be suspended
@@ -80,7 +80,7 @@ def node_card(
     prefix: str = "",
     report: DrainReport | None = None,
 ) -> NodeCard:
-    """One node.
+    """Describe a node for the page.
 
     Args:
         node: as it was heard of last.
@@ -156,7 +156,7 @@ def _free(count: int | None, capacity: int | None = None) -> str:
 def card_bar(
     card: CardStatus, views: Sequence[SessionView], now: float, prefix: str = ""
 ) -> CardBar:
-    """One card: the sessions that hold it, the largest first, then all others."""
+    """Show a card: the sessions that hold it, the largest first, then all others."""
     total = card.total or 0
     used = None if card.free is None or not total else total - card.free
     held = sorted(
@@ -206,7 +206,7 @@ def _holder(
 
 
 def _about(view: SessionView, memory: int, now: float) -> tuple[str, str]:
-    """What a session that is awake does with its memory there, and its tone."""
+    """Say what an awake session does with its memory there; with the tone."""
     usage = view.usage
     percent = usage.gpu_percent if usage is not None else None
     if percent is None or percent >= WORKING_PERCENT:
@@ -224,7 +224,7 @@ def _naps_on(view: SessionView, card: CardStatus) -> bool:
 
 
 def _napper(view: SessionView, card: CardStatus, prefix: str, at: float) -> Holder:
-    """A session that naps: it holds nothing there, and will again."""
+    """Show a session that naps: it holds nothing there, and will again."""
     gpus = view.facts.nap.gpus if view.facts.nap else []
     memory = sum(gpu.memory or 0 for gpu in gpus if gpu.uuid == card.uuid)
     about = (f"naps, {words.size(memory)} moved out", "napping")
@@ -239,7 +239,7 @@ class NodesPage(ManagerPage):
     """The whole page."""
 
     def nodes(self) -> list[NodeCard]:
-        """What the template prints."""
+        """The nodes, as the template prints them."""
         context = self.context
         views, now = context.control.users.sessions(), context.clock.now()
         drains = {each.drain.node: each for each in context.control.nodes.drains()}
@@ -249,15 +249,15 @@ class NodesPage(ManagerPage):
         ]
 
     async def get(self) -> None:
-        """Show it."""
+        """Show the page."""
         self.page("nodes.html", nodes=self.nodes(), xsrf=self.xsrf())
 
 
 class DrainButton(ManagerPage):
-    """A button of a node was pressed; it works without scripts."""
+    """A press of a node's button; it works without scripts."""
 
     async def post(self, action: str) -> None:
-        """Do it and lead back to the page."""
+        """Do the action and lead back to the page."""
         control, by = self.context.control, self.person.label
         node = self.get_body_argument("node", "")
         if action == "undrain":
@@ -276,17 +276,17 @@ class _ForScript(ManagerPage):
     is_page: ClassVar = False
 
     async def prepare(self) -> None:
-        """A script is never redirected to a login."""
+        """Let managers in, and redirect no script to a login."""
         await PersonRoute.prepare(self)
         if not self._finished:
             self.check_manages()
 
 
 class NodesPart(_ForScript, NodesPage):
-    """The nodes alone."""
+    """The list of nodes alone."""
 
     async def get(self) -> None:
-        """Show them."""
+        """Show the list."""
         self.page("nodes_list.html", nodes=self.nodes(), xsrf=self.xsrf())
 
 
@@ -294,7 +294,7 @@ class HealthPart(_ForScript):
     """The strip alone."""
 
     async def get(self) -> None:
-        """Show it."""
+        """Show the strip."""
         self.page("health.html")
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView
     from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point
 
-#: How far back the plot may reach: hours, and the words for it.
+#: Periods of the plot: hours, and the words for them.
 PERIODS = (
     (1, "1 hour"),
     (24, "24 hours"),
@@ -47,7 +47,7 @@ _MOST_SHOWN = 200
 
 @dataclass(frozen=True)
 class Number:
-    """One number at the top of the page."""
+    """A number at the top of the page."""
 
     value: str
     words: str
@@ -65,7 +65,7 @@ class Waiter:
 
 
 class SessionsPage(ManagerPage):
-    """What the whole page and its parts print."""
+    """The values that the whole page and its parts print."""
 
     def overview(self, wanted: Wanted, done: str) -> None:
         """The whole page, with what a form has just done."""
@@ -79,7 +79,7 @@ class SessionsPage(ManagerPage):
         )
 
     def table(self, views: Sequence[SessionView], wanted: Wanted) -> dict[str, Any]:
-        """What the table's template prints."""
+        """The values that the table's template prints."""
         found = table(views, wanted, self.context.nodes())
         columns = dict(SORTS)
         if not found.nodes:
@@ -95,7 +95,7 @@ class SessionsPage(ManagerPage):
         }
 
     def summary(self, views: Sequence[SessionView]) -> dict[str, Any]:
-        """What the template of the totals prints."""
+        """The values that the template of the totals prints."""
         hours = self.number("hours", 24)
         if hours not in dict(PERIODS):
             hours = 24
@@ -139,7 +139,7 @@ class Overview(SessionsPage):
     """The whole page."""
 
     async def get(self) -> None:
-        """Show it."""
+        """Show the page."""
         self.overview(Wanted.of(self.request.query), self.done())
 
 
@@ -149,13 +149,13 @@ class Part(SessionsPage):
     is_page: ClassVar = False
 
     async def prepare(self) -> None:
-        """A script is never redirected to a login."""
+        """Let managers in, and redirect no script to a login."""
         await PersonRoute.prepare(self)
         if not self._finished:
             self.check_manages()
 
     async def get(self, part: str) -> None:
-        """Show it."""
+        """Show the part."""
         views = self.context.control.users.sessions()
         wanted = Wanted.of(self.request.query)
         if part == "table":
@@ -165,7 +165,7 @@ class Part(SessionsPage):
 
 
 def _hours(count: float) -> str:
-    """Whole ones, and tenths where there are few."""
+    """Write hours as whole ones, and with tenths where there are few."""
     return f"{count:,.{0 if count >= 10 else 1}f}" if count else "0"
 
 
@@ -181,7 +181,7 @@ def _stored(views: Sequence[SessionView]) -> Number:
 
 
 def _waiters(views: Sequence[SessionView], now: float) -> list[Waiter]:
-    """The GPU queue, the first one first."""
+    """List the GPU queue, the first session first."""
     waiters = []
     for view in views:
         place, since = view.facts.place, view.facts.waiting_since

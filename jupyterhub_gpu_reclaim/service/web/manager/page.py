@@ -1,4 +1,4 @@
-"""What the managers' pages share: who may open them."""
+"""The base of the managers' pages: it lets nobody else open them."""
 
 from __future__ import annotations
 

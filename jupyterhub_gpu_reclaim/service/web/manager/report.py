@@ -28,7 +28,7 @@ class ReportPage(ManagerPage):
     saves_files: ClassVar = True
 
     async def get(self) -> None:
-        """Show it."""
+        """Show the page."""
         report = await report_of(self)
         now = self.context.clock.now()
         before, after = neighbours(report.month)
@@ -50,10 +50,10 @@ class ReportPage(ManagerPage):
 
 
 class ReportFile(ManagerPage):
-    """The same as a file."""
+    """The report as a file."""
 
     async def get(self) -> None:
-        """Send it."""
+        """Send the file."""
         report = await report_of(self)
         self.set_header("Content-Type", "text/csv; charset=utf-8")
         name = f"gpu-hours-{report.month}.csv"
@@ -77,7 +77,7 @@ def _rows(shares: list[Share], empty: str) -> list[tuple[str, str, int, str, flo
 
 
 def _number(hours: float | None) -> str:
-    """Two or more digits of it; empty where there is nothing."""
+    """Write a number of hours with two or more digits; empty where there is nothing."""
     return f"{hours:,.{1 if hours >= 10 else 2}f}" if hours else ""
 
 

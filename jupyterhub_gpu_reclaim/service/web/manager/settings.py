@@ -12,7 +12,7 @@ class SettingsPage(ManagerPage):
     """The page."""
 
     async def get(self) -> None:
-        """Show it."""
+        """Show the page."""
         self.page(
             "settings.html",
             settings=self.context.settings(),

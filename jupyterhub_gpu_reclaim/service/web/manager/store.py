@@ -30,7 +30,7 @@ ORDERS: dict[str, tuple[str, Callable[[Stored], Any]]] = {
         lambda one: (one.state.expires is None, one.state.expires or 0.0),
     ),
 }
-#: Why one is kept, in words.
+#: Reason why a checkpoint is kept → its words.
 _KEEPING = {
     "current": "the session is suspended",
     "superseded": "the session was resumed from it",
@@ -40,7 +40,7 @@ _KEEPING = {
 
 @dataclass(frozen=True)
 class Stored:
-    """One checkpoint of a session."""
+    """A checkpoint of a session."""
 
     key: SessionKey
     state: KeptState
@@ -48,7 +48,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class StoredRow:
-    """One checkpoint as the page prints it; ``url`` and names as a card has them."""
+    """A checkpoint as the page prints it; ``url`` and names as a card has them."""
 
     id: str
     user: str
@@ -63,7 +63,7 @@ class StoredRow:
 
 
 def stored(views: Iterable[SessionView], user: str, order: str) -> list[Stored]:
-    """The checkpoints of all users, or of one, in that order."""
+    """List the checkpoints of all users, or of one, in that order."""
     found = [
         Stored(view.key, state)
         for view in views
@@ -78,7 +78,7 @@ class StorePage(ManagerPage):
     """The page."""
 
     async def get(self) -> None:
-        """Show it."""
+        """Show the page."""
         context, user = self.context, self.get_query_argument("user", "")
         order = self.get_query_argument("order", "size")
         order = order if order in ORDERS else "size"

@@ -62,7 +62,7 @@ def _saved(view: SessionView) -> float:
     return -view.last_suspend.created if view.last_suspend else _NEVER
 
 
-#: Column → what it is sorted by, first what one looks for: the most, the longest.
+#: Column → what it is sorted by, the usual interest first: the most, the longest.
 SORTS: dict[str, tuple[str, Callable[[SessionView], float | str]]] = {
     "session": ("Session", lambda view: str(view.key)),
     "state": ("State", lambda view: state_of(view.phase)),
@@ -78,7 +78,7 @@ SORTS: dict[str, tuple[str, Callable[[SessionView], float | str]]] = {
 
 #: Columns that have the largest, longest or newest first.
 _FALLING = {"gpu", "use", "idle", "wasted", "saved"}
-#: What the table is sorted by, if nobody says: what is worth a look stands first.
+#: Sort column by default: what is worth a look comes first.
 DEFAULT_SORT = "wasted"
 
 
@@ -97,7 +97,7 @@ class Wanted:
 
     @classmethod
     def of(cls, query: str) -> Wanted:
-        """From an address's query."""
+        """Read it from an address's query."""
         given = dict(parse_qsl(query, errors="replace"))
         page = given.get("page", "1")
         return cls(
@@ -114,7 +114,7 @@ class Wanted:
         )
 
     def query(self, **changes: object) -> str:
-        """The same as a query, changed; a change leads to page 1."""
+        """The query with changes; a change leads to page 1."""
         changed: dict[str, Any] = {"page": 1, **changes}
         wanted = replace(self, **changed)
         values: Mapping[str, object] = {
@@ -150,7 +150,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of a filter, and how many sessions have it."""
+    """A value of a filter, and how many sessions have it."""
 
     value: str
     words: str
@@ -159,7 +159,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Table:
-    """One page of the sessions."""
+    """A page of the sessions."""
 
     views: list[SessionView]
     groups: list[CardGroup]  #: the same by card; empty where that is not wanted
@@ -184,12 +184,12 @@ class Table:
 def table(
     views: Sequence[SessionView], wanted: Wanted, nodes: Sequence[NodeHealth] = ()
 ) -> Table:
-    """The requested page, or the last one if there are fewer.
+    """Make the requested page, or the last one if there are fewer.
 
     Args:
         views: all sessions.
         wanted: which of them, and in which order.
-        nodes: what is known of their cards.
+        nodes: the known facts about their cards.
     """
     found = [view for view in views if wanted.takes(view)]
     found.sort(key=lambda view: view.key)
