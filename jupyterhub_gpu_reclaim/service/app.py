@@ -104,7 +104,7 @@ class ReclaimService(Application, Options):
     def initialize(self, argv: list[str] | None = None) -> None:
         """Read the settings of ``configure(c)`` and the command line, then the file.
 
-        The file holds what the others do not say.
+        The file sets what neither of the others does.
 
         Raises:
             Refused: the named file is missing or is no Python, or a setting is unknown
@@ -181,7 +181,7 @@ class ReclaimService(Application, Options):
         journal: Journal,
         told: asyncio.Event,
     ) -> None:
-        """From the journal's lease to its loss, or to the order to end.
+        """Work from the journal's lease to its loss, or to the order to end.
 
         Without the lease nothing is done, and requests are answered with that.
         """
@@ -222,7 +222,7 @@ class ReclaimService(Application, Options):
     async def _controller(
         self, hub: HubClient, journal: Journal, lease: Lease
     ) -> AsyncIterator[tuple[Controller, EventLog | None, NodeWatch]]:
-        """Everything behind the routes; ended in order if that is quick."""
+        """Run everything behind the routes; end it in order if that is quick."""
         folder = Path(self.state_dir)
         agent, let_go = await placement.agent_of(self, self._agent_token_file(), lease)
         idle = IdlePolicy(parent=self)
@@ -292,7 +292,7 @@ class ReclaimService(Application, Options):
             raise Refused(Reason.SETTING_INVALID, what=what) from error
 
     def _agent_token_file(self) -> Path:
-        """Where the agent's token is, or will be once the agent has run.
+        """The path of the agent's token, which is there once the agent has run.
 
         Raises:
             Refused: it is there and may not be read.
@@ -370,7 +370,7 @@ class ReclaimService(Application, Options):
 
 
 async def _first(told: asyncio.Event, work: Any) -> bool:
-    """Wait for some work, or for the order to end; returns whether it was done."""
+    """Wait for some work or the order to end; returns whether the work was done."""
     order, task = asyncio.ensure_future(told.wait()), asyncio.ensure_future(work)
     try:
         await asyncio.wait({order, task}, return_when=asyncio.FIRST_COMPLETED)
@@ -384,7 +384,7 @@ async def _first(told: asyncio.Event, work: Any) -> bool:
 
 
 async def _within(seconds: float, work: Any) -> None:
-    """Finish some work of the end, or leave it."""
+    """Finish some work of the end within that time, or leave it."""
     try:
         await asyncio.wait_for(work, seconds)
     except TimeoutError:
@@ -392,7 +392,7 @@ async def _within(seconds: float, work: Any) -> None:
 
 
 def main() -> None:
-    """Run the service; what hinders it is a sentence and exit status 1."""
+    """Run the service; an obstacle is a sentence and exit status 1."""
     reporter = ReclaimService.reporter = Reporter.take(os.environ)
     try:
         ReclaimService.launch_instance()

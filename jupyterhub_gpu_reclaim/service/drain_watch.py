@@ -19,14 +19,14 @@ _log = logging.getLogger(__name__)
 
 
 class Agents(Protocol):
-    """Who knows of notices."""
+    """The part that knows of notices."""
 
     async def node_notices(self) -> list[NodeNotice]:
-        """What is said of nodes that are about to go."""
+        """List the notices of nodes that are about to go."""
 
 
 class DrainWatch:
-    """Asks after each round of questions to the agents.
+    """Asks for notices after each round of questions to the agents.
 
     Args:
         agents: to ask.
@@ -42,7 +42,7 @@ class DrainWatch:
         self._deaf = False  #: they are not known now
 
     async def settle(self, nodes: Sequence[NodeHealth]) -> None:
-        """Ask once."""
+        """Ask for notices once."""
         del nodes
         try:
             async with asyncio.timeout(ANSWER_SECONDS):

@@ -27,20 +27,20 @@ _log = logging.getLogger(__name__)
 
 
 class Cluster(Protocol):
-    """What is asked of the cluster."""
+    """The questions and orders to the cluster."""
 
     async def is_down(self, node: str) -> bool:
         """Whether the API server says that it is not ready, or knows no such node."""
 
     async def forsake(self, node: str) -> int:
-        """Delete the sessions' pods there by force; how many there were."""
+        """Delete the sessions' pods there by force; returns their number."""
 
 
 class LostNodes:
     """Gives nodes up, after each round of questions to the agents.
 
     Args:
-        cluster: where they are.
+        cluster: knows and deletes their pods.
         clock: for the time.
         after: seconds for which a node must be silent and not ready; 0: none is given
             up.
@@ -53,7 +53,7 @@ class LostNodes:
         self._since: dict[str, float] = {}
 
     async def settle(self, nodes: Sequence[NodeHealth]) -> None:
-        """Look at the silent ones.
+        """Give up the silent nodes that have been down for long enough.
 
         Args:
             nodes: every node, as it was heard of now.
@@ -73,7 +73,7 @@ class LostNodes:
                 await self._forsake(node)
 
     async def _is_down(self, node: str) -> bool:
-        """Not where that is not known now."""
+        """Whether the node is down; not where that is not known now."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await self._cluster.is_down(node)

@@ -85,11 +85,11 @@ class Exporter(Collector):
         self._nodes = nodes
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand, so that the registry does not scrape at registration."""
+        """Describe nothing, so that the registry does not scrape at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families, of one moment."""
+        """Yield all families, of one moment."""
         now = self._snapshot()
         yield _info()
         yield from _sessions(now)

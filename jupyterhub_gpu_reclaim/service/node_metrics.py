@@ -20,7 +20,7 @@ AGENT_STATES = ("ready", "unready", "silent")
 
 
 def families(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
-    """All of it, of one moment; what is not known is left out.
+    """Yield the nodes' families, of one moment; what is not known is left out.
 
     Args:
         nodes: every node, as it was heard of last.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 
-    #: What is settled with the nodes, as they were heard of now; never raises
+    #: Settles something with the nodes, as they were heard of now; never raises
     #: ``ReclaimError``.
     Settle = Callable[[Sequence[NodeHealth]], Awaitable[None]]
 
@@ -42,11 +42,11 @@ class Nodes(Protocol):
         """The nodes' names; an empty one is the Hub's own machine."""
 
     async def status(self, node: str) -> NodeStatus:
-        """How that node is."""
+        """The status of that node."""
 
 
 class NodeWatch:
-    """Asks the agents, and remembers.
+    """Asks the agents, and remembers their answers.
 
     Args:
         agents: to ask.
@@ -73,13 +73,13 @@ class NodeWatch:
         return [self._known[node] for node in sorted(self._known)]
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Ask the agents for ever."""
         while True:
             await self.ask()
             await self._clock.sleep(EVERY_SECONDS)
 
     async def ask(self) -> None:
-        """One round."""
+        """Ask every agent once."""
         nodes = self._agents.nodes()
         found = await asyncio.gather(*map(self._one, nodes))
         self._known = {each.node: each for each in found}

@@ -1,4 +1,4 @@
-"""What each message and each alert means, and what to do about it.
+"""Reads the meaning of each message and each alert, and what to do about it.
 
 The service's page of messages shows both; it is where codes and the alerts'
 ``runbook_url`` lead. ``docs/how-to/messages.md`` and ``docs/reference/alerts.md`` are
@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.models import Value
 
 
 class Part(Value, frozen=True, kw_only=True):
-    """Messages that one meets on the same occasion; texts are Markdown."""
+    """Messages that belong to the same occasion; texts are Markdown."""
 
     title: str
     about: str
@@ -32,7 +32,7 @@ def messages_by_part() -> tuple[Part, ...]:
 
 
 class Alert(NamedTuple):
-    """One alert; backticks hold a command, a setting or an address."""
+    """An alert; backticks hold a command, a setting or an address."""
 
     name: str
     meaning: str

@@ -1,4 +1,4 @@
-"""Keeps journal and agents of one mind, which store is meant (``decide.store``)."""
+"""Keeps journal and agents agreed on which store is meant (``decide.store``)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Agents(Protocol):
     """The agents, by node."""
 
     async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
-        """Say to that node which store is meant."""
+        """Tell that node which store is meant."""
 
 
 class StoreWatch:
-    """Settles it after each round of questions to the agents.
+    """Settles which store is meant after each round of questions to the agents.
 
     Args:
         agents: to be told.
@@ -44,7 +44,7 @@ class StoreWatch:
         self._journal = journal
 
     async def settle(self, nodes: Sequence[NodeHealth]) -> None:
-        """Take what the agents have told, and tell them.
+        """Take over what the agents have told, and tell them which store is meant.
 
         Args:
             nodes: every node, as it was heard of now.

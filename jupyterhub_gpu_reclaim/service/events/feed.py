@@ -31,7 +31,7 @@ LAST_LOOKS = 10
 
 
 class Feed:
-    """One reader of the audit.
+    """The reader of the audit for the event log.
 
     Args:
         trail: the audit with this reader's mark.
@@ -60,7 +60,7 @@ class Feed:
         return bool(lines)
 
     async def run(self) -> None:
-        """Write for ever; what fails is tried again."""
+        """Write new lines for ever; a write that fails is tried again."""
         while True:
             try:
                 pause = 0.0 if self.once() else PACE

@@ -31,7 +31,7 @@ SESSION = "urn:jupyterhub-gpu-reclaim:event:session"
 REFUSED = "urn:jupyterhub-gpu-reclaim:event:refused"
 #: The setting's value for the standard output, which goes to the Hub's log.
 STANDARD_OUTPUT = "-"
-#: Longest path, method and reason of a request in the log; the rest is cut.
+#: Most characters of path, method and reason of a request in the log; the rest is cut.
 LONGEST_PATH, LONGEST_METHOD, LONGEST_MESSAGE = 1024, 32, 1024
 #: Refusals of one caller that are written at once, and a minute; others are counted.
 #: All that the Hub does not know are one caller.
@@ -85,7 +85,7 @@ class Refusal(Value, frozen=True, kw_only=True):
 
 
 class EventLog:
-    """Where events go.
+    """The log that events go to.
 
     Args:
         place: a file, or ``-`` for the standard output.
@@ -114,11 +114,11 @@ class EventLog:
         self._handler.close()
 
     def session(self, number: int, line: AuditRow) -> None:
-        """One line of the audit.
+        """Write one line of the audit.
 
         Args:
             number: of the line in the journal.
-            line: what it says.
+            line: its content.
 
         Raises:
             OSError: it could not be written.
@@ -140,7 +140,7 @@ class EventLog:
         self._emit(SESSION, data, line.at)
 
     def refused(self, refusal: Refusal) -> None:
-        """One refused request, if there were few; a failed write is only logged."""
+        """Write a refused request, if there were few; a failed write is only logged."""
         if not self._refusals.lets(refusal.by, refusal.at):
             return
         data = msgspec.structs.asdict(refusal)

@@ -39,7 +39,7 @@ class Courier:
 
     Args:
         trail: the audit with this channel's mark.
-        channel: where to.
+        channel: takes the notices.
         kinds: of notices that are wanted.
         link: address of the page where people see their sessions.
         clock: for ages and pauses.
@@ -61,7 +61,7 @@ class Courier:
         self._clock = clock
 
     async def run(self) -> None:
-        """Send for ever."""
+        """Send notices for ever."""
         while True:
             try:
                 pause = 0.0 if await self.once() else PACE
@@ -94,7 +94,7 @@ class Courier:
         return notice.kind in self._kinds and age <= OLDEST
 
     async def _tell(self, notice: Notice) -> None:
-        """Try a few times; a notice that fails then is logged and given up."""
+        """Try a few times to send; a notice that fails then is logged and given up."""
         for wait in (*RETRIES, None):
             try:
                 await self._channel.send(notice)

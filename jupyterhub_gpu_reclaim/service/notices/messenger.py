@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.service.notices.notice import Notice
 
-#: What ends one receiver and begins another, to Apprise.
+#: Characters that end one receiver and begin another, to Apprise.
 _SEPARATOR = re.compile(r"[\s,;:\[\]<>\"']")
 
 
@@ -48,7 +48,7 @@ class Messenger:
                 raise ValueError(f"address {number} is none that Apprise knows")
 
     async def send(self, notice: Notice) -> None:
-        """Send it to all addresses at once.
+        """Send a notice to all addresses at once.
 
         Raises:
             NotSent: one of them has not taken it; which one, Apprise does not say. Or
@@ -75,7 +75,7 @@ class Messenger:
             raise NotSent("an address has not taken it", retryable=True)
 
     def close(self) -> None:
-        """Nothing is open between two messages."""
+        """Close nothing: nothing is open between two messages."""
 
     def _sender(self, user: str) -> Any:
         sender = self._apprise.Apprise()

@@ -1,4 +1,4 @@
-"""Which audit lines become notices, and in which words. Pure."""
+"""Makes notices of audit lines: which, and in which words. Pure."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ _ADVICE = {
     "ended": "Start it again. What was not saved in files is gone.",
     "deletion-ahead": "If you still need it, bring it back before.",
 }
-#: A cancelled suspend, a user who came back, or one who shut the server down, is none.
+#: Reasons that are no failure: a cancelled suspend, a user who came back, or one who
+#: shut the server down.
 _NO_FAILURES = CALLED_OFF | {Reason.WENT_ON.value, Reason.SESSION_ENDED.value}
 
 
 class Notice(Value, frozen=True, kw_only=True):
-    """What a receiver gets. ``id`` is the same if it is sent again."""
+    """A notice as a receiver gets it. ``id`` is the same if it is sent again."""
 
     id: int
     kind: str
@@ -58,7 +59,7 @@ class Notice(Value, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """One line."""
+        """The subject, in one line."""
         server = f" {self.session.server}" if self.session.server else ""
         return f"{SUBJECTS[self.kind]}: your JupyterHub session{server}"
 
@@ -100,12 +101,12 @@ class NotSent(Exception):
 
 
 class Channel(Protocol):
-    """One channel. A notice may come twice, with the same id, after a crash."""
+    """A channel. A notice may come twice, with the same id, after a crash."""
 
     name: str
 
     async def send(self, notice: Notice) -> None:
-        """Send it; ``NotSent`` if it was not taken. Limited in time."""
+        """Send a notice; ``NotSent`` if it was not taken. Limited in time."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open connections."""

@@ -29,7 +29,7 @@ _LIMIT = 10.0
 
 
 class Notices(Configurable):
-    """Which notices go where beyond the open tab; none unless configured."""
+    """Notices beyond the open tab, and where they go; none unless configured."""
 
     kinds = List(
         Enum(list(SUBJECTS)),
@@ -119,7 +119,7 @@ class Notices(Configurable):
 
 
 def _secret(name: str, path: str) -> str:
-    """What a file holds; empty where none is named.
+    """Read the secret from a file; empty where none is named.
 
     Raises:
         Refused: it cannot be read, or holds nothing.

@@ -1,4 +1,4 @@
-"""Libraries that block, in threads that the end of the service does not wait for.
+"""Runs blocking libraries in threads that the end of the service does not wait for.
 
 ``asyncio.to_thread`` would hold the service up until a mail server answers.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def in_thread(work: Callable[[], None]) -> None:
-    """Do it in a thread of its own; what it raises is raised here."""
+    """Do some work in a thread of its own, and raise here what it raises."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""One signed POST per notice to a web address.
+"""Sends each notice as a signed POST to a web address.
 
 It retries nothing and follows no redirection. Its address may be a secret, so it is
 never logged.
@@ -49,7 +49,7 @@ class Webhook:
         self._clock = clock
 
     async def send(self, notice: Notice) -> None:
-        """Post it.
+        """Post the notice.
 
         Raises:
             NotSent: no answer, or one that does not accept it.
@@ -68,7 +68,7 @@ class Webhook:
             raise NotSent(f"status {answer.status}", retryable=again)
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close connections."""
         self._http.close()
 
     def _signature(self, body: bytes) -> dict[str, str]:

@@ -23,19 +23,19 @@ from jupyterhub_gpu_reclaim.linux.descriptors import copied_from
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: In the service's environment: the Hub's pid and the socket's number there.
+#: Variable of the service's environment: the Hub's pid and the socket's number there.
 HELD = "GPU_RECLAIM_HELD_ADDRESS"
 #: Seconds between two attempts at an address that is taken.
 AGAIN = 0.5
 _BACKLOG = 256
 _CAP_SYS_PTRACE = 19  # linux/capability.h
 
-#: What this process holds, by address.
+#: Sockets that this process holds, by address.
 _held: dict[tuple[str, int], socket.socket] = {}
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there, on all addresses of that name's first kind."""
+    """Make a socket that listens there, on all addresses of that name's first kind."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = found[0]
     made = socket.socket(family, kind, protocol)
@@ -82,7 +82,7 @@ def let_go() -> None:
 
 
 def taken(environment: Mapping[str, str], port: int) -> socket.socket | None:
-    """A copy of the socket that the Hub holds; None if it holds none for us."""
+    """Copy the socket that the Hub holds; None if it holds none for us."""
     pid, _, number = environment.get(HELD, "").partition(",")
     if not (pid.isdecimal() and number.isdecimal()):
         return None

@@ -28,14 +28,14 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(starter: int = 0) -> int:
-    """Have the kernel send SIGTERM when the parent ends; returns whom to :func:`watch`.
+    """Have SIGTERM sent when the parent ends; returns the process to :func:`watch`.
 
     The kernel does it even while the event loop is stuck. It does not notice a parent
     that ended before this call: another process has taken its place by then, which may
     never end.
 
     Args:
-        starter: pid of who started us, as it said itself; 0 if it did not.
+        starter: pid of our starter, as it said itself; 0 if it did not.
 
     Returns:
         the parent's pid, or the starter's, if that has ended already.
@@ -84,7 +84,7 @@ class StateFolder:
         self._lock: int | None = None
 
     def open(self, *, patience: float) -> None:
-        """Make it if missing and take its lock, waiting ``patience`` seconds.
+        """Make the folder if missing and take its lock; wait ``patience`` seconds.
 
         A predecessor whose Hub was killed needs a moment to end.
 
@@ -144,7 +144,7 @@ class StateFolder:
 
 
 def _exists(pid: int) -> bool:
-    """Whether it lives; one that has ended and waits to be reaped does not."""
+    """Whether the process lives; one that waits to be reaped does not."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -38,7 +38,7 @@ class Reporter:
 
     @classmethod
     def take(cls, environment: MutableMapping[str, str]) -> Reporter:
-        """From the environment; the variable is removed, so no child inherits it."""
+        """Read the environment, and remove the variable, so no child inherits it."""
         words = environment.pop(SUPERVISED, "").split(",")
         if len(words) != 3:
             return cls()
@@ -85,10 +85,10 @@ class Pulse:
         self._heard += 1
 
     async def silences(self) -> AsyncIterator[int]:
-        """For how many of :data:`BEATS` it has been silent, after each of them.
+        """Yield for how many of :data:`BEATS` it has been silent, after each.
 
-        Counted, and not read from a clock: while this process itself is stopped, it
-        receives nothing either.
+        This is counted, and not read from a clock: while this process itself is
+        stopped, it receives nothing either.
         """
         silent = 0
         while True:
@@ -99,7 +99,7 @@ class Pulse:
 
 
 async def heard(reading: int) -> AsyncIterator[tuple[str, str]]:
-    """Reports from the pipe, which is closed at its end, when the child has ended."""
+    """Yield reports from the pipe, and close it at its end, the child's."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_MAX_LINE)
     transport, _ = await loop.connect_read_pipe(

@@ -36,22 +36,22 @@ class Standby(HTTPServerConnectionDelegate):
         self.application = self._standby
 
     def wait(self, why: Reason) -> None:
-        """From now on nothing works, and every caller is told why."""
+        """Let nothing work from now on, and tell every caller why."""
         self._words.why = why
         self.application = self._standby
 
     def start_request(
         self, server_conn: object, request_conn: Any
     ) -> HTTPMessageDelegate:
-        """The current application answers."""
+        """Pass the request to the current application."""
         return self.application.start_request(server_conn, request_conn)
 
     def on_close(self, server_conn: object) -> None:
-        """Nothing to do: the applications do not need it."""
+        """Do nothing: the applications do not need it."""
 
 
 class _Waits(Route):
-    """Any call of a program: not here, and not yet."""
+    """Any call of a program while the service waits."""
 
     async def prepare(self) -> None:
         """Answer with the reason."""
@@ -59,7 +59,7 @@ class _Waits(Route):
 
 
 class _SpawnerWaits(VouchedRoute):
-    """Any call of the spawner: the same, with our proof."""
+    """Any call of the spawner while the service waits; answered with our proof."""
 
     async def prepare(self) -> None:
         """Answer with the reason."""
@@ -67,15 +67,15 @@ class _SpawnerWaits(VouchedRoute):
 
 
 class _Alive(Route):
-    """The program answers; whether it may work is what ``readyz`` says."""
+    """The program's sign of life; ``readyz`` says whether it may work."""
 
     def get(self) -> None:
-        """Answer that it does."""
+        """Answer with the program's version."""
         self.answer(Health(version=__version__))
 
 
 class _Page(pages.HtmlErrors):
-    """Any page."""
+    """Any page while the service waits."""
 
     async def prepare(self) -> None:
         """Answer with a page that shows the reason."""

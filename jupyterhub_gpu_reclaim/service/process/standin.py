@@ -43,7 +43,7 @@ _PAGE = """<!doctype html>
 
 @dataclass(frozen=True)
 class Outage:
-    """Why the service does not answer itself: it is being started, or ``why``."""
+    """The cause of the service's silence: it is being started, or ``why``."""
 
     why: str = ""
 
@@ -69,8 +69,8 @@ class StandIn:
     def begin(self) -> None:
         """Accept connections; idempotent.
 
-        Not by asyncio's server: whom that has accepted in the moment in which it is
-        closed is neither answered nor told (Python 3.11), and waits for minutes.
+        Not by asyncio's server: a caller whom that has accepted in the moment in which
+        it is closed gets neither answer nor end (Python 3.11), and waits for minutes.
         """
         if self._accepting is None:
             # A copy: closing it does not affect others that share the socket.
@@ -146,7 +146,7 @@ class StandIn:
         await writer.drain()
 
     def _told(self, path: str) -> tuple[str, str, bytes]:
-        """Status, type and body for a path."""
+        """The answer to a path: status, type and body."""
         if path == f"{self._prefix}healthz":
             return "200 OK", "application/json", _json({"version": __version__})
         reason, why = self.state.reason, self.state.why

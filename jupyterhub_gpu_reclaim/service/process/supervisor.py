@@ -191,7 +191,7 @@ class Supervisor:
 
 
 def _problems(environment: Mapping[str, str]) -> list[str]:
-    """What ``configure(c)`` found wrong with the settings, in sentences."""
+    """Read what ``configure(c)`` found wrong with the settings, in sentences."""
     with contextlib.suppress(ValueError):
         found = json.loads(environment.get(PROBLEMS) or "[]")
         return [str(each) for each in found]
@@ -199,20 +199,20 @@ def _problems(environment: Mapping[str, str]) -> list[str]:
 
 
 def _ended(status: int) -> str:
-    """How a child has ended, in a sentence."""
+    """Say how a child has ended."""
     if status < 0:
         return f"Its program was ended by signal {-status}."
     return f"Its program ended with status {status}; the Hub's log says why."
 
 
 def _log(what: str) -> None:
-    """A line in the Hub's log."""
+    """Write a line into the Hub's log."""
     sys.stderr.write(f"jupyterhub-gpu-reclaim-service: {what}\n")
     sys.stderr.flush()
 
 
 def main() -> None:
-    """Keep it running; without a Hub's environment, a sentence and status 1."""
+    """Keep the service running; without a Hub's environment, say so and exit with 1."""
     command = [*_CHILD, *sys.argv[1:]]
     if any(word in {"-h", "--help", "--help-all", "--version"} for word in command):
         os.execv(command[0], command)  # noqa: S606 - ourselves, and no shell
