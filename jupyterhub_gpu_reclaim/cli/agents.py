@@ -1,6 +1,6 @@
 """``jupyterhub-gpu-reclaim agents check``: asks each agent of a cluster how it is.
 
-What ``helm test`` runs. It goes where the service would go, with the same token and the
+``helm test`` runs it. It goes where the service would go, with the same token and the
 same certificate, and tries what nobody should get: an answer to a wrong token.
 """
 
@@ -86,10 +86,10 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _addresses(host: str, port: int) -> list[str]:
-    """All that the name stands for.
+    """Find all addresses of a name.
 
     Raises:
-        Unreachable: it stands for none.
+        Unreachable: the name has none.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -99,7 +99,7 @@ def _addresses(host: str, port: int) -> list[str]:
 
 
 async def _fine(args: argparse.Namespace, ip: str) -> bool:
-    """Say how one agent is; whether it can save sessions and refuses strangers."""
+    """Say how an agent is; whether it can save sessions and refuses strangers."""
     address, vouched = f"https://{args.tls_name}:{args.port}", str(args.ca_file)
     ours = AgentClient(address, args.token_file, ca_file=vouched, at=ip, quick=LIMIT)
     wrong = {"Authorization": f"Bearer {secrets.token_hex()}"}

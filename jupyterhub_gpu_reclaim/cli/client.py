@@ -66,66 +66,66 @@ class SessionsClient:
         self._http.close()
 
     async def sessions(self) -> list[SessionView]:
-        """All that the token's owner may see, by user and server."""
+        """List all that the token's owner may see, by user and server."""
         return await self._ask("GET", "sessions", list[SessionView])
 
     async def why(self, key: SessionKey) -> list[Decision]:
-        """Every reason for and against a suspend, the deciding one first."""
+        """List every reason for and against a suspend, the deciding one first."""
         return await self._ask("GET", f"sessions/{key.path}/why", list[Decision])
 
     async def suspend(self, key: SessionKey) -> SessionView:
-        """Begin to suspend it. Idempotent."""
+        """Begin to suspend a session. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/suspend", SessionView)
 
     async def save(self, key: SessionKey, name: str = "") -> SessionView:
-        """Begin to save it while it goes on. Idempotent."""
+        """Begin to save a session while it goes on. Idempotent."""
         body = {"name": name} if name else None
         return await self._ask("POST", f"sessions/{key.path}/save", SessionView, body)
 
     async def nap(self, key: SessionKey) -> SessionView:
-        """Begin to move its GPU memory out. Idempotent."""
+        """Begin to move a session's GPU memory out. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/nap", SessionView)
 
     async def wake(self, key: SessionKey) -> SessionView:
-        """Begin to move it back. Idempotent."""
+        """Begin to move a session's GPU memory back. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/wake", SessionView)
 
     async def resume(self, key: SessionKey) -> SessionView:
-        """Begin to resume it. Idempotent."""
+        """Begin to resume a session. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/resume", SessionView)
 
     async def renew_login(self, key: SessionKey) -> SessionView:
-        """Let the next start make its old login valid again. Idempotent."""
+        """Let the next start make a session's old login valid again. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/renew-login", SessionView)
 
     async def revoke_tabs(self, key: SessionKey) -> SessionView:
-        """Take the key from its open tabs. Idempotent."""
+        """Take the key from a session's open tabs. Idempotent."""
         return await self._ask("POST", f"sessions/{key.path}/revoke-tabs", SessionView)
 
     async def end_tree(self, key: SessionKey, incarnation: str) -> None:
-        """End a tree of it that the Hub does not know."""
+        """End a tree of a session that the Hub does not know."""
         path = f"sessions/{key.path}/trees/{quote(incarnation, safe='')}"
         await self._sent("DELETE", path)
 
     async def keep(self, key: SessionKey, seconds: float) -> SessionView:
-        """Leave it alone for that long; 0 takes that back. Idempotent."""
+        """Leave a session alone for that long; 0 takes that back. Idempotent."""
         body = {"seconds": seconds}
         return await self._ask("POST", f"sessions/{key.path}/keep", SessionView, body)
 
     async def saved(self, key: SessionKey) -> list[KeptState]:
-        """Its checkpoints, the newest generation first."""
+        """List a session's checkpoints, the newest generation first."""
         return await self._ask("GET", f"sessions/{key.path}/saved", list[KeptState])
 
     async def bring_back(
         self, key: SessionKey, checkpoint: str, *, save_running: bool
     ) -> SessionView:
-        """Begin to bring one of them back."""
+        """Begin to bring a checkpoint back."""
         path = f"sessions/{key.path}/saved/{checkpoint}/bring-back"
         body = {"save_running": save_running}
         return await self._ask("POST", path, SessionView, body)
 
     async def branch(self, key: SessionKey, checkpoint: str, server: str) -> Branched:
-        """Begin to open one of them as another server."""
+        """Begin to open a checkpoint as another server."""
         path = f"sessions/{key.path}/saved/{checkpoint}/branch"
         return await self._ask("POST", path, Branched, {"server": server})
 
@@ -136,7 +136,7 @@ class SessionsClient:
         passphrase: str,
         write: Callable[[bytes, int], object],
     ) -> None:
-        """One of them as a file that the passphrase opens.
+        """Download a checkpoint as a file that the passphrase opens.
 
         Args:
             key: the session.
@@ -162,7 +162,7 @@ class SessionsClient:
         return await self._ask("POST", _drain_of(node), DrainReport, order)
 
     async def drains(self) -> list[DrainReport]:
-        """How far each node is that is being drained."""
+        """List how far each node is that is being drained."""
         return await self._ask("GET", "drains", list[DrainReport])
 
     async def undrain(self, node: str) -> None:
@@ -175,12 +175,12 @@ class SessionsClient:
         return await self._ask(method, "journal", list[Compared])
 
     async def report(self, month: str) -> Report:
-        """What was reclaimed in a month such as ``2026-11``; empty: in this one."""
+        """Get what was reclaimed in a month such as ``2026-11``; empty: in this one."""
         query = f"?month={quote(month, safe='')}" if month else ""
         return await self._ask("GET", f"report{query}", Report)
 
     async def changes(self) -> AsyncGenerator[SessionView, None]:
-        """Every session as it is, then each change; ends now and then by itself.
+        """Yield every session as it is, then each change; ends now and then.
 
         Raises:
             Unreachable: the stream broke; call again.
@@ -225,7 +225,7 @@ class SessionsClient:
             raise self._unreachable(why, error) from None
 
     def _refusal(self, answer: Answer) -> ReclaimError:
-        """The service's own error; an answer without one is not the service's."""
+        """Read the service's own error; an answer without one is not the service's."""
         why = "something else is there"
         if answer.status < 400:
             why = "it sends us elsewhere; give the address where that ends, with https"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import argparse
 
 _PROGRAM = "jupyterhub_gpu_reclaim.hub.dry_start"
-#: Seconds for it; an authenticator may ask somebody who does not answer.
+#: Seconds for the check; an authenticator may ask somebody who does not answer.
 _LIMIT = 60.0
 
 
@@ -51,7 +51,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def problems_of(file: Path) -> list[str]:
-    """What is wrong with that configuration, in sentences.
+    """Find what is wrong with a configuration, in sentences.
 
     Raises:
         Refused: there is no such file.

@@ -40,7 +40,7 @@ _COLUMNS = (
 
 
 def print_json(value: Any) -> None:
-    """One JSON document."""
+    """Print a JSON document."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     sys.stdout.write(text + "\n")
 
@@ -48,7 +48,7 @@ def print_json(value: Any) -> None:
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = ""
 ) -> None:
-    """A table; columns whose name stands in ``right`` are numbers."""
+    """Print a table; columns whose names are in ``right`` are numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         side = "right" if name in right.split() else "left"
@@ -59,13 +59,13 @@ def print_table(
 
 
 def say(line: str) -> None:
-    """A line of the result."""
+    """Print a line of the result."""
     sys.stdout.write(plain(line) + "\n")
 
 
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, nothing elsewhere; call it with done and total."""
+    """Show a bar on a terminal, nothing elsewhere; call it with done and total."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _silent
@@ -77,14 +77,14 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class Bars:
-    """One bar per name, each with its step; shown by :func:`bars`."""
+    """Bars by name, each with its step; shown by :func:`bars`."""
 
     def __init__(self, shown: Progress | None) -> None:
         self._shown = shown
         self._tasks: dict[str, TaskID] = {}
 
     def show(self, name: str, what: str, done: int, total: int) -> None:
-        """Progress of that name; a total of 0 is not known. At most ``MOST_BARS``."""
+        """Show a name's progress; a total of 0 is not known. At most ``MOST_BARS``."""
         if self._shown is None:
             return
         text = plain(f"{name}  {what}")
@@ -98,7 +98,7 @@ class Bars:
             )
 
     def end(self, name: str) -> None:
-        """Take that bar away."""
+        """Take a name's bar away."""
         task = self._tasks.pop(name, None)
         if task is not None and self._shown is not None:
             self._shown.remove_task(task)
@@ -106,7 +106,7 @@ class Bars:
 
 @contextlib.contextmanager
 def bars() -> Iterator[Bars]:
-    """Bars on a terminal, nothing elsewhere."""
+    """Show bars on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Bars(None)

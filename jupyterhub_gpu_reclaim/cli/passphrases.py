@@ -12,13 +12,13 @@ from pathlib import Path
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
-#: In place of a file: the person is asked.
+#: Place that means that the person is asked.
 ASK = "-"
 _MAX_BYTES = 4096
 
 
 def read_passphrase(place: str, *, twice: bool = False) -> str:
-    """The passphrase.
+    """Read a passphrase.
 
     Args:
         place: a file, whose first line it is; or ``-``.

@@ -1,14 +1,14 @@
 """Tells after how long the server itself ends idle kernels, or itself.
 
 Its own configuration decides that, from the image, a volume or its user's files, which
-nobody else reads. Whoever runs the Hub is told where that comes before a suspend.
+nobody else reads. Administrators are told where that comes before a suspend.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-#: The server's status has it, in seconds, where there is such a culler.
+#: Field of the server's status, in seconds, where there is such a culler.
 FIELD: Final = "gpu_reclaim_culls_after"
 
 
@@ -17,7 +17,7 @@ def install(server: Any, facts: dict[str, Any]) -> None:
 
     Args:
         server: a ``jupyter_server.serverapp.ServerApp``.
-        facts: what its status tells.
+        facts: fields of its status.
     """
     kernels = getattr(server.kernel_manager, "cull_idle_timeout", 0)
     itself = getattr(server, "shutdown_no_activity_timeout", 0)

@@ -1,6 +1,6 @@
 """Tells when somebody last changed a file through the server.
 
-Whoever writes a text or sorts files in JupyterLab may use no kernel and no terminal,
+A person may write a text or sort files in JupyterLab with no kernel and no terminal,
 and their requests are lost among those that open pages send by themselves. The server
 tells its extensions of each change; this adds the time of the last one to its status
 (``status.py``). Opening a file or a folder is no change: pages do that by themselves.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final
 
-#: The server's status has it once a file was changed.
+#: Field of the server's status, once a file was changed.
 FIELD: Final = "gpu_reclaim_file_changed"
 _CHANGES: Final = frozenset({"copy", "create", "delete", "rename", "save"})
 
@@ -22,7 +22,7 @@ def install(server: Any, facts: dict[str, Any]) -> None:
     Args:
         server: a ``jupyter_server.serverapp.ServerApp``; one whose contents manager
             tells of no events is left alone.
-        facts: what its status tells.
+        facts: fields of its status.
     """
     schema = getattr(server.contents_manager, "event_schema_id", None)
     if schema is None:

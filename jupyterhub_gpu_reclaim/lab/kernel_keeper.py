@@ -4,9 +4,9 @@ JupyterLab 4 shows a notebook before it has read which kernels the server runs. 
 that is run in between makes the page ask for a new one, under a name of its own; once
 that is up, the page deletes the session that it has found meanwhile, and with it the
 kernel with all variables. Our extension makes the cell wait (``attach.js``). This is
-the same promise on the server's side, for pages without the extension: who asks for a
-new kernel for a notebook that has one of that kind gets that one, and a kernel lives as
-long as one of its sessions.
+the same promise on the server's side, for pages without the extension: a page that asks
+for a new kernel for a notebook that has one of that kind gets that one, and a kernel
+lives as long as one of its sessions.
 
 A person who wants another kernel is not hindered: "Restart Kernel" and "Change Kernel"
 are other calls.

@@ -1,13 +1,13 @@
 """Tells when a person last changed something through the server's pages.
 
-Whoever stages and commits in jupyterlab-git, or scales a cluster in dask-labextension,
-may use no kernel, no terminal and no file of the server's. What their pages send then
-is lost among the requests that open pages send by themselves: those of one panel have
+A person who commits in jupyterlab-git, or scales a cluster in dask-labextension, may
+use no kernel, no terminal and no file of the server's. Their pages' requests are then
+lost among the requests that open pages send by themselves: those of one panel have
 the same method and come every few seconds. The page knows which of them a person has
 caused, and marks them (``labextension/static/requests.js``); this adds the time of the
 last one that the server has done to its status (``status.py``).
 
-A mark says no more than who can use the server could say by running a cell: that of a
+A mark says no more than a user of the server could say by running a cell: that of a
 request which was refused, or sent to a login, does not count.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from tornado.web import OutputTransform
 
-#: The server's status has it once there was one.
+#: Field of the server's status, once there was such a request.
 FIELD: Final = "gpu_reclaim_person_asked"
-#: As ``requests.js`` has it.
+#: Header of a marked request, as ``requests.js`` has it.
 HEADER: Final = "X-GPU-Reclaim-Person"
 _CHANGES: Final = frozenset({"DELETE", "PATCH", "POST", "PUT"})
 
@@ -30,7 +30,7 @@ def install(server: Any, facts: dict[str, Any]) -> None:
 
     Args:
         server: a ``jupyter_server.serverapp.ServerApp``.
-        facts: what its status tells.
+        facts: fields of its status.
     """
 
     class Noted(OutputTransform):

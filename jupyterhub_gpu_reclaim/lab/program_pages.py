@@ -1,6 +1,6 @@
-"""Counts what pages send to their programs behind the server (jupyter-server-proxy).
+"""Counts the data of pages for their programs behind the server (jupyter-server-proxy).
 
-Whoever uses VS Code, Streamlit or a dashboard there may use no kernel and no terminal
+Users of VS Code, Streamlit or a dashboard there may use no kernel and no terminal
 of the server's. From outside, only connections that last are seen, and no UNIX sockets:
 a page that sends a request for each click (Dash, Gradio, TensorBoard) is not. The
 server passes all of it on, so it is counted there, and told with its status
@@ -17,7 +17,7 @@ try:
 except ImportError:
     ProxyHandler = None
 
-#: Bytes so far.
+#: Field of the server's status: bytes so far.
 FIELD: Final = "gpu_reclaim_paged"
 
 
@@ -25,7 +25,7 @@ def install(facts: dict[str, Any]) -> None:
     """Count from now on, where jupyter-server-proxy is installed.
 
     Args:
-        facts: what the server's status tells.
+        facts: fields of the server's status.
     """
     if ProxyHandler is None:
         return

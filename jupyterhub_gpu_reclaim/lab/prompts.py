@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The kernel's model has it while a question is open.
+#: Field of the kernel's model while a question is open.
 FIELD = "gpu_reclaim_prompt_since"
 
 
@@ -68,14 +68,14 @@ class _Prompt:
         kernel.observe(self._changed, names="execution_state")
 
     def _changed(self, change: Any) -> None:
-        """A cell that has ended, by an interrupt too, asks nothing any more."""
+        """Close the question when its cell has ended, by an interrupt too."""
         if change.new != "busy":
             self.since = None
 
     def _listened(self, stream: Any) -> Any:
-        """A stdin channel of one page, which tells us of what passes through it.
+        """Listen to what passes through the stdin channel of a page.
 
-        Whoever reads it changes: the page, or the server's buffer while it is closed.
+        The reader changes: the page, or the server's buffer while that is closed.
         """
         on_recv, send = stream.on_recv, stream.send_multipart
 

@@ -1,4 +1,4 @@
-"""Keeps what a page asks a kernel by itself from counting as use of that kernel.
+"""Keeps a page's own questions to a kernel from counting as use of that kernel.
 
 The server notes when a kernel was last active. A page that nobody looks at may ask its
 kernel for its use every few seconds (jupyter-resource-usage), and would keep a GPU for
@@ -13,7 +13,7 @@ from jupyterhub_gpu_reclaim.common.kernel_messages import QUIET_REQUESTS
 
 
 def install(manager: Any) -> None:
-    """Add them to the list of a server's kernel manager.
+    """Add the missing kinds to the list of a server's kernel manager.
 
     Args:
         manager: a ``jupyter_server.services.kernels.MappingKernelManager``; one without

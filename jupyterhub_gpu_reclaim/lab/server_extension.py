@@ -1,4 +1,4 @@
-"""Jupyter Server extension: an open tab's token, notebooks' kernels, what is use.
+"""Jupyter Server extension: open tabs' tokens, notebooks' kernels, facts about use.
 
 Jupyter Server loads it where the package is installed in the session's environment
 (``etc/jupyter/jupyter_server_config.d``). It has one call, open to everyone who may use

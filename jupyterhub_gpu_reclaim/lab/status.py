@@ -8,7 +8,7 @@ from typing import Any, Final
 from jupyter_server.services.api.handlers import APIStatusHandler
 from jupyter_server.utils import url_path_join
 
-#: Where the facts stand among the server's settings.
+#: Key of the facts in the server's settings.
 _SETTING: Final = "gpu_reclaim_status"
 
 
@@ -16,7 +16,7 @@ class StatusHandler(APIStatusHandler):  # type: ignore[misc,unused-ignore]
     """``GET api/status``, with our facts."""
 
     def finish(self, chunk: Any = None) -> Any:
-        """Add them to an answer that is a status."""
+        """Add the facts to an answer that is a status."""
         facts = self.settings[_SETTING]
         if facts and self.get_status() == 200 and isinstance(chunk, str):
             chunk = json.dumps({**json.loads(chunk), **facts}, sort_keys=True)
@@ -24,7 +24,7 @@ class StatusHandler(APIStatusHandler):  # type: ignore[misc,unused-ignore]
 
 
 def install(server: Any) -> dict[str, Any]:
-    """Let a server tell of our facts; they are put into what comes back.
+    """Let a server tell facts of ours: those put into the returned mapping.
 
     Args:
         server: a ``jupyter_server.serverapp.ServerApp``.

@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.common.text import sentence
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Where ``configure(c)`` has the service listen by default.
+#: Address at which ``configure(c)`` has the service listen by default.
 DEFAULT_URL = "http://127.0.0.1:10101"
 #: Exit codes; 2 is argparse's word for wrong usage.
 DONE, FAILED, NO_SERVICE, LATE = 0, 1, 3, 4
@@ -131,7 +131,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _register_for_running(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """What is done to sessions that run on."""
+    """Add the commands for sessions that run on."""
     save = add("save", "actions", "save sessions while they go on")
     _which(save)
     save.add_argument(
@@ -183,7 +183,7 @@ def _register_for_running(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _register_for_saved(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """What is done with checkpoints, and the journal."""
+    """Add the commands for checkpoints, and for the journal."""
     saved = add("saved", "saved_states", "list the checkpoints of a session")
     saved.add_argument("target", metavar="USER[/SERVER]")
 
@@ -231,7 +231,7 @@ def _register_for_saved(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _register_for_nodes(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """What is done to whole nodes."""
+    """Add the commands for whole nodes."""
     drain = add("drain", "drains", "suspend whatever runs on a node")
     undrain = add("undrain", "drains", "take the order to drain a node back")
     for parser in (drain, undrain):

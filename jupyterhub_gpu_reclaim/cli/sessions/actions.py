@@ -84,7 +84,7 @@ def nap(args: argparse.Namespace) -> int:
 
 
 def wake(args: argparse.Namespace) -> int:
-    """Move it back."""
+    """Move the GPU memory of sessions back."""
     return _act(args, "wake", lambda client: lambda view: client.wake(view.key))
 
 
@@ -142,7 +142,7 @@ def _act(
 
 
 def _found(args: argparse.Namespace, action: str) -> list[SessionView]:
-    """The selected sessions, as they are now."""
+    """Get the selected sessions, as they are now."""
     views = ask(args, lambda client: client.sessions())
     views = selection.chosen(args, views, time.time())
     return views if args.targets else selection.only_in(views, _FROM[action])
@@ -155,7 +155,7 @@ async def _all(
     client: SessionsClient,
     views: list[SessionView],
 ) -> list[Result]:
-    """Ask for each, then wait for all; the results in the sessions' order."""
+    """Ask for each session, then wait for all; the results in the sessions' order."""
     with bars() as shown:
         following = Following(action, tell=shown.show, ended=shown.end)
         turns = asyncio.Semaphore(AT_ONCE)
@@ -206,7 +206,7 @@ def _report(args: argparse.Namespace, results: list[Result]) -> int:
 
 
 def _table(results: list[Result]) -> None:
-    """One line each, without empty columns."""
+    """Print a line for each session, without empty columns."""
     columns = ("SESSION", "RESULT", "TIME", "STORED", "KEPT UNTIL")
     rows = [_cells(result) for result in results]
     told = [index for index in range(len(columns)) if any(row[index] for row in rows)]

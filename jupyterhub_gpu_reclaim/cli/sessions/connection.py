@@ -29,7 +29,7 @@ _MAX_TOKEN_BYTES = 4096
 def ask(
     args: argparse.Namespace, action: Callable[[SessionsClient], Awaitable[T]]
 ) -> T:
-    """Run an action with a client, and close that.
+    """Run an action with a client, and close the client.
 
     Raises:
         ReclaimError: there is no token, no service, or the service refuses.

@@ -37,7 +37,7 @@ _GOES_ON = {"waiting", "saving"}
 
 
 def drain(args: argparse.Namespace) -> int:
-    """Order it, wait, and report."""
+    """Order the drain, wait, and report."""
     order = DrainOrder(seconds=args.deadline, comes_back=args.resume)
     limit = args.time_limit
     if args.deadline is not None:
@@ -55,7 +55,7 @@ def drain(args: argparse.Namespace) -> int:
 
 
 def undrain(args: argparse.Namespace) -> int:
-    """Take the order back."""
+    """Take the order to drain back."""
     ask(args, lambda client: client.undrain(args.node))
     if args.json:
         print_json({"undrained": args.node})
@@ -67,7 +67,7 @@ def undrain(args: argparse.Namespace) -> int:
 async def _drained(
     client: SessionsClient, args: argparse.Namespace, order: DrainOrder, limit: float
 ) -> dict[SessionKey, DrainedSession]:
-    """What became of each, when all have ended or the time (s) is over."""
+    """Wait until all have ended or the time (s) is over; what became of each."""
     report = await client.drain(args.node, order)
     found = {each.key: each for each in report.sessions}
     until = time.monotonic() + limit
@@ -89,7 +89,7 @@ async def _drained(
 def _follow(
     found: dict[SessionKey, DrainedSession], node: str, reports: list[DrainReport]
 ) -> None:
-    """Take over what is new.
+    """Take over what is new in the service's report.
 
     Raises:
         BadRequest: somebody has taken the order back.

@@ -28,7 +28,7 @@ _RIGHT = "FOR IDLE GPU VRAM"
 
 
 def sessions(args: argparse.Namespace) -> int:
-    """List them, by user and server."""
+    """List sessions, by user and server."""
     now = time.time()
     views = chosen(args, ask(args, lambda client: client.sessions()), now)
     if args.json:
@@ -48,7 +48,7 @@ def table(views: Sequence[SessionView], now: float) -> None:
 
 
 def why(args: argparse.Namespace) -> int:
-    """Print every reason of each, the deciding one first."""
+    """Print every reason of each session, the deciding one first."""
     keys = [key_of(text) for text in args.targets]
 
     async def reasons(
@@ -90,7 +90,7 @@ def _cells(view: SessionView, now: float) -> tuple[object, ...]:
 
 
 def _cards(view: SessionView) -> str:
-    """The models of its cards: ``H200``, ``2x H200``."""
+    """Name the models of its cards: ``H200``, ``2x H200``."""
     models = Counter(gpu.model for gpu in view.gpus)
     shown = [
         f"{count}x {name}" if count > 1 else name for name, count in models.items()
@@ -99,7 +99,7 @@ def _cards(view: SessionView) -> str:
 
 
 def _why(view: SessionView) -> str:
-    """The most important: its place, the last failure, or the reason of its state."""
+    """The main reason: its place, the last failure, or the reason of its state."""
     if view.facts.place:
         return f"Waiting for a free GPU: number {view.facts.place} in the queue."
     if view.failure is not None:

@@ -49,7 +49,7 @@ class Result(Value, frozen=True, kw_only=True):
 
 
 def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None:
-    """How ``suspend``, ``resume``, ``save``, ``nap`` or ``wake`` has ended.
+    """Tell how ``suspend``, ``resume``, ``save``, ``nap`` or ``wake`` has ended.
 
     None: not yet.
 
@@ -74,14 +74,14 @@ def outcome(action: str, view: SessionView) -> tuple[How, Failure | None] | None
 
 
 def _save_outcome(view: SessionView) -> tuple[How, Failure | None]:
-    """The same for a save point; one that succeeds clears the last failure."""
+    """Tell how a save point has ended; one that succeeds clears the last failure."""
     return (How.DONE, None) if view.failure is None else (How.FAILED, view.failure)
 
 
 def _nap_outcome(action: str, view: SessionView) -> tuple[How, Failure | None]:
-    """The same for one whose order is not pending any more; a warning hides the phase.
+    """Tell how a nap or wake that is not pending has ended; a warning hides the phase.
 
-    What was napping and is suspended meanwhile is no more awake than before.
+    A session that was napping and is suspended meanwhile is no more awake than before.
     """
     hidden = view.phase is Phase.WARNED and bool(view.facts.nap)
     naps = view.phase is Phase.NAPPING or hidden
@@ -119,7 +119,7 @@ class Following:
         self._look(view)
 
     async def all(self, client: SessionsClient, limit: float) -> None:
-        """Wait for all, at most ``limit`` seconds; then ``results`` has each."""
+        """Wait for all sessions, ``limit`` seconds; then ``results`` has each."""
         try:
             async with asyncio.timeout(limit):
                 while self._pending:

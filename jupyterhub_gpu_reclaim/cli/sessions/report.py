@@ -1,4 +1,4 @@
-"""``report``: what was reclaimed in a month, as CSV or JSON; the page has tables."""
+"""``report``: prints a month's reclaimed use as CSV or JSON; the page has tables."""
 
 from __future__ import annotations
 

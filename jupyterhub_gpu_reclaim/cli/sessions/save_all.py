@@ -52,7 +52,7 @@ _PASSES = {Reason.WRONG_PHASE, Reason.NODE_DRAINS}
 
 
 class State(StrEnum):
-    """What became of a session."""
+    """The outcome for a session."""
 
     WAITING = "waiting"  #: for its turn, or for the end of what else is done with it
     SAVING = "saving"
@@ -63,12 +63,12 @@ class State(StrEnum):
 
 
 _GOES_ON = {State.WAITING, State.SAVING}
-#: What is in one of these when it is first seen is nothing to be saved.
+#: Phases in which a session has nothing to be saved when it is first seen.
 _RESTS = {Phase.SUSPENDED, Phase.RESUMING, Phase.STOPPED}
 
 
 class SavedSession(Value, frozen=True, kw_only=True):
-    """One session."""
+    """A session and what became of it."""
 
     key: SessionKey
     state: State
@@ -81,7 +81,7 @@ class _Order(NamedTuple):
 
 
 class Round:
-    """What became of each session so far, and whose turn it is. No I/O.
+    """The outcomes so far, and whose turn it is. No I/O.
 
     Args:
         name: of the save points. A session whose newest one has another name is saved
@@ -95,7 +95,7 @@ class Round:
 
     @property
     def ended(self) -> set[SessionKey]:
-        """Those that nothing more is to be waited for."""
+        """The sessions for which there is nothing more to wait."""
         return {k for k, each in self.found.items() if each.state not in _GOES_ON}
 
     @property
@@ -106,7 +106,7 @@ class Round:
     def look(
         self, views: Iterable[SessionView], now: float, clock: float
     ) -> list[SessionView]:
-        """Take over how the sessions are.
+        """Take over the states of the sessions.
 
         Args:
             views: all that the service lists.
@@ -114,7 +114,7 @@ class Round:
             clock: seconds of a clock that is never set.
 
         Returns:
-            Those that are to be ordered now, in this order.
+            the sessions that are to be ordered now, in this order.
         """
         seen = {view.key: view for view in views}
         for key in self.found.keys() - self.ended - seen.keys():
@@ -138,18 +138,18 @@ class Round:
         return turns
 
     def asked(self, view: SessionView, clock: float) -> None:
-        """The service has taken the order for one, as it was before."""
+        """Note that the service has taken the order for a session as it was before."""
         self._orders[view.key] = _Order(_id(_newest(view)), clock)
         self._note(view.key, State.SAVING)
 
     def refused(self, key: SessionKey, error: ReclaimError) -> None:
-        """The service has not; what passes by itself is asked again."""
+        """Note a refusal; what passes by itself is asked again."""
         passes = error.retryable or error.reason in _PASSES
         state = State.WAITING if passes else State.REFUSED
         self._note(key, state, codec.failure_of(error))
 
     def _take(self, view: SessionView) -> None:
-        """Find out what became of one."""
+        """Find out what became of a session."""
         key, order = view.key, self._orders.get(view.key)
         if view.phase in {Phase.SUSPENDED, Phase.RESUMING}:
             self._note(key, State.KNOWN if order is None else State.SAVED)
@@ -177,7 +177,7 @@ class Round:
         self.found[key] = SavedSession(key=key, state=state, failure=failure)
 
     def _is_safe(self, view: SessionView) -> bool:
-        """Whether it is known not to have been used since it was saved."""
+        """Whether the session is known not to have been used since it was saved."""
         newest, usage = _newest(view), view.usage
         if newest is None or usage is None:
             return False
@@ -189,7 +189,7 @@ class Round:
 
 
 def save_all(args: argparse.Namespace) -> int:
-    """Order it for one after another, wait, and report."""
+    """Order one save after another, wait, and report."""
     round_ = Round(args.name.strip())
     ask(args, lambda client: _saved(client, args, round_))
     sessions = [round_.found[key] for key in sorted(round_.found)]
@@ -212,7 +212,7 @@ def save_all(args: argparse.Namespace) -> int:
 async def _saved(
     client: SessionsClient, args: argparse.Namespace, round_: Round
 ) -> None:
-    """Until nothing is to be waited for, or the time is over."""
+    """Order and wait until there is nothing to wait for, or the time is over."""
     until = time.monotonic() + args.deadline
     views: list[SessionView] | None = await client.sessions()
     with bars() as shown:
@@ -266,7 +266,7 @@ def _tell(sessions: list[SavedSession]) -> None:
 
 
 def _rank(view: SessionView, now: float) -> tuple[bool, bool, float, SessionKey]:
-    """In use last; of the others those that nap first; the small ones first."""
+    """Sort in use last; of the others those that nap first; the small ones first."""
     naps = view.phase is Phase.NAPPING or bool(view.facts.nap)
     in_use = not naps and not is_idle(view, IDLE_SECONDS, now)
     usage = view.usage

@@ -1,4 +1,4 @@
-"""``saved``, ``bring-back``, ``branch``, ``export``, ``journal``: what is saved.
+"""``saved``, ``bring-back``, ``branch``, ``export``, ``journal``: checkpoints.
 
 All of it is asked of the service. ``bring-back`` and ``branch`` only begin;
 ``sessions`` shows the progress.
@@ -44,7 +44,7 @@ def saved(args: argparse.Namespace) -> int:
 
 
 def bring_back(args: argparse.Namespace) -> int:
-    """Begin to bring one of them back."""
+    """Begin to bring a checkpoint back."""
     key, checkpoint, save = key_of(args.target), args.checkpoint, args.save_running
     view = ask(
         args, lambda client: client.bring_back(key, checkpoint, save_running=save)
@@ -57,7 +57,7 @@ def bring_back(args: argparse.Namespace) -> int:
 
 
 def branch(args: argparse.Namespace) -> int:
-    """Begin to open one of them as another server."""
+    """Begin to open a checkpoint as another server."""
     key, checkpoint, server = key_of(args.target), args.checkpoint, args.server
     answer = ask(args, lambda client: client.branch(key, checkpoint, server))
     if args.json:
@@ -68,7 +68,7 @@ def branch(args: argparse.Namespace) -> int:
 
 
 def export(args: argparse.Namespace) -> int:
-    """Download one of them into a file, which is there when it is whole."""
+    """Download a checkpoint into a file, which is there when it is whole."""
     key, checkpoint, path = key_of(args.target), args.checkpoint, Path(args.file)
     passphrase = read_passphrase(args.passphrase_file, twice=True)
     aside = path.with_name(f".{path.name}.part")
@@ -147,6 +147,6 @@ def _cells(state: KeptState) -> tuple[object, ...]:
 
 
 def _here(at: float) -> str:
-    """A time in the local time zone."""
+    """Write a time in the local time zone."""
     here = datetime.fromtimestamp(at, UTC).astimezone()
     return here.strftime("%Y-%m-%d %H:%M %Z")

@@ -39,7 +39,7 @@ _OFF_LIMITS = frozenset({Reason.KEPT.value, Reason.OPTED_OUT.value})
 
 
 def key_of(text: str) -> SessionKey:
-    """``user`` (the default server) or ``user/server``.
+    """Read ``user`` (the default server) or ``user/server``.
 
     Raises:
         BadRequest: no user is named.
@@ -54,7 +54,7 @@ def key_of(text: str) -> SessionKey:
 def chosen(
     args: argparse.Namespace, views: Iterable[SessionView], now: float
 ) -> list[SessionView]:
-    """The named sessions, and of them or of all those that fit.
+    """Select the named sessions, and of them or of all those that fit.
 
     Args:
         args: parsed.
@@ -89,7 +89,7 @@ def _fits(args: argparse.Namespace, view: SessionView, now: float) -> bool:
 
 
 def is_idle(view: SessionView, seconds: float, now: float) -> bool:
-    """Whether it is known to have been unused for so long, and to compute nothing."""
+    """Whether a session is known to be unused for so long, and to compute nothing."""
     usage, verdict = view.usage, view.verdict
     if usage is None or not usage.complete or usage.last_active is None:
         return False
@@ -101,7 +101,7 @@ def is_idle(view: SessionView, seconds: float, now: float) -> bool:
 
 
 def _kept(view: SessionView, now: float) -> bool:
-    """Whether it is kept, or excluded from policies."""
+    """Whether a session is kept, or excluded from policies."""
     if view.kept_until is not None and view.kept_until > now:
         return True
     if view.facts.opted_out_by:
@@ -121,7 +121,7 @@ def selects(args: argparse.Namespace) -> bool:
 
 
 def only_in(views: Iterable[SessionView], phases: Iterable[Phase]) -> list[SessionView]:
-    """Those in these phases."""
+    """Leave out sessions in other phases."""
     allowed = frozenset(phases)
     return [view for view in views if view.phase in allowed]
 

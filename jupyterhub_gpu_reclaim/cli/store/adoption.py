@@ -1,7 +1,7 @@
-"""``store adopt``: the store was changed on purpose.
+"""``store adopt``: accepts a store that was changed on purpose.
 
 The agent, and by it the service and all other agents, mean the store at the place of
-the settings from then on. What is suspended in the former one is not found any more.
+the settings from then on. Sessions suspended in the former one are not found any more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def adopt(args: argparse.Namespace) -> int:
-    """Take what is there, or begin a new store where that is said."""
+    """Take the store that is there, or begin a new one where that is said."""
     if args.store:
         refuse("Set the place in the agent's configuration file; --store is no help.")
     settings = settings_of(args)

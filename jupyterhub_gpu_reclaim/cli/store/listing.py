@@ -29,7 +29,7 @@ _COLUMNS = ("ID", "SESSION", "GEN", "SAVED", "MEMORY", "STORED", "SHARED")
 
 
 class Row(msgspec.Struct, omit_defaults=True):
-    """One checkpoint, or one that cannot be read."""
+    """A checkpoint, or one that cannot be read."""
 
     id: str
     info: CheckpointInfo | None = None
@@ -56,7 +56,7 @@ def ls(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Show all of one: its session, steps, files and objects."""
+    """Show a checkpoint: its session, steps, files and objects."""
     store = open_store(args)
     found = store.repository.open(args.id)
     info = found.info

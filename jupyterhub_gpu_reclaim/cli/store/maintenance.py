@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def verify(args: argparse.Namespace) -> int:
     """Read everything; exit code 1 if something is damaged.
 
-    What is damaged in this machine's folder and whole in the store behind is mended.
+    Damage in this machine's folder is mended from the store behind, where it is whole.
     """
     store = open_store(args)
     ids = args.ids or store.repository.ids()
@@ -121,7 +121,7 @@ def rm(args: argparse.Namespace) -> int:
 
 
 def _refuse_newest(store: OpenStore, ids: set[str]) -> None:
-    """Refuse the newest of a session: a suspended session has nothing else.
+    """Refuse the newest checkpoint of a session, all that a suspended one has.
 
     Only the service knows whether it is suspended, so this errs on the safe side.
     """

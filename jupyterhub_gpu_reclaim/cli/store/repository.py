@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
-#: What a store has; not ``tmp/``, which others have, too.
+#: Objects and folders of a store; not ``tmp/``, which others have, too.
 _OBJECTS = (layout.MANIFESTS, layout.PACKS, layout.INTENTS, layout.IDENTITY)
 
 
@@ -79,10 +79,10 @@ def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenSto
 
 
 def look(settings: AgentApp, *, may_be_new: bool) -> None:
-    """See that the folders are a store's, before they are opened.
+    """Check that the folders are a store's, before they are opened.
 
     Raises:
-        BadRequest: they are not.
+        BadRequest: they are no store's.
     """
     for place in (settings.store_url, settings.store_local_dir):
         path = place.removeprefix("file://")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write one with everything it needs into a file."""
+    """Write a checkpoint with everything it needs into a file."""
     other = _other_keys(args)
     store = open_store(args)
     path = Path(args.file).absolute()
