@@ -83,38 +83,38 @@ class ServiceClient:
 
         The service may cancel a running capture first, hence the long limit.
         """
-        return await self._plan("plan-start", placement, StartPlan)
+        return await self._request_plan("plan-start", placement, StartPlan)
 
     async def placed(self, placement: Placement) -> None:
         """Report an init in its place, or (no checkpoint) a cold start. Idempotent."""
-        await self._tell("placed", placement)
+        await self._call("placed", placement)
 
     async def cancelled(self, placement: Placement) -> None:
         """Report a cancelled start; the checkpoint is kept. Idempotent."""
-        await self._tell("cancelled", placement)
+        await self._call("cancelled", placement)
 
     async def plan_stop(self, placement: Placement) -> StopPlan:
         """Ask whether a stop is real or releases a captured session. Idempotent.
 
         The service may finish a running capture first, hence the long limit.
         """
-        return await self._plan("plan-stop", placement, StopPlan)
+        return await self._request_plan("plan-stop", placement, StopPlan)
 
     async def release(self, placement: Placement) -> None:
         """End the captured tree; returns when it is dead. Idempotent."""
-        await self._tell("release", placement, limit=self._slow_timeout)
+        await self._call("release", placement, limit=self._slow_timeout)
 
     async def stopped(self, placement: Placement) -> None:
         """Report that a real stop has happened. Idempotent."""
-        await self._tell("stopped", placement)
+        await self._call("stopped", placement)
 
     async def login_revoked(self, placement: Placement) -> None:
         """Report that the login of a running server was revoked. Idempotent."""
-        await self._tell("login-revoked", placement)
+        await self._call("login-revoked", placement)
 
     async def forget(self, deletion: Deletion) -> None:
         """Report that the server was deleted. Idempotent."""
-        await self._tell("forget", deletion)
+        await self._call("forget", deletion)
 
     async def progress(self, key: SessionKey, after: int) -> AsyncIterator[Event]:
         """Steps of the restore under way, from event number ``after`` on, to its end.
@@ -127,18 +127,18 @@ class ServiceClient:
             async for line in self._far.lines("GET", path, silence=MAX_SILENCE):
                 if isinstance(line, Answer):
                     raise _refusal(line, path)
-                yield _understood(line, Event, path)
+                yield _decode(line, Event, path)
         except NoResponse as silent:
             raise _unreachable(str(silent)) from None
 
     # --- one call ------------------------------------------------------------------
 
-    async def _plan(self, call: str, placement: Placement, kind: type[T]) -> T:
+    async def _request_plan(self, call: str, placement: Placement, kind: type[T]) -> T:
         """Request a plan, whose answer may take the agent's time."""
-        body = await self._tell(call, placement, limit=self._slow_timeout)
-        return _understood(body, kind, call)
+        body = await self._call(call, placement, limit=self._slow_timeout)
+        return _decode(body, kind, call)
 
-    async def _tell(
+    async def _call(
         self, call: str, what: Placement | Deletion, *, limit: float = 0.0
     ) -> bytes:
         limit, body = limit or self._timeout, codec.encode(what)
@@ -164,7 +164,7 @@ def _unreachable(detail: str) -> Unreachable:
     return Unreachable(Reason.SERVICE_UNREACHABLE, detail=detail)
 
 
-def _understood(data: bytes, kind: type[T], path: str) -> T:
+def _decode(data: bytes, kind: type[T], path: str) -> T:
     """Decode an answer; any other is not our service's, or a newer one's."""
     try:
         return codec.decode(data, kind)

@@ -125,16 +125,18 @@ def configure(
     problems += config_check.spawners(c, mend=True)
     folder = Path(asked["state_dir"])
     # If the intended folder is not known, nothing is made in another.
-    usable = asked["state_dir"] == state_dir and _made(folder, problems)
+    usable = asked["state_dir"] == state_dir and _make_folder(folder, problems)
     host = asked["service_host"] or _own_address(asked["placement"], problems)
     url = f"http://{host}:{asked['service_port']}"
     options = _options(asked)
-    said, wrong = config_check.sections(c)
+    own_sections, wrong = config_check.sections(c)
     placed = {
         "ReclaimService.placement": options["ReclaimService.placement"] or "local"
     }
-    problems += wrong + config_check.twice(said, {**options, **placed})
-    options |= {name: value for name, value in said.items() if name not in placed}
+    problems += wrong + config_check.twice(own_sections, {**options, **placed})
+    options |= {
+        name: value for name, value in own_sections.items() if name not in placed
+    }
     problems += config_check.together(c, asked, options)
     made_before = service_of(c)
     if made_before is not None:
@@ -166,11 +168,11 @@ def configure(
         "oauth_no_confirm": True,
     }
     say(problems, spec, strict=strict)
-    _add(c, spec)
+    _add_to_lists(c, spec)
     default(c.JupyterHub, "spawner_class", _SPAWNERS[asked["placement"]])
     _spawner(c, url, folder / "spawner.token")
     patches.apply()
-    when_all_is_read(lambda whole: _add(whole, spec, again=True))
+    when_all_is_read(lambda whole: _add_to_lists(whole, spec, repeated=True))
 
 
 _DEFAULTS = {
@@ -203,16 +205,16 @@ def report(c: Any, problems: list[str]) -> None:
 # --- parts ---------------------------------------------------------------------------
 
 
-def _add(c: Any, spec: dict[str, Any], *, again: bool = False) -> None:
+def _add_to_lists(c: Any, spec: dict[str, Any], *, repeated: bool = False) -> None:
     """Add the service, its roles and the pages to their lists, where they are missing.
 
     Args:
         c: the Hub's configuration.
         spec: the service.
-        again: whether the service was there before, unless this is the
+        repeated: whether the service was there before, unless this is the
             configuration of another Hub.
     """
-    if again and "reclaim_service" not in c.ReclaimMixin:
+    if repeated and "reclaim_service" not in c.ReclaimMixin:
         return
     if service_of(c) is None:
         extend(c.JupyterHub, "services", [spec])
@@ -237,7 +239,7 @@ def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _made(path: Path, problems: list[str]) -> bool:
+def _make_folder(path: Path, problems: list[str]) -> bool:
     """Make the service's folder; returns whether secrets can be kept in it."""
     if _only_judging:
         return False
@@ -338,13 +340,13 @@ def _secret(path: Path, problems: list[str], usable: bool) -> str:
     """The secret in that file; if it cannot be used, a random one."""
     if usable:
         try:
-            return _kept_secret(path)
+            return _read_or_make_secret(path)
         except (OSError, ValueError) as error:
             problems.append(f"The file {path} cannot be used: {error}.")
     return secrets.token_hex(32)
 
 
-def _kept_secret(path: Path) -> str:
+def _read_or_make_secret(path: Path) -> str:
     """Read a secret from a file that only its owner can read; make it if missing."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with contextlib.suppress(FileExistsError):

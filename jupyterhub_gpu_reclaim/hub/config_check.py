@@ -126,23 +126,23 @@ def sections(c: Any) -> tuple[dict[str, Any], list[str]]:
     Returns:
         values by their full names, and sentences about invalid ones.
     """
-    said: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     found = []
     for section in _SERVICE:
         for name, value in c[section].items() if section in c else ():
             if isinstance(value, LazyConfigValue):
                 found.append(f"{section}.{name} must be set as a whole.")
             else:
-                said[f"{section}.{name}"] = value
-    return said, found + options(said)
+                values[f"{section}.{name}"] = value
+    return values, found + options(values)
 
 
-def twice(said: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+def twice(in_sections: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     """Find settings that a section and the call of ``configure`` set differently."""
     return [
         f"{name} is {str(value)[:40]!r} in c.{name}, and {str(own[name])[:40]!r} in the"
         " call of configure(c)."
-        for name, value in said.items()
+        for name, value in in_sections.items()
         if own.get(name) is not None and str(own[name]) != str(value)
     ]
 

@@ -136,7 +136,7 @@ def _read(service: Mapping[str, Any]) -> Culler:
     if config is not None:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             text = Path(service.get("cwd") or ".", config[1]).read_text()
-    timeout, age = (_set(text, name) for name in ("timeout", "max_age"))
+    timeout, age = (_number_in_python(text, name) for name in ("timeout", "max_age"))
     return Culler(
         name=str(service.get("name", "")),
         timeout=said["timeout"] or timeout or 600.0,
@@ -153,7 +153,7 @@ def _number(words: str, name: str) -> float | None:
     return float(found[-1]) if found else None
 
 
-def _set(text: str, trait: str) -> float | None:
+def _number_in_python(text: str, trait: str) -> float | None:
     """The number that a configuration in Python sets; a computed one is not seen."""
     found = re.findall(
         rf"^[^#]*IdleCuller\.{trait}\s*=\s*(\d+(?:\.\d+)?)", text, re.MULTILINE

@@ -68,7 +68,9 @@ async def problems_of(file: Path) -> list[str]:
             found += self_check.warnings(hub, environment)
             hub.db.close()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - anybody's classes
-        found.append(f"The Hub would not start: {type(error).__name__}: {_told(error)}")
+        found.append(
+            f"The Hub would not start: {type(error).__name__}: {_message_of(error)}"
+        )
     return found
 
 
@@ -94,7 +96,7 @@ def _copied_database(hub: Any) -> Iterator[None]:
         copy = Path(folder) / "jupyterhub.sqlite"
         if theirs.is_file():
             with (
-                contextlib.closing(_opened(theirs)) as source,
+                contextlib.closing(_open_read_only(theirs)) as source,
                 contextlib.closing(sqlite3.connect(copy)) as target,
             ):
                 source.backup(target)
@@ -102,7 +104,7 @@ def _copied_database(hub: Any) -> Iterator[None]:
         yield
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _open_read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
@@ -112,7 +114,7 @@ def _make_nobody(authenticator: Any) -> None:
             setattr(authenticator, name, lambda *_, **__: None)
 
 
-def _told(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     return str(error).strip("'\"") or "it gives no reason"
 
 

@@ -39,14 +39,14 @@ class Managers:
         for service in services:
             text = (service.get("environment") or {}).get(VARIABLE)
             if service.get("name") == SERVICE_NAME and text:
-                said = json.loads(text)
-                return cls(frozenset(said["users"]), frozenset(said["groups"]))
+                written = json.loads(text)
+                return cls(frozenset(written["users"]), frozenset(written["groups"]))
         return cls()
 
     def written(self) -> dict[str, str]:
         """The managers as a variable of the service."""
-        said = {"users": sorted(self.users), "groups": sorted(self.groups)}
-        return {VARIABLE: json.dumps(said)}
+        members = {"users": sorted(self.users), "groups": sorted(self.groups)}
+        return {VARIABLE: json.dumps(members)}
 
     def names(self, authenticator: Any) -> frozenset[str]:
         """The users as the authenticator spells them, its own administrators included.

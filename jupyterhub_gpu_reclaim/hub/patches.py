@@ -97,7 +97,7 @@ def apply(
         _sparing_the_hub,
         "starts services in a way we do not know; where ours cannot listen, it ends",
     )
-    told = wrap(
+    noted = wrap(
         servers,
         "delete",
         ["self", "user_name", "server_name"],
@@ -128,7 +128,7 @@ def apply(
         "starts servers in a way we do not know; returns that a hook or a time limit"
         " ends count towards its consecutive_failure_limit",
     )
-    return spared and told and appointed and admitted and refused
+    return spared and noted and appointed and admitted and refused
 
 
 def wrap(
@@ -180,9 +180,9 @@ def _refusing_returns(original: Callable[..., Any]) -> Callable[..., Any]:
             # It stays there while its failure can be looked at.
             spawner, took = self.spawners.get(server_name), time.monotonic() - since
             refusal = getattr(spawner, "reclaim_refusal", None)
-            if refusal is None or (told := refusal(error, took)) is error:
+            if refusal is None or (translated := refusal(error, took)) is error:
                 raise
-            raise told from error
+            raise translated from error
 
     return spawn
 

@@ -70,8 +70,8 @@ def say(problems: list[str], spec: dict[str, Any], *, strict: bool) -> None:
     for each in problems:
         get_logger().critical("gpu-reclaim: every session is left alone: %s", each)
     environment = spec.setdefault("environment", {})
-    said = json.loads(environment.get(PROBLEMS, "[]"))
-    environment[PROBLEMS] = json.dumps([*said, *problems])
+    known = json.loads(environment.get(PROBLEMS, "[]"))
+    environment[PROBLEMS] = json.dumps([*known, *problems])
 
 
 def found_wrong(c: Any) -> list[str] | None:
@@ -146,11 +146,11 @@ def _foreign_spawner(spawner: type[Any]) -> list[str]:
     # By name: what is imported here is imported by every Hub.
     if "ReclaimMixin" in ancestry or _holds_others(spawner):
         return []
-    what = next((told for name, told in _OURS.items() if name in ancestry), "")
+    what = next((advice for name, advice in _OURS.items() if name in ancestry), "")
     what = what or f"make a class of it and ReclaimMixin ({_HOW_TO})"
     called = f"{spawner.__module__}.{spawner.__qualname__}"
-    said = f"c.JupyterHub.spawner_class is {called}, which cannot suspend sessions"
-    return [f"{said}, so none is ever suspended: {what}."]
+    problem = f"c.JupyterHub.spawner_class is {called}, which cannot suspend sessions"
+    return [f"{problem}, so none is ever suspended: {what}."]
 
 
 def _starts_processes(spawner: type[Any]) -> bool:
@@ -166,9 +166,9 @@ def _holds_others(spawner: type[Any]) -> bool:
 def _cleanup(hub: Any) -> list[str]:
     if not hub.cleanup_servers:
         return []
-    said = "c.JupyterHub.cleanup_servers is True: when the Hub ends, it stops every"
+    problem = "c.JupyterHub.cleanup_servers is True: when the Hub ends, it stops every"
     return [
-        f"{said} server, and nothing is saved. Take it out: configure(c) sets False."
+        f"{problem} server, and nothing is saved. Take it out: configure(c) sets False."
     ]
 
 

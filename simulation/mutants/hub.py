@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simulation.mutants.patch import Patch
 
 _plan_start = SessionLifecycle._plan_start
-_become = SessionLifecycle._become
+_update_state = SessionLifecycle._update_state
 _login = SessionLifecycle._login
 _stop = SessionLifecycle.stop
 
@@ -33,7 +33,7 @@ COLD_WITHOUT_ANSWER: tuple[Patch, ...] = (
 
 
 def _never_refused(self: SessionLifecycle, **changes: Any) -> None:
-    _become(self, **{**changes, "refused": False})
+    _update_state(self, **{**changes, "refused": False})
 
 
 def _refused_beside_an_older_database(
@@ -53,7 +53,7 @@ def _unheard_of(self: KnownServers, key: SessionKey) -> bool:
 OLDER_DATABASE: tuple[Patch, ...] = ((KnownServers, "has", _unheard_of),)
 REFUSED_START_ENDS: tuple[Patch, ...] = (
     *OLDER_DATABASE,
-    (SessionLifecycle, "_become", _never_refused),
+    (SessionLifecycle, "_update_state", _never_refused),
     (SessionLifecycle, "_login", _refused_beside_an_older_database),
 )
 
@@ -70,4 +70,4 @@ async def _look_nowhere(self: SessionLifecycle) -> None:
     del self
 
 
-OUT_OF_SIGHT: tuple[Patch, ...] = ((SessionLifecycle, "_look_for_it", _look_nowhere),)
+OUT_OF_SIGHT: tuple[Patch, ...] = ((SessionLifecycle, "_find_session", _look_nowhere),)

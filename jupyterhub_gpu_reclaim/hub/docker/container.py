@@ -115,9 +115,9 @@ def _labels(given: Any, purpose: ContainerPurpose) -> dict[str, str]:
 
 def is_of(labels: Mapping[str, str] | None, key: SessionKey, realm: str) -> bool:
     """Whether a container with these labels was made for that server of that Hub."""
-    said = labels or {}
-    whose = SessionKey(said.get(USER, ""), said.get(SERVER, ""))
-    return whose == key and said.get(REALM) == realm
+    known = labels or {}
+    whose = SessionKey(known.get(USER, ""), known.get(SERVER, ""))
+    return whose == key and known.get(REALM) == realm
 
 
 def _command(asked: Mapping[str, Any], purpose: ContainerPurpose) -> list[str]:

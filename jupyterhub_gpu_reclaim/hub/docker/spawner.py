@@ -175,7 +175,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         be a session that this Hub has forgotten, unless a former start has left it.
         """
         known = self.object_id
-        found = await self._inspected(known or self.object_name)
+        found = await self._inspect(known or self.object_name)
         if found is not None and not known and not self._may_be_taken(found):
             found = None
         self.object_id = found["Id"] if found else ""
@@ -183,7 +183,7 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
         self._ended = found["State"] if found else None
         return found
 
-    async def _inspected(self, name: str) -> dict[str, Any] | None:
+    async def _inspect(self, name: str) -> dict[str, Any] | None:
         try:
             found: dict[str, Any] = await self.docker("inspect_container", name)
         except NotFound:
@@ -203,17 +203,17 @@ class SessionContainerSpawner(ImageTraits, DockerSpawner):
     async def stop(self, now: bool = False) -> None:
         """End the container, and wait until its name is free."""
         await super().stop(now)
-        await self._gone()
+        await self._await_removal()
 
-    async def _gone(self) -> bool:
+    async def _await_removal(self) -> bool:
         """Wait some time for the container's removal; whether it is gone."""
 
         async def looked() -> bool:
             return await self.get_object() is None
 
-        return await self._waited(looked)
+        return await self._await_end(looked)
 
-    async def _waited(self, ended: Callable[[], Awaitable[bool]]) -> bool:
+    async def _await_end(self, ended: Callable[[], Awaitable[bool]]) -> bool:
         async def looked() -> bool:
             try:
                 return await ended()
@@ -266,7 +266,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
             await self.get_object()
             return not self._running
 
-        return await self._waited(looked)
+        return await self._await_end(looked)
 
     def reclaim_ending(self, status: Any) -> ReclaimError:
         """The end that Docker has seen; a container removed meanwhile has no status."""
@@ -285,14 +285,14 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         """Look for the container of an incarnation that the Hub has lost sight of."""
         label = f"{INCARNATION}={incarnation}"
         found = [
-            one
-            for one in await self.docker("containers", filters={"label": label})
-            if self._is_own(one["Labels"])
+            container
+            for container in await self.docker("containers", filters={"label": label})
+            if self._is_own(container["Labels"])
         ]
         if not found:
             return None
         # Images may have labels, too: the first is the one that the Hub has made.
-        first = min(found, key=lambda one: int(one["Created"]))
+        first = min(found, key=lambda container: int(container["Created"]))
         return Location(pod=first["Id"], name=first["Names"][0].lstrip("/"))
 
     async def reclaim_where(self, port: int) -> str:
@@ -324,5 +324,5 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
                 await self.docker(
                     "remove_container", self.object_id, v=True, force=True
                 )
-            await self._gone()
+            await self._await_removal()
         self.reclaim_take(Location())

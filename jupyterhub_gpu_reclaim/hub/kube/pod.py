@@ -96,18 +96,18 @@ def prepared(pod: Any, purpose: PodPurpose) -> Any:
     pod.spec.containers = [*pod.spec.containers]
     pod.spec.containers[at] = container
     container.env = _with_init(container.env)
-    _mark(pod.metadata, purpose)
+    _label(pod.metadata, purpose)
     # A container that was ended on purpose must not come up again by itself.
     pod.spec.restart_policy = "Never"
     # A stopped tree answers no probe, and the kubelet would kill it for that.
     container.liveness_probe = None
     if purpose.mode == "hold":
-        _hold(container, purpose)
+        _run_init_alone(container, purpose)
         pod.spec.node_selector = _selector(pod.spec.node_selector, purpose.node_labels)
         if purpose.avoid:
-            pod.spec.affinity = _elsewhere(pod.spec.affinity, purpose.avoid)
+            pod.spec.affinity = _prefer_other_nodes(pod.spec.affinity, purpose.avoid)
     else:
-        _start(container, purpose)
+        _run_init_first(container, purpose)
     return pod
 
 
@@ -141,7 +141,7 @@ def _position(pod: Any) -> int:
     raise _refused(f"it has no container named {CONTAINER!r}")
 
 
-def _mark(metadata: Any, purpose: PodPurpose) -> None:
+def _label(metadata: Any, purpose: PodPurpose) -> None:
     """Set labels to find the pod by; annotations hold names, which labels cannot."""
     metadata.labels = {
         **(metadata.labels or {}),
@@ -162,11 +162,11 @@ def _with_init(variables: Any) -> list[Any]:
     ours = command_line.inline_environment()
     others = [each for each in variables or () if _name(each) not in ours]
     form = type(others[0]) if others else dict
-    added = [form(name=name, value=_literal(text)) for name, text in ours.items()]
+    added = [form(name=name, value=_escape(text)) for name, text in ours.items()]
     return [*others, *added]
 
 
-def _start(container: Any, purpose: PodPurpose) -> None:
+def _run_init_first(container: Any, purpose: PodPurpose) -> None:
     """Put the init before the server's command, wherever that is given."""
     prefix = [*_prefix(purpose), "--"]
     if container.command:
@@ -180,12 +180,14 @@ def _start(container: Any, purpose: PodPurpose) -> None:
         )
 
 
-def _hold(container: Any, purpose: PodPurpose) -> None:
+def _run_init_alone(container: Any, purpose: PodPurpose) -> None:
     """Leave nothing but the init, and no probe that waits for a server to answer."""
     container.command, container.args = _prefix(purpose), None
     container.readiness_probe = container.startup_probe = None
     # What runs after a start ran when the session was started.
-    container.lifecycle = _changed(container.lifecycle, post_start=None, postStart=None)
+    container.lifecycle = _copy_with(
+        container.lifecycle, post_start=None, postStart=None
+    )
     if "@sha256:" in purpose.image:
         container.image = purpose.image
         container.image_pull_policy = "IfNotPresent"
@@ -261,11 +263,11 @@ def _name(variable: Any) -> str:
 def _with_token(variable: Any, purpose: PodPurpose) -> Any:
     if _name(variable) not in TOKENS:
         return variable
-    value = _literal(purpose.token)
-    return _changed(variable, value=value, value_from=None, valueFrom=None)
+    value = _escape(purpose.token)
+    return _copy_with(variable, value=value, value_from=None, valueFrom=None)
 
 
-def _changed(thing: Any, **changes: Any) -> Any:
+def _copy_with(thing: Any, **changes: Any) -> Any:
     """Copy an object with other values; None takes one out.
 
     KubeSpawner leaves what an administrator has written as it is: an object of the
@@ -299,7 +301,7 @@ def _selector(given: Any, labels: dict[str, str]) -> dict[str, str] | None:
     return selector or None
 
 
-def _elsewhere(affinity: Any, avoid: tuple[str, ...]) -> Any:
+def _prefer_other_nodes(affinity: Any, avoid: tuple[str, ...]) -> Any:
     """Add a preference for any node but these to the administrator's rules."""
     fields = [
         {"key": "metadata.name", "operator": "NotIn", "values": [name]}
@@ -335,10 +337,10 @@ def _prefix(purpose: PodPurpose) -> list[str]:
         holding=purpose.mode == "hold",
     )
     words = [*command_line.inline(purpose.python), *command_line.written(arguments)]
-    return [_literal(word) for word in words]
+    return [_escape(word) for word in words]
 
 
-def _literal(word: str) -> str:
+def _escape(word: str) -> str:
     """Quote a word, so that Kubernetes does not replace ``$(NAME)`` in it."""
     return word.replace("$", "$$")
 

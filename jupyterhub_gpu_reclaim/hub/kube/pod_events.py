@@ -98,8 +98,8 @@ def without_ended(pod: Mapping[str, Any]) -> dict[str, Any]:
 def refusal(body: str | bytes | None) -> str:
     """Say why the API server does not take a pod, from its answer."""
     try:
-        told = json.loads(body or "")
-        words = str(told["message"])
+        status = json.loads(body or "")
+        words = str(status["message"])
     except (ValueError, KeyError, TypeError):
         words = "it does not say why"
     return words.strip().rstrip(".")[:_MAX_WORDS] or "it does not say why"
@@ -125,14 +125,16 @@ def _queue(pod: Mapping[str, Any], all_pods: Iterable[Mapping[str, Any]]) -> str
     if not gpus(pod):
         return f"Waiting for a free machine ({why})"
     others = sorted(
-        _turn(each) for each in all_pods if gpus(each) and unscheduled(each) is not None
+        _queue_order(each)
+        for each in all_pods
+        if gpus(each) and unscheduled(each) is not None
     )
-    place = sum(turn < _turn(pod) for turn in others) + 1
+    place = sum(turn < _queue_order(pod) for turn in others) + 1
     total = max(len(others), place)
     return f"Waiting for a free GPU: number {place} of {total} in the queue ({why})"
 
 
-def _turn(pod: Mapping[str, Any]) -> tuple[str, str]:
+def _queue_order(pod: Mapping[str, Any]) -> tuple[str, str]:
     metadata = pod["metadata"]
     return metadata.get("creationTimestamp") or "", metadata.get("uid") or ""
 

@@ -189,7 +189,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         except TimeoutError:
             if not hold:
                 raise
-            why = self._quota or self._sent_away()
+            why = self._quota or self._last_rejection()
             why = why or pod_events.obstacle(self._pod()) or "its pod did not start"
             raise Refused(Reason.NOT_PLACED, seconds=limit, why=why) from None
 
@@ -290,7 +290,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         everybody = self.pod_reflector.pods.values() if self.pod_reflector else ()
         if self._quota:
             return f"Waiting for the namespace's quota: {self._quota}"
-        if away := self._sent_away():
+        if away := self._last_rejection():
             return f"Waiting for another machine: {away}"
         return pod_events.sentence(self._pod(), everybody) or self._note
 
@@ -302,7 +302,7 @@ class SessionPodSpawner(ImageTraits, KubeSpawner):
         """
         return bool(super().is_pod_running(pod and pod_events.without_ended(pod)))
 
-    def _sent_away(self) -> str:
+    def _last_rejection(self) -> str:
         """Say which node did not take the last pod, and why; empty: there is a pod."""
         if not self._rejections or self._pod() is not None:
             return ""
@@ -458,12 +458,12 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         async for event in SessionPodSpawner.progress(self):
             tell(event["message"])
         # KubeSpawner's events may be turned off; the queue is shown all the same.
-        told = ""
+        reported = ""
         while True:
             words = self._waits_for()
-            if words and words != told:
+            if words and words != reported:
                 tell(words)
-            told = words
+            reported = words
             await asyncio.sleep(LOOK_SECONDS)
 
     async def reclaim_end(self) -> None:

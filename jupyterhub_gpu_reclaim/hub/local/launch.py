@@ -75,12 +75,12 @@ async def run(
         await report.whole(seconds)
         await asyncio.to_thread(process.wait)
     except BaseException:
-        ending = asyncio.create_task(_end(process, report))
+        ending = asyncio.create_task(_end_launch(process, report))
         _endings.add(ending)
         ending.add_done_callback(_endings.discard)
         await asyncio.wait({ending}, timeout=_HELD_UP_SECONDS)
         raise
-    return _place(report.text)
+    return _read_place(report.text)
 
 
 def _without_ignored(popen_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,13 +113,13 @@ class _Report:
         )
         try:
             # Not what is there first: an error comes after the place.
-            while some := await stream.read(65536):
-                self.text += some
+            while chunk := await stream.read(65536):
+                self.text += chunk
         finally:
             transport.close()
 
 
-async def _end(process: Popen[bytes], report: _Report) -> None:
+async def _end_launch(process: Popen[bytes], report: _Report) -> None:
     """End a launch that nobody waits for any more, and what it has begun."""
     # It ends by itself; killed before it has reported, its init would be unknown.
     await asyncio.wait({report.reading}, timeout=_END_SECONDS)
@@ -130,7 +130,7 @@ async def _end(process: Popen[bytes], report: _Report) -> None:
         LocalSession(_location(facts)).signal(signal.SIGKILL)
 
 
-def _place(report: bytes) -> Location:
+def _read_place(report: bytes) -> Location:
     """Read the init's place from the launcher's report; raise its error."""
     facts = _facts(report)
     if "error" in facts or not facts.get("start"):

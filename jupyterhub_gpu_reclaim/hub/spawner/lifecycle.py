@@ -150,7 +150,7 @@ class SessionLifecycle:
             self._known.add(key, pointer.session)  # of a release that did not note it
         elif self._known.has(key):
             pointer = msgspec.structs.replace(pointer, phase=PointerPhase.UNKNOWN)
-        self._become(pointer=pointer)
+        self._update_state(pointer=pointer)
         self._launch(incarnation=pointer.incarnation, session=pointer.session)
         self._spawner.reclaim_take(pointer.location)
         # Else a resume that fails wipes OAuth client and browser logins (T4).
@@ -170,23 +170,23 @@ class SessionLifecycle:
     def delete(self) -> None:
         """Delete the server's login and remember nothing: the server is deleted."""
         self.logins.delete(self.pointer.token_id)
-        self._become(pointer=Pointer())
+        self._update_state(pointer=Pointer())
         self._known.remove(self._spawner.reclaim_key)
 
-    def _become(self, **changes: Any) -> None:
+    def _update_state(self, **changes: Any) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
 
     def _launch(self, **changes: Any) -> None:
         launch = msgspec.structs.replace(self._spawner.reclaim_launch, **changes)
         self._spawner.reclaim_launch = launch
 
-    def _point(self, **changes: Any) -> None:
+    def _update_pointer(self, **changes: Any) -> None:
         """Change the pointer and write it to the database now (T6)."""
         known = self.pointer.checkpoint
         if (checkpoint := changes.get("checkpoint", known)) != known:
             changes["suspended_at"] = self._clock.now() if checkpoint else 0.0
             changes.setdefault("suspension", None)
-        self._write(msgspec.structs.replace(self.pointer, **changes))
+        self._save_pointer(msgspec.structs.replace(self.pointer, **changes))
 
     def _forget(self) -> None:
         """Drop pointer and old login: no checkpoint and no process is left (T5).
@@ -197,10 +197,10 @@ class SessionLifecycle:
         deleted = self.logins.hash_of(self.pointer.token_id)
         self.logins.delete(self.pointer.token_id)
         aside = [each for each in (*self.pointer.laid_aside, deleted) if each]
-        self._write(Pointer(laid_aside=tuple(aside[-MOST_LAID_ASIDE:])))
+        self._save_pointer(Pointer(laid_aside=tuple(aside[-MOST_LAID_ASIDE:])))
 
-    def _write(self, pointer: Pointer) -> None:
-        self._become(pointer=pointer)
+    def _save_pointer(self, pointer: Pointer) -> None:
+        self._update_state(pointer=pointer)
         self._spawner.will_resume = pointer.precious
         there = pointer.phase is not PointerPhase.NONE
         if there:
@@ -212,13 +212,13 @@ class SessionLifecycle:
     # --- the service ---
 
     def _placement(self) -> Placement:
-        told = self.pointer.suspension or Suspension()
+        suspension = self.pointer.suspension or Suspension()
         return Placement(
             key=self._spawner.reclaim_key,
             incarnation=self._spawner.reclaim_launch.incarnation or "none",
             checkpoint=self.pointer.checkpoint,
-            term=told.term,
-            generation=told.generation,
+            term=suspension.term,
+            generation=suspension.generation,
             session=self._spawner.reclaim_launch.session,
             remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
@@ -257,7 +257,7 @@ class SessionLifecycle:
             ReclaimError: there is a checkpoint that cannot come back now.
         """
         minted = self._spawner.api_token
-        self._become(starting=True, undo=Undo.NOTHING, refused=False)
+        self._update_state(starting=True, undo=Undo.NOTHING, refused=False)
         if self._reporter is None or self._reporter.ended:
             self._reporter = ProgressReporter()
         reporter = self._reporter
@@ -272,25 +272,25 @@ class SessionLifecycle:
             await self._clean_up_now(minted, error)
             raise
         finally:
-            self._become(starting=False)
+            self._update_state(starting=False)
             reporter.end()
             self._launch(identity=None)
 
     async def _start_as_planned(
         self, start: Start, minted: str, reporter: ProgressReporter
     ) -> Any:
-        if not await self._cleaned_up():
+        if not await self._await_cleanup():
             # What is being ended must not be taken for the session.
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
         plan = await self._plan_start(reporter)
         if plan.action == "cold":
             return await self._start_cold(start, minted, reporter)
         if plan.action == "restore":
-            self._become(undo=Undo.PLAN)
+            self._update_state(undo=Undo.PLAN)
             if plan.checkpoint != self.pointer.checkpoint:
                 # What is brought back is another session than the last one.
-                self._point(image="", choice=None)
-            self._point(
+                self._update_pointer(image="", choice=None)
+            self._update_pointer(
                 phase=PointerPhase.SUSPENDED,
                 checkpoint=plan.checkpoint,
                 suspension=plan.suspension or self.pointer.suspension,
@@ -332,17 +332,17 @@ class SessionLifecycle:
     ) -> Any:
         self._forget()
         self._launch(mode="start")
-        self._become(undo=Undo.COLD)
+        self._update_state(undo=Undo.COLD)
         reporter.hand_over()
         launch = self._spawner.reclaim_launch
-        self._point(
+        self._update_pointer(
             phase=PointerPhase.RUNNING,
             session=launch.session,
             incarnation=launch.incarnation,
         )
         where = await start()
-        self._point(image=self._spawner.reclaim_image(), choice=self._choice())
-        self._now_runs(minted, where)
+        self._update_pointer(image=self._spawner.reclaim_image(), choice=self._choice())
+        self._note_running(minted, where)
         # It runs. The start's limit must not end it for a service that is slow to hear
         # so, or is being started.
         self._telling = asyncio.ensure_future(self._tell_service("placed"))
@@ -373,7 +373,7 @@ class SessionLifecycle:
             self._launch(session=plan.session)
         self._repair = await ClientRepair.remember(self._spawner)
         self._spawner.port = identity.port or self._spawner.port
-        self._point(
+        self._update_pointer(
             phase=PointerPhase.RESUMING,
             session=self._spawner.reclaim_launch.session,
             incarnation=self._spawner.reclaim_launch.incarnation,
@@ -389,17 +389,17 @@ class SessionLifecycle:
             image=self.pointer.image,
             choice=self.pointer.choice,
         )
-        self._become(undo=Undo.RESTORE)
+        self._update_state(undo=Undo.RESTORE)
         where = await self._hold(start, reporter)
         if self.pointer.choice is not None:
             # The Hub has noted what was chosen now, which is not what comes back.
             self.logins.set_options(self.pointer.choice.options)
-        self._point(location=self._spawner.reclaim_location())
+        self._update_pointer(location=self._spawner.reclaim_location())
         await self._service().placed(self._placement())
         await self._follow(reporter)
         reporter.report("Waiting for its first answer …", CEILING)
-        self._become(confirmed=False)
-        self._now_runs(identity.api_token, where)
+        self._update_state(confirmed=False)
+        self._note_running(identity.api_token, where)
         if not plan.branch:
             self.logins.delete(self.logins.token_id(minted))
         return where
@@ -425,7 +425,7 @@ class SessionLifecycle:
             number = self.logins.renew(token, minted)
             self._warn("its old login is valid again")
         if ours:  # once: a later revocation stands
-            self._point(laid_aside=aside)
+            self._update_pointer(laid_aside=aside)
         self.logins.take_scopes(number, minted)
         return number
 
@@ -474,14 +474,14 @@ class SessionLifecycle:
         where = await spawner.reclaim_where(port)
         if number != self.pointer.token_id:
             self._forget()  # what the older database remembers is over
-        self._now_runs(token, where)
-        self._point(checkpoint="")
+        self._note_running(token, where)
+        self._update_pointer(checkpoint="")
         self.logins.delete(self.logins.token_id(minted))
         return where
 
-    def _now_runs(self, token: str, where: Any) -> None:
+    def _note_running(self, token: str, where: Any) -> None:
         self._spawner.api_token = token
-        self._point(
+        self._update_pointer(
             phase=PointerPhase.RUNNING,
             session=self._spawner.reclaim_launch.session,
             incarnation=self._spawner.reclaim_launch.incarnation,
@@ -535,7 +535,7 @@ class SessionLifecycle:
         cleanup.add_done_callback(ended)
         return cleanup
 
-    async def _cleaned_up(self) -> bool:
+    async def _await_cleanup(self) -> bool:
         """Wait until what a failed or cancelled start left behind is gone (T5, T9)."""
         cleanup = self._spawner.reclaim_cleanups.get(self._spawner.reclaim_key)
         if cleanup is not None:
@@ -544,7 +544,7 @@ class SessionLifecycle:
 
     async def _clean_up(self, minted: str, error: ReclaimError | None) -> None:
         undo = self.state.undo
-        self._become(undo=Undo.NOTHING)
+        self._update_state(undo=Undo.NOTHING)
         if undo is Undo.RESTORE:
             await self._back_to_suspended()
         elif undo is Undo.PLAN:
@@ -555,7 +555,7 @@ class SessionLifecycle:
             await self._tell_service("cancelled")
             self._forget()
         else:
-            self._become(refused=True)
+            self._update_state(refused=True)
             self._spawner.will_resume = True  # what runs may need the OAuth client
         if self._spawner.will_resume:
             # The Hub deletes nothing of a spawner that will resume.
@@ -577,13 +577,13 @@ class SessionLifecycle:
         await asyncio.wait({telling}, timeout=HEAD_START_SECONDS)
         await self._spawner.reclaim_end()
         await telling
-        self._point(phase=PointerPhase.SUSPENDED, location=Location())
+        self._update_pointer(phase=PointerPhase.SUSPENDED, location=Location())
 
     # --- after a start ---
 
     def watched(self) -> None:
         """Restore the OAuth scopes that the Hub wiped; it polls from now on (T3)."""
-        self._become(checked=False)
+        self._update_state(checked=False)
         if self._repair is not None:
             self._repair.apply(self._spawner)
             self._repair = None
@@ -591,8 +591,8 @@ class SessionLifecycle:
     def answered(self) -> None:
         """Note that the server has answered the Hub: the start went well."""
         if not self.state.confirmed:
-            self._become(confirmed=True)
-            self._point(checkpoint="")
+            self._update_state(confirmed=True)
+            self._update_pointer(checkpoint="")
 
     @property
     def resuming(self) -> bool:
@@ -642,12 +642,12 @@ class SessionLifecycle:
         if await self.is_formers():
             return None
         checked = self.state.checked or self._spawner._check_pending  # noqa: SLF001 - the Hub's own
-        self._become(checked=bool(checked))
+        self._update_state(checked=bool(checked))
         if self.pointer.precious and not self.state.stopping:
             return 0
         if self.pointer.out_of_sight:
             try:
-                await self._look_for_it()
+                await self._find_session()
             except Unreachable as error:
                 self._warn("not looked for: %s", error)
                 return None  # nothing is known, so nothing has ended
@@ -682,7 +682,7 @@ class SessionLifecycle:
         if self._revoked != number and (self._telling is None or self._telling.done()):
             self._telling = asyncio.ensure_future(tell())
 
-    async def _look_for_it(self) -> None:
+    async def _find_session(self) -> None:
         """Find what a Hub that was killed in a start has begun (T25)."""
         spawner = self._spawner
         found = await spawner.reclaim_find(self.pointer.incarnation)
@@ -691,7 +691,7 @@ class SessionLifecycle:
         spawner.reclaim_take(found)
         token_id = self.logins.token_id(await spawner.reclaim_token())
         port = await spawner.reclaim_port()
-        self._point(location=found, token_id=token_id, port=port)
+        self._update_pointer(location=found, token_id=token_id, port=port)
 
     async def _settle_death(self, status: Any) -> None:
         """Find out whether an unasked end was a suspend (T1) or is really over.
@@ -704,14 +704,14 @@ class SessionLifecycle:
         if self.pointer != before:
             return
         if plan.action == "release":
-            self._point(
+            self._update_pointer(
                 phase=PointerPhase.SUSPENDED,
                 checkpoint=plan.checkpoint,
                 suspension=plan.suspension,
                 location=Location(),
             )
         elif plan.action == "keep":
-            self._point(phase=PointerPhase.UNKNOWN)
+            self._update_pointer(phase=PointerPhase.UNKNOWN)
         else:
             ended = codec.failure_of(self._spawner.reclaim_ending(status))
             await self._tell_service("stopped", ended)
@@ -732,11 +732,11 @@ class SessionLifecycle:
                 release what is saved: whatever runs by now goes on (T28).
         """
         ours = asker is not None and asker.ours
-        self._become(stopping=True, unsure=False)
+        self._update_state(stopping=True, unsure=False)
         if self._telling is not None:
             self._telling.cancel()  # that it runs would be heard after its end
         try:
-            await self._cleaned_up()
+            await self._await_cleanup()
             if await self.is_formers():
                 await stop()
                 return
@@ -749,30 +749,30 @@ class SessionLifecycle:
             elif plan.action == "keep" or self.state.checked or ours:
                 # Nobody asked for this end; a restarted Hub gets no answer in time.
                 self._warn("its programs are kept")
-                self._point(phase=PointerPhase.UNKNOWN)
+                self._update_pointer(phase=PointerPhase.UNKNOWN)
             else:
                 await self._stop_really(stop, asker)
         finally:
-            self._become(stopping=False)
+            self._update_state(stopping=False)
 
     async def _plan_stop(self) -> StopPlan:
         """Get the service's plan; ``keep`` when it is silent and work may be lost."""
         before = self._frozen()
         try:
-            return await self._asked_twice(before)
+            return await self._request_stop_plan(before)
         except Unreachable as error:
             self._warn("stop, no plan: %s", error)
             # Frozen before: the stop was the service's, and what runs now is not saved.
             frozen = before or self._frozen()
             keep = bool(self._spawner.reclaim_service) if frozen is None else frozen
             # Another service is there, and may have saved it and asked for this stop.
-            self._become(unsure=error.reason is Reason.SERVICE_STARTING)
+            self._update_state(unsure=error.reason is Reason.SERVICE_STARTING)
             return StopPlan(action="keep" if keep else "stop")
         except ReclaimError as error:
             self._warn("stop, not now: %s", error)
             return StopPlan(action="keep")
 
-    async def _asked_twice(self, frozen: bool | None) -> StopPlan:
+    async def _request_stop_plan(self, frozen: bool | None) -> StopPlan:
         """Get the plan, also if one answer is lost: without it, work may end unsaved.
 
         Args:
@@ -804,15 +804,17 @@ class SessionLifecycle:
         await self._tell_service("stopped", asker=asker)
         if (
             self.state.unsure
-            and (checkpoint := await self._saved_after_all()) is not None
+            and (checkpoint := await self._find_late_checkpoint()) is not None
         ):
             known = bool(checkpoint)
             phase = PointerPhase.SUSPENDED if known else PointerPhase.UNKNOWN
-            self._point(phase=phase, checkpoint=checkpoint, location=Location())
+            self._update_pointer(
+                phase=phase, checkpoint=checkpoint, location=Location()
+            )
             return
         self._forget()
 
-    async def _saved_after_all(self) -> str | None:
+    async def _find_late_checkpoint(self) -> str | None:
         """The checkpoint of a session that was stopped without a plan.
 
         Empty: the service still does not answer. None: there is none.
@@ -825,7 +827,7 @@ class SessionLifecycle:
 
     async def _release(self, plan: StopPlan) -> None:
         """Release a captured session: first write the pointer (T6), then end it."""
-        self._point(
+        self._update_pointer(
             phase=PointerPhase.RELEASING,
             checkpoint=plan.checkpoint,
             suspension=plan.suspension,
@@ -838,4 +840,4 @@ class SessionLifecycle:
             return
         if await self._spawner.reclaim_died():
             await self._spawner.reclaim_end()
-            self._point(phase=PointerPhase.SUSPENDED, location=Location())
+            self._update_pointer(phase=PointerPhase.SUSPENDED, location=Location())

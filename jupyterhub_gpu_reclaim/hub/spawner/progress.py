@@ -26,7 +26,7 @@ class ProgressReporter:
     """Events of one start, for any number of readers, from the beginning."""
 
     def __init__(self) -> None:
-        self._told: list[dict[str, Any]] = []
+        self._lines: list[dict[str, Any]] = []
         self._steps: dict[str, dict[str, str]] = {}  #: the newest state of each
         self._status = ""  #: newest words that are no step's
         self.ended = False  #: no more lines will come
@@ -56,13 +56,13 @@ class ProgressReporter:
         }
         self._steps[step.step] = fields
         self._status = ""
-        told = sentence(step)
-        self._add({"progress": int(shown), "message": told, "gpu_reclaim": fields})
+        message = sentence(step)
+        self._add({"progress": int(shown), "message": message, "gpu_reclaim": fields})
 
     @property
     def story(self) -> dict[str, Any]:
         """All lines so far, for a page that is loaded now."""
-        percent = self._told[-1]["progress"] if self._told else 0
+        percent = self._lines[-1]["progress"] if self._lines else 0
         steps = list(self._steps.values())
         return {"percent": percent, "status": self._status, "steps": steps}
 
@@ -81,15 +81,15 @@ class ProgressReporter:
         shown = 0
         while True:
             news = self._news
-            while shown < len(self._told):
-                yield self._told[shown]
+            while shown < len(self._lines):
+                yield self._lines[shown]
                 shown += 1
             if self.ended:
                 return
             await news.wait()
 
     def _add(self, line: dict[str, Any]) -> None:
-        self._told.append(line)
+        self._lines.append(line)
         self._wake()
 
     def _wake(self) -> None:
@@ -107,15 +107,15 @@ async def interleaved(
         look: returns our sentence; empty: nothing to say.
         seconds: between two looks.
     """
-    told = ""
+    before = ""
     coming = asyncio.ensure_future(anext(events, None))
     try:
         while True:
             come, _ = await asyncio.wait({coming}, timeout=seconds)
             words = look()
-            if words and words != told:
+            if words and words != before:
                 yield {"message": words}
-            told = words
+            before = words
             if come:
                 event = coming.result()
                 if event is None:

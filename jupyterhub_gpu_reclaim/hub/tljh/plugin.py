@@ -47,24 +47,24 @@ def complete(c: Any, tljh_config: Mapping[str, Any] | None = None) -> None:
         c: the Hub's configuration.
         tljh_config: what ``tljh-config show`` prints; None: it is read.
     """
-    said = settings.read() if tljh_config is None else tljh_config
-    arguments, problems = settings.arguments(said)
+    config = settings.read() if tljh_config is None else tljh_config
+    arguments, problems = settings.arguments(config)
     if lost := settings.lost(c):
         problems += lost  # nothing is suspended: the culler goes on, too
     else:
         c.JupyterHub.spawner_class = _SPAWNER
-        _take_default_culler_out(c, said)
+        _take_default_culler_out(c, config)
     configure(c, **arguments)
     report(c, problems)
 
 
-def _take_default_culler_out(c: Any, said: Mapping[str, Any]) -> None:
+def _take_default_culler_out(c: Any, config: Mapping[str, Any]) -> None:
     """Take TLJH's own culler out: it ends after ten minutes what we suspend later.
 
     A culler that somebody has set stays, and is judged as on any Hub
     (``hub/cullers.py``).
     """
-    if settings.has_own_culler(said):
+    if settings.has_own_culler(config):
         return
     services = c.JupyterHub.get("services", [])
     c.JupyterHub.services = [s for s in services if s.get("name") != settings.CULLER]

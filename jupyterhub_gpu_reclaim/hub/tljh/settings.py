@@ -34,9 +34,9 @@ def read() -> dict[str, Any]:
     return dict(get_current_config(CONFIG_FILE) or {})
 
 
-def arguments(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def arguments(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The arguments of ``configure`` below our key, and what is wrong with them."""
-    ours = said.get(KEY) or {}
+    ours = config.get(KEY) or {}
     if not isinstance(ours, Mapping):
         return {}, [f"{KEY} in TLJH's config.yaml must have keys below it."]
     taken = {str(name): value for name, value in ours.items()}
@@ -66,7 +66,7 @@ def lost(c: Any) -> list[str]:
     return found
 
 
-def has_own_culler(said: Mapping[str, Any]) -> bool:
+def has_own_culler(config: Mapping[str, Any]) -> bool:
     """Whether the administrator has set anything for TLJH's culler."""
-    services = said.get("services") or {}
+    services = config.get("services") or {}
     return bool(services.get("cull"))
