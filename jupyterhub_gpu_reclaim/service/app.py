@@ -149,29 +149,29 @@ class ReclaimService(Application, Options):
         state: lifeline.StateFolder,
         parent: int,
     ) -> None:
-        told = asyncio.Event()
+        ending = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, told.set)
-        lifeline.watch(parent, told.set)
+            loop.add_signal_handler(number, ending.set)
+        lifeline.watch(parent, ending.set)
         stage = standby.Standby(environment)
         server: Door | None = None
         beating: asyncio.Future[None] | None = None
         try:
-            while not told.is_set():
+            while not ending.is_set():
                 journal = self._journal(state)
                 if server is None:
                     server = self._listen(environment, stage)
                     self.reporter.report("ready")
                     beating = asyncio.ensure_future(self.reporter.beat())
-                await self._work(environment, state, stage, journal, told)
+                await self._work(environment, state, stage, journal, ending)
         finally:
             log.info("service: ending")
             if beating is not None:
                 beating.cancel()
             if server is not None:
                 server.stop()
-                await _within(FAREWELL, server.close_all_connections())
+                await _finish_within(FAREWELL, server.close_all_connections())
 
     async def _work(
         self,
@@ -179,7 +179,7 @@ class ReclaimService(Application, Options):
         state: lifeline.StateFolder,
         stage: standby.Standby,
         journal: Journal,
-        told: asyncio.Event,
+        ending: asyncio.Event,
     ) -> None:
         """Work from the journal's lease to its loss, or to the order to end.
 
@@ -189,7 +189,7 @@ class ReclaimService(Application, Options):
         held = None
         try:
             taken = lease.acquire(lambda: stage.wait(Reason.JOURNAL_HELD))
-            if not await _first(told, taken):
+            if not await _done_before(ending, taken):
                 return
             held = asyncio.ensure_future(lease.keep())
             hub = HubClient(
@@ -203,11 +203,11 @@ class ReclaimService(Application, Options):
                 stage.application = self._application(
                     environment, state, controller, events, hub=hub, nodes=nodes
                 )
-                if not await _first(told, controller.start()):
+                if not await _done_before(ending, controller.start()):
                     return
                 self._ready = True
                 log.info("service: ready at %s", environment.prefix)
-                if await _first(told, held):
+                if await _done_before(ending, held):
                     log.error("service: another one has taken the journal over")
                 stage.wait(Reason.JOURNAL_HELD)
         finally:
@@ -272,9 +272,9 @@ class ReclaimService(Application, Options):
                 try:
                     yield controller, events, nodes
                 finally:
-                    await _within(FAREWELL, controller.stop())
+                    await _finish_within(FAREWELL, controller.stop())
         finally:
-            await _within(FAREWELL, let_go())
+            await _finish_within(FAREWELL, let_go())
             hub.close()
 
     def _journal(self, state: lifeline.StateFolder) -> Journal:
@@ -369,12 +369,12 @@ class ReclaimService(Application, Options):
         return server
 
 
-async def _first(told: asyncio.Event, work: Any) -> bool:
+async def _done_before(ending: asyncio.Event, work: Any) -> bool:
     """Wait for some work or the order to end; returns whether the work was done."""
-    order, task = asyncio.ensure_future(told.wait()), asyncio.ensure_future(work)
+    order, task = asyncio.ensure_future(ending.wait()), asyncio.ensure_future(work)
     try:
         await asyncio.wait({order, task}, return_when=asyncio.FIRST_COMPLETED)
-        if told.is_set():
+        if ending.is_set():
             return False
         task.result()
         return True
@@ -383,7 +383,7 @@ async def _first(told: asyncio.Event, work: Any) -> bool:
         task.cancel()
 
 
-async def _within(seconds: float, work: Any) -> None:
+async def _finish_within(seconds: float, work: Any) -> None:
     """Finish some work of the end within that time, or leave it."""
     try:
         await asyncio.wait_for(work, seconds)

@@ -39,7 +39,7 @@ class DrainWatch:
     ) -> None:
         self._agents = agents
         self._follow = follow
-        self._deaf = False  #: they are not known now
+        self._unknown = False  #: they are not known now
 
     async def settle(self, nodes: Sequence[NodeHealth]) -> None:
         """Ask for notices once."""
@@ -49,8 +49,8 @@ class DrainWatch:
                 notices = await self._agents.node_notices()
             self._follow(notices)
         except (TimeoutError, ReclaimError) as error:
-            if not self._deaf:
+            if not self._unknown:
                 _log.warning("notices of nodes: not heeded now: %s", error)
-            self._deaf = True
+            self._unknown = True
         else:
-            self._deaf = False
+            self._unknown = False

@@ -65,7 +65,7 @@ class NodeWatch:
         self._settles = settles
         self._agents = agents
         self._clock = clock
-        self._told = told
+        self._tell_silent = told
         self._known: dict[str, NodeHealth] = {}
 
     def now(self) -> list[NodeHealth]:
@@ -81,9 +81,9 @@ class NodeWatch:
     async def ask(self) -> None:
         """Ask every agent once."""
         nodes = self._agents.nodes()
-        found = await asyncio.gather(*map(self._one, nodes))
+        found = await asyncio.gather(*map(self._ask_agent, nodes))
         self._known = {each.node: each for each in found}
-        self._told(
+        self._tell_silent(
             {
                 each.node: each.silent_since
                 for each in found
@@ -93,7 +93,7 @@ class NodeWatch:
         for settle in self._settles:
             await settle(found)
 
-    async def _one(self, node: str) -> NodeHealth:
+    async def _ask_agent(self, node: str) -> NodeHealth:
         asked = self._clock.now()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):

@@ -66,9 +66,9 @@ class StoreWatch:
         if settled.meant is not None and settled.meant != before:
             store_word.mean(self._journal, settled.meant)
         orders = settled.orders.items()
-        await asyncio.gather(*(self._tell(node, order) for node, order in orders))
+        await asyncio.gather(*(self._send_order(node, order) for node, order in orders))
 
-    async def _tell(self, node: str, order: StoreOrder) -> None:
+    async def _send_order(self, node: str, order: StoreOrder) -> None:
         try:
             await self._agents.obey_store(node, order)
         except NotFound:

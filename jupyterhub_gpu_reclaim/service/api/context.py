@@ -50,7 +50,7 @@ class Streams:
     _open: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
-    def one(self, name: str) -> Iterator[None]:
+    def opened(self, name: str) -> Iterator[None]:
         """Count one more stream while the block lasts.
 
         Raises:

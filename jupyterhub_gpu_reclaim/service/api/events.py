@@ -51,18 +51,18 @@ class Events(PersonRoute):
     async def get(self) -> None:
         """Send changes until the reader leaves, is too slow, or has to log in again."""
         context = self.context
-        with context.streams.one(self.person.label):
+        with context.streams.opened(self.person.label):
             self.set_header("Content-Type", "text/event-stream")
             self.set_header("X-Accel-Buffering", "no")  # nginx would hold it back
-            end = asyncio.get_running_loop().call_later(
+            timer = asyncio.get_running_loop().call_later(
                 context.limits.stream, self._left.set
             )
             try:
-                await self._send()
+                await self._send_changes()
             finally:
-                end.cancel()
+                timer.cancel()
 
-    async def _send(self) -> None:
+    async def _send_changes(self) -> None:
         whole = self.number("state", 1) > 0
         self._user = self.get_query_argument("user", "")
         limits = self.context.limits
@@ -72,35 +72,35 @@ class Events(PersonRoute):
         async with aclosing(source) as views:
             async for view in views:
                 if view is not None:
-                    self._session(view)
+                    self._send_session(view)
                 elif begun:
                     self.write(": still here\n\n")
                 else:
                     begun = True
                     self.write(f"retry: {_RETRY}\n\n")
                     if whole:
-                        self._everything()
+                        self._send_present()
                 if not await flushed(self, limit=limits.stalled):
                     return
 
-    def _everything(self) -> None:
+    def _send_present(self) -> None:
         seen = [
             view
             for view in self.context.control.users.sessions()
             if self._is_wanted(view)
         ]
-        self._event("present", [str(view.key) for view in seen])
+        self._write_event("present", [str(view.key) for view in seen])
         for view in seen:
-            self._session(view)
+            self._send_session(view)
 
-    def _session(self, view: SessionView) -> None:
+    def _send_session(self, view: SessionView) -> None:
         if self._is_wanted(view):
-            self._event("session", view)
+            self._write_event("session", view)
 
     def _is_wanted(self, view: SessionView) -> bool:
         return self._user in {"", view.key.user} and self.person.may_see(view.key)
 
-    def _event(self, name: str, value: object) -> None:
+    def _write_event(self, name: str, value: object) -> None:
         # codec.encode never makes a line break, so one data line is enough
         self.write(
             b"event: " + name.encode() + b"\ndata: " + codec.encode(value) + b"\n\n"

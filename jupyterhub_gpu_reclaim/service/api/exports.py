@@ -52,7 +52,7 @@ async def send_export(
     context = route.context
     if not context.downloads:
         raise Forbidden(Reason.DOWNLOADS_OFF)
-    with context.exports.one(route.person.label):
+    with context.exports.opened(route.person.label):
         export = await context.control.users.export(
             key, checkpoint, passphrase, route.person.label
         )
@@ -63,7 +63,7 @@ async def send_export(
         )
         route.set_header("X-Accel-Buffering", "no")  # nginx would take in all of it
         try:
-            whole = await _sent(route, export, context.limits.stalled)
+            whole = await _send_file(route, export, context.limits.stalled)
         except ReclaimError as error:
             _log.warning("%s: the download of %s ended: %s", key, checkpoint, error)
             with suppress(StreamClosedError, AttributeError):
@@ -73,7 +73,7 @@ async def send_export(
             route.finish()
 
 
-async def _sent(route: PersonRoute, export: Export, limit: float) -> bool:
+async def _send_file(route: PersonRoute, export: Export, limit: float) -> bool:
     """Send the export; False: its reader is gone, or takes nothing."""
     async with aclosing(export.pieces()) as pieces:
         async for piece in pieces:

@@ -99,12 +99,14 @@ class Queue(PersonRoute):
     )
     async def get(self) -> None:
         """List the waiting sessions."""
-        self.answer([self._seen(one) for one in self.context.control.waiting()])
+        self.answer(
+            [self._as_visible(waiting) for waiting in self.context.control.waiting()]
+        )
 
-    def _seen(self, one: Waiting) -> Waiting:
-        if one.key is not None and self.person.may_see(one.key):
-            return one
-        return msgspec.structs.replace(one, key=None, reason="")
+    def _as_visible(self, waiting: Waiting) -> Waiting:
+        if waiting.key is not None and self.person.may_see(waiting.key):
+            return waiting
+        return msgspec.structs.replace(waiting, key=None, reason="")
 
 
 #: Most lines in one answer.

@@ -113,13 +113,13 @@ class Progress(SpawnerRoute):
         events = self.context.control.progress(key, self.number("after"))
         self.set_header("Content-Type", "application/x-ndjson")
         try:
-            await self._send(events)
+            await self._send_steps(events)
         except ReclaimError as error:
             if not self._begun:
                 raise
             self.write_line(codec.encode(Event(failure=codec.failure_of(error))))
 
-    async def _send(self, events: AsyncIterator[Event]) -> None:
+    async def _send_steps(self, events: AsyncIterator[Event]) -> None:
         limits = self.context.limits
         source = with_pauses(events, pause=limits.heartbeat, left=self._left)
         async with aclosing(source) as paused:

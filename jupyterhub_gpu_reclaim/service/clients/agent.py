@@ -101,7 +101,7 @@ class AgentClient:
         self._http: Connection | Vouched
         if address.startswith("http://"):
             self._http = Vouched(
-                Connection(address, self._said, at=at),
+                Connection(address, self._json_headers, at=at),
                 lambda: Vouching(self._read_token().encode()),
                 hello="/v1/hello",
                 quick=quick,
@@ -114,9 +114,9 @@ class AgentClient:
         self._http.close()
 
     def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._read_token()}", **self._said()}
+        return {"Authorization": f"Bearer {self._read_token()}", **self._json_headers()}
 
-    def _said(self) -> dict[str, str]:
+    def _json_headers(self) -> dict[str, str]:
         return {**_JSON, **self._authority.headers()}
 
     def _read_token(self) -> str:
@@ -139,7 +139,7 @@ class AgentClient:
         """List what prevents the node from suspending, or makes it slow."""
         # 503 is the same answer, for probes that look at the status alone.
         answer = await self._ask("GET", "/readyz", limit=self._quick, good={200, 503})
-        return _understood(answer.body, _Ready, "/readyz").findings
+        return _decode(answer.body, _Ready, "/readyz").findings
 
     async def node_notices(self) -> list[NodeNotice]:
         """Return no notices: no cluster gives any of this machine."""
@@ -173,7 +173,7 @@ class AgentClient:
         answer = await self._ask(
             "PUT", "/v1/store", limit=self._quick, body=codec.encode(order)
         )
-        return _understood(answer.body, StoreStatus, "/v1/store")
+        return _decode(answer.body, StoreStatus, "/v1/store")
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """List incarnations with an init or a record; with a ``key``, its own."""
@@ -346,7 +346,7 @@ class AgentClient:
         """
         path = f"/v1/checkpoints/{checkpoint}/export"
         body = {"key": key, "passphrase": passphrase}
-        with _older(path):
+        with _older_as_unreachable(path):
             return await self._post(path, ExportHead, body, limit=self._slow)
 
     async def exported(
@@ -355,7 +355,7 @@ class AgentClient:
         """Bytes of one of the objects that follow."""
         path = f"/v1/checkpoints/{checkpoint}/exported"
         part = codec.encode({"object": name, "offset": offset, "length": length})
-        with _older(path):
+        with _older_as_unreachable(path):
             answer = await self._ask("POST", path, limit=self._slow, body=part)
         return answer.body
 
@@ -374,7 +374,7 @@ class AgentClient:
         """
         path = f"/v1/checkpoints/{checkpoint}/aside"
         body = codec.encode({"aside": aside, "until": until, "word": word})
-        with _older(path):
+        with _older_as_unreachable(path):
             await self._ask("PUT", path, limit=self._quick, body=body)
 
     # --- the border
@@ -383,7 +383,7 @@ class AgentClient:
 
     async def _get(self, path: str, kind: type[T]) -> T:
         answer = await self._ask("GET", path, limit=self._quick)
-        return _understood(answer.body, kind, path)
+        return _decode(answer.body, kind, path)
 
     async def _post(
         self, path: str, kind: type[T], body: Any = None, *, limit: float
@@ -391,7 +391,7 @@ class AgentClient:
         answer = await self._ask(
             "POST", path, limit=limit, body=codec.encode(body or {})
         )
-        return _understood(answer.body, kind, path)
+        return _decode(answer.body, kind, path)
 
     async def _ask(
         self, method: str, path: str, *, good: Container[int] = range(400), **more: Any
@@ -422,7 +422,7 @@ class AgentClient:
                 if isinstance(line, Answer):
                     raise _error(line, path)
                 if line.strip():
-                    yield _understood(line, Event, path)
+                    yield _decode(line, Event, path)
         except NoResponse as silent:
             raise _unreachable(str(silent)) from None
 
@@ -434,7 +434,7 @@ def _session(incarnation: str, order: str, pod: str) -> str:
 
 
 @contextmanager
-def _older(path: str) -> Iterator[None]:
+def _older_as_unreachable(path: str) -> Iterator[None]:
     """Treat an agent that has no such call as one that does not answer."""
     try:
         yield
@@ -454,7 +454,7 @@ def _unreachable(detail: str) -> Unreachable:
     return Unreachable(Reason.AGENT_UNREACHABLE, detail=detail)
 
 
-def _understood(data: bytes, kind: type[T], path: str) -> T:
+def _decode(data: bytes, kind: type[T], path: str) -> T:
     """Decode an answer; any other is not our agent's, or a newer one's."""
     try:
         return codec.decode(data, kind)

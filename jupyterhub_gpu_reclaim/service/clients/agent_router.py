@@ -192,15 +192,15 @@ class AgentRouter:
         found = [tree for trees in await asyncio.gather(*asked) for tree in trees]
         unseen = [tree for tree in found if tree.state is TreeState.UNKNOWN]
         if key is not None and unseen:
-            left = [tree for tree in found if tree.state is not TreeState.GONE]
-            raise silent(unseen[0].node, ending=all(tree.ending for tree in left))
+            living = [tree for tree in found if tree.state is not TreeState.GONE]
+            raise silent(unseen[0].node, ending=all(tree.ending for tree in living))
         return found
 
     async def _trees_on(self, node: str, pods: list[Pod]) -> list[Tree]:
         ours = {(pod.incarnation, pod.uid): pod for pod in pods}
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                told = await self._agents.on(node).trees()
+                trees = await self._agents.on(node).trees()
         except (ReclaimError, TimeoutError) as error:
             self._agents.silent(node, error)
             return [
@@ -227,7 +227,7 @@ class AgentRouter:
                 ending=tree.ending or pod.ending,
                 node=node,
             )
-            for tree in told
+            for tree in trees
             if (pod := ours.get((tree.incarnation, tree.pod))) is not None
         ]
 
@@ -251,16 +251,16 @@ class AgentRouter:
                 if not pod.over and key in {None, pod.key}
             }
         )
-        told = await asyncio.gather(
+        answers = await asyncio.gather(
             *(self._samples_on(node) for node in nodes), return_exceptions=True
         )
         found: list[Sample] = []
-        for answer in told:
+        for answer in answers:
             if isinstance(answer, list):
                 found += answer
             elif not isinstance(answer, (ReclaimError, TimeoutError)):
                 raise answer
-        if nodes and not any(isinstance(answer, list) for answer in told):
+        if nodes and not any(isinstance(answer, list) for answer in answers):
             raise silent(", ".join(nodes))
         return [
             msgspec.structs.replace(sample, key=pod.key)
@@ -379,7 +379,7 @@ class AgentRouter:
 
     async def kill(self, incarnation: str) -> Tree:
         """End an orphan and delete its pod, which may not run anywhere (yet)."""
-        pod = await self._sessions.one(incarnation)
+        pod = await self._sessions.pod_of(incarnation)
         if pod.node and not pod.over:
             # no init there (yet): the kubelet ends what there is
             with suppress(NotFound), named(pod.node):
@@ -484,7 +484,7 @@ class AgentRouter:
             NotFound: there is no such pod, or its container is dead.
             Unreachable: it is not known.
         """
-        pod = await self._sessions.one(incarnation, running=running)
+        pod = await self._sessions.pod_of(incarnation, running=running)
         if not pod.node or pod.over:
             raise NotFound(Reason.UNKNOWN_SESSION, session=incarnation)
         return pod, self._agents.on(pod.node)

@@ -59,7 +59,7 @@ class Agents:
         ip = self._addresses().get(node)
         if ip is None:
             raise silent(node)
-        return self._at(ip)
+        return self._client_at(ip)
 
     def nodes(self) -> set[str]:
         """The nodes where an agent is, or is meant to be.
@@ -106,7 +106,7 @@ class Agents:
         turn = lambda node: (node not in first, node != self._answered, node)  # noqa: E731
         for node in sorted(addresses, key=turn):
             try:
-                answer = await ask(self._at(addresses[node]))
+                answer = await ask(self._client_at(addresses[node]))
             except Unreachable as error:
                 last = error
                 if loop.time() > until:
@@ -116,7 +116,7 @@ class Agents:
             return answer
         raise last
 
-    def _at(self, ip: str) -> AgentClient:
+    def _client_at(self, ip: str) -> AgentClient:
         if ip not in self._clients:
             for old in self._clients.keys() - set(self._addresses().values()):
                 self._clients.pop(old).close()

@@ -116,9 +116,7 @@ class HubClient:
         offset: int | None = 0
         while offset is not None:
             path = f"/users?{query}offset={offset}&limit={PAGE}"
-            page = _understood(
-                await self._get(path, accept=_PAGINATION), _UsersPage, path
-            )
+            page = _decode(await self._get(path, accept=_PAGINATION), _UsersPage, path)
             found += page.items
             following = page.pagination.next
             offset = following.offset if following is not None else None
@@ -134,7 +132,7 @@ class HubClient:
         answer = await self._get(path, missing_ok=True)
         if answer.status == 404:
             return HubState.STOPPED
-        user = _understood(answer, _User, path)
+        user = _decode(answer, _User, path)
         self._users[key.user] = user
         server = _servers(user, path).get(key.server)
         return HubState.STOPPED if server is None else _state(server)
@@ -172,7 +170,7 @@ class HubClient:
         answer = await self._get(path, missing_ok=True)
         if answer.status == 404:
             return math.inf
-        made = _understood(answer, _User, path).created
+        made = _decode(answer, _User, path).created
         if made is None:
             return math.inf
         return made.replace(tzinfo=made.tzinfo or UTC).timestamp()
@@ -276,7 +274,7 @@ def _unreachable(detail: str) -> Unreachable:
     return Unreachable(Reason.HUB_UNREACHABLE, detail=detail)
 
 
-def _understood(answer: Answer, kind: type[T], path: str) -> T:
+def _decode(answer: Answer, kind: type[T], path: str) -> T:
     try:
         return codec.decode(answer.body, kind)
     except BadRequest as error:

@@ -115,19 +115,19 @@ class Informer:
             try:
                 await self._follow()
             except ReclaimError as error:
-                self._note(error)
+                self._note_error(error)
                 asked = getattr(error, "wait", 0.0)
                 wait = max(min(asked, LONGEST_WAIT), self._wait)
                 self._wait = min(2 * self._wait, LONGEST_WAIT)
                 # Not all services of a cluster at once, after it was gone.
                 await self._clock.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311
 
-    def _note(self, error: ReclaimError) -> None:
+    def _note_error(self, error: ReclaimError) -> None:
         if self._error is None:
             _log.warning("pods %s: %s", "/".join(self._where), error)
         self._error = error
 
-    def _heard_now(self) -> None:
+    def _note_answer(self) -> None:
         self._heard = self._clock.monotonic()
         if self._error is not None:
             _log.info("pods %s: known again", "/".join(self._where))
@@ -144,8 +144,8 @@ class Informer:
             async with aclosing(watch) as events:  # type: ignore[type-var]
                 async for event in events:
                     version = event.object.metadata.resource_version or version
-                    self._take(event)
-            self._heard_now()
+                    self._apply(event)
+            self._note_answer()
             if self._clock.monotonic() - begun < FIRST_WAIT:
                 await self._clock.sleep(FIRST_WAIT)  # a server that ends all at once
 
@@ -155,15 +155,15 @@ class Informer:
             self._put(pod)
         for uid in before.keys() - self._pods.keys():
             self._note_gone(before[uid])
-        self._heard_now()
+        self._note_answer()
 
-    def _take(self, event: WatchEvent) -> None:
+    def _apply(self, event: WatchEvent) -> None:
         if event.type == "DELETED":
             self._remove(event.object.metadata.uid)
             self._note_gone(event.pod)
         elif event.type != "BOOKMARK":
             self._put(event.pod)
-        self._heard_now()
+        self._note_answer()
 
     def _note_gone(self, pod: Pod) -> None:
         meta = pod.metadata

@@ -163,12 +163,12 @@ class Api:
             allow_watch_bookmarks=True,
             timeout_seconds=WATCH_SECONDS,
         )
-        async with _border():
-            response = await self._asked(asked)
+        async with _translated_errors():
+            response = await self._limited(asked)
             try:
-                await _check(response, "watch", "pods")
-                while line := await _line(response):
-                    event = _decoded(line, WatchEvent)
+                await _raise_refusal(response, "watch", "pods")
+                while line := await _next_line(response):
+                    event = _decode(line, WatchEvent)
                     if event.type == "ERROR":
                         raise _error(event.object.code, event.object.message)
                     yield event
@@ -206,19 +206,19 @@ class Api:
         return await self._answer("get", "nodes", read, ClusterNode)
 
     # --- the border
-    async def _asked(self, asked: Awaitable[Any]) -> Any:
+    async def _limited(self, request: Awaitable[Any]) -> Any:
         async with asyncio.timeout(self._limit):
-            return await asked
+            return await request
 
     async def _answer(
-        self, verb: str, resource: str, asked: Awaitable[Any], kind: type[T]
+        self, verb: str, resource: str, request: Awaitable[Any], kind: type[T]
     ) -> T:
-        async with _border():
-            response = await self._asked(asked)
+        async with _translated_errors():
+            response = await self._limited(request)
             try:
-                await _check(response, verb, resource)
+                await _raise_refusal(response, verb, resource)
                 async with asyncio.timeout(self._limit):
-                    return _decoded(await response.read(), kind)
+                    return _decode(await response.read(), kind)
             finally:
                 response.release()
 
@@ -232,7 +232,7 @@ def own_namespace() -> str:
 
 
 @asynccontextmanager
-async def _border() -> AsyncIterator[None]:
+async def _translated_errors() -> AsyncIterator[None]:
     """Turn errors of the library and of the connection into ours."""
     try:
         yield
@@ -243,7 +243,7 @@ async def _border() -> AsyncIterator[None]:
         raise Unreachable(Reason.CLUSTER_UNREACHABLE, detail=detail) from None
 
 
-async def _line(response: Any) -> bytes:
+async def _next_line(response: Any) -> bytes:
     """The next line of a watch; empty at its end."""
     try:
         async with asyncio.timeout(WATCH_SECONDS + _SLACK):
@@ -255,7 +255,7 @@ async def _line(response: Any) -> bytes:
     return line
 
 
-async def _check(response: Any, verb: str, resource: str) -> None:
+async def _raise_refusal(response: Any, verb: str, resource: str) -> None:
     """Raise what an answer that is an error says."""
     if response.status < 400:
         return
@@ -279,7 +279,7 @@ def _error(status: int, text: str, wait: float = 0.0) -> Exception:
     return Busy(detail, wait=wait)
 
 
-def _decoded(data: bytes, kind: type[T]) -> T:
+def _decode(data: bytes, kind: type[T]) -> T:
     try:
         return decoders.json_decoder(kind).decode(data)
     except msgspec.DecodeError as error:

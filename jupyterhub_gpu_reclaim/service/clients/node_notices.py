@@ -55,16 +55,16 @@ def notice_of(node: ClusterNode, kinds: Collection[str]) -> NodeNotice | None:
     if "notice" in kinds:
         keys = [taint.key for taint in node.spec.taints or () if taint.key in TAINTS]
         found += [NodeNotice(name, f"taint {key}", TAINTS[key]) for key in keys]
-        for told in node.status.conditions or ():
-            said = f"{told.reason or ''} {told.message or ''}".strip()
-            harmless = _HARMLESS in said.lower()
-            if told.type == EVENT and told.status == "True" and not harmless:
-                why = said[:200] or EVENT
+        for condition in node.status.conditions or ():
+            text = f"{condition.reason or ''} {condition.message or ''}".strip()
+            harmless = _HARMLESS in text.lower()
+            if condition.type == EVENT and condition.status == "True" and not harmless:
+                why = text[:200] or EVENT
                 found.append(NodeNotice(name, why, _EVENT_SECONDS))
     if "cordon" in kinds and node.spec.unschedulable:
         found.append(NodeNotice(name, "cordoned"))
-    return min(found, key=_left, default=None)
+    return min(found, key=_seconds_left, default=None)
 
 
-def _left(notice: NodeNotice) -> float:
+def _seconds_left(notice: NodeNotice) -> float:
     return float("inf") if notice.seconds is None else notice.seconds

@@ -44,7 +44,7 @@ class PodRegistry:
             return mine
         return [pod for pod in await self._pods.fresh() if pod.key == key]
 
-    async def one(self, incarnation: str, *, running: bool = False) -> Pod:
+    async def pod_of(self, incarnation: str, *, running: bool = False) -> Pod:
         """Find the pod of an incarnation.
 
         Args:

@@ -130,26 +130,26 @@ class Pod(_Object, frozen=True, rename="camel"):
     @property
     def key(self) -> SessionKey:
         """The key of the session in it, as its spawner has noted."""
-        return SessionKey(self._noted(USER), self._noted(SERVER))
+        return SessionKey(self._annotation(USER), self._annotation(SERVER))
 
     @property
     def session(self) -> str:
         """The id of that session; empty: an older spawner has not noted it."""
-        return self._noted(SESSION)
+        return self._annotation(SESSION)
 
     @property
     def account(self) -> str:
         """The session's account at the Hub; empty: likewise."""
-        return self._noted(ACCOUNT)
+        return self._annotation(ACCOUNT)
 
-    def _noted(self, name: str) -> str:
+    def _annotation(self, name: str) -> str:
         return (self.metadata.annotations or {}).get(name, "")
 
     @property
     def ready(self) -> bool:
         """Whether its readiness probe succeeds."""
-        told = self.status.conditions or ()
-        return any(c.type == "Ready" and c.status == "True" for c in told)
+        conditions = self.status.conditions or ()
+        return any(c.type == "Ready" and c.status == "True" for c in conditions)
 
     @property
     def ending(self) -> bool:
@@ -161,8 +161,8 @@ class Pod(_Object, frozen=True, rename="camel"):
         """Whether the session's container is dead, as reported by the kubelet."""
         if self.status.phase in {"Succeeded", "Failed"}:
             return True
-        mine = self._mine()
-        return mine is not None and "terminated" in (mine.state or {})
+        status = self._session_status()
+        return status is not None and "terminated" in (status.state or {})
 
     @property
     def end(self) -> Failure | None:
@@ -182,12 +182,12 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     def _disruption(self) -> str:
         """Say who ended the pod and why; empty: nobody, as far as is known."""
-        told: list[str | None] = []
+        parts: list[str | None] = []
         for condition in self.status.conditions or ():
             if condition.type == "DisruptionTarget" and condition.status == "True":
-                told = [condition.reason, condition.message]
-        told = told or [self.status.reason, self.status.message]
-        words = ": ".join(filter(None, told)).rstrip(".")
+                parts = [condition.reason, condition.message]
+        parts = parts or [self.status.reason, self.status.message]
+        words = ": ".join(filter(None, parts)).rstrip(".")
         return words[:_MAX_WORDS] or ("it was deleted" if self._deleted_alive() else "")
 
     def _deleted_alive(self) -> bool:
@@ -205,8 +205,10 @@ class Pod(_Object, frozen=True, rename="camel"):
     @property
     def image(self) -> str:
         """The image that its container runs, by digest; empty: not known yet."""
-        mine = self._mine()
-        return "" if mine is None else mine.image_id.removeprefix("docker-pullable://")
+        status = self._session_status()
+        return (
+            "" if status is None else status.image_id.removeprefix("docker-pullable://")
+        )
 
     @property
     def wants_gpu(self) -> bool:
@@ -219,7 +221,10 @@ class Pod(_Object, frozen=True, rename="camel"):
 
         Each resource claim (DRA) counts as one: its pod does not say what is claimed.
         """
-        asked = [one.resources or Resources() for one in self.spec.containers or ()]
+        asked = [
+            container.resources or Resources()
+            for container in self.spec.containers or ()
+        ]
         limits = [item for each in asked for item in (each.limits or {}).items()]
         claims = {claim.name for each in asked for claim in each.claims or ()}
         return len(claims) + sum(
@@ -229,9 +234,9 @@ class Pod(_Object, frozen=True, rename="camel"):
     @property
     def unscheduled(self) -> str | None:
         """The scheduler's reason why no node takes it; None: one does, or may."""
-        for told in self.status.conditions or ():
-            if told.type == "PodScheduled" and told.reason == "Unschedulable":
-                return told.message or "no node takes it"
+        for condition in self.status.conditions or ():
+            if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
+                return condition.message or "no node takes it"
         return None
 
     @property
@@ -253,10 +258,10 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     def _terminated(self) -> dict[str, Any]:
         """The end of its container; empty: it has not ended, or nobody says so."""
-        mine = self._mine()
-        return ((mine and mine.state) or {}).get("terminated") or {}
+        status = self._session_status()
+        return ((status and status.state) or {}).get("terminated") or {}
 
-    def _mine(self) -> ContainerStatus | None:
+    def _session_status(self) -> ContainerStatus | None:
         statuses = self.status.container_statuses or ()
         return next((each for each in statuses if each.name == CONTAINER), None)
 
@@ -265,9 +270,9 @@ def _is_gpu(words: str) -> bool:
     return "/gpu" in words or "/mig-" in words
 
 
-def _seconds(told: str | None) -> float:
+def _seconds(stamp: str | None) -> float:
     try:
-        return datetime.fromisoformat(told).timestamp() if told else 0.0
+        return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
     except ValueError:
         return 0.0
 
@@ -321,8 +326,8 @@ class ClusterNode(_Object, frozen=True, rename="camel"):
     @property
     def ready(self) -> bool:
         """Whether its kubelet has reported lately, and is well."""
-        told = self.status.conditions or ()
-        return any(c.type == "Ready" and c.status == "True" for c in told)
+        conditions = self.status.conditions or ()
+        return any(c.type == "Ready" and c.status == "True" for c in conditions)
 
 
 class Thing(_Object, frozen=True, rename="camel"):

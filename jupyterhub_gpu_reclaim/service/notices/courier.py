@@ -83,7 +83,7 @@ class Courier:
         for each in lines:
             notice = notice_of(each, self._link)
             if notice is not None and self._is_wanted(notice):
-                await self._tell(notice)
+                await self._send(notice)
                 self._trail.done(each.id)
         if lines:
             self._trail.done(lines[-1].id)
@@ -93,7 +93,7 @@ class Courier:
         age = self._clock.now() - notice.at
         return notice.kind in self._kinds and age <= OLDEST
 
-    async def _tell(self, notice: Notice) -> None:
+    async def _send(self, notice: Notice) -> None:
         """Try a few times to send; a notice that fails then is logged and given up."""
         for wait in (*RETRIES, None):
             try:

@@ -51,8 +51,8 @@ def die_with_parent(starter: int = 0) -> int:
 
 def hub_of(environment: Mapping[str, str]) -> int:
     """The Hub's pid from the environment; 0 if missing."""
-    told = environment.get(HUB_PID, "")
-    return int(told) if told.isdecimal() else 0
+    pid = environment.get(HUB_PID, "")
+    return int(pid) if pid.isdecimal() else 0
 
 
 def watch(parent: int, on_end: Callable[[], None]) -> None:

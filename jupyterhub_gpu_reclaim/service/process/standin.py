@@ -126,8 +126,8 @@ class StandIn:
         # Unread bytes would make the kernel reset the connection under our answer.
         if length := min(int(_header(lines, "Content-Length") or 0), _MAX_BODY):
             await reader.readexactly(length)
-        status, kind, body = self._told(target.partition("?")[0])
-        told = [
+        status, kind, body = self._answer_for(target.partition("?")[0])
+        head_lines = [
             f"HTTP/1.1 {status}",
             f"Content-Type: {kind}; charset=utf-8",
             f"Content-Length: {len(body)}",
@@ -140,12 +140,14 @@ class StandIn:
         nonce = _header(lines, NONCE)
         if nonce and self._vouching is not None:
             number = int(status.partition(" ")[0])
-            told.append(f"{PROOF}: {self._vouching.proof(nonce, number, body)}")
-        told.append("\r\n")
-        writer.write("\r\n".join(told).encode() + (b"" if method == "HEAD" else body))
+            head_lines.append(f"{PROOF}: {self._vouching.proof(nonce, number, body)}")
+        head_lines.append("\r\n")
+        writer.write(
+            "\r\n".join(head_lines).encode() + (b"" if method == "HEAD" else body)
+        )
         await writer.drain()
 
-    def _told(self, path: str) -> tuple[str, str, bytes]:
+    def _answer_for(self, path: str) -> tuple[str, str, bytes]:
         """The answer to a path: status, type and body."""
         if path == f"{self._prefix}healthz":
             return "200 OK", "application/json", _json({"version": __version__})

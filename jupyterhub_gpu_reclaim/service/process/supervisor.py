@@ -67,7 +67,7 @@ class Supervisor:
         self._environment = dict(environment)
         self._problems = _problems(environment)
         self._host, self._port, self._prefix = address_of(environment)
-        self._told = asyncio.Event()
+        self._ending = asyncio.Event()
         self._delay = self._wait = SOONEST
         self._standin: StandIn
 
@@ -75,9 +75,9 @@ class Supervisor:
         """Run until told to end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told.set)
+            loop.add_signal_handler(number, self._ending.set)
         hub = lifeline.die_with_parent(lifeline.hub_of(self._environment))
-        lifeline.watch(hub, self._told.set)
+        lifeline.watch(hub, self._ending.set)
         listening = await self._listen()
         if listening is None:
             return
@@ -86,17 +86,17 @@ class Supervisor:
         self._standin = StandIn(listening, self._prefix, vouching)
         self._standin.begin()
         if self._problems:
-            self._say(" ".join(self._problems))
-            await self._told.wait()
-        while not self._told.is_set():
-            await self._one_life(listening)
-            await self._unless_told(self._wait)
+            self._show_problems(" ".join(self._problems))
+            await self._ending.wait()
+        while not self._ending.is_set():
+            await self._run_child(listening)
+            await self._pause(self._wait)
         self._standin.end()
 
     async def _listen(self) -> socket.socket | None:
         """The address, as soon as it is free; None: told to end before."""
-        said = ""
-        while not self._told.is_set():
+        logged = ""
+        while not self._ending.is_set():
             try:
                 return held_socket.taken(
                     self._environment, self._port
@@ -106,13 +106,13 @@ class Supervisor:
                     f"The address {self._host}:{self._port} cannot be used:"
                     f" {error.strerror or error}."
                 )
-                if why != said:  # a predecessor needs a moment to end
+                if why != logged:  # a predecessor needs a moment to end
                     _log(f"{why} Trying on.")
-                said = why
-                await self._unless_told(held_socket.AGAIN)
+                logged = why
+                await self._pause(held_socket.AGAIN)
         return None
 
-    async def _one_life(self, listening: socket.socket) -> None:
+    async def _run_child(self, listening: socket.socket) -> None:
         """Start the child, read its reports, and see it end."""
         reading, writing = os.pipe()
         number = listening.fileno()
@@ -128,11 +128,11 @@ class Supervisor:
             )
         except OSError as error:
             os.close(reading)
-            self._failed(f"It cannot be started: {error.strerror}.")
+            self._show_failure(f"It cannot be started: {error.strerror}.")
             return
         finally:
             os.close(writing)
-        tasks = [asyncio.ensure_future(self._end_when_told(child))]
+        tasks = [asyncio.ensure_future(self._end_child(child))]
         ready = why = ""
         began = time.monotonic()
         pulse = Pulse()
@@ -148,25 +148,27 @@ class Supervisor:
         status = await child.wait()
         for task in tasks:
             task.cancel()
-        if self._told.is_set():
+        if self._ending.is_set():
             return
         self._standin.begin()
         if ready and time.monotonic() - began >= _STEADY:
             self._delay = SOONEST
-        self._failed(why or ("" if ready else _ended(status)), _ended(status))
+        self._show_failure(
+            why or ("" if ready else _describe_end(status)), _describe_end(status)
+        )
 
-    def _failed(self, why: str, detail: str = "") -> None:
+    def _show_failure(self, why: str, detail: str = "") -> None:
         """Show the reason, and wait longer next time; without one, just start it."""
         self._standin.state = Outage(why)
         self._wait, self._delay = self._delay, min(2 * self._delay, LATEST)
         _log(f"{why or detail} Started again in {self._wait:.0f} s.")
 
-    def _say(self, why: str) -> None:
+    def _show_problems(self, why: str) -> None:
         self._standin.state = Outage(why)
         _log(f"Every session is left alone: {why}")
 
-    async def _end_when_told(self, child: asyncio.subprocess.Process) -> None:
-        await self._told.wait()
+    async def _end_child(self, child: asyncio.subprocess.Process) -> None:
+        await self._ending.wait()
         with contextlib.suppress(ProcessLookupError):
             child.terminate()
             await asyncio.sleep(_FAREWELL)
@@ -185,9 +187,9 @@ class Supervisor:
             elif not silent:
                 self._standin.end()
 
-    async def _unless_told(self, seconds: float) -> None:
+    async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._told.wait(), seconds)
+            await asyncio.wait_for(self._ending.wait(), seconds)
 
 
 def _problems(environment: Mapping[str, str]) -> list[str]:
@@ -198,7 +200,7 @@ def _problems(environment: Mapping[str, str]) -> list[str]:
     return ["The settings are wrong; the Hub's log says why."]
 
 
-def _ended(status: int) -> str:
+def _describe_end(status: int) -> str:
     """Say how a child has ended."""
     if status < 0:
         return f"Its program was ended by signal {-status}."

@@ -213,11 +213,11 @@ def card(
         suspended=_suspended(view),
         until=_until(view),
         for_quota=bool(view.facts.suspension and view.facts.suspension.for_quota),
-        back=_back(view, now),
+        back=_last_return(view, now),
         steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
         idle_times=_idle_times(view),
-        main=_main(view, manages=manages),
-        more=_more(view, longest_keep, manages=manages),
+        main=_main_buttons(view, manages=manages),
+        more=_more_buttons(view, longest_keep, manages=manages),
         can_start_fresh=has_saved,
         can_save=live,
         deletes=view.checkpoint if has_saved else "",
@@ -239,7 +239,7 @@ def _states(view: SessionView, now: float) -> list[OtherCheckpoint]:
         OtherCheckpoint(
             id=one.id,
             title=_title(one),
-            about=_about(one, now),
+            about=_describe_checkpoint(one, now),
             suspends_first=live,
             deletable=one.keeping == "aside",
         )
@@ -254,7 +254,7 @@ def _title(state: KeptState) -> str:
     return f"{what}{name} of {words.moment(state.created)}"
 
 
-def _about(state: KeptState, now: float) -> str:
+def _describe_checkpoint(state: KeptState, now: float) -> str:
     """Say how old and large it is, and how long it is kept: "5 min ago, 1.2 GB, …"."""
     parts = [ago(state.created, now).words, words.size(state.logical_bytes)]
     if state.keeping == "superseded" and not state.save_point:
@@ -413,7 +413,7 @@ def _place(view: SessionView) -> str:
     return f"Waiting for a free GPU: number {place} in the queue." if place else ""
 
 
-def _back(view: SessionView, now: float) -> str:
+def _last_return(view: SessionView, now: float) -> str:
     """Say when it last returned, and how: "5 min ago, 1.2 GB in 2.1 s"."""
     resumed = view.facts.resumed
     if not resumed:
@@ -446,7 +446,7 @@ def _idle_times(view: SessionView) -> list[IdleChoice]:
     ]
 
 
-def _main(view: SessionView, *, manages: bool) -> list[Button]:
+def _main_buttons(view: SessionView, *, manages: bool) -> list[Button]:
     """The main button of the session's state."""
     code = view.failure.code if view.failure is not None else ""
     renew = Button("renew-login", "Restore its login", "main")
@@ -463,8 +463,8 @@ def _main(view: SessionView, *, manages: bool) -> list[Button]:
     if view.phase is Phase.SUSPENDED:
         if manages and code == Reason.TOKEN_REVOKED.value:
             return [renew, Button("resume", "Try again")]
-        again = "Try again" if code and not code.startswith("saved_") else "Resume"
-        return [Button("resume", again, "main")]
+        label = "Try again" if code and not code.startswith("saved_") else "Resume"
+        return [Button("resume", label, "main")]
     return []
 
 
@@ -477,7 +477,9 @@ def _suspend_asks(view: SessionView) -> str:
     return what and f"{what} {cut}"
 
 
-def _more(view: SessionView, longest_keep: float, *, manages: bool) -> list[Button]:
+def _more_buttons(
+    view: SessionView, longest_keep: float, *, manages: bool
+) -> list[Button]:
     """Further buttons: only what the limits of a keep allow now."""
     if not view.phase.live:
         return []

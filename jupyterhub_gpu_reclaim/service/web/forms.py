@@ -168,9 +168,9 @@ _ACTIONS = (
 
 def rules(prefix: str) -> list[tuple[Any, ...]]:
     """The tornado rules of the forms under a URL prefix."""
-    one = rf"{re.escape(prefix)}sessions/([^/]+)/([^/]+)"
+    session_path = rf"{re.escape(prefix)}sessions/([^/]+)/([^/]+)"
     return [
-        (rf"{one}/fresh", Fresh),
-        (rf"{one}/export", Download),
-        (rf"{one}/({_ACTIONS})", Act),
+        (rf"{session_path}/fresh", Fresh),
+        (rf"{session_path}/export", Download),
+        (rf"{session_path}/({_ACTIONS})", Act),
     ]

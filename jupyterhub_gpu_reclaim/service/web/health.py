@@ -95,20 +95,20 @@ def _store(nodes: Sequence[NodeHealth], silent: Sequence[str]) -> tuple[str, str
         return amiss, "bad"
     if _STORE in silent:
         return "no answer", "bad"
-    free, told = store_room(nodes)
+    free, room = store_room(nodes)
     if free is None:
         return "answers", "good"
-    return f"{told} free", "good" if free >= LITTLE_ROOM else "warn"
+    return f"{room} free", "good" if free >= LITTLE_ROOM else "warn"
 
 
 def store_amiss(nodes: Sequence[NodeHealth]) -> str:
     """Say what is wrong with the store, as the first node tells it; empty: nothing."""
-    told = [
+    stores = [
         (node.node, node.status.store)
         for node in nodes
         if node.silent_since is None and node.status and node.status.store
     ]
-    for node, store in told:
+    for node, store in stores:
         if store.state != "here":
             seen = f" (as {node} sees it)" if node else ""
             return f"{_STATES[store.state]}{seen}"
@@ -120,12 +120,12 @@ def store_room(nodes: Sequence[NodeHealth]) -> tuple[int | None, str]:
 
     None and no words where no bound is known.
     """
-    told = [
+    rooms = [
         (node.status.store_free, node.status.store_capacity or 0)
         for node in nodes
         if node.status is not None and node.status.store_free is not None
     ]
-    if not told:
+    if not rooms:
         return None, ""
-    free, capacity = min(told)
+    free, capacity = min(rooms)
     return free, words.room(free, capacity)

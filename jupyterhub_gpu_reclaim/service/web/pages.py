@@ -265,7 +265,7 @@ class Index(Mine):
             await super().get()
 
 
-class One(Page):
+class SessionPage(Page):
     """A session with every reason and its log."""
 
     saves_files: ClassVar = True
@@ -396,8 +396,8 @@ class OAuthCallback(HubOAuthCallbackHandler, HtmlErrors):
         Raises:
             Forbidden: it was not a visit.
         """
-        told = is_told(self.request.headers)
-        if told and not is_visit(self.request.headers):
+        says_purpose = is_told(self.request.headers)
+        if says_purpose and not is_visit(self.request.headers):
             raise Forbidden(Reason.FORBIDDEN)
 
 
@@ -435,7 +435,7 @@ class Static(StaticFileHandler):
 def rules(prefix: str) -> list[tuple[Any, ...]]:
     """The tornado rules of the pages under a URL prefix."""
     base = re.escape(prefix)
-    one = rf"{base}sessions/([^/]+)/([^/]+)"
+    session_path = rf"{base}sessions/([^/]+)/([^/]+)"
     static = files("jupyterhub_gpu_reclaim") / "service" / "web" / "static"
     return [
         (base, Index),
@@ -443,8 +443,8 @@ def rules(prefix: str) -> list[tuple[Any, ...]]:
         (rf"{base}log", Log),
         (rf"{base}messages", Messages),
         (rf"{base}theme/({'|'.join(THEMES)})", Theme),
-        (one, One),
-        (rf"{one}/card", Fragment),
+        (session_path, SessionPage),
+        (rf"{session_path}/card", Fragment),
         (rf"{base}oauth_callback", OAuthCallback),
         (rf"{base}static/(.+)", Static, {"path": str(static)}),
     ]

@@ -115,7 +115,7 @@ def plot(totals: Totals, hours: int) -> Plot | None:
         width=WIDTH,
         height=HEIGHT,
         areas=_areas(_runs(points, totals.step), top, x),
-        across=[_before(hours * quarters / 4) for quarters in (4, 3, 2, 1, 0)],
+        across=[_ago(hours * quarters / 4) for quarters in (4, 3, 2, 1, 0)],
         up=[f"{top:g}", f"{top / 2:g}", "0"],
         marks=_marks(points, totals, x),
         label=_label(points, hours),
@@ -160,9 +160,9 @@ def _marks(
     marks = []
     for point in points[::every]:
         ago = words.duration(totals.now.at - point.at)
-        said = ", ".join(f"{of(point)} {title}" for _, title, of in _KINDS)
+        counts = ", ".join(f"{of(point)} {title}" for _, title, of in _KINDS)
         width = x(point.at + every * totals.step) - x(point.at)
-        marks.append(Mark(x(point.at), round(width, 1), f"{ago} ago: {said} GPUs"))
+        marks.append(Mark(x(point.at), round(width, 1), f"{ago} ago: {counts} GPUs"))
     return marks
 
 
@@ -185,7 +185,7 @@ def _round_up(count: int) -> int:
         scale *= 10
 
 
-def _before(hours: float) -> str:
+def _ago(hours: float) -> str:
     return f"{_span(hours)} ago" if hours else "now"
 
 

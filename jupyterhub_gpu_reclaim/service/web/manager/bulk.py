@@ -51,7 +51,7 @@ class Bulk(SessionsPage):
         if order not in _ORDERS:
             raise BadRequest(Reason.INVALID, what="There is no such order.")
         wanted = Wanted.of(self.get_body_argument("query", ""))
-        told = await self._give(order, self._chosen(order, wanted))
+        told = await self._give_order(order, self._chosen(order, wanted))
         if self.for_script:
             self.set_header("Content-Type", "application/json")
             self.finish(codec.encode(told))
@@ -75,7 +75,7 @@ class Bulk(SessionsPage):
         phases, _ = _ORDERS[order]
         return [view for view in meant if view.phase in phases]
 
-    async def _give(self, order: str, views: list[SessionView]) -> str:
+    async def _give_order(self, order: str, views: list[SessionView]) -> str:
         """Give the order to each; returns what became of it, in sentences."""
         refused: list[str] = []
         for view in views:

@@ -63,20 +63,22 @@ class CardGroups:
             for card in {_id(gpu) for gpu in view.gpus}:
                 self._holders[card].append(view)
         self._wasted = {
-            card: sum(wasted(view, _on(view, card)) for view in holders)
+            card: sum(wasted(view, _samples_on(view, card)) for view in holders)
             for card, holders in self._holders.items()
         }
 
     def rank(self, view: SessionView) -> tuple[bool, float, str, str]:
         """The sort key that puts a session to its card, that with most waste first."""
-        card = _home(view)
+        card = _main_card(view)
         if card is None:
             return (True, 0.0, "", "")
         return (False, -self._wasted[card], view.facts.node, str(card))
 
     def of(self, views: Sequence[SessionView]) -> list[CardGroup]:
         """Split a page of the table, which is sorted by :meth:`rank`, by card."""
-        return [self._group(card, list(rows)) for card, rows in groupby(views, _home)]
+        return [
+            self._group(card, list(rows)) for card, rows in groupby(views, _main_card)
+        ]
 
     def _group(self, card: CardId | None, rows: list[SessionView]) -> CardGroup:
         if card is None:
@@ -88,7 +90,7 @@ class CardGroups:
         also = [
             f"{view.key} ({words.size(_held(view, card))})"
             for view in self._holders[card]
-            if _home(view) != card
+            if _main_card(view) != card
         ]
         return CardGroup(
             id=f"{card.uuid} {card.instance}",
@@ -111,7 +113,7 @@ class CardGroups:
         return text
 
 
-def _on(view: SessionView, card: CardId) -> list[GpuSample]:
+def _samples_on(view: SessionView, card: CardId) -> list[GpuSample]:
     return [gpu for gpu in view.gpus if _id(gpu) == card]
 
 
@@ -120,10 +122,10 @@ def _id(gpu: GpuSample) -> CardId:
 
 
 def _held(view: SessionView, card: CardId) -> int:
-    return sum(gpu.memory or 0 for gpu in _on(view, card))
+    return sum(gpu.memory or 0 for gpu in _samples_on(view, card))
 
 
-def _home(view: SessionView) -> CardId | None:
+def _main_card(view: SessionView) -> CardId | None:
     """The card of which it holds most; of equal ones the first by number."""
     cards = sorted({_id(gpu) for gpu in view.gpus}, key=str)
     return max(cards, key=lambda card: _held(view, card), default=None)

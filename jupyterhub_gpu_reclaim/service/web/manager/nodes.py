@@ -91,7 +91,7 @@ def node_card(
     """
     state, tone = _state(node, now)
     status = node.status
-    mine = [view for view in views if view.facts.node == node.node]
+    on_node = [view for view in views if view.facts.node == node.node]
     cards = status.cards if status is not None else None
     return NodeCard(
         node=node.node,
@@ -104,7 +104,7 @@ def node_card(
         cards=None
         if cards is None
         else [card_bar(card, views, now, prefix) for card in cards],
-        sessions=sum(view.phase.live for view in mine),
+        sessions=sum(view.phase.live for view in on_node),
         drain=None if report is None else _progress(report, now),
     )
 
@@ -114,12 +114,12 @@ def _progress(report: DrainReport, now: float) -> DrainProgress:
     saved = sum(each.state == "saved" for each in sessions)
     whose = drain.why or f"by {drain.by}"
     since = words.duration(now - drain.since)
-    left = ""
+    time_left = ""
     if drain.until is not None:
-        left = f", {words.duration(max(0.0, drain.until - now))} left"
-    told = f"{saved} saved, {len(sessions) - saved} to go"
+        time_left = f", {words.duration(max(0.0, drain.until - now))} left"
+    counts = f"{saved} saved, {len(sessions) - saved} to go"
     return DrainProgress(
-        about=f"Being drained ({whose}) for {since}{left}: {told}.",
+        about=f"Being drained ({whose}) for {since}{time_left}: {counts}.",
         refused=[
             f"{each.key}: {each.failure.message}"
             for each in sessions
@@ -170,7 +170,9 @@ def card_bar(
     holders, at = [], 0.0
     for memory, view in held:
         width = 100 * memory / total if total else 0.0
-        holders.append(_holder(view, _about(view, memory, now), prefix, at, width))
+        holders.append(
+            _holder(view, _describe_use(view, memory, now), prefix, at, width)
+        )
         at += width
     holders += [_napper(v, card, prefix, at) for v in views if _naps_on(v, card)]
     rest = (used or 0) - sum(memory for memory, _ in held)
@@ -205,7 +207,7 @@ def _holder(
     )
 
 
-def _about(view: SessionView, memory: int, now: float) -> tuple[str, str]:
+def _describe_use(view: SessionView, memory: int, now: float) -> tuple[str, str]:
     """Say what an awake session does with its memory there; with the tone."""
     usage = view.usage
     percent = usage.gpu_percent if usage is not None else None

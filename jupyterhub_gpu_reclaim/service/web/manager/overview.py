@@ -175,7 +175,7 @@ def _freed(present: Point) -> Number:
 
 
 def _stored(views: Sequence[SessionView]) -> Number:
-    kept = [one for view in views for one in (view.last_suspend, *view.saved)]
+    kept = [info for view in views for info in (view.last_suspend, *view.saved)]
     stored = sum(info.stored_bytes for info in kept if info is not None)
     return Number(words.size(stored), "in the store", "of all sessions")
 
