@@ -81,7 +81,7 @@ def _check(args: argparse.Namespace) -> int:
         what = f"There is no certificate in {args.ca_file}."
         raise Refused(Reason.SETTING_INVALID, what=what) from None
     addresses = _addresses(args.at, args.port)
-    fine = [asyncio.run(_fine(args, address)) for address in addresses]
+    fine = [asyncio.run(_check_agent(args, address)) for address in addresses]
     return 0 if all(fine) else 1
 
 
@@ -98,7 +98,7 @@ def _addresses(host: str, port: int) -> list[str]:
     return sorted({str(address[0]) for *_, address in found})
 
 
-async def _fine(args: argparse.Namespace, ip: str) -> bool:
+async def _check_agent(args: argparse.Namespace, ip: str) -> bool:
     """Say how an agent is; whether it can save sessions and refuses strangers."""
     address, vouched = f"https://{args.tls_name}:{args.port}", str(args.ca_file)
     ours = AgentClient(address, args.token_file, ca_file=vouched, at=ip, quick=LIMIT)
@@ -113,7 +113,7 @@ async def _fine(args: argparse.Namespace, ip: str) -> bool:
     finally:
         ours.close()
         stranger.close()
-    say(f"{ip}: {_told(status)}")
+    say(f"{ip}: {_describe(status)}")
     for finding in status.findings:
         say(f"  {'Error' if finding.fatal else 'Note'}: {finding.message}")
         if finding.hint:
@@ -124,7 +124,7 @@ async def _fine(args: argparse.Namespace, ip: str) -> bool:
     return status.ready and refuses
 
 
-def _told(status: NodeStatus) -> str:
+def _describe(status: NodeStatus) -> str:
     cards = "GPUs do not answer"
     if status.cards is not None:
         cards = count(len(status.cards), "GPU")

@@ -105,7 +105,7 @@ class SessionsClient:
     async def end_tree(self, key: SessionKey, incarnation: str) -> None:
         """End a tree of a session that the Hub does not know."""
         path = f"sessions/{key.path}/trees/{quote(incarnation, safe='')}"
-        await self._sent("DELETE", path)
+        await self._call("DELETE", path)
 
     async def keep(self, key: SessionKey, seconds: float) -> SessionView:
         """Leave a session alone for that long; 0 takes that back. Idempotent."""
@@ -167,7 +167,7 @@ class SessionsClient:
 
     async def undrain(self, node: str) -> None:
         """Take the order to drain a node back."""
-        await self._sent("DELETE", _drain_of(node))
+        await self._call("DELETE", _drain_of(node))
 
     async def journal(self, *, rebuild: bool) -> list[Compared]:
         """Compare journal, store and Hub, or correct the journal from the store."""
@@ -195,29 +195,29 @@ class SessionsClient:
                 if field == b"event":
                     name = value
                 elif field == b"data" and name == b"session":
-                    yield self._understood(value, SessionView)
+                    yield self._decode(value, SessionView)
         except NoResponse as silent:
             raise self._unreachable("the stream of changes broke", silent) from None
 
     async def _ask(
         self, method: str, path: str, kind: type[T], body: object = None
     ) -> T:
-        answer = await self._sent(method, path, body)
-        return self._understood(answer.body, kind)
+        answer = await self._call(method, path, body)
+        return self._decode(answer.body, kind)
 
-    async def _sent(self, method: str, path: str, body: object = None) -> Answer:
+    async def _call(self, method: str, path: str, body: object = None) -> Answer:
         more = {} if body is None else {"body": codec.encode(body)}
         try:
             answer = await self._http.ask(
                 method, f"{self._prefix}/api/{path}", limit=self._timeout, **more
             )
         except NoResponse as silent:
-            raise self._unreachable(_why(silent), silent) from None
+            raise self._unreachable(_cause(silent), silent) from None
         if answer.status >= 300:
             raise self._refusal(answer)
         return answer
 
-    def _understood(self, data: bytes, kind: type[T]) -> T:
+    def _decode(self, data: bytes, kind: type[T]) -> T:
         try:
             return codec.decode(data, kind)
         except BadRequest as error:
@@ -262,7 +262,7 @@ def _parts(url: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", path
 
 
-def _why(silent: NoResponse) -> str:
+def _cause(silent: NoResponse) -> str:
     """The end of the library's message: "Connection refused"."""
     text = str(silent).rpartition(": ")[2].rpartition("] ")[2].strip(". ")
     return text[:1].lower() + text[1:]

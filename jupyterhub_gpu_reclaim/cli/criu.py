@@ -73,7 +73,7 @@ def _install(args: argparse.Namespace) -> int:
         again=args.again,
         report=_say,
     )
-    _tell(found)
+    _print_found(found)
     # An image is built without the rights that this needs, and on another machine.
     _say("  Whether it works where sessions run: jupyterhub-gpu-reclaim criu check")
     return 0
@@ -87,10 +87,10 @@ def _check(args: argparse.Namespace) -> int:
             _say(f"  {finding.hint}")
     if any(finding.fatal for finding in findings):
         return 1
-    _tell(binary.locate(args.folder))
+    _print_found(binary.locate(args.folder))
     return 0
 
 
-def _tell(found: binary.Criu) -> None:
+def _print_found(found: binary.Criu) -> None:
     version = ".".join(str(number) for number in found.version())
     _say(f"CRIU {version}: {found.binary}")

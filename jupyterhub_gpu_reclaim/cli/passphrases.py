@@ -29,26 +29,26 @@ def read_passphrase(place: str, *, twice: bool = False) -> str:
             same.
     """
     if place == ASK:
-        return _asked(twice=twice)
+        return _ask_for_passphrase(twice=twice)
     try:
         with Path(place).open("rb") as file:
             return file.readline(_MAX_BYTES).decode().rstrip("\r\n")
     except OSError as error:
         why = (error.strerror or "it is not what it should be").lower()
-        raise _bad(f"{place} cannot be read: {why}.") from None
+        raise _bad_request(f"{place} cannot be read: {why}.") from None
     except UnicodeDecodeError:
-        raise _bad(f"{place} is no text.") from None
+        raise _bad_request(f"{place} is no text.") from None
 
 
-def _asked(*, twice: bool) -> str:
+def _ask_for_passphrase(*, twice: bool) -> str:
     try:
         words = getpass.getpass("Passphrase: ")
         if twice and sys.stdin.isatty() and getpass.getpass("Once more: ") != words:
-            raise _bad("The two are not the same.")
+            raise _bad_request("The two are not the same.")
     except EOFError:
-        raise _bad("No passphrase was given.") from None
+        raise _bad_request("No passphrase was given.") from None
     return words
 
 
-def _bad(what: str) -> BadRequest:
+def _bad_request(what: str) -> BadRequest:
     return BadRequest(Reason.INVALID, what=what)

@@ -46,9 +46,10 @@ def install(manager: Any) -> None:
     async def delete_session(session_id: str) -> None:
         ended = await manager.get_session(session_id=session_id)
         others = [
-            one
-            for one in await manager.list_sessions()
-            if one["kernel"]["id"] == ended["kernel"]["id"] and one["id"] != session_id
+            session
+            for session in await manager.list_sessions()
+            if session["kernel"]["id"] == ended["kernel"]["id"]
+            and session["id"] != session_id
         ]
         if not others:
             await delete(session_id)
@@ -72,11 +73,14 @@ async def _kernel_of(
     folder, slash, last = path.rpartition("/")
     if not _is_uuid(last):
         return None
-    for one in await manager.list_sessions():
-        same = one["type"] == "notebook" and one["path"] == f"{folder}{slash}{name}"
-        if same and kernel_name in {None, one["kernel"]["name"]}:
-            found = str(one["kernel"]["id"])
-            manager.log.info("%s has kernel %s already", one["path"], found)
+    for session in await manager.list_sessions():
+        same = (
+            session["type"] == "notebook"
+            and session["path"] == f"{folder}{slash}{name}"
+        )
+        if same and kernel_name in {None, session["kernel"]["name"]}:
+            found = str(session["kernel"]["id"])
+            manager.log.info("%s has kernel %s already", session["path"], found)
             return found
     return None
 

@@ -37,11 +37,11 @@ def install(manager: Any) -> None:
             prompts[kernel_id] = _Prompt(kernel)
 
     def kernel_model(kernel_id: str) -> dict[str, Any]:
-        told: dict[str, Any] = model(kernel_id)
+        answer: dict[str, Any] = model(kernel_id)
         prompt = prompts.get(kernel_id)
         if prompt is not None and prompt.since is not None:
-            told[FIELD] = prompt.since.isoformat()
-        return told
+            answer[FIELD] = prompt.since.isoformat()
+        return answer
 
     manager.start_watching_activity = start_watching_activity
     manager.kernel_model = kernel_model
@@ -62,17 +62,17 @@ class _Prompt:
         connect = kernel.connect_stdin
 
         def connect_stdin(identity: bytes | None = None) -> Any:
-            return self._listened(connect(identity=identity))
+            return self._listen(connect(identity=identity))
 
         kernel.connect_stdin = connect_stdin
-        kernel.observe(self._changed, names="execution_state")
+        kernel.observe(self._close_at_end, names="execution_state")
 
-    def _changed(self, change: Any) -> None:
+    def _close_at_end(self, change: Any) -> None:
         """Close the question when its cell has ended, by an interrupt too."""
         if change.new != "busy":
             self.since = None
 
-    def _listened(self, stream: Any) -> Any:
+    def _listen(self, stream: Any) -> Any:
         """Listen to what passes through the stdin channel of a page.
 
         The reader changes: the page, or the server's buffer while that is closed.
@@ -83,7 +83,7 @@ class _Prompt:
             callback: Callable[[list[bytes]], Any] | None, copy: bool = True
         ) -> None:
             def receive(message: list[bytes]) -> Any:
-                self._asked(message)
+                self._note_question(message)
                 return callback(message) if callback is not None else None
 
             on_recv(None if callback is None else receive, copy=copy)
@@ -95,7 +95,7 @@ class _Prompt:
         stream.on_recv, stream.send_multipart = listened, answer
         return stream
 
-    def _asked(self, message: list[bytes]) -> None:
+    def _note_question(self, message: list[bytes]) -> None:
         session = self.kernel.session
         # Signature and header; a whole decoding would count it as seen.
         _, (_, header, *_) = session.feed_identities(message)

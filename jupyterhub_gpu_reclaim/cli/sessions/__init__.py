@@ -93,13 +93,15 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         f" with the session; this ends it before. {revoke.epilog}"
     )
 
-    end = add("end-tree", "actions", "end programs that run beside a session")
-    end.add_argument("target", metavar="USER[/SERVER]")
-    end.add_argument(
+    end_tree = add("end-tree", "actions", "end programs that run beside a session")
+    end_tree.add_argument("target", metavar="USER[/SERVER]")
+    end_tree.add_argument(
         "incarnation", metavar="INCARNATION", help="which; the report names them"
     )
-    end.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    end.epilog = (
+    end_tree.add_argument(
+        "--yes", action="store_true", help="do not ask for confirmation"
+    )
+    end_tree.epilog = (
         "For administrators. Two trees of programs of one session are reported"
         " (second_tree) and left alone, since the second is in no checkpoint: what it"
         " holds in memory is lost. The session itself is never ended like this."

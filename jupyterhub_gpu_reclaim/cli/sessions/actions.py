@@ -128,7 +128,7 @@ def _act(
     if not args.targets and not selection.selects(args):
         what = f"Which sessions? Name them, or see {action} --help."
         raise BadRequest(Reason.INVALID, what=what)
-    views = _found(args, action)
+    views = _selected(args, action)
     if views and selection.selects(args):
         if not (args.yes or args.json):
             listing.table(views, time.time())
@@ -136,19 +136,21 @@ def _act(
             return FAILED
         # a user may have come back while the person was thinking
         asked = {view.key for view in views}
-        views = [view for view in _found(args, action) if view.key in asked]
-    results = ask(args, lambda client: _all(args, action, call(client), client, views))
+        views = [view for view in _selected(args, action) if view.key in asked]
+    results = ask(
+        args, lambda client: _order_all(args, action, call(client), client, views)
+    )
     return _report(args, results)
 
 
-def _found(args: argparse.Namespace, action: str) -> list[SessionView]:
+def _selected(args: argparse.Namespace, action: str) -> list[SessionView]:
     """Get the selected sessions, as they are now."""
     views = ask(args, lambda client: client.sessions())
     views = selection.chosen(args, views, time.time())
     return views if args.targets else selection.only_in(views, _FROM[action])
 
 
-async def _all(
+async def _order_all(
     args: argparse.Namespace,
     action: str,
     call: Call,
@@ -161,7 +163,7 @@ async def _all(
         turns = asyncio.Semaphore(AT_ONCE)
         found: dict[SessionKey, Result] = {}
 
-        async def one(view: SessionView) -> None:
+        async def order(view: SessionView) -> None:
             async with turns:
                 try:
                     asked = await call(view)
@@ -180,7 +182,7 @@ async def _all(
                 until = asked.kept_until if action == "keep" else None
                 found[view.key] = Result(key=view.key, how=how, kept_until=until)
 
-        await asyncio.gather(*map(one, views))
+        await asyncio.gather(*map(order, views))
         if action not in _AT_ONCE_DONE and args.wait:
             await following.all(client, args.time_limit)
         found |= following.results
@@ -209,10 +211,10 @@ def _table(results: list[Result]) -> None:
     """Print a line for each session, without empty columns."""
     columns = ("SESSION", "RESULT", "TIME", "STORED", "KEPT UNTIL")
     rows = [_cells(result) for result in results]
-    told = [index for index in range(len(columns)) if any(row[index] for row in rows)]
+    shown = [index for index in range(len(columns)) if any(row[index] for row in rows)]
     print_table(
-        [columns[index] for index in told],
-        [[row[index] for index in told] for row in rows],
+        [columns[index] for index in shown],
+        [[row[index] for index in shown] for row in rows],
         right="TIME STORED",
     )
 
@@ -222,6 +224,6 @@ def _cells(result: Result) -> tuple[str, ...]:
     stored = "" if result.stored_bytes is None else text.size(result.stored_bytes)
     until = ""
     if result.kept_until is not None:
-        here = datetime.fromtimestamp(result.kept_until, UTC).astimezone()
-        until = here.strftime("%Y-%m-%d %H:%M %Z")
+        local_time = datetime.fromtimestamp(result.kept_until, UTC).astimezone()
+        until = local_time.strftime("%Y-%m-%d %H:%M %Z")
     return (str(result.key), result.how.value, took, stored, until)

@@ -47,7 +47,7 @@ def drain(args: argparse.Namespace) -> int:
     if args.json:
         print_json(sessions)
     else:
-        _tell(args.node, sessions)
+        _print_outcomes(args.node, sessions)
     states = {each.state for each in sessions}
     if not args.wait or not states & (_GOES_ON | {"refused"}):
         return DONE
@@ -94,18 +94,18 @@ def _follow(
     Raises:
         BadRequest: somebody has taken the order back.
     """
-    mine = next((each for each in reports if each.drain.node == node), None)
-    if mine is None:
+    drain_report = next((each for each in reports if each.drain.node == node), None)
+    if drain_report is None:
         what = f"The drain of {node or 'this machine'} was called off."
         raise BadRequest(Reason.INVALID, what=what)
-    now = {each.key: each for each in mine.sessions}
+    now = {each.key: each for each in drain_report.sessions}
     for key in found.keys() - now.keys():
         # not there any more: it came back elsewhere, or its user has ended it
         now[key] = DrainedSession(key=key, state="saved")
     found |= now
 
 
-def _tell(node: str, sessions: list[DrainedSession]) -> None:
+def _print_outcomes(node: str, sessions: list[DrainedSession]) -> None:
     if not sessions:
         say(f"No session runs on {node or 'this machine'}.")
         return

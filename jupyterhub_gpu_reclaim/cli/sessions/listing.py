@@ -61,9 +61,14 @@ def why(args: argparse.Namespace) -> int:
         print_json([{"key": key, "verdicts": verdicts} for key, verdicts in found])
         return DONE
     rows = [
-        (key, "suspend" if one.reclaim else "leave", one.message, one.code)
+        (
+            key,
+            "suspend" if decision.reclaim else "leave",
+            decision.message,
+            decision.code,
+        )
         for key, verdicts in found
-        for one in verdicts
+        for decision in verdicts
     ] + [
         (key, "", "It does not run now, so there is nothing to decide.", "")
         for key, verdicts in found

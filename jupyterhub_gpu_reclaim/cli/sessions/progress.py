@@ -116,7 +116,7 @@ class Following:
     def add(self, view: SessionView) -> None:
         """Follow one more session."""
         self._pending[view.key] = asyncio.get_running_loop().time()
-        self._look(view)
+        self._take_over(view)
 
     async def all(self, client: SessionsClient, limit: float) -> None:
         """Wait for all sessions, ``limit`` seconds; then ``results`` has each."""
@@ -127,32 +127,32 @@ class Following:
         except TimeoutError:
             late = _failure(Reason.STILL_WAITING, limit=text.duration(limit))
             for key in list(self._pending):
-                self._end(key, How.WAITING, late)
+                self._finish(key, How.WAITING, late)
 
     async def _read(self, client: SessionsClient) -> None:
         """Read the stream until nothing is pending or the stream ends."""
         try:
             async with aclosing(client.changes()) as changes:
                 async for view in changes:
-                    self._look(view)
+                    self._take_over(view)
                     if not self._pending:
                         return
         except Unreachable:
             await asyncio.sleep(PAUSE)  # a restart of the service takes some seconds
 
-    def _look(self, view: SessionView) -> None:
+    def _take_over(self, view: SessionView) -> None:
         if view.key not in self._pending:
             return
-        end = outcome(self._action, view)
-        if end is None:
+        ended = outcome(self._action, view)
+        if ended is None:
             what, done, total = _step(view.steps)
             self._tell(str(view.key), what or view.phase.value, done, total)
             return
-        how, failure = end
+        how, failure = ended
         stored = view.last_suspend.stored_bytes if view.last_suspend else None
-        self._end(view.key, how, failure, stored if how is How.DONE else None)
+        self._finish(view.key, how, failure, stored if how is How.DONE else None)
 
-    def _end(
+    def _finish(
         self,
         key: SessionKey,
         how: How,

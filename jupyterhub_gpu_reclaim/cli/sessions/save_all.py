@@ -121,7 +121,7 @@ class Round:
             self._note(key, State.ENDED)
         for key in seen.keys() - self.ended:
             if key in self.found or seen[key].phase not in _RESTS:
-                self._take(seen[key])
+                self._take_over(seen[key])
         under_way = Counter(
             seen[key].facts.node
             for key, order in self._orders.items()
@@ -148,7 +148,7 @@ class Round:
         state = State.WAITING if passes else State.REFUSED
         self._note(key, state, codec.failure_of(error))
 
-    def _take(self, view: SessionView) -> None:
+    def _take_over(self, view: SessionView) -> None:
         """Find out what became of a session."""
         key, order = view.key, self._orders.get(view.key)
         if view.phase in {Phase.SUSPENDED, Phase.RESUMING}:
@@ -191,12 +191,12 @@ class Round:
 def save_all(args: argparse.Namespace) -> int:
     """Order one save after another, wait, and report."""
     round_ = Round(args.name.strip())
-    ask(args, lambda client: _saved(client, args, round_))
+    ask(args, lambda client: _save_until(client, args, round_))
     sessions = [round_.found[key] for key in sorted(round_.found)]
     if args.json:
         print_json(sessions)
     else:
-        _tell(sessions)
+        _print_outcomes(sessions)
     for each in sessions:
         if each.failure is not None:
             complain(f"Error: {each.key}: {each.failure.message} ({each.failure.code})")
@@ -209,7 +209,7 @@ def save_all(args: argparse.Namespace) -> int:
     return FAILED if refused else DONE
 
 
-async def _saved(
+async def _save_until(
     client: SessionsClient, args: argparse.Namespace, round_: Round
 ) -> None:
     """Order and wait until there is nothing to wait for, or the time is over."""
@@ -248,7 +248,7 @@ async def _order(
         round_.asked(view, time.monotonic())
 
 
-def _tell(sessions: list[SavedSession]) -> None:
+def _print_outcomes(sessions: list[SavedSession]) -> None:
     if not sessions:
         say("No session runs.")
         return

@@ -113,25 +113,25 @@ def journal(args: argparse.Namespace) -> int:
         return DONE
     rows = [
         (
-            one.key,
-            f"{one.phase.value} {one.checkpoint}".strip(),
-            one.newest or "nothing",
-            one.state,
-            one.done,
+            compared.key,
+            f"{compared.phase.value} {compared.checkpoint}".strip(),
+            compared.newest or "nothing",
+            compared.state,
+            compared.done,
         )
-        for one in found
+        for compared in found
     ]
     print_table(_JOURNAL, rows)
-    odd = sum(one.state != "same" for one in found)
+    odd = sum(compared.state != "same" for compared in found)
     listed = text.count(len(found), "session")
     say(f"{listed}, {odd} of them not as the journal has them")
     return DONE
 
 
 def _cells(state: KeptState) -> tuple[object, ...]:
-    until = "" if state.expires is None else _here(state.expires)
+    until = "" if state.expires is None else _local_time(state.expires)
     size = text.size(state.logical_bytes)
-    when = _here(state.created)
+    when = _local_time(state.created)
     new = text.size(state.stored_bytes)
     why = "save point" if state.save_point else state.keeping
     return (
@@ -146,7 +146,7 @@ def _cells(state: KeptState) -> tuple[object, ...]:
     )
 
 
-def _here(at: float) -> str:
+def _local_time(at: float) -> str:
     """Write a time in the local time zone."""
-    here = datetime.fromtimestamp(at, UTC).astimezone()
-    return here.strftime("%Y-%m-%d %H:%M %Z")
+    local_time = datetime.fromtimestamp(at, UTC).astimezone()
+    return local_time.strftime("%Y-%m-%d %H:%M %Z")

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import print_json, say
-from jupyterhub_gpu_reclaim.cli.store.repository import look, refuse, settings_of
+from jupyterhub_gpu_reclaim.cli.store.repository import (
+    check_folders,
+    refuse,
+    settings_of,
+)
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
 from jupyterhub_gpu_reclaim.node.setup.store import (
@@ -35,7 +39,7 @@ def adopt(args: argparse.Namespace) -> int:
     state = Path(settings.state_dir)
     if not state.is_dir():
         refuse(f"There is no state folder {state}: the agent has not run here.")
-    look(settings, may_be_new=args.empty)
+    check_folders(settings, may_be_new=args.empty)
     place = places_of(settings)[0]
     if not place.list(layout.MANIFESTS) and args.empty:
         make_key(key_file(settings, state), SystemClock())

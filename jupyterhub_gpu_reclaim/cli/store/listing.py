@@ -64,7 +64,7 @@ def show(args: argparse.Namespace) -> int:
     objects = store.repository.objects(args.id)
     data = store.backend.read(layout.manifest(args.id), 0, manifest.MAX_BYTES)
     key = manifest.split(data).key
-    where = _where(store, args.id)
+    where = _location_of(store, args.id)
     if args.json:
         print_json(
             {
@@ -100,7 +100,7 @@ def _rows(store: OpenStore) -> list[Row]:
     rows, broken = [], []
     for id_ in store.repository.ids():
         try:
-            rows.append(Row(id_, store.repository.info(id_), _where(store, id_)))
+            rows.append(Row(id_, store.repository.info(id_), _location_of(store, id_)))
         except NotFound:
             continue  # deleted in between
         except StoreError as error:
@@ -109,7 +109,7 @@ def _rows(store: OpenStore) -> list[Row]:
     return rows + broken
 
 
-def _where(store: OpenStore, checkpoint: str) -> str:
+def _location_of(store: OpenStore, checkpoint: str) -> str:
     if not isinstance(store.backend, WriteBackCache):
         return ""
     name = layout.manifest(checkpoint)

@@ -50,8 +50,8 @@ def verify(args: argparse.Namespace) -> int:
         print_table(("CHECKPOINT", "FILE", "OBJECT", "WHY", "CODE"), found)
     part = f" in part {args.subset}" if args.subset.of > 1 else ""
     locked = {each.checkpoint for each in found if each.locked}
-    told = f"{len(ids) - len(locked)} verified{part}, {len(bad_ids - locked)} damaged"
-    say(f"{told}, {len(locked)} without their master key" if locked else told)
+    counts = f"{len(ids) - len(locked)} verified{part}, {len(bad_ids - locked)} damaged"
+    say(f"{counts}, {len(locked)} without their master key" if locked else counts)
     return 1 if found else 0
 
 

@@ -61,7 +61,7 @@ def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenSto
         StoreError: it cannot be opened, or its keys are not here.
     """
     settings = settings_of(args)
-    look(settings, may_be_new=may_be_new)
+    check_folders(settings, may_be_new=may_be_new)
     clock = SystemClock()
     state = Path(settings.state_dir)
     keys = keys_of(settings, state)
@@ -78,7 +78,7 @@ def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenSto
     return OpenStore(backend, keys, repository, clock, checks)
 
 
-def look(settings: AgentApp, *, may_be_new: bool) -> None:
+def check_folders(settings: AgentApp, *, may_be_new: bool) -> None:
     """Check that the folders are a store's, before they are opened.
 
     Raises:
@@ -87,7 +87,7 @@ def look(settings: AgentApp, *, may_be_new: bool) -> None:
     for place in (settings.store_url, settings.store_local_dir):
         path = place.removeprefix("file://")
         if path.startswith("/"):
-            _look(Path(path), may_be_new=may_be_new)
+            _check_folder(Path(path), may_be_new=may_be_new)
 
 
 def settings_of(args: argparse.Namespace) -> AgentApp:
@@ -107,7 +107,7 @@ def _read_settings(args: argparse.Namespace) -> AgentApp:
     if args.store:
         if args.config:
             refuse("Give --store or --config, not both.")
-        settings.store_url = _whole(args.store)
+        settings.store_url = _absolute(args.store)
         settings.store_options = dict(_option(each) for each in args.option)
         settings.store_options_file = args.options_file
     else:
@@ -131,7 +131,7 @@ def _set_keys(settings: AgentApp, args: argparse.Namespace) -> None:
             setattr(settings, name, value)
 
 
-def _whole(place: str) -> str:
+def _absolute(place: str) -> str:
     """A folder's whole path, where it is a folder; any other address as it is."""
     path = place.removeprefix("file://")
     return place if "://" in path else str(Path(path).absolute())
@@ -144,7 +144,7 @@ def _option(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _look(path: Path, *, may_be_new: bool) -> None:
+def _check_folder(path: Path, *, may_be_new: bool) -> None:
     try:
         if not path.is_dir():
             if may_be_new and not path.exists():
