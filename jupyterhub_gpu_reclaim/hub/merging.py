@@ -1,4 +1,4 @@
-"""A Hub's configuration as it stands so far, read and added to.
+"""A Hub's configuration as set so far, read and added to.
 
 Lists may be unset, set, or only extended (``.append``); what is set stays as it is.
 An assignment below the call of ``configure`` would take out again what it added, so the
@@ -22,7 +22,7 @@ _READ = "_gpu_reclaim_has_read_all"
 
 
 def service_of(c: Any) -> dict[str, Any] | None:
-    """The service of our name, as it stands in the configuration so far."""
+    """The service of our name, as configured so far."""
     services = current(c.JupyterHub, "services")
     return next((s for s in services if s.get("name") == SERVICE_NAME), None)
 

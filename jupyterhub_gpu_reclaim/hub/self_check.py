@@ -1,6 +1,6 @@
 """Looks at a Hub's whole configuration as it starts, and says what defeats ours.
 
-``configure`` sees what stands above its call. What nobody knows before the Hub has read
+``configure`` sees what is above its call. What nobody knows before the Hub has read
 everything is looked at here: another spawner, cullers, what was set too late. Nothing
 is changed and nothing is refused: the sentences go to the Hub's log, to the strip of
 the service's pages, and to ``jupyterhub-gpu-reclaim config check``.

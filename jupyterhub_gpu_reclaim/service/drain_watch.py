@@ -39,7 +39,7 @@ class DrainWatch:
     ) -> None:
         self._agents = agents
         self._follow = follow
-        self._unknown = False  #: they are not known now
+        self._unknown = False  #: the notices are not known now
 
     async def settle(self, nodes: Sequence[NodeHealth]) -> None:
         """Ask for notices once."""

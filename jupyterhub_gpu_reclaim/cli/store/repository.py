@@ -46,7 +46,7 @@ class OpenStore(NamedTuple):
     keys: Wrapper
     repository: Repository
     clock: Clock
-    checks: Sequence[IdentityCheck]  #: of its places
+    checks: Sequence[IdentityCheck]  #: checks of its places
 
 
 def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenStore:

@@ -2,7 +2,7 @@
 
 ``spawner`` makes, watches and ends them with DockerSpawner, ``container`` puts the
 session's init into what Docker is asked for. The node's agent finds them by the labels
-that stand there (``node/sessions/docker_placements.py``).
+in that (``node/sessions/docker_placements.py``).
 
 Read next: ``spawner``, then ``docs/how-to/docker.md``.
 """

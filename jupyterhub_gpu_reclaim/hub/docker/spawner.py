@@ -301,7 +301,7 @@ class ReclaimDockerSpawner(ReclaimMixin, SessionContainerSpawner):
         return self._url(*await self.get_ip_and_port())
 
     async def reclaim_token(self) -> str:
-        """The API token that stands in the container; empty if it is gone."""
+        """The API token in the container; empty if the container is gone."""
         return await self._variable("JUPYTERHUB_API_TOKEN")
 
     async def reclaim_port(self) -> int:

@@ -433,7 +433,7 @@ class ReclaimKubeSpawner(ReclaimMixin, SessionPodSpawner):
         return None
 
     async def reclaim_token(self) -> str:
-        """The API token that stands in the pod; empty if it is gone."""
+        """The API token in the pod; empty if the pod is gone."""
         await self._start_watching_pods()
         for variable in pod_events.notebook(self._pod()).get("env") or ():
             if variable["name"] == "JUPYTERHUB_API_TOKEN":

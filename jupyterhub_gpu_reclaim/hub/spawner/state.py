@@ -41,7 +41,7 @@ class Location(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0  #: clock ticks after boot (field 22 of ``/proc/PID/stat``)
     boot: str = ""  #: the machine's boot id
     pod: str = ""  #: uid of the pod
-    name: str = ""  #: of the pod
+    name: str = ""  #: name of the pod
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = VERSION
     phase: PointerPhase = PointerPhase.NONE
-    session: str = ""  #: made at its fresh start, and kept through all its returns
+    session: str = ""  #: id of the session, from its fresh start on
     incarnation: str = ""
     checkpoint: str = ""
     #: Row of the session's API token in the Hub's database, not the token.
@@ -66,7 +66,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     location: Location = msgspec.field(default=Location(), name="place")
     #: Image as it was named at the fresh start: its digest does not tell the tag.
     image: str = ""
-    choice: Choice | None = None  #: of the fresh start
+    choice: Choice | None = None  #: choice at the fresh start
     #: Time at which ``checkpoint`` became known; only for the home page.
     suspended_at: float = msgspec.field(default=0.0, name="saved_at")
     #: The service's facts about ``checkpoint``; only for the pages.

@@ -86,28 +86,28 @@ class Context:
     registry: CollectorRegistry
     templates: Environment
     spawner_token: bytes
-    prefix: str  #: of the service, with slashes at both ends
-    hub_prefix: str  #: of the Hub's own pages, with slashes at both ends
+    prefix: str  #: path of the service, with slashes at both ends
+    hub_prefix: str  #: path of the Hub's own pages, likewise
     #: Time at which the Hub made a user: older things are a former user's of that name.
     created: Callable[[str], Awaitable[float]]
     #: The groups of every user whom the Hub knows, for reports.
     groups: Callable[[], Awaitable[dict[str, list[str]]]]
     settings: Callable[[], list[SettingInForce]]  #: for administrators to read
-    nodes: Callable[[], list[NodeHealth]]  #: how every node is
+    nodes: Callable[[], list[NodeHealth]]  #: the status of every node
     #: Problems in the Hub's configuration that defeat us, in sentences.
     warnings: Callable[[], Sequence[str]] = tuple
-    hub_host: str = ""  #: where the Hub has another host (subdomains)
+    hub_host: str = ""  #: the Hub's host if it is another (subdomains)
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what
     downloads: bool = True  #: whether checkpoints may be downloaded
     limits: Limits = field(default_factory=Limits)
-    streams: Streams = field(default_factory=Streams)  #: of events
+    streams: Streams = field(default_factory=Streams)  #: streams of events
     #: Downloads of checkpoints; each keeps an agent and its store busy.
     exports: Streams = field(
         default_factory=lambda: Streams(1, 4, Reason.TOO_MANY_DOWNLOADS)
     )
     #: Limit for each person's changes of each session; all of them are journalled.
     changes: Throttle = field(default_factory=lambda: Throttle(30, per_minute=10))
-    refused: Callable[[Refusal], None] | None = None  #: told of each; never raises
+    refused: Callable[[Refusal], None] | None = None  #: takes refusals; never raises
     ready: Callable[[], bool] = lambda: True  #: whether the start is over
-    run: str = field(default_factory=token_hex)  #: of this run of the service
+    run: str = field(default_factory=token_hex)  #: id of this run of the service

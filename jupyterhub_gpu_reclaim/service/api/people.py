@@ -179,7 +179,7 @@ class Resume(PersonRoute):
 class SaveOrder(Value, frozen=True, kw_only=True):
     """The details of an order to save; nothing needs to be sent."""
 
-    name: str = ""  #: of the save point, which is then kept beside later ones
+    name: str = ""  #: name of the save point, which is then kept beside later ones
 
 
 class SaveSession(PersonRoute):

@@ -1,7 +1,7 @@
 """The Hub's REST API, as the control plane's ``Hub``: which servers run, start, stop.
 
 It decides nothing and retries nothing; no answer in time is
-``Unreachable(HUB_UNREACHABLE)``. The scopes that each call needs stand beside it;
+``Unreachable(HUB_UNREACHABLE)``. The scopes that each call needs are named beside it;
 ``common/auth/scopes.py`` lists them with their reasons.
 """
 
@@ -37,9 +37,9 @@ class _Server(Value, frozen=True, kw_only=True):
 
 class _User(Value, frozen=True, kw_only=True):
     name: str = ""
-    groups: list[str] | None = None  #: left out likewise (``read:users:groups``)
-    created: datetime | None = None  #: left out likewise (``read:users``)
-    #: left out by a Hub that does not let us see them
+    groups: list[str] | None = None  #: likewise (``read:users:groups``)
+    created: datetime | None = None  #: likewise (``read:users``)
+    #: Running servers by name; left out by a Hub that does not let us see them.
     servers: dict[str, _Server] | None = None
 
 

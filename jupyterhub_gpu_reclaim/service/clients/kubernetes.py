@@ -78,7 +78,7 @@ class Busy(Unreachable):
 
     def __init__(self, detail: str, *, wait: float = 0.0) -> None:
         super().__init__(Reason.CLUSTER_UNREACHABLE, detail=detail)
-        self.wait = wait  #: seconds that it asks for
+        self.wait = wait  #: seconds that the server asks for
 
 
 class Expired(Unreachable):

@@ -98,7 +98,7 @@ class PodStatus(_Object, frozen=True, rename="camel"):
     """A pod as the kubelet reports it."""
 
     phase: str = ""
-    reason: str | None = None  #: of the pod's own end: "Evicted"
+    reason: str | None = None  #: reason of the pod's own end: "Evicted"
     message: str | None = None
     pod_ip: str | None = msgspec.field(default=None, name="podIP")
     conditions: list[Condition] | None = None
@@ -168,7 +168,7 @@ class Pod(_Object, frozen=True, rename="camel"):
     def end(self) -> Failure | None:
         """The pod's end, past or under way; None: neither.
 
-        Whoever drains, evicts or preempts a pod says so in a condition of it. A
+        A drain, an eviction and a preemption are told in a condition of the pod. A
         container that is ended because of that has a status, too, which tells less.
         """
         ended = self._terminated()

@@ -50,7 +50,7 @@ class Feed:
         A crash between a line and its mark writes this line once more.
 
         Raises:
-            OSError: the log could not be written; the mark stands before that line.
+            OSError: the log could not be written; the mark is before that line.
             StoreError: the journal could not be read or written.
         """
         lines = self._trail.next()

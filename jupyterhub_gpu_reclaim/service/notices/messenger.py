@@ -1,7 +1,7 @@
 """Notices through Apprise: e-mail, Slack, Teams, Matrix and a hundred more.
 
 Apprise (https://github.com/caronc/apprise) is an optional extra. Its addresses hold
-tokens, so they stand in a file and are never logged. It retries nothing.
+tokens, so they are in a file and are never logged. It retries nothing.
 """
 
 from __future__ import annotations

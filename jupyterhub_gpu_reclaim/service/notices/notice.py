@@ -54,7 +54,7 @@ class Notice(Value, frozen=True, kw_only=True):
     session: SessionKey
     sentence: str
     advice: str
-    code: str = ""  #: of the reason, where there is one
+    code: str = ""  #: code of the reason, where there is one
     link: str = ""
 
     @property

@@ -120,7 +120,7 @@ class SessionCard:
     name: str
     user: str
     session: str  #: the key, as events name it
-    url: str  #: of the session's pages, relative to the service, without a slash
+    url: str  #: address of its pages in the service, without a slash
     open_url: str
     phase: str
     state: str
@@ -148,11 +148,11 @@ class SessionCard:
     until: Moment | None  #: when a suspended session is deleted for its age
     for_quota: bool  #: whether a quota may delete it
     steps: list[ProgressLine]
-    idle_times: list[IdleChoice]  #: that the reader may choose; empty: none
+    idle_times: list[IdleChoice]  #: times that the reader may choose; empty: none
     main: list[Button]
     more: list[Button]
     can_start_fresh: bool
-    can_save: bool  #: it runs
+    can_save: bool  #: whether the session runs, so that it can be saved
     deletes: str  #: the checkpoint that "delete" names; empty: none
     saved: list[AsideCheckpoint]
     states: list[OtherCheckpoint]

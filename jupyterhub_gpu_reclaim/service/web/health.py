@@ -35,7 +35,7 @@ class PartHealth:
     name: str
     words: str
     tone: str  #: good, warn or bad
-    page: str = ""  #: of the service, which tells more
+    page: str = ""  #: page of the service, which tells more
 
 
 def strip(

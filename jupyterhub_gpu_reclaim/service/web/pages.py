@@ -322,7 +322,7 @@ class Log(Page):
 
 
 class Messages(Page):
-    """Every message by its code, and every alert, for whoever has met one."""
+    """Every message by its code, and every alert, for people who have met one."""
 
     async def get(self) -> None:
         """Show all messages, or lead to one of them.

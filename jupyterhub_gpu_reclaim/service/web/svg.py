@@ -40,7 +40,7 @@ class Spark:
 class PlotArea:
     """GPUs of one kind over time."""
 
-    name: str  #: of its class
+    name: str  #: name of its class
     title: str
     path: str
 

@@ -1,6 +1,6 @@
 """The managers' table by card: who holds what of each, and how much of that is wasted.
 
-Pure. A session stands below the card of which it holds most, so that it has one row;
+Pure. A session is listed below the card of which it holds most, so that it has one row;
 at its other cards it is named. What a card has in all comes from its node.
 """
 
@@ -36,8 +36,8 @@ class CardGroup:
     id: str  #: for the page's script
     name: str  #: "NVIDIA H200 a1a1a1a1 on gpu-1"
     about: str  #: "60 GB of 80 GB held by 2 sessions, 12 % busy"
-    wasted: str  #: "40 GB·h", of all who hold it; empty: nothing
-    also: str  #: who holds some of it and stands below another card
+    wasted: str  #: "40 GB·h", of all its sessions; empty: nothing
+    also: str  #: sessions that hold some of it and are listed below another card
     views: list[SessionView]
 
 

@@ -32,7 +32,7 @@ class Holder:
 
     user: str  #: empty: programs that are no session's
     server: str
-    url: str  #: of the session's page, relative to the service
+    url: str  #: address of the session's page, relative to the service
     about: str  #: "12 GB, idle for 2 h"
     tone: str  #: in-use, idle, napping or others
     at: float  #: where its part of the bar begins, in percent of the card

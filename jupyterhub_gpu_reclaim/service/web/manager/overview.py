@@ -52,7 +52,7 @@ class Number:
     value: str
     words: str
     about: str = ""
-    name: str = ""  #: of the plot's area that it belongs to
+    name: str = ""  #: name of the plot's area that it belongs to
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Waiter:
 
     place: int
     key: SessionKey
-    waits: str  #: how long; empty where it is not known
+    waits: str  #: waiting time; empty where it is not known
 
 
 class SessionsPage(ManagerPage):

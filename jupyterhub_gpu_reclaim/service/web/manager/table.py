@@ -91,8 +91,8 @@ class Wanted:
     node: str = ""
     why: str = ""
     sort: str = DEFAULT_SORT
-    down: bool = False  #: the other way round
-    by: str = ""  #: "card": the rows stand below the card that they hold
+    down: bool = False  #: whether the order is reversed
+    by: str = ""  #: "card": the rows are listed below their card
     page: int = 1
 
     @classmethod
@@ -162,7 +162,7 @@ class Table:
     """A page of the sessions."""
 
     views: list[SessionView]
-    groups: list[CardGroup]  #: the same by card; empty where that is not wanted
+    groups: list[CardGroup]  #: the rows by card; empty where that is not wanted
     known: int
     found: int
     page: int
