@@ -660,6 +660,26 @@ async def test_renamed_user_does_not_start_beside_what_the_hub_did_not_ask_about
     assert (await controller.plan_start(again)).action == "cold"
 
 
+async def test_renamed_user_is_refused_while_nobody_can_say_what_is_saved(world):
+    """The journal was lost, and only the store knows the session's former name."""
+    controller = await _suspended(world)
+    sessions, renames = controller._sessions, controller._starts._renames
+    former = sessions.row(KEY).session
+    asked = renames.saved_under
+
+    async def silent(_):
+        raise StoreError(Reason.STORE_UNREACHABLE)
+
+    renames.saved_under = silent
+    sessions.remove(KEY, sessions.audit_line(KEY, SERVICE, "lost"))
+    renamed = SessionKey("renamed", KEY.server)
+    visit = Placement(key=renamed, incarnation="i2", remembered=True, former=former)
+    assert (await controller.plan_start(visit)).failure.code == "store_unreachable"
+    renames.saved_under = asked
+    again = msgspec.structs.replace(visit, incarnation="i3")
+    assert (await controller.plan_start(again)).failure.code == "renamed"
+
+
 async def test_person_who_was_renamed_stops_their_session(world):
     await world.running("work")
     controller = await world.controller()

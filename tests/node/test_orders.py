@@ -132,7 +132,7 @@ def test_capture_of_a_holding_init_is_refused(agent, places):
 
 
 @pytest.mark.parametrize("order", ["capture", "nap"])
-@pytest.mark.parametrize("seen", [-6.0, 6.0])
+@pytest.mark.parametrize("seen", [-30.0, 30.0])
 def test_order_long_after_its_session_was_seen_idle_is_refused(
     agent, counter, order, seen
 ):
@@ -141,7 +141,7 @@ def test_order_long_after_its_session_was_seen_idle_is_refused(
     body = {"checkpoint": "cp"} if order == "capture" else {}
     refused = agent.events(path, body | {"seen": time.time() + seen})[-1]
     assert (refused["status"], refused["code"]) == (409, "order_late")
-    assert re.search(r"[6-9] s after the session was seen idle", refused["message"])
+    assert re.search(r"[23]\d s after the session was seen idle", refused["message"])
     assert agent.tree(counter)["state"] == "running"
     assert goes_on(counter)
 

@@ -99,7 +99,6 @@ class StartPlanner:
             # The check may give it a former one's.
             owned = self._sessions.row(key).account == placement.owner != ""
             owners.check(self._sessions, placement, self._settings)
-            await self._renames.check(placement)
             await self._questions.call_off(key)
             for _ in range(_ATTEMPTS):
                 answer = await self._questions.answer(key, Want.START, placement)
@@ -140,7 +139,9 @@ class StartPlanner:
             self._check_open(row)
         match action.kind:
             case ActionKind.COLD:
-                return StartPlan(action="cold")
+                await self._renames.check(placement)
+                moved = self._sessions.row(row.key) != row
+                return None if moved else StartPlan(action="cold")
             case ActionKind.JOIN if action.tree is not None:
                 return await self._adopt_running(row, action.tree, placement)
             case ActionKind.RETURN if row.phase is Phase.RESUMING:

@@ -9,11 +9,10 @@ fresh.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError, Unreachable
+from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
@@ -70,10 +69,11 @@ class Renames:
         return {x.key for x in saved if x.session == session and x.aside is None}
 
     async def check(self, placement: Placement) -> None:
-        """Check, before a start, that the user's session is not under a former name.
+        """Check, before a cold start, that its user has no session under a former name.
 
         Raises:
             Refused: ``renamed``, unless the user has said to start fresh.
+            Unreachable, StoreError: nobody can say so now.
         """
         mine = self._sessions.row(placement.key)
         if placement.former in _ids_of(mine) or mine.phase is not Phase.STOPPED:
@@ -127,8 +127,7 @@ class Renames:
             found = {k for k, row in there.items() if former in _ids_of(row)}
             if found:
                 return found
-            with suppress(Unreachable, StoreError):  # asked again, and waited for
-                found = await self.names_of(former) or await self.saved_under(former)
+            found = await self.names_of(former) or await self.saved_under(former)
             if found:
                 return found
         if mine.since or not placement.owner:  # something was begun under this name
