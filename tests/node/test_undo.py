@@ -158,6 +158,16 @@ async def test_thaw_that_fails_leaves_the_tree_captured(
     assert not recovery.releases.store.exists("cp")
 
 
+async def test_checkpoint_of_a_tree_that_dies_as_it_is_thawed_is_kept(
+    recovery, counter, captured
+):
+    """Its GPU memory comes back into host memory, and there is not enough of that."""
+    recovery.releases.store.well = True
+    recovery.releases.accelerator.fill = lambda *_: counter.kill()
+    assert await thawed(recovery, captured) is not None
+    assert recovery.releases.store.exists("cp")
+
+
 @pytest.mark.parametrize("stage", [Stage.THAWING, Stage.ROLLING_BACK, Stage.CAPTURED])
 async def test_checkpoint_of_a_tree_that_has_died_is_kept_by_the_next_start(
     recovery, counter, stage

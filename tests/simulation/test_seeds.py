@@ -62,6 +62,7 @@ FOUND = (
     # A save that is committed just after the Hub was told to forget its session.
     10900951058,
     11101000609,
+    11101100158,
     # Both databases put back beside a fresh session, as its agent did not answer.
     10900400053,
     # A save point with something that cannot come back is all that is left.

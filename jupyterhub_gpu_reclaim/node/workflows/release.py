@@ -154,13 +154,19 @@ class Releases:
         a later agent, which finds it stopped and without a checkpoint.
 
         Raises:
+            NotFound, Refused: the tree has died; its checkpoint is all that is left.
             StoreError: the checkpoint could not be dropped; the tree stays stopped.
             ReclaimError: its GPU memory could not be put back (``gpu_memory``,
                 ``gpu_stuck``); likewise.
         """
         self.accelerator.fill(record.gpus, record.memory_limit, trees.inspect(session))
-        self.store.delete(record.checkpoint)
         snapshot = trees.inspect(session)
+        if snapshot.root is None or snapshot.root.state in processes.DEAD:
+            # It may have died of just that memory.
+            raise Refused(
+                Reason.WRONG_PHASE, phase=TreeState.GONE.value, action="go on"
+            )
+        self.store.delete(record.checkpoint)
         thaw(snapshot, trees.left_stopped(record, snapshot))
         self.ports.let_go(record.checkpoint)
         self._forget(record)
