@@ -29,6 +29,7 @@ def test_without_them():
 """
 
 
+@pytest.mark.long
 def test_fixture_that_only_the_second_try_has_made_is_ended(tmp_path):
     (tmp_path / "test_one.py").write_text(MODULE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

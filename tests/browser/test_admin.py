@@ -118,6 +118,7 @@ def test_admin_suspends_and_resumes_by_keyboard_and_leaves_no_token(
     assert tokens_of_panels(admin) == []
 
 
+@pytest.mark.long
 def test_column_follows_named_servers_search_and_a_service_that_goes_away(
     stack: Stack, amy: User, open_panel: Callable[..., Page]
 ) -> None:
@@ -174,6 +175,7 @@ def test_page_of_another_version_and_an_absent_service_leave_the_hubs_page(
     page.get_by_test_id(f"user-row-{amy.name}").wait_for()
 
 
+@pytest.mark.long
 def test_panel_is_for_everybody_on_a_phone_and_in_the_dark(
     amy: User, open_panel: Callable[..., Page]
 ) -> None:

@@ -212,6 +212,7 @@ def test_service_pages_of_user_and_manager_suspend_and_resume_live(
     assert admin.session(paige.name)["phase"] == "running"
 
 
+@pytest.mark.long
 def test_every_page_is_used_by_the_keyboard_alone(
     stack: Stack,
     admin: Admin,

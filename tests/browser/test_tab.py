@@ -175,6 +175,7 @@ def test_reload_of_a_suspended_tab_brings_the_session_back(
     assert output_of(notebook, 1) == "it is 42"
 
 
+@pytest.mark.long
 def test_suspended_tab_says_so_holds_saves_and_asks_before_a_cell_runs_by_keyboard(
     stack: Stack, admin: Admin, new_name: str, notebook: Page
 ) -> None:

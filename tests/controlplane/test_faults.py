@@ -587,6 +587,7 @@ async def test_cold_start_that_the_service_missed_is_adopted(world):
     assert [c for _, c in world.node.saved.values()] == ["tensors"]
 
 
+@pytest.mark.long
 async def test_many_sessions_are_suspended_and_resumed_in_turn(world):
     keys = [SessionKey(f"user{number}") for number in range(20)]
     for key in keys:

@@ -73,6 +73,7 @@ def test_same_seed_is_the_same_day(worlds):
     assert [each[0].counters.causes["pressure"] for each in worlds] == [0, 0]
 
 
+@pytest.mark.long
 def test_naps_serve_more_than_killing_and_lose_nobody():
     naps, killing = _shared_day("naps"), _shared_day("kill")
     assert naps["lost"] == 0 < killing["lost"]

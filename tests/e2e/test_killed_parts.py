@@ -238,6 +238,7 @@ def test_parts_killed_at_any_moment_lose_and_double_no_session(
     somebody.comes_back()
 
 
+@pytest.mark.long
 def test_agent_killed_while_a_saved_session_waits_for_the_hub_keeps_it_saved(
     stack: Stack, admin: Admin, somebody: Somebody
 ) -> None:

@@ -208,6 +208,7 @@ def test_both_databases_of_before_a_return_what_came_back_runs_on(
     admin.wait(name, phase="running")
 
 
+@pytest.mark.long
 def test_both_databases_of_before_a_session_it_is_listed_and_adopted(
     stack: Stack, admin: Admin, user: User, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_whatever_runs_is_saved_by_one_command_and_not_again_until_it_is_used(
     assert admin.session(bob.name)["phase"] == "running"
 
 
+@pytest.mark.long
 def test_own_save_point_is_downloaded_by_its_user_and_opens_with_the_passphrase(
     stack: Stack, admin: Admin, new_user: Callable[[], User], tmp_path: Path
 ) -> None:

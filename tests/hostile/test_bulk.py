@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 
@@ -39,6 +41,7 @@ def test_sparse_terabytes_are_saved_in_seconds_and_little_room(
     assert world("space[1 << 38], space[(1 << 39) + 1]") == (7, 0)
 
 
+@pytest.mark.long
 def test_thousands_of_open_files_and_folders_are_looked_at_in_bounded_time(
     places, engine, tmp_path
 ):

@@ -281,6 +281,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.long
 def test_neighbour_never_reaches_memory_that_a_thread_of_root_runs(neighbour):
     """CRIU gives each thread its user by itself, and all of them share their memory."""
     engine, world = neighbour.engine, neighbour.world

@@ -7,6 +7,8 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support.hub import wait_until
 
 
@@ -89,6 +91,7 @@ def test_account_is_told_with_each_start_and_outlives_a_new_name(hub, service, n
     assert _asked(service, renamed)[-1] not in {first, ""}
 
 
+@pytest.mark.long
 def test_culler_of_users_leaves_who_has_a_suspended_session(hub, service, suspended):
     """Session and account are kept: they come back to the same login."""
     name = suspended.name

@@ -71,6 +71,7 @@ def hubs(shared_service):
         hub.close()
 
 
+@pytest.mark.long
 def test_former_spawners_servers_go_on_and_can_be_stopped(hubs, shared_service):
     hub = hubs.switch(ours=False)
     for user in ("ann", "bob"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 
 def buttons(person) -> dict[str, tuple[str, str]]:
     """The links of the home page that start something: id to (words, address)."""
@@ -25,6 +27,7 @@ def test_home_of_a_suspended_session_says_resume_and_since_when(suspended):
     assert href == f"/hub/spawn/{suspended.name}"
 
 
+@pytest.mark.long
 def test_home_of_a_running_session_is_the_hubs_own(amy):
     assert buttons(amy)["start"] == ("My Server", f"/user/{amy.name}")
 
@@ -49,6 +52,7 @@ def test_home_says_resume_for_the_named_servers_that_are_saved(hub, service, amy
     assert href == f"/hub/spawn/{amy.name}/lab-2"
 
 
+@pytest.mark.long
 def test_home_after_a_restart_of_the_hub_still_says_resume(hub, suspended):
     hub.restart()
     assert buttons(suspended)["start"][0].startswith("Resume my session (suspended ")

@@ -340,6 +340,7 @@ def test_a_session_that_is_drained_is_not_recorded_as_stopped_by_its_user(
     start(hub, user)
 
 
+@pytest.mark.long
 def test_a_hub_killed_while_it_is_suspended_brings_it_back(hub, elsewhere, user):
     start(hub, user)
     wait(lambda: phase(hub, user) == "running", hub)

@@ -179,6 +179,7 @@ def test_program_that_listens_on_the_machines_network_is_named_and_nothing_comes
     assert origin.run(kernel, "x") == "[1]"
 
 
+@pytest.mark.long
 def test_checkpoint_without_a_kernel_is_refused_at_once(agent, servers):
     server = servers()
     agent.save(server.place, "cp-1")

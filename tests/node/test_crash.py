@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.agent import goes_on, wait_for
+from tests.support.long_stories import but
 
 CAPTURE_STEPS = ["preflight", "connections", "dump", "files", "commit"]
 RESTORE_STEPS = ["check", "files", "programs", "memory", "answer"]
@@ -22,10 +23,15 @@ def at(step: str, state: str):
     )
 
 
+#: The other steps are long stories.
+EACH_PUSH = {"dump", "files", "commit"}
+
+
 def moments():
     """Begin and end of each step; an end is mostly the next one's begin."""
     for step in CAPTURE_STEPS:
-        yield pytest.param(step, "begun", id=f"{step}-begun")
+        marks = () if step in EACH_PUSH else pytest.mark.long
+        yield pytest.param(step, "begun", id=f"{step}-begun", marks=marks)
         last = step == CAPTURE_STEPS[-1]
         marks = () if last else pytest.mark.long
         yield pytest.param(step, "done", id=f"{step}-done", marks=marks)
@@ -79,7 +85,7 @@ def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, sta
     assert again[-1]["checkpoint"]["id"] == "cp-2", again[-1]
 
 
-@pytest.mark.parametrize("step", RESTORE_STEPS)
+@pytest.mark.parametrize("step", but(RESTORE_STEPS, "programs", "memory"))
 def test_restore_agent_killed_tree_runs_or_nothing_is_left(
     agent, counter, places, step
 ):

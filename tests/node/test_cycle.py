@@ -105,6 +105,7 @@ def test_listener_whose_connections_have_just_ended_comes_back_at_once(
     assert restored[-1].get("tree"), restored[-1]
 
 
+@pytest.mark.long
 def test_ranks_that_share_a_port_come_back_three_times(agent, places, own_address):
     """As NCCL's do: over the machine's own address, and with one port for both."""
     program = RANKS.format(family="AF_INET", address=own_address, loop="127.0.0.1")

@@ -102,6 +102,7 @@ def test_drill_brings_all_back_and_leaves_no_trace(
     assert goes_on(place)
 
 
+@pytest.mark.long
 def test_drill_of_a_session_that_runs_again_disturbs_it_in_nothing(
     agent, places, suspended, drill
 ):

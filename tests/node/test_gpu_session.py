@@ -178,6 +178,7 @@ def test_a_child_that_is_forked_after_the_survey_gives_up_its_devices_too(
     computes(place, "pcl")
 
 
+@pytest.mark.long
 def test_a_program_that_inherited_a_card_by_accident_comes_back_without_it(
     agent, start, places
 ):
@@ -204,6 +205,7 @@ def opens(place) -> bool:
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("counting")
 def test_a_program_that_begins_to_use_a_card_meanwhile_is_saved_as_well(
     agent, start, places
@@ -233,6 +235,7 @@ def test_a_program_that_begins_to_use_a_card_meanwhile_naps_as_well(agent, start
     computes(session, "pi")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("counting")
 def test_a_program_that_has_a_card_open_and_is_not_known_yet_is_waited_for(
     agent, start
@@ -245,6 +248,7 @@ def test_a_program_that_has_a_card_open_and_is_not_known_yet_is_waited_for(
     computes(session, "pi")
 
 
+@pytest.mark.long
 def test_a_program_that_the_driver_does_not_know_is_refused_in_the_end(agent, start):
     session = start("deaf")
     wait_for(lambda: opens(session))

@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.node.jupyter import stand_in
 from tests.node.test_wakeup import CULL_AFTER, CULL_EVERY
 from tests.support.agent import wait_for
 from tests.support.fake_cards import FAKE, computes, holders, take_card
+from tests.support.long_stories import but
 
 pytestmark = pytest.mark.usefixtures("driver")
 
@@ -85,6 +86,7 @@ def test_session_comes_back_without_its_card_and_has_it_when_it_wakes(
     assert state(agent, place) == "running"
 
 
+@pytest.mark.long
 def test_session_is_suspended_from_that_nap_again_and_again(agent, suspended, places):
     for number in range(1, 4):
         place = places("hold")
@@ -120,7 +122,7 @@ BASH = '{"shell_command": ["/bin/bash"]}'
 STEPS = ["check", "files", "programs", "memory", "answer"]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", but(STEPS, "memory"))
 def test_agent_killed_in_it_leaves_a_nap_or_nothing(agent, suspended, places, step):
     place = places("hold")
 
@@ -146,7 +148,7 @@ def test_agent_killed_in_it_leaves_a_nap_or_nothing(agent, suspended, places, st
     assert holders(place) == 1
 
 
-@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("ran", but([False, True], False))
 def test_agent_that_died_before_it_had_noted_the_end_finds_a_nap(
     agent, suspended, places, ran
 ):
@@ -167,6 +169,7 @@ def test_agent_that_died_before_it_had_noted_the_end_finds_a_nap(
     computes(place)
 
 
+@pytest.mark.long
 def test_session_whose_agent_never_returns_is_woken(agent, suspended, places):
     agent.kill()
     agent.start("--AgentApp.thaw_after_seconds=1")
@@ -234,6 +237,7 @@ class Lab:
         return {one["id"]: one for one in self.server.kernels()}
 
 
+@pytest.mark.long
 def test_page_files_terminals_and_other_kernels_answer_without_the_card(lab):
     lab.start()
     assert lab.comes_back() == "napping"
@@ -305,6 +309,7 @@ def test_kernel_that_nobody_can_speak_for_has_its_memory_back_at_once(lab):
     assert lab.server.run(lab.gpu, "has_card()") == "True"
 
 
+@pytest.mark.long
 def test_nothing_is_said_in_the_middle_of_a_message(lab):
     """Its server has not taken in all of what the kernel has written."""
     lab.start()

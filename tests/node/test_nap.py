@@ -330,6 +330,7 @@ def test_capture_that_an_agent_died_in_ends_in_the_nap_that_it_began_in(agent, s
     computes(session)
 
 
+@pytest.mark.long
 def test_session_whose_agent_never_returns_is_woken(agent, session):
     agent.kill()
     agent.start("--AgentApp.thaw_after_seconds=1")
@@ -403,6 +404,7 @@ def test_program_that_takes_a_card_beside_a_nap_is_captured_and_filled_alone(
         assert server.run(kernel, "has_card()") == "True"
 
 
+@pytest.mark.long
 def test_program_that_only_asks_how_the_gpu_is_runs_on(
     agent, session, driver, device, jupyter
 ):
@@ -752,6 +754,7 @@ async def test_nap_that_fails_while_the_card_is_taken_is_ended_later(
     assert goes_on(counter)
 
 
+@pytest.mark.long
 async def test_cell_that_a_kernel_has_taken_in_before_it_was_stopped_ends_the_nap(
     recovery, jupyter
 ):
@@ -779,6 +782,7 @@ def is_kernel(process: processes.Process, kernel: str) -> bool:
     return any(kernel.encode() in word for word in procfs.words(process.pid, "cmdline"))
 
 
+@pytest.mark.long
 async def test_what_comes_while_memory_moves_is_not_taken_for_what_was_left_unread(
     recovery, jupyter
 ):
@@ -811,6 +815,7 @@ print(listener.getsockname()[1])"""
         one.close()
 
 
+@pytest.mark.long
 async def test_pipe_that_the_driver_has_not_closed_when_it_is_stopped_wakes_nobody(
     recovery, jupyter
 ):

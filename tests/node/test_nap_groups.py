@@ -80,6 +80,7 @@ def test_cell_wakes_its_own_kernel_and_no_other(kernels):
     assert kernels.naps() == [False, False]
 
 
+@pytest.mark.long
 def test_nap_takes_in_whoever_is_awake_again(kernels):
     kernels.order("nap")
     for _ in range(2):
@@ -93,6 +94,7 @@ def test_nap_takes_in_whoever_is_awake_again(kernels):
     assert kernels.answers(kernels.second)
 
 
+@pytest.mark.long
 def test_nap_takes_in_a_kernel_that_has_taken_a_card_meanwhile(kernels, driver, device):
     kernels.order("nap")
     third = kernels.server.start_kernel("c.ipynb")
@@ -105,6 +107,7 @@ def test_nap_takes_in_a_kernel_that_has_taken_a_card_meanwhile(kernels, driver, 
     assert kernels.naps() == [True, True]
 
 
+@pytest.mark.long
 def test_order_wakes_what_is_asleep_still(kernels):
     kernels.order("nap")
     assert kernels.answers(kernels.first)
@@ -114,6 +117,7 @@ def test_order_wakes_what_is_asleep_still(kernels):
     assert kernels.answers(kernels.second)
 
 
+@pytest.mark.long
 def test_kernel_that_is_restarted_lets_the_other_nap_on(kernels):
     kernels.order("nap")
     path = f"api/kernels/{kernels.first}/restart"
@@ -124,6 +128,7 @@ def test_kernel_that_is_restarted_lets_the_other_nap_on(kernels):
     assert kernels.answers(kernels.second)
 
 
+@pytest.mark.long
 def test_next_agent_holds_what_is_asleep_still(kernels):
     kernels.order("nap")
     assert kernels.answers(kernels.first)
@@ -233,6 +238,7 @@ def test_kernel_naps_whatever_the_programs_of_others_begin_meanwhile(kernels, de
     assert kernels.answers(kernels.first)
 
 
+@pytest.mark.long
 def test_nap_of_what_uses_no_gpu_is_refused_and_of_nonsense_too(kernels):
     idle = kernels.server.start_kernel("d.ipynb")
     pid = int(kernels.server.run(idle, "import os; os.getpid()"))

@@ -89,6 +89,7 @@ def test_port_taken_by_another_program_refuses_and_names_it(agent, jupyter, plac
     assert agent.restore(again, "cp")[-1]["tree"]["state"] == "running"
 
 
+@pytest.mark.long
 def test_our_own_connections_from_the_sessions_ports_are_no_conflict(
     agent, jupyter, places
 ):

@@ -11,6 +11,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
 from tests.support.agent import PATIENCE, goes_on, wait_for
+from tests.support.long_stories import but
 from tests.support.object_store import LOGIN, s3_server
 
 
@@ -53,7 +54,7 @@ def in_bucket(s3):
 
 @pytest.mark.parametrize(
     "means",
-    ["store only", "local", pytest.param("remote", marks=pytest.mark.long)],
+    but(["store only", "local", "remote"], "local"),
 )
 def test_session_comes_back_from_the_store_when_the_disk_is_lost(
     configured, counter, places, folder, s3, means

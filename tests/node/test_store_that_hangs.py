@@ -12,6 +12,7 @@ from tests.node.test_nap import nap, wake
 from tests.support.agent import goes_on, wait_for
 from tests.support.fake_cards import computes
 from tests.support.gate import Gate
+from tests.support.long_stories import but
 from tests.support.object_store import faulty, s3_server
 
 #: How long who comes back may wait for a session that was just being suspended.
@@ -35,10 +36,7 @@ MOMENTS = {
 }
 #: One while memory is streamed, and one in the commit; the others hang likewise.
 ALWAYS = {"the packs", "the manifest"}
-EACH = [
-    pytest.param(moment, marks=[] if moment in ALWAYS else [pytest.mark.long])
-    for moment in MOMENTS
-]
+EACH = but(MOMENTS, *ALWAYS)
 
 
 @pytest.fixture
@@ -190,7 +188,9 @@ def test_suspend_calls_a_save_off_at_once(agent, gate, request, moment):
 
 
 @pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize("moment", ["the announcement", "the packs", "the manifest"])
+@pytest.mark.parametrize(
+    "moment", but(["the announcement", "the packs", "the manifest"], "the packs")
+)
 def test_wake_calls_the_save_of_a_nap_off_at_once(agent, gate, start, moment):
     session = start()
     computes(session)

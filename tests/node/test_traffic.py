@@ -114,6 +114,7 @@ def test_page_that_connects_again_at_once_runs_its_next_cell(agent, jupyter, pla
         assert server.run(kernel, "x") == "2"
 
 
+@pytest.mark.long
 def test_cell_that_prints_during_cycles_loses_no_line(agent, jupyter, places):
     server = jupyter()
     kernel = server.start_kernel()

@@ -26,6 +26,7 @@ def suspend_and_resume(agent, server, places, seconds: float):
     return holding
 
 
+@pytest.mark.long
 def test_restore_kernel_idle_for_longer_than_its_culler_allows_lives(
     agent, jupyter, places
 ):

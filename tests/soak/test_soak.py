@@ -75,6 +75,7 @@ def test_soak_with_kills_brings_every_session_back_and_leaks_nothing(
         assert after[name] <= before[name], name
 
 
+@pytest.mark.long
 def test_soak_that_meets_another_value_calls_the_session_lost(stack: Stack) -> None:
     one = soak(stack, secrets.randbelow(10**6), kills=0)
     chain = one.new_chain(ZOO["threads"], random.Random(0))

@@ -61,6 +61,7 @@ def test_writer_killed_before_every_system_call_leaves_all_or_nothing(tmp_path):
     assert outcomes == {("c1",), ("c1", "c2")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["alone", "workers"])
 @pytest.mark.parametrize("seed", range(4))
 def test_writer_killed_at_random_leaves_all_or_nothing(tmp_path, seed, mode):
