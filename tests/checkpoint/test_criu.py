@@ -279,11 +279,6 @@ def test_loader_of_another_kind_is_refused():
         module.blinded(b"musl has no such file")
 
 
-def test_path_missing_is_a_sentence(tmp_path, no_system_criu, capsys):
-    assert main.main(["criu", "path", "--folder", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("Error: CRIU is not installed")
-
-
 @given(
     st.lists(st.integers(1, 32767), max_size=50),
     st.integers(1000, 32768),

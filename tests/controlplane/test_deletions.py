@@ -13,8 +13,9 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.common.models import Placement, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+from jupyterhub_gpu_reclaim.controlplane.journal import notes
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.controlplane.conftest import DELETED, KEY
 
@@ -160,11 +161,11 @@ async def test_mark_of_an_order_is_kept_for_days_or_as_long_as_its_file(
     if left:
         name = deletion_orders.write(tmp_path, Deletion(user="eve")).stem
     journal = controller._sessions.journal
-    journal.write(*audit_log.set_mark(f"order to delete:{name}", 1.0))
+    journal.write(*notes.note(NoteKind.DELETION, name, 1.0))
     await controller.forget(Deletion(user=KEY.user, order="new"))
-    marks = audit_log.marks(journal, "order to delete:")
-    assert (f"order to delete:{name}" in marks) is left
-    assert "order to delete:new" in marks
+    noted = notes.read_all(journal, NoteKind.DELETION)
+    assert (name in noted) is left
+    assert "new" in noted
 
 
 async def test_order_that_was_taken_up_is_known_whatever_is_announced(world, tmp_path):

@@ -20,8 +20,14 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema, store_word
+from jupyterhub_gpu_reclaim.controlplane.journal import (
+    audit_log,
+    notes,
+    schema,
+    store_word,
+)
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import PRUNED_LINES, Journal
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
     CheckpointRow,
@@ -159,6 +165,33 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
+def test_marks_of_an_older_release_are_notes(tmp_path):
+    """One of a former release that nothing here reads is left out."""
+    names = {
+        "trail:events": NoteKind.READER,
+        "renew login:/ada/": NoteKind.LOGIN_RENEWAL,
+        "culled:cull-idle": NoteKind.CULLER,
+        "order to delete:0001": NoteKind.DELETION,
+        "deletion:ckpt-1": NoteKind.EXPIRY,
+        "naps-counted": NoteKind.NAPS,
+        "tab keys of:/ada/": NoteKind.TAB_KEY,
+        "tab keys void until:/ada/": NoteKind.NO_TAB_KEYS,
+    }
+    assert {*names.values()} == {*NoteKind}
+    with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
+        database.executescript((SAMPLES / "journal-v14.sql").read_text())
+        rows = [*((name, -7.5) for name in names), ("of long ago", 1.0)]
+        database.executemany("INSERT INTO marks VALUES (?, ?)", rows)
+        database.commit()
+    journal = Journal(f"sqlite:///{tmp_path}/old.sqlite")
+    for name, kind in names.items():
+        subject = name.partition(":")[2]
+        assert notes.read(journal, kind, subject) == -7.5
+    noted = [each["subject"] for each in journal.read(schema.notes.select())]
+    assert len(noted) == len(names) + 1  # the sample has one of its own
+    journal.close()
+
+
 @pytest.mark.parametrize("version", [*range(1, 13), 14])
 def test_journal_of_older_release_is_read(version, tmp_path):
     shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
@@ -191,7 +224,8 @@ def test_journal_of_older_release_is_read(version, tmp_path):
     assert [point["gpus_freed"] for point in points] == [3] * (version >= 2)
     keeps = journal.read(schema.keeps.select())
     assert [one["until"] for one in keeps] == [20.0] * (version >= 4)
-    assert audit_log.mark(journal, "trail:notices") == (1.0 if version >= 4 else None)
+    read = notes.read(journal, NoteKind.READER, "notices")
+    assert read == (1.0 if version >= 4 else None)
     (lease,) = journal.read(schema.lease.select())
     assert lease["term"] == 3 * (version >= 5)
     orders = journal.read(schema.deletions.select())

@@ -30,7 +30,8 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+from jupyterhub_gpu_reclaim.controlplane.journal import notes
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
@@ -339,23 +340,22 @@ class StartPlanner:
 
 #: Seconds for which an order holds.
 RENEWAL_SECONDS = 86400.0
-_MARK = "renew login:"
 
 
 def order_renewal(sessions: Sessions, key: SessionKey, by: str) -> None:
     """Write down an order to renew a login, with who gave it."""
     until = sessions.clock.now() + RENEWAL_SECONDS
-    sessions.journal.write(*audit_log.set_mark(_MARK + key.path, until))
+    sessions.journal.write(*notes.note(NoteKind.LOGIN_RENEWAL, key.path, until))
     sessions.update(key, sessions.audit_line(key, by, "renew login"))
 
 
 def renewal_ordered(sessions: Sessions, key: SessionKey) -> bool:
     """Whether there is an order to renew a login that still holds."""
-    until = audit_log.mark(sessions.journal, _MARK + key.path)
+    until = notes.read(sessions.journal, NoteKind.LOGIN_RENEWAL, key.path)
     return until is not None and sessions.clock.now() < until
 
 
 def end_renewal(sessions: Sessions, key: SessionKey) -> None:
     """Remove an order to renew a login: the login is valid again."""
-    if audit_log.mark(sessions.journal, _MARK + key.path) is not None:
-        sessions.journal.write(*audit_log.set_mark(_MARK + key.path, None))
+    if notes.read(sessions.journal, NoteKind.LOGIN_RENEWAL, key.path) is not None:
+        sessions.journal.write(*notes.forget(NoteKind.LOGIN_RENEWAL, key.path))

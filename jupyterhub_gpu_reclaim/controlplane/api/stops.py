@@ -28,7 +28,8 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back, expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import vanished
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+from jupyterhub_gpu_reclaim.controlplane.journal import notes
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SAVED, SessionEvent
@@ -50,8 +51,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after the Hub's check of a server in which a stop may be a result of it.
 CHECK_SECONDS = 300.0
-#: Prefix of the marks of when a culler of the Hub last ended a session unsaved.
-_CULLED = "culled:"
 #: Seconds for which such a mark is told.
 _LATELY = 86400.0
 
@@ -221,17 +220,17 @@ class StopPlanner:
 
     def _note_culler(self, by: str) -> Decision:
         """Note that a culler ends sessions before they are saved."""
-        now, mark = self._sessions.clock.now(), _CULLED + by
-        self._sessions.journal.write(*audit_log.set_mark(mark, now))
+        now = self._sessions.clock.now()
+        self._sessions.journal.write(*notes.note(NoteKind.CULLER, by, now))
         code, told = Reason.CULLED.value, Reason.CULLED.sentence(by=by)
         return Decision(reclaim=False, code=code, message=told)
 
     def lately_culled(self) -> list[str]:
         """Name cullers that ended sessions unsaved in the last day, in sentences."""
         now = self._sessions.clock.now()
-        found = audit_log.marks(self._sessions.journal, _CULLED)
+        found = notes.read_all(self._sessions.journal, NoteKind.CULLER)
         return [
-            f"{name.removeprefix(_CULLED)} ends sessions for being idle, the last"
+            f"{name} ends sessions for being idle, the last"
             f" {duration(max(now - at, 0.0))} ago; nothing of them was saved."
             for name, at in sorted(found.items())
             if now - at < _LATELY

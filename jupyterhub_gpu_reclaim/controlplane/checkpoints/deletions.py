@@ -29,7 +29,8 @@ from jupyterhub_gpu_reclaim.common import codec, deletion_orders
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import notes, schema
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DELETED = "The server was deleted."
-_MARK = "order to delete:"
 #: Seconds for which a taken order is remembered; no call repeats it later.
 _KNOWN_SECONDS = 7 * 86400.0
 
@@ -117,20 +117,22 @@ class Deletions:
         """Take an order once: told again, there may be a new session of that name."""
         if not name:
             self._write_order(deletion)
-        elif audit_log.mark(self._sessions.journal, _MARK + name) is None:
+        elif notes.read(self._sessions.journal, NoteKind.DELETION, name) is None:
             self._write_order(deletion, also=self._remember(name))
 
     def _remember(self, name: str) -> list[Any]:
         """Statements that remember that order from now on, and forget old ones."""
         now = self._sessions.clock.now()
+        known = notes.read_all(self._sessions.journal, NoteKind.DELETION)
         old = [
-            statement
-            for known, since in audit_log.marks(self._sessions.journal, _MARK).items()
-            if now - since > _KNOWN_SECONDS
-            and not self._has_file(known.removeprefix(_MARK))
-            for statement in audit_log.set_mark(known, None)
+            each
+            for each, since in known.items()
+            if now - since > _KNOWN_SECONDS and not self._has_file(each)
         ]
-        return [*old, *audit_log.set_mark(_MARK + name, now)]
+        return [
+            *notes.forget(NoteKind.DELETION, *old),
+            *notes.note(NoteKind.DELETION, name, now),
+        ]
 
     def _has_file(self, name: str) -> bool:
         """Whether a file that was taken up could not be removed."""

@@ -17,7 +17,8 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import notes, schema
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     CheckpointRow,
@@ -367,9 +368,6 @@ def _use(row: CheckpointRow, session: SessionRow | None) -> Use:
     return Use.CURRENT if rests and session.checkpoint == row.id else Use.BUSY
 
 
-_MARK = "deletion:"
-
-
 def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
     """Announce every checkpoint that expires within so many seconds.
 
@@ -383,19 +381,18 @@ def give_notice(sessions: Sessions, retention: Retention, ahead: float) -> None:
     """
     journal, now = sessions.journal, sessions.clock.now()
     rows = {row.id: row for row in journal.checkpoints()}
-    announced = audit_log.marks(journal, _MARK)
-    gone = [name for name in announced if name.removeprefix(_MARK) not in rows]
-    journal.write(*[each for name in gone for each in audit_log.set_mark(name, None)])
+    announced = notes.read_all(journal, NoteKind.EXPIRY)
+    journal.write(*notes.forget(NoteKind.EXPIRY, *(announced.keys() - rows.keys())))
     for checkpoint, at in _expiries(sessions, retention, now + ahead).items():
         row = rows[checkpoint]
-        if _MARK + checkpoint in announced or at - row.changed <= ahead:
+        if checkpoint in announced or at - row.changed <= ahead:
             continue
         line = sessions.audit_line(
             row.key, SERVICE, "deletion ahead", _message(row, at - now)
         )
         journal.write(
             schema.insert_audit(line),
-            *audit_log.set_mark(_MARK + checkpoint, now),
+            *notes.note(NoteKind.EXPIRY, checkpoint, now),
         )
 
 

@@ -1,7 +1,7 @@
 """Reads the audit log: forward for programs, backward for people.
 
-A reader's mark is in the journal, so that a restart of the service loses nothing and
-repeats little. Nothing is decided here.
+How far a reader is stands in the journal, so that a restart of the service loses
+nothing and repeats little. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import func, select
 
-from jupyterhub_gpu_reclaim.controlplane.journal import schema
+from jupyterhub_gpu_reclaim.controlplane.journal import notes, schema
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
@@ -28,7 +29,7 @@ class AuditReader:
     """A program that reads the audit forward.
 
     Args:
-        journal: where lines and marks are.
+        journal: where the lines are, and how far the reader is.
         name: the reader's name; a new reader begins with the next line.
 
     Raises:
@@ -37,8 +38,8 @@ class AuditReader:
 
     def __init__(self, journal: Journal, name: str) -> None:
         self._journal = journal
-        self._name = f"trail:{name}"
-        found = mark(journal, self._name)
+        self._name = name
+        found = notes.read(journal, NoteKind.READER, name)
         if found is None:
             newest = journal.read(select(func.max(schema.audit.c.id).label("id")))
             self.done(newest[0]["id"] or 0)
@@ -46,14 +47,14 @@ class AuditReader:
             self._at = int(found)
 
     def next(self, limit: int = 100) -> list[NumberedLine]:
-        """Return the lines after the mark, the oldest first."""
+        """Return the lines that were not handled yet, the oldest first."""
         table = schema.audit
         query = table.select().where(table.c.id > self._at)
         return _numbered(self._journal, query.order_by(table.c.id).limit(limit))
 
     def done(self, number: int) -> None:
-        """Move the mark: everything up to that line has been handled."""
-        self._journal.write(*set_mark(self._name, number))
+        """Note that everything up to that line has been handled."""
+        self._journal.write(*notes.note(NoteKind.READER, self._name, number))
         self._at = number
 
 
@@ -75,29 +76,6 @@ def of_user(
     if before:
         query = query.where(table.c.id < before)
     return _numbered(journal, query.order_by(table.c.id.desc()).limit(limit))
-
-
-def mark(journal: Journal, name: str) -> float | None:
-    """Return the value of a mark, if it was ever set."""
-    table = schema.marks
-    found = journal.read(table.select().where(table.c.name == name))
-    return found[0]["value"] if found else None
-
-
-def marks(journal: Journal, prefix: str) -> dict[str, float]:
-    """Return all marks whose names begin with that prefix."""
-    table = schema.marks
-    query = table.select().where(table.c.name.startswith(prefix, autoescape=True))
-    return {row["name"]: row["value"] for row in journal.read(query)}
-
-
-def set_mark(name: str, value: float | None) -> list[Any]:
-    """Statements that set a mark, or remove it."""
-    table = schema.marks
-    removal = table.delete().where(table.c.name == name)
-    if value is None:
-        return [removal]
-    return [removal, table.insert().values(name=name, value=value)]
 
 
 def _numbered(journal: Journal, query: Any) -> list[NumberedLine]:

@@ -153,11 +153,12 @@ keeps = Table(
     Index("keeps_by_user", "user", "until"),
 )
 
-#: Marks: how far readers of the audit are, and what was announced once.
-marks = Table(
-    "marks",
+#: Moments and numbers that are noted of a subject; see ``journal/notes.py``.
+notes = Table(
+    "notes",
     metadata,
-    Column("name", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("subject", Text, primary_key=True),
     Column("value", Float, nullable=False),
 )
 
@@ -265,9 +266,11 @@ def _waiting(connection: Connection) -> None:
 
 
 def _courtesy(connection: Connection) -> None:
-    """Version 4: how much "keep" users have had, and marks of audit readers."""
+    """Version 4: how much "keep" users have had.
+
+    Notes were in a table of their own, ``marks``, from here to version 17.
+    """
     keeps.create(connection, checkfirst=True)
-    marks.create(connection, checkfirst=True)
     audit_by_user.create(connection, checkfirst=True)
 
 
@@ -388,6 +391,34 @@ def _drains(connection: Connection) -> None:
     _add_column(connection, checkpoints.c.name)
 
 
+#: How the names of marks began, and the kinds of the notes that they became.
+_MARKS = {
+    "trail:": "reader",
+    "renew login:": "login renewal",
+    "culled:": "culler",
+    "order to delete:": "deletion",
+    "deletion:": "expiry",
+    "naps-counted": "naps",
+    "tab keys of:": "tab key",
+    "tab keys void until:": "no tab keys",
+}
+
+
+def _notes(connection: Connection) -> None:
+    """Version 17: notes have a kind and a subject; both were in the name of a mark."""
+    notes.create(connection, checkfirst=True)
+    if not inspect(connection).has_table("marks"):
+        return
+    marks = Table("marks", MetaData(), autoload_with=connection)
+    for mark in connection.execute(marks.select()).mappings().all():
+        for prefix, kind in _MARKS.items():
+            if mark["name"].startswith(prefix):
+                subject = mark["name"].removeprefix(prefix)
+                row = {"kind": kind, "subject": subject, "value": mark["value"]}
+                connection.execute(notes.insert().values(**row))
+    marks.drop(connection)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _first,
     _totals,
@@ -405,6 +436,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _accounts,
     _deleted_accounts,
     _drains,
+    _notes,
 )
 
 

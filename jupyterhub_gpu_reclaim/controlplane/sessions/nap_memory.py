@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.report import KEPT
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, schema
+from jupyterhub_gpu_reclaim.controlplane.journal import notes, schema
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 
 _log = logging.getLogger(__name__)
-
-#: Mark of the moment since which naps are counted.
-_MARK: Final = "naps-counted"
 
 
 class NapPiece(NamedTuple):
@@ -93,7 +91,8 @@ class NapMemory:
         """Read what the journal has as moved out; the first time, begin to count."""
         if self._open is None:
             if counted_since(self._journal) is None:
-                self._journal.write(*audit_log.set_mark(_MARK, self._clock.now()))
+                begun = notes.note(NoteKind.NAPS, "", self._clock.now())
+                self._journal.write(*begun)
             table = schema.nap_memory
             query = table.select().where(table.c.ended.is_(None))
             found: dict[SessionKey, dict[str, float]] = {}
@@ -113,7 +112,7 @@ def ended(key: SessionKey, now: float) -> list[Any]:
 
 def counted_since(journal: Journal) -> float | None:
     """Return since when naps are counted; None: no service has counted yet."""
-    return audit_log.mark(journal, _MARK)
+    return notes.read(journal, NoteKind.NAPS)
 
 
 def between(journal: Journal, begin: float, end: float) -> list[NapPiece]:

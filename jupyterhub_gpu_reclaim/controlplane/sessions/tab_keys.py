@@ -17,19 +17,15 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+from jupyterhub_gpu_reclaim.controlplane.journal import notes
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 
 if TYPE_CHECKING:
     from typing import Any
 
     from jupyterhub_gpu_reclaim.common.models import Identity, SessionKey
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-
-_MARK = "tab keys "
-#: Mark of the one key that counts, by its time; negative: later ones than that.
-_BEGUN = f"{_MARK}of:"
-#: Mark of the time up to which keys are revoked.
-_VOID = f"{_MARK}void until:"
+_KINDS = (NoteKind.TAB_KEY, NoteKind.NO_TAB_KEYS)
 
 
 class TabKeys:
@@ -41,7 +37,7 @@ class TabKeys:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._times: dict[str, float] | None = None
+        self._times: dict[NoteKind, dict[str, float]] | None = None
 
     def count(self, key: SessionKey, made: float) -> bool:
         """Whether a key from that time belongs to the session that is there now.
@@ -50,51 +46,57 @@ class TabKeys:
         """
         if self._sessions.row(key).phase is Phase.STOPPED:
             return False
-        if made <= self._time_of(_VOID, key, 0.0):
+        if made <= self._time_of(NoteKind.NO_TAB_KEYS, key, 0.0):
             return False
-        begun = self._time_of(_BEGUN, key, made)
+        begun = self._time_of(NoteKind.TAB_KEY, key, made)
         return made == begun if begun >= 0 else made > -begun
 
     def begun(self, key: SessionKey, made: float) -> None:
         """Note that a fresh start has a key from that time; 0: not known."""
         if made:
-            self._note(_BEGUN, key, made)
+            self._note(NoteKind.TAB_KEY, key, made)
         else:
             self.found(key)
 
     def found(self, key: SessionKey) -> None:
         """Note a running session whose fresh start nobody has told."""
-        last = self._time_of(_BEGUN, key, 0.0)
+        last = self._time_of(NoteKind.TAB_KEY, key, 0.0)
         if last > 0:
-            self._note(_BEGUN, key, -last)
+            self._note(NoteKind.TAB_KEY, key, -last)
 
     def comes_back(self, key: SessionKey, identity: Identity) -> None:
         """Note a return: the key of its own fresh start counts, not a later one."""
         made = tab_tokens.made_at(identity.environment)
-        if made and made != self._time_of(_BEGUN, key, 0.0):
-            self._note(_BEGUN, key, made)
+        if made and made != self._time_of(NoteKind.TAB_KEY, key, 0.0):
+            self._note(NoteKind.TAB_KEY, key, made)
 
     def revoke(self, key: SessionKey) -> None:
         """Revoke the keys of all starts until now."""
         now = math.ceil(self._sessions.clock.now())
-        self._note(_VOID, key, max(now, self._time_of(_BEGUN, key, 0.0)))
+        self._note(
+            NoteKind.NO_TAB_KEYS,
+            key,
+            max(now, self._time_of(NoteKind.TAB_KEY, key, 0.0)),
+        )
 
     def forget(self, key: SessionKey) -> list[Any]:
         """Make statements that remove the keys of a deleted server."""
-        names = [kind + key.path for kind in (_BEGUN, _VOID)]
-        for name in names:
-            self._marks().pop(name, None)
-        return [each for name in names for each in audit_log.set_mark(name, None)]
+        statements = []
+        for kind in _KINDS:
+            self._noted(kind).pop(key.path, None)
+            statements += notes.forget(kind, key.path)
+        return statements
 
-    def _time_of(self, kind: str, key: SessionKey, default: float) -> float:
-        return self._marks().get(kind + key.path, default)
+    def _time_of(self, kind: NoteKind, key: SessionKey, default: float) -> float:
+        return self._noted(kind).get(key.path, default)
 
-    def _note(self, kind: str, key: SessionKey, value: float) -> None:
-        self._sessions.journal.write(*audit_log.set_mark(kind + key.path, value))
-        self._marks()[kind + key.path] = value
+    def _note(self, kind: NoteKind, key: SessionKey, value: float) -> None:
+        self._sessions.journal.write(*notes.note(kind, key.path, value))
+        self._noted(kind)[key.path] = value
 
-    def _marks(self) -> dict[str, float]:
-        """Return the marks, read once: this service alone writes them."""
+    def _noted(self, kind: NoteKind) -> dict[str, float]:
+        """Return the times by path, read once: this service alone writes them."""
         if self._times is None:
-            self._times = audit_log.marks(self._sessions.journal, _MARK)
-        return self._times
+            journal = self._sessions.journal
+            self._times = {each: notes.read_all(journal, each) for each in _KINDS}
+        return self._times[kind]
