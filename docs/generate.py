@@ -1,6 +1,6 @@
 """Writes the reference pages, and the how-to of messages, from the code.
 
-.venv/bin/python docs/generate.py           writes them
+.venv/bin/python docs/generate.py           writes them, and says which have changed
 .venv/bin/python docs/generate.py --check   fails when they are out of date
 """
 
@@ -318,7 +318,10 @@ def main() -> int:
             print(f"out of date: {', '.join(old)}; run docs/generate.py")
         return bool(old)
     for name, make in PAGES.items():
-        (DOCS / name).write_text(make())
+        text = make()
+        if (DOCS / name).read_text() != text:
+            (DOCS / name).write_text(text)
+            print(f"docs/{name}")
     return 0
 
 

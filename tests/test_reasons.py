@@ -106,6 +106,11 @@ def test_sentence_can_be_said(reason: Reason) -> None:
     assert reason.sentence()  # without any it still says what is known
 
 
+def test_hint_is_said_as_it_stands() -> None:
+    """Only sentences get facts."""
+    assert not [reason for reason in Reason if "{" in reason.hint]
+
+
 def test_every_reason_is_said_somewhere() -> None:
     trees = [ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")]
     said_somewhere = {reason_of(node) for tree in trees for node in ast.walk(tree)}

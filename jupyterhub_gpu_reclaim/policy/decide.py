@@ -60,7 +60,11 @@ class Decider:
 
 
 class SessionSnapshot(Value, frozen=True, kw_only=True):
-    """A session at one moment, as policies see it. ``None`` means not known."""
+    """A session at one moment, as policies see it. ``None`` means not known.
+
+    Nothing in it may take a look at all other sessions: it is made for each, every few
+    seconds. Rules about several of them belong to ``controlplane/decide/together.py``.
+    """
 
     key: SessionKey
     phase: Phase

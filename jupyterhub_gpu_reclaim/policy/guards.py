@@ -1,4 +1,4 @@
-"""Guards: rules that forbid a suspend, however idle the session is.
+"""Guards: rules that forbid a suspend, and a nap, however idle the session is.
 
 Each guard gives a reason for the user, and the time when it ends if that can be known.
 They come before the policies: see ``decide.py``.

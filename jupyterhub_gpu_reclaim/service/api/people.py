@@ -29,13 +29,13 @@ from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 #: Most lines of a session's history in one answer.
 LONGEST_HISTORY = 1000
 #: Most sessions that one call may name.
-MOST_NAMED = 500
+MOST_IN_A_QUERY = 500
 
 #: The sessions that a call is about, where it does not mean all of them.
 NAMED = Query(
     "session",
-    Annotated[list[str], msgspec.Meta(max_length=MOST_NAMED)],
-    f"`user/server`, up to {MOST_NAMED} times; none: all that you may see.",
+    Annotated[list[str], msgspec.Meta(max_length=MOST_IN_A_QUERY)],
+    f"`user/server`, up to {MOST_IN_A_QUERY} times; none: all that you may see.",
 )
 
 
@@ -81,8 +81,8 @@ def named_sessions(route: PersonRoute) -> set[SessionKey] | None:
         BadRequest: too many of them.
     """
     named = route.get_query_arguments(NAMED.name)
-    if len(named) > MOST_NAMED:
-        what = f"Name at most {MOST_NAMED} sessions."
+    if len(named) > MOST_IN_A_QUERY:
+        what = f"Name at most {MOST_IN_A_QUERY} sessions."
         raise BadRequest(Reason.INVALID, what=what)
     parts = (name.partition("/") for name in named)
     return {SessionKey(user, server) for user, _, server in parts} or None
