@@ -5,8 +5,8 @@ under the name that stands in ``files.img`` (``--inherit-fd``), and takes that o
 path is followed, no flag, size or position is looked at. So every such entry is given a
 name of its own that can stand for nothing else, and where none was passed, CRIU finds
 nothing to open. The same holds for what is mapped, run or a folder of a process. An
-inotify instance, a semaphore, or a socket with a path, is declared as a plain file:
-CRIU takes any descriptor for one.
+inotify instance, a semaphore or a large counter (``semaphores``), or a socket with a
+path, is declared as a plain file: CRIU takes any descriptor for one.
 
 Only what the kernel alone makes is left to CRIU by name: terminals, and files of
 ``/proc/PID`` (``process_files``).
@@ -212,8 +212,8 @@ class _Opener:
     def run(self, read: Callable[[str], bytes | None]) -> None:
         with ExitStack() as inner:
             ghosts, made = self._make_ghosts(inner)
-            for number, semaphore in self._saved.semaphores.items():
-                self._keep(number, semaphore.make())
+            for number, counter in self._saved.counters.items():
+                self._keep(number, counter.make())
             # Before any folder is watched.
             self._make_sockets()
             for who, wishes in self._by_holder().items():

@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     credentials_of,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.process_files import process_of
-from jupyterhub_gpu_reclaim.checkpoint.files.semaphores import Semaphore
+from jupyterhub_gpu_reclaim.checkpoint.files.semaphores import Counter
 from jupyterhub_gpu_reclaim.checkpoint.files.unix_names import Named, take_named
 from jupyterhub_gpu_reclaim.checkpoint.memory import reserved, undumpable
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
@@ -108,7 +108,7 @@ class SavedFiles:
         left: entries under ``/proc/PID``, which exist only once CRIU runs.
         instances: of inotify: entry → flags and watches.
         sockets: with a name in the file system, by their entries.
-        semaphores: by their entries.
+        counters: eventfds that CRIU would make otherwise, by their entries.
         credentials: of each process, by its pid in the session.
         closed: processes that CRIU makes not dumpable, and that were (``undumpable``).
         hidden: processes that were not dumpable.
@@ -125,7 +125,7 @@ class SavedFiles:
     left: list[int] = field(default_factory=list)
     instances: dict[int, tuple[int, list[InotifyWatch]]] = field(default_factory=dict)
     sockets: dict[int, Named] = field(default_factory=dict)
-    semaphores: dict[int, Semaphore] = field(default_factory=dict)
+    counters: dict[int, Counter] = field(default_factory=dict)
     credentials: dict[int, Credentials] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     hidden: set[int] = field(default_factory=set)
@@ -133,7 +133,7 @@ class SavedFiles:
     @property
     def handed(self) -> set[int]:
         """Entries of other things that are handed over as if they were files."""
-        return self.instances.keys() | self.sockets.keys() | self.semaphores.keys()
+        return self.instances.keys() | self.sockets.keys() | self.counters.keys()
 
     def holder(self, number: int) -> Credentials:
         """The rights with which an entry is opened: those of its least powerful holder.
@@ -274,8 +274,23 @@ class _Reader:
                 self._saved.holders[plain] |= self._saved.holders[number]
         return pipes
 
+    def _counters(self) -> None:
+        """Collect the eventfds that CRIU would make otherwise (``semaphores``)."""
+        saved = self._saved
+        marked = set()
+        for one in semaphores.read(self._read(semaphores.IMAGE)):
+            kind, number = saved.descriptors.get(one, (0, 0))
+            if kind != images.TYPE_EVENTFD:
+                raise images.damaged("a semaphore is something else")
+            marked.add(number)
+        for number, entry in saved.entries.items():
+            if entry.type == images.TYPE_EVENTFD:
+                counter = Counter(entry.efd.flags, entry.efd.counter, number in marked)
+                if counter.is_semaphore or counter.is_large:
+                    saved.counters[number] = counter
+
     def _others(self) -> None:
-        """Collect what is handed over like files: inotify, sockets and semaphores."""
+        """Collect what is handed over like files: inotify, sockets and eventfds."""
         saved = self._saved
         for number, entry in saved.entries.items():
             if entry.type == images.TYPE_INOTIFY:
@@ -289,12 +304,7 @@ class _Reader:
                 why = "it watches files with fanotify"
                 raise RestoreFailed(Reason.RESTORE_FAILED, why=why)
         saved.sockets = take_named(saved.entries)
-        for one in semaphores.read(self._read(semaphores.IMAGE)):
-            kind, number = saved.descriptors.get(one, (0, 0))
-            if kind != images.TYPE_EVENTFD:
-                raise images.damaged("a semaphore is something else")
-            counter = saved.entries[number].efd
-            saved.semaphores[number] = Semaphore(counter.flags, counter.counter)
+        self._counters()
         handed = saved.handed
         for name, table in self._tables.items():
             if any(entry.id in handed for entry in table):

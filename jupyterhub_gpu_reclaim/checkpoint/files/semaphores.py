@@ -1,8 +1,9 @@
-"""Keeps semaphores (eventfd with EFD_SEMAPHORE), which CRIU makes plain counters.
+"""Keeps the eventfds that CRIU makes otherwise: semaphores, and large counters.
 
-CRIU (4.2: ``eventfd.c``) does not save that flag, and it can be given only to a new
-eventfd. So an image of our own tells which descriptors are semaphores, and at a return
-these are made here and handed over like files (``handover``).
+CRIU (4.2: ``eventfd.c``) does not save EFD_SEMAPHORE, and it can be given only to a new
+eventfd. So an image of our own tells which descriptors are semaphores. Its own image
+has the whole counter of each eventfd, but eventfd(2) takes only the low 32 bits. At a
+return both are made here and handed over like files (``handover``).
 """
 
 from __future__ import annotations
@@ -21,20 +22,30 @@ if TYPE_CHECKING:
 IMAGE: Final = "semaphores.img"
 _TARGET: Final = "anon_inode:[eventfd]"
 _MOST_AT_ONCE: Final = (1 << 32) - 1
+#: The kernel can count one further, which no program can write, and would wait for.
+_MOST: Final = (1 << 64) - 2
 
 
-class Semaphore(NamedTuple):
-    """Flags and value from which a semaphore is made again."""
+class Counter(NamedTuple):
+    """Flags and value from which an eventfd is made again."""
 
     flags: int
     value: int
+    is_semaphore: bool = False
+
+    @property
+    def is_large(self) -> bool:
+        """Whether CRIU would give back less."""
+        return self.value > _MOST_AT_ONCE
 
     def make(self) -> int:
-        """Make the semaphore and return its descriptor."""
-        flags = self.flags & os.O_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC
+        """Make the eventfd and return its descriptor."""
+        flags = self.flags & os.O_NONBLOCK | os.EFD_CLOEXEC
+        if self.is_semaphore:
+            flags |= os.EFD_SEMAPHORE
         made = os.eventfd(min(self.value, _MOST_AT_ONCE), flags)
-        if self.value > _MOST_AT_ONCE:
-            os.eventfd_write(made, self.value - _MOST_AT_ONCE)
+        if self.is_large:
+            os.eventfd_write(made, min(self.value, _MOST) - _MOST_AT_ONCE)
         return made
 
 

@@ -513,6 +513,16 @@ _EVENTS: Final = [
     ),
     *(
         _row(
+            f"{name} that is full",
+            f"fd = os.eventfd(0, os.EFD_NONBLOCK | {flag})\n"
+            "os.eventfd_write(fd, (1 << 64) - 2)",
+            "info(fd, 'eventfd-count', 'eventfd-sem'), flags(fd),"
+            " select.select([], [fd], [], 0)[1]",
+        )
+        for name, flag in (("eventfd", "0"), ("EFD_SEMAPHORE", "os.EFD_SEMAPHORE"))
+    ),
+    *(
+        _row(
             f"timerfd of {clock}",
             f"fd = libc.timerfd_create({number}, 0)\n"
             "libc.timerfd_settime(fd, 0, struct.pack('4q', 1000, 0, 1000, 0), None)",
