@@ -77,6 +77,23 @@ LOCKED = 30.0
 #: What each version of the journal has added, the newest first, taken away again.
 AGED = (
     (
+        17,
+        """
+        CREATE TABLE marks (name TEXT PRIMARY KEY, value FLOAT NOT NULL);
+        INSERT INTO marks SELECT CASE kind
+            WHEN 'reader' THEN 'trail:'
+            WHEN 'login renewal' THEN 'renew login:'
+            WHEN 'culler' THEN 'culled:'
+            WHEN 'deletion' THEN 'order to delete:'
+            WHEN 'expiry' THEN 'deletion:'
+            WHEN 'naps' THEN 'naps-counted'
+            WHEN 'tab key' THEN 'tab keys of:'
+            ELSE 'tab keys void until:'
+          END || subject, value FROM notes;
+        DROP TABLE notes;
+        """,
+    ),
+    (
         16,
         """
         DROP TABLE drains;
@@ -98,7 +115,6 @@ AGED = (
     (11, "DROP TABLE store"),
     (10, "DROP TABLE nap_memory"),
     (9, "ALTER TABLE sessions DROP COLUMN own_idle_time"),
-    (8, "DROP TABLE reclaimed"),
 )
 
 
