@@ -220,11 +220,8 @@ def one_writer(job: Job) -> Callable[[], None]:
         pack_bytes=PACK_BYTES,
         compression=compression.Compression.LZ4,
     )
-    backend, counters = (
-        FolderBackend(job.shared),
-        np.zeros(pack_writer.COUNTERS, np.int64),
-    )
-    made = PackWriter(backend, recipe, job.number, None, counters)
+    counters = np.zeros(pack_writer.COUNTERS, np.int64)
+    made = PackWriter(FolderBackend(job.shared), recipe, job.number, None, counters)
 
     def run() -> None:
         for turn, slot in enumerate(job.each()):

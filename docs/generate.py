@@ -145,10 +145,7 @@ def settings() -> str:
             heading = ", ".join(f"`{owner}.{name}`" for owner in owners)
             shown = [f"### {heading}", "", f"{trait.info()}; default `{default}`", ""]
             shown += [inspect.cleandoc(str(trait.help)), ""]
-            if heading.strip("`") in most:
-                most[heading.strip("`")] = shown
-            else:
-                lines += shown
+            most.get(heading.strip("`"), lines).extend(shown)
     first = ["## Most used", "", *(line for one in most.values() for line in one)]
     about = """
 The most used come first; each of the others says when one would touch it. Generated

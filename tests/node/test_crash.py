@@ -23,18 +23,11 @@ def at(step: str, state: str):
     )
 
 
-#: The other steps are long stories.
-EACH_PUSH = {"dump", "files", "commit"}
-
-
-def moments():
-    """Begin and end of each step; an end is mostly the next one's begin."""
-    for step in CAPTURE_STEPS:
-        marks = () if step in EACH_PUSH else pytest.mark.long
-        yield pytest.param(step, "begun", id=f"{step}-begun", marks=marks)
-        last = step == CAPTURE_STEPS[-1]
-        marks = () if last else pytest.mark.long
-        yield pytest.param(step, "done", id=f"{step}-done", marks=marks)
+#: Begin and end of each step; an end is mostly the next one's begin.
+MOMENTS = but(
+    [(step, state) for step in CAPTURE_STEPS for state in ("begun", "done")],
+    *(("dump", "begun"), ("files", "begun"), ("commit", "begun"), ("commit", "done")),
+)
 
 
 def settled(agent, place) -> dict:
@@ -60,7 +53,7 @@ def lose(folder) -> None:
     wait_for(gone)
 
 
-@pytest.mark.parametrize(("step", "state"), list(moments()))
+@pytest.mark.parametrize(("step", "state"), MOMENTS)
 def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, state):
     agent.capture(counter, "cp", until=at(step, state))
 

@@ -10,6 +10,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
 from jupyterhub_gpu_reclaim.linux import procfs
 from tests.support.agent import wait_for
 from tests.support.fake_cards import computes, holders, killed_while_it_moves
+from tests.support.long_stories import but
 
 pytestmark = pytest.mark.usefixtures("driver")
 
@@ -89,13 +90,7 @@ def test_agent_killed_while_memory_moves_back_lets_no_program_run_without_it(
     assert holders(session) == 1
 
 
-LONG = pytest.mark.long
-
-
-@pytest.mark.parametrize(
-    "step",
-    ["gpu", pytest.param("dump", marks=LONG), pytest.param("commit", marks=LONG)],
-)
+@pytest.mark.parametrize("step", but(["gpu", "dump", "commit"], "gpu"))
 def test_agent_killed_in_a_capture_the_next_one_fills_the_card(agent, start, step):
     # A child that just gives up its devices may end with the agent (linux/ptrace).
     session = start("alone")

@@ -1,8 +1,9 @@
-"""Certificates for agents, signed by themselves."""
+"""Certificates for servers, signed by themselves."""
 
 from __future__ import annotations
 
 import datetime
+import ipaddress
 from typing import TYPE_CHECKING
 
 from cryptography import x509
@@ -14,8 +15,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def certificate(folder: Path, name: str) -> Path:
-    """A certificate for that name, signed by itself; the file with it and its key."""
+def certificate(folder: Path, name: str, address: str = "") -> Path:
+    """A certificate for that name, signed by itself; the file with it and its key.
+
+    Args:
+        folder: where the file is made.
+        name: the server's.
+        address: an IP address that it is for, instead of the name.
+    """
+    server = (
+        x509.IPAddress(ipaddress.ip_address(address)) if address else x509.DNSName(name)
+    )
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -27,7 +37,7 @@ def certificate(folder: Path, name: str) -> Path:
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), False)
+        .add_extension(x509.SubjectAlternativeName([server]), False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
         .sign(key, hashes.SHA256())
     )

@@ -87,7 +87,8 @@ def outdated(
         if row.keeping is Keeping.ASIDE and row.is_of(incarnation)
     ]
     plain = [row.id for row in [*spare, *rows] if not row.name]
-    over = {*[*plain, "the newer one"][: -settings.save_points]}
+    # The newer one is kept as well, and counts.
+    over = plain[: max(0, len(plain) + 1 - settings.save_points)]
     changed = []
     for row in rows:
         aside = row.is_of(incarnation) and row.id not in over
