@@ -49,6 +49,7 @@ class Ledger:
         #: words of accounts that were deleted, and the account
         self._former: dict[SessionKey, list[tuple[str, str]]] = defaultdict(list)
         self._accounts: dict[str, str] = {}  #: of each life, by its first word
+        self._unknown_to_be_deleted: set[SessionKey] = set()
 
     # --- words
     def new_life(self, key: SessionKey) -> str:
@@ -88,10 +89,23 @@ class Ledger:
         Unless the Hub's database is put back, which then knows no other one; and but
         for what was begun between the deletions of an earlier one's server and of it.
         """
+        self._unknown_to_be_deleted.discard(key)
         self._former[key] = [
             (word, self._accounts.get(word.partition(".")[0], account))
             for word in self._given_up[key]
         ]
+
+    def orders_lost(self) -> None:
+        """The journal is lost, or of before: no deletion that was ordered is known."""
+        self._unknown_to_be_deleted.update(self._former)
+
+    def give_to_account(self, key: SessionKey) -> None:
+        """An administrator says that what is there is its name's, whoever has that.
+
+        It is not deleted any more unless somebody knows that it was.
+        """
+        if key in self._unknown_to_be_deleted:
+            self._former[key] = []
 
     def choose(self, key: SessionKey, checkpoint: str) -> Callable[[], None]:
         """A person wants that checkpoint, and no newer one, to come back.

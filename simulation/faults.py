@@ -269,6 +269,7 @@ class Faults:
         for service in list(self._world.services):
             service.program.kill()
         self._world.put_journal(backup)
+        self._world.ledger.orders_lost()
 
     async def back_up_hub(self, event: Event) -> None:
         del event

@@ -140,21 +140,28 @@ class Run:
         return ""
 
     def _session_unrest(self, views: list[SessionView]) -> str:
+        has_no_room = self._card_is_held(views)
         for view in views:
             if view.phase not in _RESTS:
                 return f"{view.key} stays {view.phase.value}"
-            waits = view.facts.intent == "wake" and self._world.never_idle
+            waits = view.facts.intent == "wake" and has_no_room
             if view.facts.intent in {"nap", "wake"} and not waits:
                 return f"{view.key} does not {view.facts.intent}, as it was ordered to"
         return ""
 
+    def _card_is_held(self, views: list[SessionView]) -> bool:
+        """Whether who wakes may wait for room: by what is never idle, or is reported.
+
+        What the Hub does not know naps for nobody until a person comes to it.
+        """
+        return self._world.never_idle or any(
+            view.failure and view.failure.code == _SECOND for view in views
+        )
+
     def _tree_unrest(self, views: list[SessionView]) -> str:
         world = self._world
         phases = {view.incarnation: view.phase for view in views}
-        # What the Hub does not know naps for nobody until a person comes to it.
-        waits = world.never_idle or any(
-            view.failure and view.failure.code == _SECOND for view in views
-        )
+        waits = self._card_is_held(views)
         for machine in world.machines:
             for place in machine.places.values():
                 if place.tree is None:
@@ -302,6 +309,7 @@ class Run:
                 self._world.ledger.give_up_all(key)
                 await users.start_fresh(key, key.user)
                 return
+            self._world.ledger.give_to_account(key)
             await users.renew_login(key, "admin")
             await users.resume(key, "admin", manages=True)
         except ReclaimError as error:

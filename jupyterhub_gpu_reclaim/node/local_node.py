@@ -8,6 +8,7 @@ It keeps no policy: it does what it is told, or says why not.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -336,9 +337,10 @@ class LocalNode:
             checkpoint: which.
             lazy: let it come back napping, where it can.
         """
-        known = self.operations.attach(incarnation, "restore", checkpoint)
-        if known is not None:
-            return known.follow()
+        with suppress(Refused):  # while a nap or a wake is under way: it may be back
+            known = self.operations.attach(incarnation, "restore", checkpoint)
+            if known is not None:
+                return known.follow()
         session = await self._find(incarnation)
         ended: Event | None = None
         refusal: ReclaimError | None = None
@@ -346,6 +348,8 @@ class LocalNode:
             ended = await asyncio.to_thread(self.outcomes.restored, session, checkpoint)
         except ReclaimError as error:
             refusal = error
+        if ended is not None and ended.tree is not None:
+            return _told(ended)
         # The same call may have come twice; nothing is awaited from here to begin().
         again = self.operations.attach(incarnation, "restore", checkpoint)
         if again is not None:

@@ -292,6 +292,22 @@ async def test_restore_that_may_nap_ends_in_a_nap_each_time(node):
     assert node.runs(name)
 
 
+async def test_restore_that_has_come_back_is_told_while_it_wakes(node):
+    """Its service was away as it ended, and must not take it for one that failed."""
+    name = node.run_on_gpu(ANN)
+    await last(node.agent.capture(name, "c1", 1))
+    await node.agent.release(name, "c1")
+    name = node.hold(ANN)
+    await last(node.agent.restore(name, "c1", lazy=True))
+    async with aclosing(node.agent.wake(name)) as events:
+        await anext(events)
+        assert (await last(node.agent.restore(name, "c1"))).tree.incarnation == name
+        again = node.agent.restore(name, "c2")
+        assert await refusal(again) is Reason.OPERATION_IN_FLIGHT
+        await last(events)
+    assert node.runs(name)
+
+
 async def test_restore_that_may_nap_without_a_gpu_runs(node):
     await released(node)
     ended = await last(node.agent.restore(node.hold(ANN), "c1", lazy=True))

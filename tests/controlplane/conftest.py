@@ -108,7 +108,7 @@ class World:
     async def journal_lost(self, controller: Controller) -> Controller:
         """A new service, with an empty journal; the rest goes on as it is."""
         await self.kill(controller)
-        self.url = self.url.replace("journal.sqlite", "empty.sqlite")
+        self.url = self.url.replace(".sqlite", "-lost.sqlite")
         return await self.controller()
 
     async def running(self, contents: str = "work", key: SessionKey = KEY) -> str:

@@ -288,6 +288,31 @@ async def test_new_account_that_asks_for_what_nobody_has_found_yet_is_not_given_
         await began_beside.users.bring_back(KEY, old, "ada")
 
 
+@pytest.mark.parametrize("found_first", [True, False])
+async def test_new_account_whose_start_the_journal_forgot_is_known_by_its_tree(
+    world, began_beside, found_first
+):
+    """So nothing of the former one is shown, or brought back by a wish of its user."""
+    del world.node.checkpoints
+    (old,) = world.node.saved
+    place = world.node.places["i2"]
+    if found_first:
+        del world.node.places["i2"], world.hub.states[KEY]
+    second = await world.journal_lost(began_beside)
+    if found_first:
+        await world.until(lambda: world.phase(second) == "suspended")
+        world.node.places["i2"] = place
+        world.hub.run(KEY, "i2")
+    await world.until(lambda: world.phase(second) == "running")
+    await world.until(lambda: second._sessions.journal.checkpoint(old) is not None)
+    assert second._sessions.row(KEY).account == NEW
+    assert second.users.session(KEY).saved == []
+    with pytest.raises(NotFound):
+        await second.users.bring_back(KEY, old, "ada", save_running=True)
+    row = second._sessions.journal.checkpoint(old)
+    assert (row.keeping, row.expires) == (Keeping.FORMER, None)
+
+
 async def test_manager_brings_back_what_another_account_has_left_or_another_hub(
     world, began_beside
 ):

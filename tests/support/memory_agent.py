@@ -102,6 +102,11 @@ class MemorySession:
     operation: MemoryOperation | None = field(default=None, repr=False)
 
     @property
+    def is_back(self) -> bool:
+        """Whether its programs go on, or nap."""
+        return self.state in {TreeState.RUNNING, TreeState.NAPPING}
+
+    @property
     def running(self) -> MemoryOperation | None:
         """The operation under way."""
         operation = self.operation
@@ -343,6 +348,9 @@ class MemoryAgent(Generic[S]):
         self, incarnation: str, checkpoint: str, *, lazy: bool = False
     ) -> AsyncIterator[Event]:
         """Restore a session, attach to that restore, or repeat how it ended."""
+        there = self.places.get(incarnation)
+        if there is not None and there.parent == checkpoint and there.is_back:
+            return _only(Event(tree=there.tree()))
         known = self._attach(incarnation, "restore", checkpoint)
         if known is not None:
             return known.follow()

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    HIDDEN,
     CheckpointRow,
     Intent,
     Keeping,
@@ -37,7 +38,8 @@ def running(
     """Adopt a tree that the journal did not know as running.
 
     The checkpoint that it came from is kept as after a return; any other one is set
-    aside, because it is not what runs.
+    aside, because it is not what runs. Whose the session is, the tree knows better than
+    a journal that was lost or put back; what is saved of others is not theirs.
     """
     came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
     if came_from:
@@ -48,10 +50,13 @@ def running(
     if not came_from:
         sessions.tab_keys.found(row.key)
     now = sessions.clock.now()
+    account = tree.account or row.account
+    its = msgspec.structs.replace(row, session=tree.session, account=account)
     return sessions.apply(
         row.key,
         SessionEvent.FOUND_RUNNING,
-        checkpoints=kept,
+        checkpoints=[*kept, *_of_others(sessions, its)],
+        account=account,
         session=tree.session,
         incarnation=tree.incarnation,
         checkpoint=row.checkpoint if came_from else "",
@@ -244,6 +249,17 @@ def save_point_of(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
     newest = max(own, key=lambda info: info.stamp, default=None)
     set_aside = newest is not None and newest.aside is not None
     return newest if row.phase in LIVE and not set_aside else None
+
+
+def _of_others(sessions: Sessions, row: SessionRow) -> list[CheckpointRow]:
+    """Rows of what was saved of other accounts: hidden until a person decides."""
+    return [
+        msgspec.structs.replace(each, keeping=Keeping.FORMER, expires=None)
+        for each in sessions.journal.checkpoints(row.key)
+        if each.keeping not in HIDDEN
+        and each.info
+        and lineage.is_anothers(row, each.info)
+    ]
 
 
 def _came_from(tree: Tree) -> str:
