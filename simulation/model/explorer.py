@@ -134,7 +134,9 @@ def rests(state: State) -> bool:
     if state.owner != 1 and state.hub in {HubState.STOPPED, HubState.RUNNING}:
         return True  # an administrator may have to say whose it is
     if not state.store and state.truth < 0:
-        return row.phase is Phase.SUSPENDED and state.hub is HubState.STOPPED
+        # Its user is told at the next visit, where anybody has heard of it.
+        at_rest = {Phase.SUSPENDED, Phase.STOPPED}
+        return row.phase in at_rest and state.hub is HubState.STOPPED
     alone = not state.trees and state.hub is HubState.STOPPED
     return bool(
         row.phase is Phase.SUSPENDED and alone and saved and saved.value >= state.truth

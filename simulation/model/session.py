@@ -709,21 +709,27 @@ def _gives_up(state: State, mine: Tree) -> Iterator[Step]:
 def _spawn(state: State, mine: Tree | None) -> Iterator[Step]:
     row = state.row
     resuming = row.phase is Phase.RESUMING and row.inc == state.hub_inc
+    told = state.joined or _is_unknown(state)
     if mine is None and resuming:
         new = Tree(state.hub_inc, TreeState.HOLDING, account=state.owner)
         yield "a place is made", state._replace(trees=(*state.trees, new))
     elif mine is None:
         yield "the start has failed", state._replace(hub=HubState.STOPPED)
-    elif mine.runs and (state.joined or row.inc == mine.inc):
+    elif mine.runs and (row.inc == mine.inc or told):
         if mine.account != state.owner:
             raise Broken("accounts: another's session runs for it")
         if mine.value < state.truth:
             raise Broken("law 9: an older state is shown as the session")
-        if state.joined or row.phase not in SAVED:
+        if told or row.phase not in SAVED:
             up = state._replace(hub=HubState.RUNNING, hub_saved=0)
             yield "the server answers", up
     elif resuming and not row.placed:
         yield "the place is reported", state._replace(row=row._replace(placed=True))
+
+
+def _is_unknown(state: State) -> bool:
+    """Whether the journal does not know what is back: its spawner is told, if asked."""
+    return state.answers and state.hub_inc not in {state.row.inc, *state.ending}
 
 
 def _late(state: State, mine: Tree | None) -> Iterator[Step]:

@@ -494,7 +494,8 @@ class HubInMemory:
                             if event.failure.code == "service_unreachable":
                                 break
                             raise Refused(Reason.of(event.failure.code))
-                        if event.tree is not None:
+                        tree, mine = event.tree, placement.incarnation
+                        if tree is not None and tree.incarnation == mine:
                             return
                 await asyncio.sleep(0.01)
 

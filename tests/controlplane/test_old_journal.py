@@ -596,6 +596,26 @@ async def test_journal_lost_in_the_middle_of_a_restore_is_no_cold_start(
     assert (await second.plan_start(mine)).action == "adopt"
 
 
+@pytest.mark.parametrize("store_is_put_back", [False, True])
+async def test_return_goes_on_though_the_journal_is_lost_in_its_middle(
+    world, store_is_put_back
+):
+    """What came back may be all that there is: a start that fails would end it."""
+    first = await running(world, "tensors")
+    saved = await suspend(world, first)
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: restoring(world))
+    second = await world.journal_lost(first)
+    world.node.hold_at = ""
+    await world.until(lambda: world.node.living(KEY))
+    if store_is_put_back:
+        del world.node.saved[saved]
+    assert await start == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "tensors"
+
+
 class SilentOnceFound:
     """An agent whose store does not answer a start; others find something meanwhile."""
 

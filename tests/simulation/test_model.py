@@ -194,13 +194,11 @@ def test_another_account_of_that_name_gets_nothing_and_deletes_nothing(kind):
     assert found.states > 300
 
 
-@pytest.mark.xfail(raises=Broken, strict=True, reason="found, and not mended yet")
 def test_journal_and_store_are_put_back_during_a_return():
-    """Its programs run, and the Hub, which waits for it, ends them in the end.
-
-    They may not be adopted meanwhile: their end may be ordered, and have no answer.
-    """
-    explore(start(faults=2, suspends=1, visits=1, works=0, kinds=[STORE]))
+    """What is back may be all that there is, and its spawner is told that it is."""
+    found = explore(start(faults=2, suspends=1, visits=1, works=0, kinds=[STORE]))
+    print(found.states, "states")
+    assert found.states > 30_000
 
 
 def lets_anybody_in(sessions, placement, settings):
@@ -220,12 +218,12 @@ def test_order_to_delete_that_spares_nobody_is_found(monkeypatch):
         explore(start(faults=0, kinds=[DELETED]))
 
 
-def test_command_explores_with_other_bounds(capsys):
+def test_command_explores_with_other_bounds(capsys, monkeypatch):
     bounds = ["--faults", "0", "--suspends", "1", "--kinds", RENAMED, ORDERS]
     assert main(bounds) == 0
     assert "states" in capsys.readouterr().out
-    bounds = ["--suspends", "1", "--visits", "1", "--works", "0"]
-    assert main([*bounds, "--kinds", STORE]) == 1
+    monkeypatch.setattr(owners, "check", lets_anybody_in)
+    assert main(["--faults", "0", "--kinds", ACCOUNTS]) == 1
 
 
 def takes_silence_for_emptiness(row, observed, now, settings, asked=None):

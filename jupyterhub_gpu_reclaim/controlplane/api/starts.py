@@ -25,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Placement,
     SessionKey,
     StartPlan,
+    TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
@@ -299,10 +300,26 @@ class StartPlanner:
             async for event in operation.read(after):
                 yield event
             return
-        if row.phase in LIVE:
-            yield Event(tree=await self._agent.tree(row.incarnation))
-            return
-        yield Event(failure=row.failure or failure_of(Reason.CANCELLED))
+        tree = await self._unknown_return(row)
+        if tree is None and row.phase in LIVE:
+            tree = await self._agent.tree(row.incarnation)
+        if tree is None:
+            yield Event(failure=row.failure or failure_of(Reason.CANCELLED))
+        elif tree.state is not TreeState.RESTORING:  # else it is asked again
+            yield Event(tree=tree)
+
+    async def _unknown_return(self, row: SessionRow) -> Tree | None:
+        """Return what comes back, or is back, though the journal does not know of it.
+
+        A journal that was lost, or put back, in the middle of a return. What came back
+        may be all that there is of the session, if the store was put back with it.
+        """
+        for tree in await self._agent.trees(row.key):
+            back = tree.runs or tree.state is TreeState.RESTORING
+            ordered = ending.is_ordered(self._sessions, row.key, tree.incarnation)
+            if back and tree.incarnation != row.incarnation and not ordered:
+                return tree
+        return None
 
     def login_revoked(self, placement: Placement) -> None:
         """See ``Controller.login_revoked``."""

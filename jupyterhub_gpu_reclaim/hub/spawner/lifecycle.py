@@ -496,6 +496,7 @@ class SessionLifecycle:
         Raises:
             RestoreFailed: it failed; the checkpoint is kept.
         """
+        mine = self._spawner.reclaim_launch.incarnation
         while True:
             with suppress(Unreachable):
                 async for event in self._service().progress(
@@ -505,7 +506,7 @@ class SessionLifecycle:
                         reporter.step(event.step)
                     if event.failure is not None:
                         raise codec.error_of(event.failure, RestoreFailed)
-                    if event.tree is not None:
+                    if event.tree is not None and event.tree.incarnation == mine:
                         return
             # The stream broke: the operation goes on, ask again.
             await asyncio.sleep(RECONNECT_SECONDS)
