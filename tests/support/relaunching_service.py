@@ -46,6 +46,7 @@ class RelaunchingService:
         self.late: dict[str, float] = {}  #: seconds until a call is answered
         self.unanswered: set[str] = set()  #: calls whose answer is lost
         self.restored: dict[Key, threading.Event] = {}
+        self.placed: dict[Key, str] = {}  #: incarnations that were told of
         self.token_file = folder / "spawner.token"
         self.token_file.write_text(TOKEN)
         self._server: ThreadingHTTPServer | None = None
@@ -205,6 +206,7 @@ class RelaunchingService:
             return 200, {"action": "stop"}
         if call == "placed" and body.get("checkpoint"):
             self.restored[key] = threading.Event()
+            self.placed[key] = body["incarnation"]
             threading.Thread(target=self.restore, args=(key,), daemon=True).start()
             return 202, None
         if call == "release":
@@ -230,7 +232,7 @@ class RelaunchingService:
         yield {"step": {**step, **done, "seconds": 1.5}}
         yield {
             "tree": {
-                "incarnation": "restored",
+                "incarnation": self.placed[key],
                 "key": {"user": key[0], "server": key[1]},
                 "state": "running",
                 "init_pid": 1,
