@@ -15,13 +15,11 @@ import pytest
 from hypothesis import settings
 
 from tests.cluster import options
-from tests.support import flaky, network, pure, root, screenshots
+from tests.support import flaky, light_modules, network, pure, root, screenshots
 from tests.support.reruns import pytest_runtest_teardown  # noqa: F401 - a hook
 
 #: The longest first, so that in the end no worker is left with one of them alone.
 LONGEST_FIRST = ["e2e", "browser", "hub", "kube", "service", "simulation"]
-#: Modules that take the place of slow ones that no test needs.
-LIGHT = Path(__file__).parent / "support" / "light"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,10 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     enough = 8192 if most == resource.RLIM_INFINITY else min(8192, most)
     if 0 < now < enough:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
-    sys.path.insert(0, str(LIGHT))
+    light = str(light_modules.FOLDER)
+    sys.path.insert(0, light)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if str(LIGHT) not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LIGHT), *paths]))
+    if light not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [light, *paths]))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import (
     speaks_tls,
 )
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
+from tests.support import light_modules
 from tests.support.agent import SERVER, wait_for
 
 TOKEN = "s3cret-of-ann-0123456789"
@@ -56,6 +57,7 @@ def place(request, folder, places, certificate):
         f"--ServerApp.keyfile={key}",
         *(wants if request.param == "with-a-certificate" else []),
         env={
+            "PYTHONPATH": str(light_modules.FOLDER),
             "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
             "HOME": str(folder),
             "JUPYTERHUB_API_TOKEN": TOKEN,

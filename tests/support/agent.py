@@ -22,7 +22,7 @@ from demo.stack import free_port
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.linux import processes
-from tests.support import preloaded
+from tests.support import light_modules, preloaded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -319,6 +319,7 @@ class Jupyter:
         self.home = home
         self.url = f"http://127.0.0.1:{self.port}{self.PREFIX}"
         env = {
+            "PYTHONPATH": str(light_modules.FOLDER),
             **dict(env),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(home),

@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodPlacements
 from jupyterhub_gpu_reclaim.session_init import command_line
+from tests.support import light_modules
 from tests.support.agent import PATIENCE, SERVER, Agent, Jupyter, wait_for
 
 #: What Docker and containerd leave to a container's root.
@@ -292,6 +293,7 @@ class PodJupyter(Jupyter):
         self.home, self.port = folder / "home", PORT
         self.home.mkdir()
         env = {
+            "PYTHONPATH": str(light_modules.FOLDER),
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": "/home/ann",
             "SHELL": "/bin/bash",
