@@ -313,7 +313,7 @@ class PodJupyter(Jupyter):
             home=self.home,
             env=env,
         )
-        self.client = httpx.Client()
+        self.client = httpx.Client(verify=False)
         self.move(self.place)
         wait_for(self.answers)
 
@@ -326,6 +326,7 @@ class PodJupyter(Jupyter):
             base_url=self.url,
             headers={"Authorization": f"token {self.TOKEN}"},
             timeout=PATIENCE,
+            verify=False,
         )
 
     def answers(self) -> bool:
