@@ -36,10 +36,25 @@ def short_folder():
     shutil.rmtree(path, ignore_errors=True)
 
 
+def shares_an_agent(node) -> bool:
+    """Whether it takes the module's: ``shares_an_agent(False)`` is an exception."""
+    marker = node.get_closest_marker("shares_an_agent")
+    return marker is not None and marker.args != (False,)
+
+
 @pytest.fixture(scope="module")
-def shared_agent():
-    """One for all tests of a module that do not end it."""
-    with short_folder() as folder:
+def shared_agent(request):
+    """One for all tests of a module that leave it as it was.
+
+    Where the marker says ``card``, it was started with a false card.
+    """
+    marker = request.node.get_closest_marker("shares_an_agent")
+    with short_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        if marker.kwargs.get("card"):
+            library = request.getfixturevalue("library")
+            fake_cards.driver(library, folder, patch)
+            if marker.kwargs["card"] == "counting":
+                fake_cards.counting(None, library, patch)
         made = running_agent(folder)
         yield made
         made.kill()
@@ -49,7 +64,7 @@ def shared_agent():
 @pytest.fixture
 def folder(request):
     """What a test may fill; the module's, where the agent is."""
-    if request.node.get_closest_marker("shares_an_agent"):
+    if shares_an_agent(request.node):
         yield request.getfixturevalue("shared_agent").folder
         return
     with short_folder() as path:
@@ -59,8 +74,9 @@ def folder(request):
 @pytest.fixture
 def agent(request, folder):
     """An agent without checkpoints: the test's own, or the module's."""
-    shared = request.node.get_closest_marker("shares_an_agent")
+    shared = shares_an_agent(request.node)
     made = request.getfixturevalue("shared_agent") if shared else running_agent(folder)
+    made.hear()
     yield made
     if (ended := made.popen.poll()) is not None:
         print(f"the agent had ended, with {ended}")
@@ -70,14 +86,64 @@ def agent(request, folder):
     if not shared:
         made.kill()
         print(made.log.read_text())
+    elif ended is not None:
+        made.start()
+
+
+@pytest.fixture
+def driver(request, folder, library):
+    """The false driver, for the agent that is started next, or the module's."""
+    if not shares_an_agent(request.node):
+        monkeypatch = request.getfixturevalue("monkeypatch")
+        yield fake_cards.driver(library, folder, monkeypatch)
+        return
+    state = folder / "cuda"
+    yield state
+    for path in state.iterdir():  # the next session's pids are the same
+        path.unlink()
+
+
+@pytest.fixture
+def counting(request, driver, library):
+    """The false driver also tells whose memory it is: several may use the card."""
+    if not shares_an_agent(request.node):
+        fake_cards.counting(driver, library, request.getfixturevalue("monkeypatch"))
+    return driver
+
+
+@contextlib.contextmanager
+def server_with_a_card(library, *, counting: bool = False):
+    """An agent and a Jupyter server beside a false card, for all tests of a module.
+
+    Args:
+        counting: whether the driver tells whose memory it is.
+
+    Yields:
+        the agent, the server, and what :func:`fake_cards.take_card` asks for.
+    """
+    with (
+        short_folder() as folder,
+        pytest.MonkeyPatch.context() as patch,
+        fake_cards.device_file() as device,
+        contextlib.contextmanager(support.places)(folder) as place,
+    ):
+        driver = fake_cards.driver(library, folder, patch)
+        if counting:
+            fake_cards.counting(driver, library, patch)
+        agent = running_agent(folder)
+        server = support.Jupyter(folder, place)
+        try:
+            yield agent, server, (driver, device)
+        finally:
+            agent.kill()
+            print(agent.log.read_text())
+            server.client.close()
 
 
 places = pytest.fixture(support.places)
 counter = pytest.fixture(support.counter)
 jupyter = pytest.fixture(support.jupyter)
 library = pytest.fixture(scope="session")(fake_cards.library)
-driver = pytest.fixture(fake_cards.driver)
-counting = pytest.fixture(fake_cards.counting)
 device = pytest.fixture(fake_cards.device)
 start = pytest.fixture(fake_cards.start)
 

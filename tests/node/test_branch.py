@@ -12,7 +12,10 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.node.workflows import branch
+from tests.support import light_modules
 from tests.support.agent import PATIENCE, Jupyter, free_port, wait_for
+
+pytestmark = pytest.mark.shares_an_agent
 
 #: A server that has its address and its login from its environment, as the Hub's.
 SERVER = """
@@ -39,6 +42,7 @@ class Server(Jupyter):
         self.home.mkdir(exist_ok=True)
         self.url = f"http://127.0.0.1:{self.port}{self.PREFIX}"
         env = {
+            "PYTHONPATH": str(light_modules.FOLDER),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(self.home),
             "JUPYTERHUB_API_TOKEN": self.TOKEN,
@@ -53,6 +57,7 @@ class Server(Jupyter):
             base_url=self.url,
             headers={"Authorization": f"token {self.TOKEN}"},
             timeout=PATIENCE,
+            verify=False,
         )
         if mode == "start":
             wait_for(self.answers)

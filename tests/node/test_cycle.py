@@ -8,6 +8,8 @@ import pytest
 from tests.support.agent import wait_for
 from tests.support.ranks import PROGRAM as RANKS
 
+pytestmark = pytest.mark.shares_an_agent
+
 
 def test_capture_release_restore_keeps_kernel_and_variables(agent, jupyter, places):
     server = jupyter()

@@ -113,24 +113,24 @@ def test_drill_of_a_session_that_runs_again_disturbs_it_in_nothing(
     assert goes_on(place)
 
 
-def test_drill_of_a_session_whose_file_has_changed_says_so(
-    suspended, drill, file, tmp_path
+def test_drill_fails_of_a_damaged_checkpoint_and_where_a_file_has_changed(
+    agent, suspended, drill, file, tmp_path
 ):
+    pack = min(Path(agent.store, "packs", suspended).glob("0*"))
+    right = pack.read_bytes()
+    wrong = bytearray(right)
+    wrong[len(right) // 2] ^= 1
+    pack.write_bytes(wrong)
+    code, told = drill(suspended)
+    assert code == 1
+    assert "damaged" in told
+    assert not places_there()
+
+    pack.write_bytes(right)
     os.truncate(file, 3)
     metrics = tmp_path / "drill.prom"
     code, told = drill(suspended, f"--metrics-file={metrics}")
     assert code == 1
     assert str(file) in told
     assert "jupyterhub_gpu_reclaim_drill_success 0.0" in metrics.read_text()
-    assert not places_there()
-
-
-def test_drill_of_a_damaged_checkpoint_fails(agent, suspended, drill):
-    packs = sorted(Path(agent.store, "packs", suspended).glob("0*"))
-    data = bytearray(packs[0].read_bytes())
-    data[len(data) // 2] ^= 1
-    packs[0].write_bytes(data)
-    code, told = drill(suspended)
-    assert code == 1
-    assert "damaged" in told
     assert not places_there()

@@ -12,7 +12,10 @@ from tests.support.agent import wait_for
 from tests.support.fake_cards import computes, holders, killed_while_it_moves
 from tests.support.long_stories import but
 
-pytestmark = pytest.mark.usefixtures("driver")
+pytestmark = pytest.mark.shares_an_agent(card=True)
+
+#: Of tests whose agent is started in another way.
+own_agent = pytest.mark.shares_an_agent(False)
 
 
 @pytest.fixture
@@ -75,6 +78,7 @@ def test_agent_killed_while_memory_moves_out_lets_no_program_run_without_it(
     assert holders(session)
 
 
+@pytest.mark.long  # as in ``test_nap``, where an agent is killed in a wake
 def test_agent_killed_while_memory_moves_back_lets_no_program_run_without_it(
     agent, driver, start
 ):
@@ -110,12 +114,23 @@ def test_agent_killed_in_a_capture_the_next_one_fills_the_card(agent, start, ste
     assert agent.tree(session)["state"] == "running"
 
 
-def test_agent_killed_in_a_restore_leaves_the_saved_session_whole(
-    agent, session, places
+def test_a_saved_session_does_not_come_back_without_its_card_nor_in_half(
+    agent, session, places, monkeypatch
 ):
+    """Not where its card is not, and not where the agent is killed in its return."""
     agent.capture(session, "cp")
     agent.post(f"/v1/sessions/{session.incarnation}/release", {"checkpoint": "cp"})
+    agent.kill()
+    with monkeypatch.context() as without:
+        without.delenv("LD_LIBRARY_PATH")
+        agent.start()
     place = places("hold")
+    failure = agent.restore(place, "cp")[-1]["failure"]
+    assert failure["code"] == "gpu_mismatch"
+    assert "Fake GPU" in failure["message"]
+    assert len(agent.get("/v1/checkpoints").json()) == 1
+    agent.kill()
+    agent.start()
 
     def kill(event) -> bool:
         if (event.get("step") or {}).get("step") == "gpu":
@@ -132,8 +147,9 @@ def test_agent_killed_in_a_restore_leaves_the_saved_session_whole(
     assert holders(place) == 1
 
 
+@own_agent
 def test_what_the_driver_cannot_save_is_refused_and_goes_on(
-    driver, device, folder, agent, places, monkeypatch, session
+    agent, monkeypatch, session
 ):
     agent.kill()
     monkeypatch.setenv("FAKE_CUDA_REFUSAL", "801")
@@ -201,6 +217,7 @@ def opens(place) -> bool:
 
 
 @pytest.mark.long
+@own_agent
 @pytest.mark.usefixtures("counting")
 def test_a_program_that_begins_to_use_a_card_meanwhile_is_saved_as_well(
     agent, start, places
@@ -219,6 +236,7 @@ def test_a_program_that_begins_to_use_a_card_meanwhile_is_saved_as_well(
     assert holders(place) == 2
 
 
+@own_agent
 @pytest.mark.usefixtures("counting")
 def test_a_program_that_begins_to_use_a_card_meanwhile_naps_as_well(agent, start):
     session = start("begins")
@@ -231,6 +249,7 @@ def test_a_program_that_begins_to_use_a_card_meanwhile_naps_as_well(agent, start
 
 
 @pytest.mark.long
+@own_agent
 @pytest.mark.usefixtures("counting")
 def test_a_program_that_has_a_card_open_and_is_not_known_yet_is_waited_for(
     agent, start
@@ -265,6 +284,7 @@ def test_memory_that_may_be_shared_is_refused_before_anything_is_touched(agent, 
     assert agent.get("/v1/checkpoints").json() == []
 
 
+@own_agent
 def test_a_program_that_was_profiled_is_refused_by_name_and_goes_on(
     agent, session, monkeypatch
 ):
@@ -276,18 +296,3 @@ def test_a_program_that_was_profiled_is_refused_by_name_and_goes_on(
     assert "torch.profiler" in failure["message"]
     assert not failure["retryable"]
     computes(session)
-
-
-def test_a_session_does_not_come_back_where_its_card_is_not(
-    agent, session, places, monkeypatch
-):
-    agent.capture(session, "cp")
-    agent.post(f"/v1/sessions/{session.incarnation}/release", {"checkpoint": "cp"})
-    agent.kill()
-    monkeypatch.delenv("LD_LIBRARY_PATH")
-    agent.start()
-    place = places("hold")
-    failure = agent.restore(place, "cp")[-1]["failure"]
-    assert failure["code"] == "gpu_mismatch"
-    assert "Fake GPU" in failure["message"]
-    assert len(agent.get("/v1/checkpoints").json()) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -17,35 +16,28 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import (
     speaks_tls,
 )
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
-from tests.support import light_modules
+from tests.support import certificates, light_modules
 from tests.support.agent import SERVER, wait_for
+
+pytestmark = pytest.mark.shares_an_agent
 
 TOKEN = "s3cret-of-ann-0123456789"
 
 
-@pytest.fixture
-def certificate(tmp_path):
-    """A certificate of its own for 127.0.0.1: its file and its key's."""
-    made, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=127.0.0.1", "-keyout", str(key), "-out", str(made)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return made, key
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate of its own for 127.0.0.1, and its key, in one file."""
+    folder = tmp_path_factory.mktemp("certificate")
+    return certificates.certificate(folder, "server", "127.0.0.1")
 
 
 @pytest.fixture(params=["anybody", "with-a-certificate"])
 def place(request, folder, places, certificate):
     """A Jupyter server behind TLS; as under internal_ssl, one that wants it, too."""
-    made, key = certificate
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    wants = [f"--ServerApp.client_ca={made}"]
+    wants = [f"--ServerApp.client_ca={certificate}"]
     place = places(
         "start",
         *(sys.executable, "-c", SERVER, "--allow-root", "--no-browser"),
@@ -53,8 +45,8 @@ def place(request, folder, places, certificate):
         f"--ServerApp.port={port}",
         "--ServerApp.base_url=/user/ann/",
         f"--ServerApp.root_dir={folder}",
-        f"--ServerApp.certfile={made}",
-        f"--ServerApp.keyfile={key}",
+        f"--ServerApp.certfile={certificate}",
+        f"--ServerApp.keyfile={certificate}",
         *(wants if request.param == "with-a-certificate" else []),
         env={
             "PYTHONPATH": str(light_modules.FOLDER),
@@ -125,9 +117,8 @@ async def test_speaks_server_that_does_not_answer_is_judged_by_its_address():
 
 
 async def test_speaks_server_with_a_certificate_does(certificate):
-    made, key = certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made, key)
+    context.load_cert_chain(certificate)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Plain)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     Thread(target=server.serve_forever, daemon=True).start()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v
 from tests.checkpoint.kinds.memory import KINDS, PRELUDE
+
+pytestmark = pytest.mark.shares_an_agent
 
 #: Runs programs of the table; ``see`` is what one sees now.
 RUNNER = """
@@ -33,9 +37,23 @@ def suspend_and_resume(agent, server, places, checkpoint, generation) -> None:
     assert restored[-1].get("tree"), restored[-1]
 
 
-def test_segments_and_kernel_aio_come_back_twice(agent, jupyter, places):
+def test_queue_is_named_and_segments_and_kernel_aio_come_back_twice(
+    agent, jupyter, places
+):
     server = jupyter()
     kernel = server.start_kernel()
+
+    # A POSIX queue cannot be saved: it is refused by name, and the session runs on.
+    server.run(
+        kernel,
+        "import ctypes, os; librt = ctypes.CDLL('librt.so.1')\n"
+        "os.close(librt.mq_open(b'/mine', os.O_RDWR | os.O_CREAT, 0o600, None))",
+    )
+    refused = agent.capture(server.place, "cp-0")[-1]
+    assert refused["failure"]["code"] == "ipc_unsupported"
+    assert "the POSIX message queue /mine" in refused["failure"]["message"]
+    assert server.run(kernel, "librt.mq_unlink(b'/mine')") == "0"
+
     server.run(kernel, RUNNER)
     saw = {
         one.name: server.run(kernel, f"start({one.name!r}, {PRELUDE + one.program!r})")
@@ -49,17 +67,3 @@ def test_segments_and_kernel_aio_come_back_twice(agent, jupyter, places):
         assert now == saw
     segments = system_v.look(server.place.init_pid).segments
     assert sorted(segments.values()) == [8192, 3 * 4096 + 7, 8 << 20]
-
-
-def test_posix_queue_is_named_and_the_session_runs_on(agent, jupyter):
-    server = jupyter()
-    kernel = server.start_kernel()
-    server.run(
-        kernel,
-        "import ctypes, os; librt = ctypes.CDLL('librt.so.1')\n"
-        "os.close(librt.mq_open(b'/mine', os.O_RDWR | os.O_CREAT, 0o600, None))",
-    )
-    refused = agent.capture(server.place, "cp-1")[-1]
-    assert refused["failure"]["code"] == "ipc_unsupported"
-    assert "the POSIX message queue /mine" in refused["failure"]["message"]
-    assert server.run(kernel, "1 + 1") == "2"

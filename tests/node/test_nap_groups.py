@@ -6,10 +6,9 @@ A kernel ends if it runs while its memory is away, so what answers a cell has it
 import pytest
 
 from jupyterhub_gpu_reclaim.linux import processes
+from tests.node.conftest import server_with_a_card
 from tests.support.agent import wait_for
 from tests.support.fake_cards import take_card
-
-pytestmark = pytest.mark.usefixtures("counting")
 
 #: A cell whose children open the card, one after the other, for some seconds.
 FORKS = """
@@ -61,9 +60,23 @@ class Kernels:
         return self.server.run(kernel, "has_card()") == "True"
 
 
+@pytest.fixture(scope="module")
+def shared(library):
+    with server_with_a_card(library, counting=True) as (agent, server, card):
+        yield Kernels(agent, server, *card)
+
+
 @pytest.fixture
-def kernels(agent, jupyter, driver, device):
-    return Kernels(agent, jupyter(), driver, device)
+def kernels(shared):
+    """Of tests that leave both of them awake, and nobody beside them."""
+    yield shared
+    assert shared.naps() == [False, False]
+
+
+@pytest.fixture
+def own(counting, device, agent, jupyter):
+    """Of one test alone."""
+    return Kernels(agent, jupyter(), counting, device)
 
 
 def test_cell_wakes_its_own_kernel_and_no_other(kernels):
@@ -95,16 +108,16 @@ def test_nap_takes_in_whoever_is_awake_again(kernels):
 
 
 @pytest.mark.long
-def test_nap_takes_in_a_kernel_that_has_taken_a_card_meanwhile(kernels, driver, device):
-    kernels.order("nap")
-    third = kernels.server.start_kernel("c.ipynb")
-    take_card(kernels.server, third, driver, device)
-    kernels.pids[third] = int(kernels.server.run(third, "import os; os.getpid()"))
-    assert kernels.order("nap")["tree"]["state"] == "napping"
-    assert kernels.naps() == [True, True]
-    assert kernels.is_stopped(third)
-    assert kernels.answers(third)
-    assert kernels.naps() == [True, True]
+def test_nap_takes_in_a_kernel_that_has_taken_a_card_meanwhile(own, driver, device):
+    own.order("nap")
+    third = own.server.start_kernel("c.ipynb")
+    take_card(own.server, third, driver, device)
+    own.pids[third] = int(own.server.run(third, "import os; os.getpid()"))
+    assert own.order("nap")["tree"]["state"] == "napping"
+    assert own.naps() == [True, True]
+    assert own.is_stopped(third)
+    assert own.answers(third)
+    assert own.naps() == [True, True]
 
 
 @pytest.mark.long
@@ -118,14 +131,14 @@ def test_order_wakes_what_is_asleep_still(kernels):
 
 
 @pytest.mark.long
-def test_kernel_that_is_restarted_lets_the_other_nap_on(kernels):
-    kernels.order("nap")
-    path = f"api/kernels/{kernels.first}/restart"
-    assert kernels.server.client.post(path).status_code == 200
-    assert kernels.server.run(kernels.first, "6 * 7") == "42"
-    kernels.settled("running")
-    assert kernels.is_stopped(kernels.second)
-    assert kernels.answers(kernels.second)
+def test_kernel_that_is_restarted_lets_the_other_nap_on(own):
+    own.order("nap")
+    path = f"api/kernels/{own.first}/restart"
+    assert own.server.client.post(path).status_code == 200
+    assert own.server.run(own.first, "6 * 7") == "42"
+    own.settled("running")
+    assert own.is_stopped(own.second)
+    assert own.answers(own.second)
 
 
 @pytest.mark.long
@@ -166,43 +179,43 @@ def test_agent_killed_while_one_falls_asleep_leaves_the_other_one_so(kernels):
 
 
 @pytest.mark.long
-def test_suspend_from_it_is_taken_back_and_then_brings_both_back(kernels, places):
-    kernels.order("nap")
-    assert kernels.answers(kernels.first)
-    kernels.settled("running")
-    place = kernels.server.place
-    assert kernels.agent.capture(place, "cp")[-1].get("checkpoint")
-    kernels.agent.post(f"/v1/sessions/{place.incarnation}/thaw")
-    kernels.settled("running")
-    assert kernels.naps() == [False, True]
-    assert kernels.answers(kernels.first)
-    assert kernels.is_stopped(kernels.second)
+def test_suspend_from_it_is_taken_back_and_then_brings_both_back(own, places):
+    own.order("nap")
+    assert own.answers(own.first)
+    own.settled("running")
+    place = own.server.place
+    assert own.agent.capture(place, "cp")[-1].get("checkpoint")
+    own.agent.post(f"/v1/sessions/{place.incarnation}/thaw")
+    own.settled("running")
+    assert own.naps() == [False, True]
+    assert own.answers(own.first)
+    assert own.is_stopped(own.second)
 
-    assert kernels.agent.capture(place, "cp-2")[-1].get("checkpoint")
+    assert own.agent.capture(place, "cp-2")[-1].get("checkpoint")
     path = f"/v1/sessions/{place.incarnation}/release"
-    gone = kernels.agent.post(path, {"checkpoint": "cp-2"}).json()
+    gone = own.agent.post(path, {"checkpoint": "cp-2"}).json()
     assert gone["state"] == "gone"
-    tree = kernels.agent.restore(places("hold"), "cp-2")[-1]["tree"]
+    tree = own.agent.restore(places("hold"), "cp-2")[-1]["tree"]
     assert (tree["state"], tree["nap"]) == ("running", None)
-    assert kernels.answers(kernels.first)
-    assert kernels.answers(kernels.second)
+    assert own.answers(own.first)
+    assert own.answers(own.second)
 
 
 @pytest.mark.long
-def test_session_that_comes_back_napping_wakes_kernel_by_kernel(kernels, places):
-    place = kernels.server.place
-    assert kernels.agent.capture(place, "cp")[-1].get("checkpoint")
+def test_session_that_comes_back_napping_wakes_kernel_by_kernel(own, places):
+    place = own.server.place
+    assert own.agent.capture(place, "cp")[-1].get("checkpoint")
     path = f"/v1/sessions/{place.incarnation}/release"
-    assert kernels.agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
-    kernels.server.place = places("hold")
-    events = kernels.agent.restore(kernels.server.place, "cp", lazy=True)
+    assert own.agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
+    own.server.place = places("hold")
+    events = own.agent.restore(own.server.place, "cp", lazy=True)
     assert events[-1]["tree"]["state"] == "napping"
-    assert kernels.naps() == [True, True]
-    assert kernels.answers(kernels.first)
-    assert kernels.settled("running")["nap"]
-    assert kernels.naps() == [False, True]
-    assert kernels.answers(kernels.second)
-    assert not kernels.settled("running")["nap"]
+    assert own.naps() == [True, True]
+    assert own.answers(own.first)
+    assert own.settled("running")["nap"]
+    assert own.naps() == [False, True]
+    assert own.answers(own.second)
+    assert not own.settled("running")["nap"]
 
 
 def test_kernel_naps_alone_and_the_other_works_on(kernels):
@@ -227,26 +240,26 @@ def test_kernel_naps_alone_and_the_other_works_on(kernels):
 
 
 @pytest.mark.long
-def test_kernel_naps_whatever_the_programs_of_others_begin_meanwhile(kernels, device):
+def test_kernel_naps_whatever_the_programs_of_others_begin_meanwhile(own, device):
     """Their children open the card in each moment of it."""
-    kernels.server.run(kernels.first, FORKS.format(device=device), wait=False)
-    wait_for(lambda: len(kernels.server.place.tree.processes) > 4)
-    tree = kernels.order("nap", programs=[kernels.pids[kernels.second]]).get("tree")
+    own.server.run(own.first, FORKS.format(device=device), wait=False)
+    wait_for(lambda: len(own.server.place.tree.processes) > 4)
+    tree = own.order("nap", programs=[own.pids[own.second]]).get("tree")
     assert tree
-    assert (tree["state"], kernels.naps()) == ("running", [False, True])
-    assert kernels.answers(kernels.second)
-    assert kernels.answers(kernels.first)
+    assert (tree["state"], own.naps()) == ("running", [False, True])
+    assert own.answers(own.second)
+    assert own.answers(own.first)
 
 
 @pytest.mark.long
-def test_nap_of_what_uses_no_gpu_is_refused_and_of_nonsense_too(kernels):
-    idle = kernels.server.start_kernel("d.ipynb")
-    pid = int(kernels.server.run(idle, "import os; os.getpid()"))
+def test_nap_of_what_uses_no_gpu_is_refused_and_of_nonsense_too(own):
+    idle = own.server.start_kernel("d.ipynb")
+    pid = int(own.server.run(idle, "import os; os.getpid()"))
     for programs in ([pid], [1], [99999]):
-        failure = kernels.order("nap", programs=programs)["failure"]
+        failure = own.order("nap", programs=programs)["failure"]
         assert failure["code"] == "gpu_unused"
-    path = f"/v1/sessions/{kernels.server.place.incarnation}/nap"
+    path = f"/v1/sessions/{own.server.place.incarnation}/nap"
     for programs in ([0], [-1], ["a"], "all", [True]):
-        answer = kernels.agent.post(path, {"programs": programs})
+        answer = own.agent.post(path, {"programs": programs})
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
-    assert kernels.naps() == [False, False]
+    assert own.naps() == [False, False]

@@ -2,11 +2,9 @@
 
 import os
 import resource
-import shutil
 import socket
 import ssl
 import struct
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,6 +14,9 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.linux.sock_diag import Diag, TcpState
 from tests.support.agent import Agent, criu_folder, wait_for
+from tests.support.certificates import certificate
+
+pytestmark = pytest.mark.shares_an_agent
 
 #: A state of /proc/net/tcp: closed by this side, and not to be used for a minute.
 TIME_WAIT = "06"
@@ -146,10 +147,12 @@ def test_samples_know_running_and_captured_sessions(agent, jupyter):
     identity = agent.get("/v1/checkpoints/cp/identity").json()
     assert identity["api_token"] == server.TOKEN
     assert identity["port"] == server.port
-    assert server.TOKEN not in agent.log.read_text()
+    assert server.TOKEN not in agent.said()
 
 
-def test_kill_during_a_restore_ends_it_and_keeps_the_checkpoint(agent, counter, places):
+def test_checkpoint_outlives_a_restore_that_is_killed_and_one_that_finds_it_damaged(
+    agent, counter, places
+):
     agent.capture(counter, "cp")
     agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
     holding = places("hold")
@@ -160,13 +163,7 @@ def test_kill_during_a_restore_ends_it_and_keeps_the_checkpoint(agent, counter, 
     assert ended["state"] == "gone"
     assert not holding.alive
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
-    again = places("hold")
-    assert agent.restore(again, "cp")[-1]["tree"]["state"] == "running"
 
-
-def test_restore_of_a_damaged_checkpoint_says_so_and_keeps_it(agent, counter, places):
-    agent.capture(counter, "cp")
-    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
     packs = [p for p in (agent.folder / "store").rglob("*") if p.is_file()]
     largest = max(packs, key=lambda path: path.stat().st_size)
     right = largest.read_bytes()
@@ -186,28 +183,16 @@ def test_restore_of_a_damaged_checkpoint_says_so_and_keeps_it(agent, counter, pl
     assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
 
 
+@pytest.mark.shares_an_agent(False)
 def test_agent_on_tcp_with_tls_answers_who_trusts_it(folder):
-    if shutil.which("openssl") is None:
-        pytest.skip("needs openssl to make a certificate")
-    pem, key = folder / "agent.pem", folder / "agent.key"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt"),
-            *("ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", "/CN=agent"),
-            *("-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(pem)),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
+    pem = certificate(folder, "agent", "127.0.0.1")
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     agent = Agent(folder, criu_folder())
     agent.listen = f"127.0.0.1:{port}"
     agent.start(
-        f"--AgentApp.certificate={pem}", f"--AgentApp.private_key={key}", wait=False
+        f"--AgentApp.certificate={pem}", f"--AgentApp.private_key={pem}", wait=False
     )
     try:
         wait_for(lambda: connections_of(port))

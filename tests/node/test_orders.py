@@ -47,10 +47,10 @@ def step_of(events: list[dict], name: str, state: str = "done") -> dict:
     )
 
 
-def test_capture_twice_attaches_and_repeats_its_end(agent, counter):
-    ends = []
+def test_capture_twice_attaches_repeats_its_end_and_says_what_it_took(agent, counter):
+    heard: list[list[dict]] = []
     threads = [
-        threading.Thread(target=lambda: ends.append(agent.capture(counter, "cp")[-1]))
+        threading.Thread(target=lambda: heard.append(agent.capture(counter, "cp", 3)))
         for _ in range(2)
     ]
     for thread in threads:
@@ -58,10 +58,49 @@ def test_capture_twice_attaches_and_repeats_its_end(agent, counter):
     for thread in threads:
         thread.join()
 
-    assert ends[0]["checkpoint"]["id"] == "cp"
-    assert ends[1] == ends[0]
-    assert agent.capture(counter, "cp")[-1]["checkpoint"] == ends[0]["checkpoint"]
-    assert len(agent.get("/v1/checkpoints").json()) == 1
+    events, info = heard[0], heard[0][-1]["checkpoint"]
+    assert info["id"] == "cp"
+    assert heard[1][-1] == events[-1]
+    assert agent.capture(counter, "cp")[-1]["checkpoint"] == info
+
+    dump = step_of(events, "dump")
+    assert dump["bytes"] > 1_000_000
+    assert info["logical_bytes"] >= dump["bytes"]
+    assert 0 < info["stored_bytes"] < info["logical_bytes"]
+    assert 0 < info["frozen_seconds"] < 60
+    assert info["generation"] == 3
+    assert info["key"] == {"user": "ann", "server": ""}
+    steps = {step["step"]: step for step in info["steps"]}
+    assert set(steps) >= {"preflight", "dump", "commit"}
+    assert {step["state"] for step in steps.values()} == {"done"}
+
+    # The commit counts as frozen.
+    assert steps["commit"] == step_of(events, "commit")
+    frozen = sum(steps[name]["seconds"] for name in ("dump", "files", "commit"))
+    assert info["frozen_seconds"] >= frozen - 0.002  # each was rounded
+    # What stands in the store is what was known before the commit.
+    (stored,) = agent.get("/v1/checkpoints").json()
+    assert stored["frozen_seconds"] < info["frozen_seconds"]
+    assert stored["id"] == info["id"]
+
+
+def test_captured_tree_is_not_captured_restored_or_discarded_and_thaws(
+    agent, counter, places
+):
+    agent.capture(counter, "cp")
+    refused = agent.capture(counter, "cp-2")[-1]
+    assert (refused["status"], refused["code"]) == (409, "wrong_phase")
+    refused = agent.restore(places("hold"), "cp")[-1]
+    assert (refused["status"], refused["code"]) == (409, "checkpoint_busy")
+    # It is the only image of a stopped tree.
+    assert agent.delete("/v1/checkpoints/cp").status_code == 409
+
+    tree = agent.post(f"/v1/sessions/{counter.incarnation}/thaw").json()
+    assert tree["state"] == "running"
+    assert agent.get("/v1/checkpoints").json() == []
+    assert goes_on(counter)
+    again = agent.post(f"/v1/sessions/{counter.incarnation}/thaw").json()
+    assert again["state"] == "running"
 
 
 def test_capture_while_another_runs_is_refused(agent, counter):
@@ -77,39 +116,6 @@ def test_capture_while_another_runs_is_refused(agent, counter):
     assert outcome[0]["status"] == 409
     assert outcome[0]["code"] == "operation_in_flight"
     assert first[-1]["checkpoint"]["id"] == "cp-1"
-
-
-def test_capture_of_a_captured_tree_under_another_id_is_refused(agent, counter):
-    agent.capture(counter, "cp-1")
-    refused = agent.capture(counter, "cp-2")[-1]
-    assert (refused["status"], refused["code"]) == (409, "wrong_phase")
-
-
-def test_capture_says_bytes_and_seconds(agent, counter):
-    events = agent.capture(counter, "cp", generation=3)
-    info = events[-1]["checkpoint"]
-    dump = step_of(events, "dump")
-    assert dump["bytes"] > 1_000_000
-    assert info["logical_bytes"] >= dump["bytes"]
-    assert 0 < info["stored_bytes"] < info["logical_bytes"]
-    assert 0 < info["frozen_seconds"] < 60
-    assert info["generation"] == 3
-    assert info["key"] == {"user": "ann", "server": ""}
-    assert {step["step"] for step in info["steps"]} >= {"preflight", "dump", "commit"}
-
-
-def test_capture_counts_its_commit_as_frozen(agent, counter):
-    events = agent.capture(counter, "cp")
-    info = events[-1]["checkpoint"]
-    steps = {step["step"]: step for step in info["steps"]}
-    assert {step["state"] for step in steps.values()} == {"done"}
-    assert steps["commit"] == step_of(events, "commit")
-    frozen = sum(steps[name]["seconds"] for name in ("dump", "files", "commit"))
-    assert info["frozen_seconds"] >= frozen - 0.002  # each was rounded
-    # What stands in the store is what was known before the commit.
-    (stored,) = agent.get("/v1/checkpoints").json()
-    assert stored["frozen_seconds"] < info["frozen_seconds"]
-    assert stored["id"] == info["id"]
 
 
 def test_cancel_rolls_a_capture_back(agent, counter):
@@ -196,9 +202,12 @@ def test_release_of_a_tree_of_which_one_has_died_since_ends_it(agent, counter):
     path = f"/v1/sessions/{counter.incarnation}/release"
     assert agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp"]
+    # It can be discarded now.
+    assert agent.delete("/v1/checkpoints/cp").status_code == 204
+    assert agent.get("/v1/checkpoints").json() == []
 
 
-def test_release_twice_is_gone_both_times(agent, counter):
+def test_release_and_restore_twice_happen_once(agent, counter, places):
     agent.capture(counter, "cp")
     path = f"/v1/sessions/{counter.incarnation}/release"
     first = agent.post(path, {"checkpoint": "cp"}).json()
@@ -206,6 +215,24 @@ def test_release_twice_is_gone_both_times(agent, counter):
     assert first["state"] == second["state"] == "gone"
     assert not counter.alive
     assert agent.post(path, {"checkpoint": "other"}).status_code == 404
+
+    holding, other = places("hold"), places("hold")
+    ends = []
+    threads = [
+        threading.Thread(target=lambda: ends.append(agent.restore(holding, "cp")[-1]))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [end["tree"]["state"] for end in ends] == ["running"] * 3
+    assert goes_on(holding)
+
+    refused = agent.restore(other, "cp")[-1]
+    assert (refused["status"], refused["code"]) == (409, "checkpoint_busy")
+    assert agent.restore(holding, "cp")[-1]["tree"]["state"] == "running"
+    assert agent.tree(other)["state"] == "holding"
 
 
 def test_kill_ends_a_tree_and_says_so_again(agent, counter):
@@ -221,16 +248,6 @@ def test_kill_of_a_server_does_not_make_it_complain(agent, places):
     assert agent.post(f"/v1/sessions/{place.incarnation}/kill").status_code == 200
     assert not place.alive
     assert "[Errno" not in place.output.read_text()  # unshare may say a word, too
-
-
-def test_thaw_goes_on_and_drops_the_checkpoint(agent, counter):
-    agent.capture(counter, "cp")
-    tree = agent.post(f"/v1/sessions/{counter.incarnation}/thaw").json()
-    assert tree["state"] == "running"
-    assert agent.get("/v1/checkpoints").json() == []
-    assert goes_on(counter)
-    again = agent.post(f"/v1/sessions/{counter.incarnation}/thaw").json()
-    assert again["state"] == "running"
 
 
 def test_thaw_that_the_store_hindered_is_tried_again(agent, counter):
@@ -250,25 +267,6 @@ def test_thaw_that_the_store_hindered_is_tried_again(agent, counter):
     assert agent.post(path).json()["state"] == "running"
     assert agent.get("/v1/checkpoints").json() == []
     assert goes_on(counter)
-
-
-def test_restore_of_a_checkpoint_whose_tree_stands_is_refused(agent, counter, places):
-    agent.capture(counter, "cp")
-    refused = agent.restore(places("hold"), "cp")[-1]
-    assert (refused["status"], refused["code"]) == (409, "checkpoint_busy")
-
-
-def test_restore_in_two_places_happens_once(agent, counter, places):
-    agent.capture(counter, "cp")
-    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
-    first, second = places("hold"), places("hold")
-
-    assert agent.restore(first, "cp")[-1]["tree"]["state"] == "running"
-    refused = agent.restore(second, "cp")[-1]
-
-    assert (refused["status"], refused["code"]) == (409, "checkpoint_busy")
-    assert agent.restore(first, "cp")[-1]["tree"]["state"] == "running"
-    assert agent.tree(second)["state"] == "holding"
 
 
 def test_restore_with_a_changed_file_names_it_and_keeps_the_checkpoint(
@@ -310,14 +308,6 @@ def test_stopped_by_the_user_stays_stopped_after_thaw(agent, places):
     assert place.tree.stopped == before
 
 
-def test_discard_of_the_only_image_of_a_stopped_tree_is_refused(agent, counter):
-    agent.capture(counter, "cp")
-    assert agent.delete("/v1/checkpoints/cp").status_code == 409
-    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
-    assert agent.delete("/v1/checkpoints/cp").status_code == 204
-    assert agent.get("/v1/checkpoints").json() == []
-
-
 def test_sessions_lists_every_init(agent, counter, places):
     holding = places("hold")
     states = {
@@ -331,20 +321,3 @@ def test_session_that_ended_by_itself_is_unknown(agent, counter):
     os.kill(counter.tree.server.pid, signal.SIGKILL)
     wait_for(lambda: not counter.alive)
     assert agent.tree(counter)["status"] == 404
-
-
-def test_restore_twice_attaches_and_repeats_its_end(agent, counter, places):
-    agent.capture(counter, "cp")
-    agent.post(f"/v1/sessions/{counter.incarnation}/release", {"checkpoint": "cp"})
-    holding = places("hold")
-    ends = []
-    threads = [
-        threading.Thread(target=lambda: ends.append(agent.restore(holding, "cp")[-1]))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [end["tree"]["state"] for end in ends] == ["running"] * 3
-    assert goes_on(holding)

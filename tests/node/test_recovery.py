@@ -78,6 +78,7 @@ async def test_session_stays_busy_until_the_store_answers(
 ):
     """Nobody may call it running while it is stopped, and its fate is not known."""
     monkeypatch.setattr(recovery_module, "_FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(recovery_module, "_SWEEP_SECONDS", 0.05)
     store = StoreThatIsAway(recovery.releases.store)
     recovery = with_releases(recovery, store=store)
     recovery.releases.records.save(captured_in_part(counter))

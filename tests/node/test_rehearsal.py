@@ -14,6 +14,8 @@ from tests.support.agent import goes_on, wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.shares_an_agent
+
 #: Holds a file that it could not open again, and counts.
 HOLDER = f"""
 import sys, time

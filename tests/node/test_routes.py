@@ -1,10 +1,9 @@
 """The agent's calls: who may ask, what they may say, and what errors look like."""
 
-import subprocess
-import sys
-
 import httpx
 import pytest
+
+from tests.support.agent import refused_agent
 
 pytestmark = pytest.mark.shares_an_agent
 
@@ -120,16 +119,9 @@ def test_readyz_says_what_this_machine_lacks(agent):
 
 
 def test_second_agent_on_the_same_state_folder_is_refused(agent):
-    second = subprocess.run(
-        [sys.executable, "-m", "jupyterhub_gpu_reclaim.node", *agent.popen.args[1:]],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert second.returncode == 1
-    assert "another agent runs on" in second.stderr
-    assert "Traceback" not in second.stderr
+    said = refused_agent(agent.folder, *agent.popen.args[1:])
+    assert "another agent runs on" in said
+    assert "Traceback" not in said
     assert agent.get("/healthz").status_code == 200
 
 
@@ -154,13 +146,6 @@ def test_agent_with_a_bad_setting_says_so_and_ends(folder, option, sentence):
     name, _, value = option.partition("=")
     options[name] = value
     line = [f"{name}={value}" for name, value in options.items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "jupyterhub_gpu_reclaim.node", *line],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert sentence in done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
+    said = refused_agent(folder, *line)
+    assert sentence in said
+    assert "Traceback" not in said

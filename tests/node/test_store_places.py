@@ -12,14 +12,22 @@ import pytest
 from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
 from tests.support.agent import PATIENCE, goes_on, wait_for
 from tests.support.long_stories import but
-from tests.support.object_store import LOGIN, s3_server
+from tests.support.object_store import LOGIN, served
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    yield from served(tmp_path_factory)
 
 
 @pytest.fixture
-def s3(folder):
-    with s3_server(folder) as server:
-        server.bucket("sessions")
-        yield server
+def s3(server):
+    """With an empty bucket."""
+    server.bucket("sessions")
+    yield server
+    for name in names(server):
+        server.client.delete_object(Bucket="sessions", Key=name)
+    server.client.delete_bucket(Bucket="sessions")
 
 
 @pytest.fixture
@@ -47,9 +55,13 @@ def configured(agent, folder, s3):
     agent.kill()  # before the server, for which it would wait
 
 
-def in_bucket(s3):
+def names(s3) -> list[str]:
     found = s3.client.list_objects_v2(Bucket="sessions").get("Contents", [])
-    return [each["Key"].removeprefix("hub/") for each in found]
+    return [each["Key"] for each in found]
+
+
+def in_bucket(s3) -> list[str]:
+    return [name.removeprefix("hub/") for name in names(s3)]
 
 
 @pytest.mark.parametrize(

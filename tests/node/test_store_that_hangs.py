@@ -15,6 +15,8 @@ from tests.support.gate import Gate
 from tests.support.long_stories import but
 from tests.support.object_store import faulty, s3_server
 
+pytestmark = pytest.mark.shares_an_agent(card=True)
+
 #: How long who comes back may wait for a session that was just being suspended.
 AT_ONCE = 1.0
 #: It counts, and its memory is more than what a store's writers hold on to.
@@ -34,39 +36,43 @@ MOMENTS = {
     "the manifest": ("PUT", "/manifests/cp-1"),
     "a look at the manifest": ("GET", "/manifests/cp-1"),
 }
-#: One while memory is streamed, and one in the commit; the others hang likewise.
-ALWAYS = {"the packs", "the manifest"}
-EACH = but(MOMENTS, *ALWAYS)
+
+
+@pytest.fixture(scope="module")
+def s3(shared_agent):
+    with s3_server(shared_agent.folder) as server:
+        server.bucket("sessions")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gate(shared_agent, s3):
+    """The agent's store is a bucket behind this one."""
+    made, agent = Gate(), shared_agent
+    with faulty(s3.endpoint, made) as endpoint:
+        options = {**s3.options, "endpoint": endpoint}
+        lines = [
+            f"c.AgentApp.store_options = {options!r}",
+            f"c.AgentApp.store_options_file = {str(s3.options_file)!r}",
+        ]
+        path = agent.folder / "agent.py"
+        path.write_text("\n".join(["c = get_config()", *lines]))
+        agent.kill()
+        (agent.folder / "state" / "store.json").unlink()  # no store was known before
+        agent.store = "s3://sessions/hub"
+        agent.start(f"--config={path}")
+        yield made
+        agent.kill()
 
 
 @pytest.fixture
-def gate():
-    return Gate()
-
-
-@pytest.fixture
-def agent(agent, folder, gate):
-    """Its store is a bucket behind the gate."""
-    with s3_server(folder) as s3:
-        s3.bucket("sessions")
-        with faulty(s3.endpoint, gate) as endpoint:
-            options = {**s3.options, "endpoint": endpoint}
-            lines = [
-                f"c.AgentApp.store_options = {options!r}",
-                f"c.AgentApp.store_options_file = {str(s3.options_file)!r}",
-            ]
-            path = folder / "agent.py"
-            path.write_text("\n".join(["c = get_config()", *lines]))
-            agent.kill()
-            (folder / "state" / "store.json").unlink()  # no store was known before
-            agent.store = "s3://sessions/hub"
-            agent.start(f"--config={path}")
-            yield agent
-            gate.open()
-            for one in agent.get("/v1/checkpoints").json():
-                agent.delete(f"/v1/checkpoints/{one['id']}")
-            wait_for(lambda: names(s3) == ["hub/identity"], 20)
-            agent.kill()
+def agent(agent, gate, s3):
+    """It leaves nothing in its store."""
+    yield agent
+    gate.open()
+    for one in agent.get("/v1/checkpoints").json():
+        agent.delete(f"/v1/checkpoints/{one['id']}")
+    wait_for(lambda: names(s3) == ["hub/identity"], 20)
 
 
 def names(s3) -> list[str]:
@@ -120,7 +126,8 @@ def suspends(agent, place, checkpoint: str, generation: int) -> None:
     assert goes_on(place)
 
 
-@pytest.mark.parametrize("moment", EACH)
+# One while memory is streamed, and one in the commit; the others hang likewise.
+@pytest.mark.parametrize("moment", but(MOMENTS, "the packs", "the manifest"))
 def test_suspend_that_is_called_off_lets_the_session_go_on_at_once(
     agent, gate, request, moment
 ):
@@ -166,7 +173,7 @@ def behind(info: dict) -> float:
     return steps["save"] + steps["commit"]
 
 
-@pytest.mark.parametrize("moment", EACH)
+@pytest.mark.parametrize("moment", but(MOMENTS, "the manifest"))
 def test_suspend_calls_a_save_off_at_once(agent, gate, request, moment):
     place = request.getfixturevalue("large" if "pack" in moment else "counter")
     gate.shut_at(*MOMENTS[moment])

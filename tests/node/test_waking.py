@@ -4,6 +4,7 @@ Messages come from a real client, pages from a real server. Card and driver are 
 and the kernel ends when it runs without its card.
 """
 
+import contextlib
 import socket
 import time
 import uuid
@@ -12,9 +13,8 @@ from pathlib import Path
 import pytest
 from jupyter_client.blocking import BlockingKernelClient
 
-from tests.node.conftest import short_folder
-from tests.support import fake_cards
-from tests.support.agent import Jupyter, Place, running_agent, wait_for
+from tests.node.conftest import server_with_a_card
+from tests.support.agent import Jupyter, wait_for
 from tests.support.fake_cards import take_card
 
 #: Seconds that a busy machine may need.
@@ -26,15 +26,16 @@ CALM = 1.0
 class Napper:
     """A kernel with a card in a session of an agent, and a client of it."""
 
-    def __init__(self, agent, server: Jupyter, driver: Path, device: Path) -> None:
-        self.agent, self.server = agent, server
-        self._card = (driver, device)
+    def __init__(self, agent, server: Jupyter, card: tuple[Path, Path]) -> None:
+        self.agent, self.server, self._card = agent, server, card
         self.begin()
 
     def begin(self) -> None:
         """A kernel anew."""
         self.kernel = self.server.start_kernel(f"{uuid.uuid4().hex}.ipynb")
         take_card(self.server, self.kernel, *self._card)
+        # It would think about the answer for seconds, once it is awake.
+        self.server.run(self.kernel, "get_ipython().Completer.use_jedi = False")
         self.client = BlockingKernelClient()
         (file,) = self.server.home.rglob(f"kernel-{self.kernel}.json")
         self.client.load_connection_file(str(file))
@@ -46,14 +47,21 @@ class Napper:
         return f"/v1/sessions/{self.server.place.incarnation}"
 
     @property
+    def known(self) -> dict:
+        """What the server says of the kernel."""
+        kernels = self.server.kernels()
+        return next(one for one in kernels if one["id"] == self.kernel)
+
+    @property
     def state(self) -> str:
         return self.agent.tree(self.server.place)["state"]
 
     def nap(self) -> None:
         """Nap, with nothing under way."""
+        self.agent.hear()
         wait_for(lambda: self.state == "running", PATIENCE)
         self.client.kernel_info(reply=True, timeout=PATIENCE)
-        wait_for(lambda: self.server.kernels()[0]["execution_state"] == "idle")
+        wait_for(lambda: self.known["execution_state"] == "idle")
         events = self.agent.events(f"{self.path}/nap", {})
         assert events[-1].get("tree"), events[-1]
         assert self.state == "napping"
@@ -78,30 +86,14 @@ class Napper:
         return self.server.client.post(path).status_code
 
     def log(self) -> str:
-        return self.agent.log.read_text()
+        """What the agent has said since it was told to nap."""
+        return self.agent.said()
 
 
 @pytest.fixture(scope="module")
 def napper(library):
-    with short_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        driver = fake_cards.driver(library, folder, patch)
-        with fake_cards.device_file() as device:
-            agent = running_agent(folder)
-            made: list[Place] = []
-
-            def place(mode: str, *command: str, env=None) -> Place:
-                made.append(Place(folder, mode, *command, env=env))
-                return made[-1]
-
-            server = Jupyter(folder, place)
-            try:
-                yield Napper(agent, server, driver, device)
-            finally:
-                agent.kill()
-                print(agent.log.read_text())
-                for one in made:
-                    one.kill()
-                server.client.close()
+    with server_with_a_card(library) as (agent, server, card):
+        yield Napper(agent, server, card)
 
 
 COMM = {"comm_id": "c", "target_name": "t", "data": {}}
@@ -135,24 +127,20 @@ def test_message_that_a_person_meant_wakes(napper, channel, kind, content):
     assert f"is woken by {kind}" in napper.log()
 
 
-@pytest.mark.parametrize(("channel", "kind", "content"), QUIET)
-def test_message_that_a_page_sends_by_itself_does_not_wake(
-    napper, channel, kind, content
-):
-    napper.nap()
-    napper.say(channel, kind, content)
-    assert napper.naps_on()
-    # What comes behind it does.
-    napper.say("shell", "execute_request", {"code": "1"})
-    assert napper.wakes()
-
-
-def test_heartbeats_do_not_wake(napper):
+def test_what_a_page_does_by_itself_does_not_wake(napper):
+    """Messages, heartbeats, questions to the server, an interrupt of nothing."""
     napper.nap()
     napper.client.hb_channel.unpause()
-    time.sleep(2)  # two of them
-    assert napper.naps_on()
+    for channel, kind, content in QUIET:
+        napper.say(channel, kind, content)
+    for path in ("api/kernels", f"api/kernels/{napper.kernel}", "api/status"):
+        assert napper.server.client.get(path).status_code == 200
+    # An idle kernel ignores them, awake as well.
+    assert napper.interrupt() == 204
+    time.sleep(2 - CALM)  # two heartbeats
+    assert napper.naps_on(), napper.log()
     napper.client.hb_channel.pause()
+    # What comes behind it does.
     napper.say("shell", "execute_request", {"code": "1"})
     assert napper.wakes()
 
@@ -171,15 +159,28 @@ def test_cell_of_an_open_page_is_answered(napper):
     assert napper.wakes()
 
 
-@pytest.mark.parametrize("channel", ["shell", "control", "stdin", "hb", "iopub"])
+@pytest.mark.parametrize("channel", ["shell", "control", "stdin"])
 def test_new_connection_wakes_where_messages_may_follow(napper, channel):
     napper.nap()
     port = napper.client.get_connection_info()[f"{channel}_port"]
     with socket.create_connection(("127.0.0.1", port)):
-        if channel in {"hb", "iopub"}:
-            assert napper.naps_on()
-            napper.say("shell", "execute_request", {"code": "1"})
         assert napper.wakes()
+
+
+def test_new_connection_does_not_wake_where_none_follow_nor_work_beside_it(napper):
+    """Other kernels and the server run on."""
+    other = napper.server.start_kernel("other.ipynb")
+    napper.nap()
+    with contextlib.ExitStack() as connections:
+        for channel in ("hb", "iopub"):
+            port = napper.client.get_connection_info()[f"{channel}_port"]
+            address = ("127.0.0.1", port)
+            connections.enter_context(socket.create_connection(address))
+        assert napper.server.run(other, "5 + 6") == "11"
+        assert napper.naps_on(), napper.log()
+        napper.say("shell", "execute_request", {"code": "1"})
+        assert napper.wakes()
+    napper.server.client.delete(f"api/kernels/{other}")
 
 
 def test_page_that_is_opened_anew_wakes(napper):
@@ -187,14 +188,6 @@ def test_page_that_is_opened_anew_wakes(napper):
     napper.nap()
     assert napper.server.run(napper.kernel, "6 * 7") == "42"
     assert napper.wakes()
-
-
-def test_questions_to_the_server_do_not_wake(napper):
-    napper.nap()
-    for path in ("api/kernels", f"api/kernels/{napper.kernel}", "api/status"):
-        assert napper.server.client.get(path).status_code == 200
-    assert napper.naps_on()
-    napper.agent.events(f"{napper.path}/wake", {})
 
 
 def test_interrupt_from_the_page_reaches_a_cell_that_runs(napper):
@@ -209,24 +202,6 @@ def test_interrupt_from_the_page_reaches_a_cell_that_runs(napper):
         wait_for(lambda: "KeyboardInterrupt" in channel.recv(PATIENCE))
     assert napper.wakes()
     assert "is woken by SIGINT" in napper.log()
-
-
-def test_interrupt_of_an_idle_kernel_is_nothing(napper):
-    """It ignores them, awake as well."""
-    napper.nap()
-    assert napper.interrupt() == 204
-    assert napper.naps_on()
-    napper.agent.events(f"{napper.path}/wake", {})
-    assert napper.wakes()
-
-
-def test_other_kernels_and_the_server_run_on(napper):
-    other = napper.server.start_kernel("other.ipynb")
-    napper.nap()
-    assert napper.server.run(other, "5 + 6") == "11"
-    assert napper.naps_on()
-    napper.agent.events(f"{napper.path}/wake", {})
-    napper.server.client.delete(f"api/kernels/{other}")
 
 
 def test_what_was_said_while_no_agent_ran_wakes(napper):

@@ -21,7 +21,7 @@ from tests.node.test_messages import message
 from tests.support.agent import wait_for
 
 #: Seconds in which whoever is going to wake has done so.
-CALM = 0.5
+CALM = 0.3
 #: Opens one of each, says where, and waits.
 PROGRAM = """
 import json, os, resource, signal, socket, sys, threading, time, tty

@@ -31,19 +31,19 @@ def stands(place) -> bool:
     return all(process.stopped for process in place.tree.processes)
 
 
-def test_captured_tree_whose_agent_never_returns_goes_on(agent, counter):
-    agent.capture(counter, "cp")
-    assert stands(counter)
-
-    agent.kill()
-
-    assert goes_on(counter)
-
-
-def test_checkpoint_of_a_tree_that_went_on_is_dropped_by_the_next_agent(agent, counter):
+def test_captured_tree_whose_agent_never_returns_goes_on_and_its_checkpoint_is_dropped(
+    agent, counter
+):
     """It is older than what runs: a release by it would lose what came since."""
     agent.capture(counter, "cp")
-    agent.kill()
+    with contextlib.ExitStack() as stack:
+        agent.kill()
+        state = agent.folder / "state"
+        wait_for(lambda: stack.enter_context(watchdog.lock(state)))
+
+        time.sleep(3)  # longer than the agent's absence would be tolerated
+
+        assert stands(counter)  # another holds the lock
     assert goes_on(counter)
 
     agent.start()
@@ -51,19 +51,6 @@ def test_checkpoint_of_a_tree_that_went_on_is_dropped_by_the_next_agent(agent, c
     assert agent.tree(counter)["state"] == "running"
     assert agent.get("/v1/checkpoints").json() == []
     assert agent.capture(counter, "cp-2")[-1]["checkpoint"]["id"] == "cp-2"
-
-
-def test_captured_tree_stays_frozen_while_another_holds_the_lock(agent, counter):
-    agent.capture(counter, "cp")
-    with contextlib.ExitStack() as stack:
-        agent.kill()
-        state = agent.folder / "state"
-        wait_for(lambda: stack.enter_context(watchdog.lock(state)))
-
-        time.sleep(4)  # longer than the agent's absence would be tolerated
-
-        assert stands(counter)
-    assert goes_on(counter)
 
 
 def test_tree_of_a_capture_whose_agent_was_killed_goes_on(agent, counter):
@@ -92,28 +79,21 @@ time.sleep(3000)
     return place
 
 
-def kill_in_the_cut(agent, place, leave) -> None:
-    """Kill the agent while it cuts connections; it leaves things so."""
-    until = {"step": "connections", "state": "begun"}.items()
-    agent.capture(place, "cp", until=lambda event: until <= event["step"].items())
-    agent.popen.send_signal(signal.SIGSTOP)
-    leave()
-    agent.kill()
-
-
-def test_programs_stopped_by_a_capture_whose_agent_was_killed_go_on(agent, pair):
-    """A capture stops what talks to the server first; the server itself still runs."""
+def test_what_a_capture_has_begun_with_is_undone_where_its_agent_was_killed(
+    agent, pair
+):
+    """It stops what talks to the server, and makes the server deaf; that one runs."""
     child = pair.tree.processes[-1]
-    kill_in_the_cut(agent, pair, lambda: processes.send(child, signal.SIGSTOP))
-
-    assert goes_on(pair)
-
-
-def test_server_left_deaf_by_an_agent_that_was_killed_hears_again(agent, pair):
     address = ("127.0.0.1", int(pair.output.read_text().split()[0]))
     deaf = listeners.deaf(pair.tree.init.pid, pair.tree.server)
-    kill_in_the_cut(agent, pair, deaf.__enter__)
+    until = {"step": "connections", "state": "begun"}.items()
+    agent.capture(pair, "cp", until=lambda event: until <= event["step"].items())
+    agent.popen.send_signal(signal.SIGSTOP)
+    deaf.__enter__()
+    processes.send(child, signal.SIGSTOP)
+    agent.kill()
 
+    assert goes_on(pair)
     socket.create_connection(address, timeout=20).close()
 
 

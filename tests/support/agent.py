@@ -80,6 +80,7 @@ class Agent:
         self.popen: preloaded.Started | None = None
         self.log = folder / "agent.log"
         self.store = f"{folder}/store"
+        self._heard = 0  #: bytes of the log
         self.words = 0  #: number of the word that says which store is meant
         self.listen = f"unix:{folder}/agent.sock"
 
@@ -128,6 +129,14 @@ class Agent:
             connection.request("GET", "/healthz")
             return connection.getresponse().status == 200
         return False
+
+    def hear(self) -> None:
+        """Begin to listen: :meth:`said` is what comes from here on."""
+        self._heard = self.log.stat().st_size
+
+    def said(self) -> str:
+        """The agent's log since :meth:`hear`."""
+        return self.log.read_bytes()[self._heard :].decode()
 
     def kill(self) -> None:
         if self.popen is not None:
@@ -201,6 +210,21 @@ class Agent:
     def tree(self, place) -> dict:
         response = self.get(f"/v1/sessions/{place.incarnation}")
         return {"status": response.status_code, **response.json()}
+
+
+def refused_agent(folder: Path, *words: str) -> str:
+    """What an agent says that ends with a failure at once."""
+    log = folder / "refused.log"
+    with log.open("wb") as file:
+        started = preloaded.start(
+            preloaded.AGENT,
+            ["jupyterhub-gpu-reclaim-agent", *words],
+            log=file.fileno(),
+            env=dict(os.environ),
+            cwd=Path.cwd(),
+        )
+    assert started.wait(PATIENCE) != 0
+    return log.read_text()
 
 
 def running_agent(folder: Path) -> Agent:

@@ -63,7 +63,7 @@ def counting(driver, library, monkeypatch):
 @contextlib.contextmanager
 def device_file():
     """A file that stands for the device."""
-    path = Path(f"/dev/nvidia-test-{os.getpid()}")
+    path = Path(f"/dev/nvidia-test-{os.getpid()}-{time.monotonic_ns()}")
     path.write_bytes(b"")
     yield path
     path.unlink()
