@@ -378,7 +378,10 @@ class Jupyter:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", self.port)):
                 return False
-        return self.client.get("api").status_code == 200
+        # It tries at first whether its port is free: who comes then is cut off.
+        with contextlib.suppress(httpx.TransportError):
+            return self.client.get("api").status_code == 200
+        return False
 
     def start_kernel(self, notebook: str = "train.ipynb") -> str:
         (self.home / notebook).write_text(
