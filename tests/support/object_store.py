@@ -95,16 +95,20 @@ class _Forward(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def handle_any(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        if len(body) < length:  # who asks has gone; the server would wait for the rest
+            self.close_connection = True
+            return
         fault = self.server.fault(self.command, self.path)
         if fault.isdigit():
             self._answer(int(fault), [], b"<Error><Code>SlowDown</Code></Error>")
             return
         target = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=30)
-        target.request(self.command, self.path, body, dict(self.headers))
-        found = target.getresponse()
-        data = found.read()
-        target.close()
+        with contextlib.closing(target):
+            target.request(self.command, self.path, body, dict(self.headers))
+            found = target.getresponse()
+            data = found.read()
         if fault == "lost":
             self.close_connection = True
             return
