@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parents[1]
 #: What a test or a fixture calls that skips where nobody is root.
-ASKS = {"geteuid", "running_agent", "pods", "tasks"}
+ASKS = {"geteuid", "running_agent", "server_with_a_card", "pods", "tasks"}
 #: Whole files, below ``tests``: some of their tests enter namespaces, trace processes,
 #: make devices or give files away.
 FILES = {
