@@ -182,12 +182,19 @@ FORGOTTEN_DELETIONS: tuple[Patch, ...] = (
 )
 
 
-def _by_what_was_taken_up(self: Sessions, key: SessionKey, observed: Observed) -> Any:
-    return self.deletions.living(key, observed) if self.deletions else observed
+_living = Deletions.living
+
+
+def _by_what_was_taken_up(self: Deletions, key: SessionKey, observed: Observed) -> Any:
+    folder, self._folder = self._folder, None
+    try:
+        return _living(self, key, observed)
+    finally:
+        self._folder = folder
 
 
 LATE_DELETIONS: tuple[Patch, ...] = (
-    (Sessions, "living", _by_what_was_taken_up),
+    (Deletions, "living", _by_what_was_taken_up),
     # a second guard: who waits for the service is told of the order by then
     (spawner, "STARTING_LIMIT", 0.0),
 )

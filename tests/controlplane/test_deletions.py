@@ -51,7 +51,7 @@ async def _suspended(world, **more):
 async def _nothing_is_left(world, controller) -> None:
     """And nothing comes back, for as many looks as a test can wait for."""
     await world.until(lambda: not world.node.saved and not world.node.places)
-    await world.until(lambda: not controller._sessions.deletions.pending_keys())
+    await world.until(lambda: not controller._deletions.pending_keys())
     for _ in range(20):
         assert world.phase(controller) == ""
         await asyncio.sleep(0.02)
@@ -85,7 +85,7 @@ async def test_deletion_is_repeated_until_the_node_and_its_store_are_back(
     await controller.forget(DELETED)
     world.hub.pointers.pop(KEY, None)
     await asyncio.sleep(0.2)
-    assert controller._sessions.deletions.pending_keys() == {KEY}
+    assert controller._deletions.pending_keys() == {KEY}
     back()
     await _nothing_is_left(world, controller)
 
@@ -145,7 +145,7 @@ async def test_order_of_a_folder_that_the_service_does_not_see_is_carried_out_on
     world.hub.pointers.pop(KEY, None)
     await _nothing_is_left(world, controller)
     await controller.forget(order)
-    assert controller._sessions.deletions.pending_keys() == set()
+    assert controller._deletions.pending_keys() == set()
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -177,7 +177,7 @@ async def test_order_that_was_taken_up_is_known_whatever_is_announced(world, tmp
     await world.until(lambda: world.phase(controller) == "running")
     expiry.give_notice(controller._sessions, Retention(), 3600.0)
     await controller.forget(Deletion(user=KEY.user, order=path.stem))
-    assert controller._sessions.deletions.pending_keys() == set()
+    assert controller._deletions.pending_keys() == set()
 
 
 async def test_order_whose_file_cannot_be_removed_does_not_hit_the_next_session(
@@ -284,7 +284,7 @@ async def _only_the_old_one_is_deleted(world, controller, new: str) -> None:
     """When ticks have come, and all that they begin is done."""
     deadline = time.monotonic() + 30
     await controller._loops.tick()
-    while controller._sessions.deletions.pending_keys():
+    while controller._deletions.pending_keys():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)
         await controller._loops.tick()  # a part that was slow to answer is asked again
@@ -351,7 +351,7 @@ async def test_session_that_the_hub_names_is_ended_though_the_journal_never_knew
     await world.kill(controller)
     back()
     second = await world.controller()
-    await world.until(lambda: not second._sessions.deletions.pending_keys())
+    await world.until(lambda: not second._deletions.pending_keys())
     left = [place.contents for place in world.node.living(KEY)]
     # A spawner from before names none: it is reported to the administrator.
     assert left == ([] if told else ["of the deleted one"]) + ["of the new one"]
@@ -366,7 +366,7 @@ async def test_server_that_its_own_account_has_begun_anew_is_not_ended(world):
     place.session, place.account = "s2", OLD
     world.hub.run(KEY, place.incarnation)
     back()
-    await world.until(lambda: not controller._sessions.deletions.pending_keys())
+    await world.until(lambda: not controller._deletions.pending_keys())
     await world.until(lambda: world.phase(controller) == "running")
     assert [place.contents for place in world.node.living(KEY)] == ["begun anew"]
 
@@ -385,7 +385,7 @@ async def test_deletion_of_an_account_is_not_about_who_had_its_name_before(world
         await controller.users.suspend(KEY, "ada")
         await world.until(lambda: world.phase(controller) == "suspended")
     await controller.forget(Deletion(user=KEY.user, account=NEW))
-    await world.until(lambda: not controller._sessions.deletions.pending_keys())
+    await world.until(lambda: not controller._deletions.pending_keys())
     if runs:
         assert [place.contents for place in world.node.living(KEY)] == ["of Eve"]
     else:

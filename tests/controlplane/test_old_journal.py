@@ -133,7 +133,7 @@ async def test_journal_and_hub_of_before_a_return_to_a_silent_node_forget_nothin
 
     world.node.trees = silent
     second = await restored_journal(world, first, backup)
-    await world.until(lambda: second._sessions.listed is not None)
+    await world.until(lambda: second._observer._list is not None)
     with pytest.raises(Unreachable):
         await second.plan_stop(Placement(key=KEY, incarnation=earlier))
 
@@ -555,7 +555,7 @@ async def test_journal_of_a_deletion_under_way_the_next_session_is_not_deleted(
     await world.until(lambda: world.phase(first) == "running")
     saved = await suspend(world, first)
     second = await restored_journal(world, first, backup)
-    await world.until(lambda: second._sessions.deletions.pending(KEY) is None)
+    await world.until(lambda: second._deletions.pending(KEY) is None)
     assert set(world.node.saved) == {saved}
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(second) == "running")
@@ -894,7 +894,7 @@ async def test_deletion_in_a_journal_that_was_put_back_by_stamp_alone(world, tmp
     world.node.saved |= {old.id: (old, "old"), new.id: (new, "new")}
     second = await restored_journal(world, first, backup)
     await world.until(lambda: world.phase(second) == "suspended")
-    await world.until(lambda: not second._sessions.deletions.pending_keys())
+    await world.until(lambda: not second._deletions.pending_keys())
     assert set(world.node.saved) == {new.id}
 
 

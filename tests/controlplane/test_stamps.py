@@ -99,7 +99,7 @@ async def test_order_to_delete_that_is_taken_before_the_term_rises_is_carried_ou
     second = await journal_lost(world, first)
     world.hub.pointers.pop(KEY, None)
     await second.forget(DELETED)
-    await world.until(lambda: not second._sessions.deletions.pending_keys())
+    await world.until(lambda: not second._deletions.pending_keys())
     assert world.node.saved == {}
 
 
@@ -108,7 +108,7 @@ async def test_numbers_rise_beyond_those_of_a_deleted_session(world):
     before = await suspend(world, controller)
     await controller.forget(DELETED)
     world.hub.pointers.pop(KEY, None)
-    await world.until(lambda: not controller._sessions.deletions.pending_keys())
+    await world.until(lambda: not controller._deletions.pending_keys())
     assert await world.hub.start(KEY) == "cold"
     await world.until(lambda: world.phase(controller) == "running")
     assert (await suspend(world, controller)).stamp > before.stamp

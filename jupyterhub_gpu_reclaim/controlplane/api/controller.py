@@ -121,15 +121,11 @@ class Controller:
     ) -> None:
         agent = fenced_agent(agent, journal)
         hub = fenced_hub(hub, journal)
-        sessions = Sessions(journal, clock)
-        sessions.policies = policies
+        own_idle_times = None
         if settings.own_idle_longest:
-            sessions.own_idle_times = OwnIdleTimes(journal, settings, policies)
-            sessions.policies = sessions.own_idle_times
-        sessions.seats_per_gpu = settings.seats_per_gpu
-        sessions.save_every = settings.save_every
-        sessions.retention = settings.retention
-        sessions.deletions = Deletions(sessions, agent, folder)
+            own_idle_times = OwnIdleTimes(journal, settings, policies)
+        sessions = Sessions(journal, clock, settings, policies, own_idle_times)
+        self._deletions = deletions = Deletions(sessions, agent, folder)
         together = Together(sessions, decide)
         suspender = Suspender(sessions, agent, hub, settings, new_id, together=together)
         line = GpuQueue(sessions, agent, settings.gpu_wait)
@@ -137,7 +133,7 @@ class Controller:
         napper = Napper(sessions, agent, settings)
         saver = Saver(sessions, agent, settings, new_id)
         saving = Saving(sessions)
-        self._observer = observer = Observer(sessions, agent, hub)
+        self._observer = observer = Observer(sessions, agent, hub, deletions)
         sampler = SessionSampler(sessions, agent, window)
         draining = Draining(sessions, settings.captures)
         judge = Judge(sessions, decide, draining, naps, is_lazy, together=together)
@@ -150,6 +146,7 @@ class Controller:
             sessions=sessions,
             agent=agent,
             observer=observer,
+            deletions=deletions,
             judge=judge,
             warnings=warnings,
             suspender=suspender,
@@ -170,10 +167,11 @@ class Controller:
         self.users = UserApi(
             sessions=sessions,
             agent=agent,
+            deletions=deletions,
             judge=judge,
             queue=queue,
             renames=renames,
-            branches=Branches(sessions, agent, hub, new_id),
+            branches=Branches(sessions, agent, hub, deletions, new_id),
             settings=settings,
         )
         #: calls about nodes
@@ -181,6 +179,8 @@ class Controller:
         questions = Questions(
             sessions=sessions,
             agent=agent,
+            observer=observer,
+            deletions=deletions,
             worker=worker,
             look=queue.add,
             settings=settings,
@@ -188,6 +188,7 @@ class Controller:
         self._starts = StartPlanner(
             sessions=sessions,
             agent=agent,
+            deletions=deletions,
             questions=questions,
             renames=renames,
             resumer=resumer,
@@ -198,6 +199,7 @@ class Controller:
         self._stops = StopPlanner(
             sessions=sessions,
             agent=agent,
+            deletions=deletions,
             resumer=resumer,
             renames=renames,
             questions=questions,
@@ -213,6 +215,7 @@ class Controller:
             sessions=sessions,
             agent=agent,
             observer=observer,
+            deletions=deletions,
             sampler=sampler,
             judge=judge,
             saving=saving,

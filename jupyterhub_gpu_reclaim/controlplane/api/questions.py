@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
+    from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
     from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
@@ -57,6 +59,8 @@ class Questions:
     Args:
         sessions: the rows.
         agent: the agents.
+        observer: knows whether the store was listed.
+        deletions: knows what is to be deleted.
         worker: does what is to be done first.
         look: adds a session's key to the work queue.
         settings: the limits.
@@ -67,12 +71,16 @@ class Questions:
         *,
         sessions: Sessions,
         agent: Agent,
+        observer: Observer,
+        deletions: Deletions,
         worker: Worker,
         look: Callable[[SessionKey], None],
         settings: Settings,
     ) -> None:
         self._sessions = sessions
         self._agent = agent
+        self._observer = observer
+        self._deletions = deletions
         self._worker = worker
         self._look = look
         self._settings = settings
@@ -146,7 +154,7 @@ class Questions:
             stamp=(placement.term, placement.generation),
             former=placement.former,
             remembered=placement.remembered,
-            listed=self._sessions.is_listed(key),
+            listed=self._observer.is_listed(key),
             came_back=self._sessions.has_come_back(key),
             elsewhere=elsewhere,
         )
@@ -167,7 +175,7 @@ class Questions:
                 # The first is told: it is why the second was of no use.
                 silence = silence or error
             else:
-                observed = self._sessions.living(row.key, observed)
+                observed = self._deletions.living(row.key, observed)
             if silence is not None and look_at == self._ask_for_checkpoints:
                 asked = asked._replace(silence=silence.reason)
             answer = self._settle(row, observed, asked)

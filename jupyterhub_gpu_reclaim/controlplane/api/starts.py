@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import Identity, Tree
     from jupyterhub_gpu_reclaim.controlplane.api.questions import Answer, Questions
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
@@ -64,6 +65,7 @@ class StartPlanner:
     Args:
         sessions: the rows.
         agent: the agents.
+        deletions: takes up orders to delete before anything is written.
         questions: asks the reconciler.
         renames: knows what is there under a former name.
         resumer: ends restores that are no longer wanted.
@@ -77,6 +79,7 @@ class StartPlanner:
         *,
         sessions: Sessions,
         agent: Agent,
+        deletions: Deletions,
         questions: Questions,
         renames: Renames,
         resumer: Resumer,
@@ -86,6 +89,7 @@ class StartPlanner:
     ) -> None:
         self._sessions = sessions
         self._agent = agent
+        self._deletions = deletions
         self._questions = questions
         self._renames = renames
         self._resumer = resumer
@@ -97,7 +101,7 @@ class StartPlanner:
         """Cold, restore, adopt or refuse; see ``Controller.plan_start``."""
         key = placement.key
         try:
-            self._sessions.take_up_deletions()
+            self._deletions.take_up()
             # The check may give it a former one's.
             owned = self._sessions.row(key).account == placement.owner != ""
             owners.check(self._sessions, placement, self._settings)
@@ -255,7 +259,7 @@ class StartPlanner:
     def placed(self, placement: Placement) -> None:
         """See ``Controller.placed``."""
         key, sessions = placement.key, self._sessions
-        sessions.take_up_deletions()  # if the start was planned without this service
+        self._deletions.take_up()  # if the start was planned without this service
         row = sessions.row(key)
         if row.phase is Phase.RESUMING and row.incarnation == placement.incarnation:
             sessions.update(key, placed=True)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.controlplane.api.questions import Questions
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -61,6 +62,7 @@ class StopPlanner:
     Args:
         sessions: the rows.
         agent: the agents.
+        deletions: deletes what a deleted server has left.
         resumer: notes that a restore has ended well.
         renames: knows what is there under a former name.
         questions: asks the reconciler.
@@ -73,6 +75,7 @@ class StopPlanner:
         *,
         sessions: Sessions,
         agent: Agent,
+        deletions: Deletions,
         resumer: Resumer,
         renames: Renames,
         questions: Questions,
@@ -81,6 +84,7 @@ class StopPlanner:
     ) -> None:
         self._sessions = sessions
         self._agent = agent
+        self._deletions = deletions
         self._resumer = resumer
         self._renames = renames
         self._questions = questions
@@ -212,10 +216,9 @@ class StopPlanner:
         if deletion.kept_from:
             self._keep_for_a_while(key, deletion.kept_from)
             return
-        if self._sessions.deletions is not None:
-            self._sessions.deletions.take(deletion)
-            with suppress(ReclaimError):
-                await self._sessions.deletions.carry_out(key)
+        self._deletions.take(deletion)
+        with suppress(ReclaimError):
+            await self._deletions.carry_out(key)
         self._look(key)
 
     def _note_culler(self, by: str) -> Decision:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionView
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.branches import Branches
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent
@@ -107,6 +108,7 @@ class UserApi:
         *,
         sessions: Sessions,
         agent: Agent,
+        deletions: Deletions,
         judge: Judge,
         queue: WorkQueue,
         renames: Renames,
@@ -116,6 +118,7 @@ class UserApi:
         self._sessions = sessions
         self._branches = branches
         self._agent = agent
+        self._deletions = deletions
         self._judge = judge
         self._queue = queue
         self._renames = renames
@@ -581,7 +584,7 @@ class UserApi:
             if known:
                 return None
             raise
-        return self._sessions.living(key, Observed((), infos, None)).saved
+        return self._deletions.living(key, Observed((), infos, None)).saved
 
     async def discard(
         self, key: SessionKey, by: str, checkpoint: str | None = None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -39,11 +40,17 @@ class Branches:
     """Makes branches, and has them started."""
 
     def __init__(
-        self, sessions: Sessions, agent: Agent, hub: Hub, new_id: Callable[[], str]
+        self,
+        sessions: Sessions,
+        agent: Agent,
+        hub: Hub,
+        deletions: Deletions,
+        new_id: Callable[[], str],
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._hub = hub
+        self._deletions = deletions
         self._new_id = new_id
 
     async def open(
@@ -68,7 +75,7 @@ class Branches:
             what = "A server's name is up to 63 letters, digits, dots and dashes."
             raise BadRequest(Reason.INVALID, what=what)
         there = SessionKey(key.user, server)
-        self._sessions.take_up_deletions()
+        self._deletions.take_up()
         self._check_free(there)
         if await self._hub.server(there) is not HubState.STOPPED:
             raise _name_taken(there)

@@ -11,8 +11,8 @@ deleted is never meant.
 
 A start that the Hub could not tell of is found here, or reported when it runs, and so
 may be known earlier than the order. So what waits as a file is taken up before anything
-that was seen or reported is written into the journal
-(``Sessions.take_up_deletions``).
+that was seen or reported is written into the journal: it may be a new session of a
+deleted name.
 
 A checkpoint that the journal does not know is old if its stamp is not above the
 order's: the highest that the deleted session can have had.
@@ -86,7 +86,7 @@ class Deletions:
 
     # --- orders
     def take_up(self) -> None:
-        """Take over the spawner's order files.
+        """Take over the spawner's order files; needed before a row is changed.
 
         A file that cannot be removed, or outlived a crash, is not taken twice.
 
@@ -203,7 +203,15 @@ class Deletions:
 
     # --- old or new
     def living(self, key: SessionKey, observed: Observed) -> Observed:
-        """Return the observed state without what is to be deleted."""
+        """Return the observed state without what is to be deleted.
+
+        Orders that were given while agent and Hub were asked are taken over; read the
+        row again.
+
+        Raises:
+            StoreError: see ``take_up``.
+        """
+        self.take_up()
         order = self.pending(key)
         if order is None:
             return observed

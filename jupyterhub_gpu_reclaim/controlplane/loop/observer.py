@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey, Tree
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
@@ -70,13 +71,18 @@ class ObservedState:
 class Observer:
     """Asks agent, store and Hub, and notes which did not answer."""
 
-    def __init__(self, sessions: Sessions, agent: Agent, hub: Hub) -> None:
+    def __init__(
+        self, sessions: Sessions, agent: Agent, hub: Hub, deletions: Deletions
+    ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._hub = hub
+        self._deletions = deletions
         self._silent: set[str] = set()
         self._saved: list[CheckpointInfo] | None = None
         self._listed = 0.0
+        #: the store's last answer; None: it has not answered this program
+        self._list: dict[SessionKey, tuple[CheckpointInfo, ...]] | None = None
 
     async def observe_all(self, store_every: float) -> ObservedState:
         """Observe everything, with one request to the Hub and one or two to the agent.
@@ -117,8 +123,22 @@ class Observer:
             self._saved = await self._ask("agent's store", self._agent.checkpoints)
             self._listed = now
             if self._saved is not None:
-                self._sessions.listed = _by_key(in_order(self._saved))
+                self._list = _by_key(in_order(self._saved))
         return self._saved
+
+    def is_listed(self, key: SessionKey) -> bool:
+        """Whether the store was listed, and the journal knows what it had.
+
+        Then the journal is no older than the store, as far as that session goes.
+
+        Raises:
+            StoreError: see ``Deletions.take_up``.
+        """
+        if self._list is None:
+            return False
+        known = self._sessions.known(key)
+        had = Observed(None, self._list.get(key, ()), None, known)
+        return not self._deletions.living(key, had).unknown()
 
     async def observe(self, key: SessionKey) -> Observed:
         """Observe one session, as it is now."""
@@ -133,7 +153,7 @@ class Observer:
             hub=hub,
             known=self._sessions.known(key),
         )
-        return self._sessions.living(key, observed)
+        return self._deletions.living(key, observed)
 
     async def _ask(self, whom: str, ask: Callable[[], Awaitable[T]]) -> T | None:
         """Ask a part; None: no answer, which is logged once per silence."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
@@ -69,6 +70,7 @@ class ControlLoops:
         sessions: Sessions,
         agent: Agent,
         observer: Observer,
+        deletions: Deletions,
         sampler: SessionSampler,
         judge: Judge,
         saving: Saving,
@@ -84,6 +86,7 @@ class ControlLoops:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
+        self._deletions = deletions
         self._sampler = sampler
         self._warnings = warnings
         self._judge = judge
@@ -164,15 +167,14 @@ class ControlLoops:
 
     def _take_up_deletions(self) -> None:
         """Queue orders to delete; the workers carry them out, as often as it takes."""
-        self._sessions.take_up_deletions()
-        if self._sessions.deletions is not None:
-            for key in self._sessions.deletions.pending_keys():
-                self._queue.add(key)
+        self._deletions.take_up()
+        for key in self._deletions.pending_keys():
+            self._queue.add(key)
 
     def _compare(self, key: SessionKey, state: ObservedState) -> None:
         """Compare one session; return whether it is as it should be."""
         observed = state.session(key, self._sessions.known(key))
-        observed = self._sessions.living(key, observed)
+        observed = self._deletions.living(key, observed)
         row = self._sessions.row(key)
         if observed.hub is HubState.UNSETTLED:
             now = self._sessions.clock.monotonic()

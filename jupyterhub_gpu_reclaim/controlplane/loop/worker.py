@@ -34,6 +34,7 @@ from jupyterhub_gpu_reclaim.policy.decide import allow
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.drain import Drain
     from jupyterhub_gpu_reclaim.common.models import Decision, Tree
+    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
@@ -72,6 +73,7 @@ class Worker:
         sessions: Sessions,
         agent: Agent,
         observer: Observer,
+        deletions: Deletions,
         judge: Judge,
         warnings: Warnings,
         suspender: Suspender,
@@ -87,6 +89,7 @@ class Worker:
         self._sessions = sessions
         self._agent = agent
         self._observer = observer
+        self._deletions = deletions
         self._warnings = warnings
         self._judge = judge
         self._suspender = suspender
@@ -137,11 +140,8 @@ class Worker:
         A part that does not answer now is asked again with the next tick; a new session
         of the same name does not wait for it.
         """
-        deletions = self._sessions.deletions
-        if deletions is None or deletions.pending(key) is None:
-            return False
         try:
-            return await deletions.carry_out(key)
+            return await self._deletions.carry_out(key)
         except ReclaimError as error:
             _log.info("%s: what is left of it is deleted later: %s", key, error)
             return False

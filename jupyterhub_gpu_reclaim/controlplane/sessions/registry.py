@@ -33,13 +33,13 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.model import accounting, phases
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
-from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
     CheckpointRow,
     SessionRow,
 )
+from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.controlplane.sessions import (
     keep_quota,
     nap_memory,
@@ -55,16 +55,14 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
     OperationEvents,
 )
 from jupyterhub_gpu_reclaim.controlplane.sessions.tab_keys import TabKeys
-from jupyterhub_gpu_reclaim.policy.retention import Retention
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
-    from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.decide.own_idle_time import OwnIdleTimes
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 
 _log = logging.getLogger(__name__)
@@ -81,26 +79,37 @@ SERVICE = OURSELVES
 
 
 class Sessions:
-    """Rows, runtime state, views, and the readers that wait for their changes."""
+    """Rows, runtime state, views, and the readers that wait for their changes.
 
-    def __init__(self, journal: Journal, clock: Clock) -> None:
+    Args:
+        journal: the rows.
+        clock: time and waiting.
+        settings: the limits.
+        policies: settings of a session by the rules; None: there are no rules.
+        own_idle_times: idle times that users have chosen; None: they may not choose.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        clock: Clock,
+        settings: Settings | None = None,
+        policies: Callable[[SessionKey], SessionPolicy] | None = None,
+        own_idle_times: OwnIdleTimes | None = None,
+    ) -> None:
+        settings = settings or Settings()
         self.journal = journal
         self.clock = clock
         self.counters = Counters()
         self.nap_memory = nap_memory.NapMemory(journal, clock)
-        self.seats_per_gpu = 1  #: number of sessions that share one GPU
+        #: number of sessions that share one GPU
+        self.seats_per_gpu = settings.seats_per_gpu
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
-        #: the store's last list of checkpoints; None: not listed by this program
-        self.listed: Mapping[SessionKey, tuple[CheckpointInfo, ...]] | None = None
-        #: deleted servers that are not quite gone yet
-        self.deletions: Deletions | None = None
-        #: settings of a session by the rules; None: there are no rules
-        self.policies: Callable[[SessionKey], SessionPolicy] | None = None
-        #: idle times that users have chosen; None: they may not choose
-        self.own_idle_times: OwnIdleTimes | None = None
-        self.save_every = 0.0  #: ``Settings.save_every``; rules may say otherwise
-        self.retention = Retention()  #: the administrator's limits for checkpoints
+        self.policies = own_idle_times or policies
+        self._own_idle_times = own_idle_times
+        self._save_every = settings.save_every
+        self._retention = settings.retention
         self.drains = Drains(journal)  #: nodes that are to be free of sessions
         self.tab_keys = TabKeys(self)
         self.resume_times = suspensions.ResumeTimes()
@@ -125,7 +134,7 @@ class Sessions:
         """Seconds between two save points of a session; 0: only by order."""
         terms = self.policies(key) if self.policies is not None else None
         set_to = terms.save_every if terms is not None else None
-        return self.save_every if set_to is None else set_to
+        return self._save_every if set_to is None else set_to
 
     def apply(
         self,
@@ -250,49 +259,12 @@ class Sessions:
         self._generations[key] = self.highest_generation(key) + 1
         return self._generations[key]
 
-    # --- deleted servers
-    def take_up_deletions(self) -> None:
-        """Take over the spawner's orders to delete; needed before a row is changed.
-
-        An order ends what the journal knows of the session when it is taken over. So
-        nothing may be written of a session that is seen or reported, before the orders
-        that were given until then: it may be a new one of a deleted name.
-
-        Raises:
-            StoreError: the journal cannot be written; nothing may be adopted now.
-        """
-        if self.deletions is not None:
-            self.deletions.take_up()
-
-    def living(self, key: SessionKey, observed: Observed) -> Observed:
-        """Return the last word of agent and Hub, without deleted sessions.
-
-        Orders that were given while they were asked are taken over; read the row again.
-
-        Raises:
-            StoreError: see ``take_up_deletions``.
-        """
-        self.take_up_deletions()
-        return self.deletions.living(key, observed) if self.deletions else observed
-
+    # --- what was seen
     def known(self, key: SessionKey) -> frozenset[str]:
         """Return a session's checkpoints that the journal knows, or just knew."""
         known = frozenset(row.id for row in self.journal.checkpoints(key))
         runtime = self.runtimes.get(key)
         return known | runtime.deleted if runtime is not None else known
-
-    def is_listed(self, key: SessionKey) -> bool:
-        """Whether the store was listed, and the journal knows what it had.
-
-        Then the journal is no older than the store, as far as that session goes.
-
-        Raises:
-            StoreError: see ``take_up_deletions``.
-        """
-        if self.listed is None:
-            return False
-        had = Observed(None, self.listed.get(key, ()), None, self.known(key))
-        return not self.living(key, had).unknown()
 
     def note_node(self, key: SessionKey, tree: Tree | None) -> None:
         """Note the node of a session's programs, as far as that is known.
@@ -467,7 +439,7 @@ class Sessions:
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
         """Put a row and its checkpoints into a view for pages."""
-        own = self.own_idle_times if row.phase in phases.LIVE else None
+        own = self._own_idle_times if row.phase in phases.LIVE else None
         return views.view_of(
             row,
             kept,
@@ -487,7 +459,7 @@ class Sessions:
         if row.phase not in {*phases.SAVED, Phase.RESUMING}:
             return None
         why = self._cause(row.key)
-        times, retention = self.resume_times, self.retention
+        times, retention = self.resume_times, self._retention
         return suspensions.suspension_of(row, kept, why, times, retention)
 
     def _cause(self, key: SessionKey) -> str:
