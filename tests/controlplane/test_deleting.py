@@ -41,6 +41,14 @@ async def test_delete_of_everything_includes_what_a_running_session_came_from(wo
         await controller.users.delete(KEY, "ada", everything=True)
 
 
+async def test_delete_of_everything_while_suspended_is_followed_by_a_cold_start(world):
+    """The Hub's pointer still names what is gone by its user's own word."""
+    controller = await _suspended(world)
+    await controller.users.delete(KEY, "ada", everything=True)
+    assert world.node.saved == {}
+    assert await world.hub.start(KEY) == "cold"
+
+
 async def test_delete_of_what_was_put_aside_tells_what_stays_until_when(world):
     controller, aside = await _suspended_beside_another(world)
     assert await world.hub.start(KEY) == "restore"

@@ -287,7 +287,6 @@ class StartPlanner:
             session=placement.session,
             incarnation=placement.incarnation,
             checkpoint="",
-            dismissed=row.checkpoint or row.dismissed,
             started_at=self._sessions.clock.now(),
             resumed_at=None,
         )

@@ -200,7 +200,6 @@ class StopPlanner:
             "checkpoints": aside,
             "bring_back": "",
             "checkpoint": "",
-            "dismissed": row.checkpoint or row.dismissed,
         }
         if placement.failure is not None:
             ended = placement.failure

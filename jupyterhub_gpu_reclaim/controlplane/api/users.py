@@ -436,7 +436,6 @@ class UserApi:
                 ),
             ],
             checkpoint="",
-            dismissed=row.checkpoint,
         )
         return self._sessions.view(key)
 

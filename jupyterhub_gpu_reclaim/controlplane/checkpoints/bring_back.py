@@ -61,7 +61,6 @@ def take(
         session=info.session if info else row.session,
         incarnation=info.incarnation if info else row.incarnation,
         checkpoint=checkpoint,
-        dismissed=row.checkpoint or row.dismissed,
         intent=Intent.RESUME,
         intent_by=by,
     )

@@ -337,7 +337,6 @@ def discard(
         failure=failure,
         checkpoints=kept(sessions, checkpoint, Keeping.TO_DELETE, seconds=0),
         checkpoint="",
-        dismissed=checkpoint,
     )
 
 

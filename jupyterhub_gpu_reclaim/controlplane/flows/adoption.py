@@ -177,7 +177,6 @@ def saved(
         session=newest.session,
         incarnation=newest.incarnation,
         checkpoint=newest.id,
-        dismissed=row.checkpoint or row.dismissed,
         **lineage.highest(row, observed.saved or ()),
     )
 

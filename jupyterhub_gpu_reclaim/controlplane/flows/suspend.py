@@ -296,7 +296,6 @@ class Suspender:
             failure=failure,
             checkpoints=to_delete,
             checkpoint=expiry.former(self._sessions, row.key),
-            dismissed=row.checkpoint,
             failures=row.failures + 1,
             backoff_until=now + self._settings.backoff,
             # a stop by the Hub that comes now may still be ours: ``Stops.plan``

@@ -74,8 +74,8 @@ class SessionRow(Value, frozen=True, kw_only=True):
     waiting_since: float | None = None
     #: checkpoint to bring back as soon as the session is suspended
     bring_back: str = ""
-    #: last checkpoint set aside or given up by somebody's word; the Hub's pointer may
-    #: still name it
+    #: last checkpoint that ``checkpoint`` was before, or that its user gave up under
+    #: another name; the Hub's pointer may still name it
     dismissed: str = ""
     #: seconds without use after which its user wants it suspended; None: no wish
     own_idle_time: float | None = None

@@ -166,6 +166,8 @@ class Sessions:
         """
         before = self.row(key)
         row = msgspec.structs.replace(before, failure=failure, **changes)
+        if before.checkpoint not in {"", row.checkpoint}:
+            row = msgspec.structs.replace(row, dismissed=before.checkpoint)
         phase = phases.advance(before.phase, event, saved=bool(row.checkpoint))
         now = self.clock.now()
         moved = phase is not before.phase or not before.since
