@@ -90,6 +90,23 @@ async def test_deletion_is_repeated_until_the_node_and_its_store_are_back(
     await _nothing_is_left(world, controller)
 
 
+async def test_deleted_session_of_a_lost_journal_is_not_taken_over_by_a_rebuild(
+    world, tmp_path
+):
+    first = await _suspended(world)
+    order = Deletion(user=KEY.user, sessions=(first._sessions.row(KEY).incarnation,))
+    await world.kill(first)
+    _away(world, "discard")
+    back = _away(world, "checkpoints")
+    world.url = f"sqlite:///{tmp_path}/new.sqlite"
+    second = await world.controller()
+    await second.forget(order)
+    world.hub.pointers.pop(KEY, None)
+    back()
+    assert await second.rebuild("admin") == []
+    assert world.phase(second) == ""
+
+
 async def test_deletion_survives_the_service(world):
     controller = await _suspended(world)
     back = _away(world, "discard", "checkpoints")

@@ -80,9 +80,7 @@ class Rebuild:
         state = await self._observer.observe_all(0.0)
         self._observer.refuse_silence(state)
         keys = {row.key for row in self._sessions.journal.sessions()} | state.keys()
-        return [
-            (key, state.session(key, self._sessions.known(key))) for key in sorted(keys)
-        ]
+        return [(key, self._observer.of(key, state)) for key in sorted(keys)]
 
     def _take_missed(self, row: SessionRow, observed: Observed) -> str:
         action = settle(row, observed, self._sessions.clock.now(), self._settings)

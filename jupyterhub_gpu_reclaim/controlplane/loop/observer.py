@@ -140,6 +140,15 @@ class Observer:
         had = Observed(None, self._list.get(key, ()), None, known)
         return not self._deletions.living(key, had).unknown()
 
+    def of(self, key: SessionKey, state: ObservedState) -> Observed:
+        """Return the part of the state about one session, as it is not deleted.
+
+        Raises:
+            StoreError: see ``Deletions.take_up``.
+        """
+        observed = state.session(key, self._sessions.known(key))
+        return self._deletions.living(key, observed)
+
     async def observe(self, key: SessionKey) -> Observed:
         """Observe one session, as it is now."""
         trees, saved, hub = await asyncio.gather(

@@ -173,8 +173,7 @@ class ControlLoops:
 
     def _compare(self, key: SessionKey, state: ObservedState) -> None:
         """Compare one session; return whether it is as it should be."""
-        observed = state.session(key, self._sessions.known(key))
-        observed = self._deletions.living(key, observed)
+        observed = self._observer.of(key, state)
         row = self._sessions.row(key)
         if observed.hub is HubState.UNSETTLED:
             now = self._sessions.clock.monotonic()
