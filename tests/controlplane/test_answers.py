@@ -133,8 +133,6 @@ def at(*trees, **more):
         (start(), row("suspended"), at(tree("holding", "i9")), A.RETURN),
         # What is saved.
         (start(), row("running"), {**NEWER}, A.FOUND_SAVED),
-        (start(), row("running"), {}, A.LOST),
-        (start(), row("running", checkpoint=""), {}, A.VANISHED),
         (start(), row("suspended"), {**NEWER}, A.FOUND_SAVED),
         (
             start(),
@@ -421,3 +419,12 @@ def test_no_start_is_cold_beside_a_tree_or_a_checkpoint_that_nobody_has_given_up
         if action.kind is A.COLD:
             assert not [one for one in trees if one.runs]
             assert set(saved or ()) <= set(known)
+
+
+def test_start_goes_back_to_a_save_point_that_nobody_heard_of():
+    """It is of before a suspend that was taken back: the journal knows a later one."""
+    point = msgspec.structs.replace(info("c1"), incarnation="i1", goes_on=True)
+    observed = Observed((), (point,), HubState.SPAWNING, frozenset())
+    ended = row("running", checkpoint="", incarnation="i1", generation=2)
+    action = settle(ended, observed, NOW, LIMITS, start())
+    assert (action.kind, action.saved) == (A.LOST, point)

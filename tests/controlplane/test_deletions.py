@@ -94,7 +94,7 @@ async def test_deleted_session_of_a_lost_journal_is_not_taken_over_by_a_rebuild(
     world, tmp_path
 ):
     first = await _suspended(world)
-    order = Deletion(user=KEY.user, sessions=(first._sessions.row(KEY).incarnation,))
+    order = Deletion(user=KEY.user, sessions=(first._sessions.row(KEY).session,))
     await world.kill(first)
     _away(world, "discard")
     back = _away(world, "checkpoints")

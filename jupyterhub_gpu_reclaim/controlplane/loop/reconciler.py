@@ -83,7 +83,11 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, Tree, TreeState
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import lineage
 from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import no_room
-from jupyterhub_gpu_reclaim.controlplane.loop.start import UNANSWERED, settle_start
+from jupyterhub_gpu_reclaim.controlplane.loop.start import (
+    UNANSWERED,
+    settle_end,
+    settle_start,
+)
 from jupyterhub_gpu_reclaim.controlplane.loop.stop import settle_stop
 from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     NOTHING,
@@ -212,10 +216,7 @@ def _ended(row: SessionRow, observed: Observed) -> Action:
         return missed
     if any(tree.state is TreeState.RESTORING for tree in observed.left()):
         return WAIT  # it may be the session, or fail to be
-    saved = lineage.falls_back_to(row, observed)
-    return (
-        Action(ActionKind.LOST, None, saved) if saved else Action(ActionKind.VANISHED)
-    )
+    return settle_end(row, observed)
 
 
 def _second_tree(row: SessionRow, observed: Observed) -> Action | None:

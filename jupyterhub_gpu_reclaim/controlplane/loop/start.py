@@ -132,8 +132,7 @@ def _settle_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         whole = observed.whole()
         return in_flight("release") if whole else Action(ActionKind.FOUND_SAVED)
     if row.phase in LIVE:
-        kept = observed.checkpoint(row.checkpoint)
-        return Action(ActionKind.LOST if kept else ActionKind.VANISHED, None, kept)
+        return settle_end(row, observed)
     if observed.unknown():
         return Action(ActionKind.SET_ASIDE)
     if row.phase is Phase.SUSPENDED:
@@ -142,6 +141,12 @@ def _settle_saved(row: SessionRow, observed: Observed, asked: Asked) -> Action:
         return Action(ActionKind.BRING_BACK)
     known = _is_accounted_for(row, asked)
     return Action(ActionKind.COLD if known else ActionKind.MISSING)
+
+
+def settle_end(row: SessionRow, observed: Observed) -> Action:
+    """Settle a session that has ended: it goes back to what is kept, if anything is."""
+    kept = lineage.falls_back_to(row, observed)
+    return Action(ActionKind.LOST if kept else ActionKind.VANISHED, None, kept)
 
 
 def _returned(row: SessionRow, observed: Observed, asked: Asked) -> Action:
