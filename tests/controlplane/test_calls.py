@@ -665,17 +665,17 @@ async def test_renamed_user_is_refused_while_nobody_can_say_what_is_saved(world)
     controller = await _suspended(world)
     sessions, renames = controller._sessions, controller._starts._renames
     former = sessions.row(KEY).session
-    asked = renames.saved_under
+    asked = renames.names_of
 
     async def silent(_):
         raise StoreError(Reason.STORE_UNREACHABLE)
 
-    renames.saved_under = silent
+    renames.names_of = silent
     sessions.remove(KEY, sessions.audit_line(KEY, SERVICE, "lost"))
     renamed = SessionKey("renamed", KEY.server)
     visit = Placement(key=renamed, incarnation="i2", remembered=True, former=former)
     assert (await controller.plan_start(visit)).failure.code == "store_unreachable"
-    renames.saved_under = asked
+    renames.names_of = asked
     again = msgspec.structs.replace(visit, incarnation="i3")
     assert (await controller.plan_start(again)).failure.code == "renamed"
 

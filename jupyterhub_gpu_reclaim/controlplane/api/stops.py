@@ -112,7 +112,8 @@ class StopPlanner:
             if self._sessions.row(key).phase in LIVE:
                 # Nobody but us has asked for the end of what is not saved.
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
-        names = set() if mine else await self._renames.names_of(placement.incarnation)
+        ids = placement.incarnation, placement.session
+        names = set() if mine else await self._renames.names_of(*ids)
         elsewhere = bool(names - {placement.key})
         answer = await self._questions.answer(
             key, Want.STOP, placement, elsewhere=elsewhere
@@ -124,13 +125,6 @@ class StopPlanner:
                 return self._release_plan(key)
             case ActionKind.KEEP:
                 self._look(key)
-                return StopPlan(action="keep")
-        gone = (
-            answer.row.incarnation != placement.incarnation and not answer.action.tree
-        )
-        if gone and placement.session:
-            under = await self._renames.saved_under(placement.session)
-            if under - {placement.key}:  # under its user's former name
                 return StopPlan(action="keep")
         return StopPlan(action="stop")
 

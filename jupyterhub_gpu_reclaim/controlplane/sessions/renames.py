@@ -46,27 +46,26 @@ class Renames:
                 return each
         return row
 
-    async def names_of(self, what: str) -> set[SessionKey]:
-        """Return the names by which the agents know a session or incarnation.
+    async def names_of(self, *ids: str) -> set[SessionKey]:
+        """Return the names by which the agents, or else the store, know a session.
+
+        Args:
+            *ids: of the session, or of an incarnation of it; empty ones are not known.
 
         Raises:
-            Unreachable: they do not answer.
+            Unreachable, StoreError: one that has to be asked does not answer.
         """
-        return {
+        known = set(ids) - {""}
+        trees = [
             tree.key
             for tree in await self._agent.trees()
-            if what in {tree.session, tree.incarnation}
+            if known & {tree.session, tree.incarnation}
             and tree.state is not TreeState.GONE
-        }
-
-    async def saved_under(self, session: str) -> set[SessionKey]:
-        """Return the names by which the store has a session, unless it was set aside.
-
-        Raises:
-            Unreachable, StoreError: the store does not answer.
-        """
+        ]
+        if trees:
+            return set(trees)
         saved = await self._agent.checkpoints()
-        return {x.key for x in saved if x.session == session and x.aside is None}
+        return {x.key for x in saved if x.session in known and x.aside is None}
 
     async def check(self, placement: Placement) -> None:
         """Check, before a cold start, that its user has no session under a former name.
@@ -127,7 +126,7 @@ class Renames:
             found = {k for k, row in there.items() if former in _ids_of(row)}
             if found:
                 return found
-            found = await self.names_of(former) or await self.saved_under(former)
+            found = await self.names_of(former)
             if found:
                 return found
         if mine.since or not placement.owner:  # something was begun under this name
