@@ -471,6 +471,8 @@ class Placement(Value, frozen=True, kw_only=True):
     failure: Failure | None = None
     by: str = ""  #: who asked the Hub for a stop; empty: nobody, or not known
     culled: bool = False  #: whether that is a program that ends idle servers
+    #: of a stop: whether a restarted Hub has looked, and not taken the server up (yet)
+    checked: bool = False
 
 
 class Suspension(Value, frozen=True, kw_only=True):

@@ -408,8 +408,12 @@ class HubInMemory:
         return Remote(self.controller)
 
     async def stop(self, key: SessionKey) -> None:
+        placement = Placement(
+            key=key,
+            incarnation=self.incarnations[key],
+            checked=self.states[key] == "checking",
+        )
         self.states[key] = "stopping"
-        placement = Placement(key=key, incarnation=self.incarnations[key])
         place = self.node.places.get(placement.incarnation)
         try:
             plan = await self.service().plan_stop(placement)

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after the Hub's check of a server in which a stop may be a result of it.
-CHECK_SECONDS = 300.0
 #: Seconds for which such a mark is told.
 _LATELY = 86400.0
 
@@ -95,9 +93,7 @@ class StopPlanner:
         """See ``Controller.plan_stop``."""
         row = self._renames.row_of(placement)
         key = row.key
-        checked = self._sessions.runtime(key).hub_checked
-        now = self._sessions.clock.monotonic()
-        if checked is not None and now - checked <= CHECK_SECONDS:
+        if placement.checked:
             # A restarted Hub stops a server only because it found it frozen: nobody
             # asked for that stop, so the capture is finished.
             await self._questions.moved(

@@ -175,9 +175,6 @@ class ControlLoops:
         """Compare one session; return whether it is as it should be."""
         observed = self._observer.of(key, state)
         row = self._sessions.row(key)
-        if observed.hub is HubState.UNSETTLED:
-            now = self._sessions.clock.monotonic()
-            self._sessions.runtime(key).hub_checked = now
         if not observed.silent:
             tree = observed.tree(row.incarnation)
             self._sessions.note_nap(key, tree, state.asked)

@@ -64,7 +64,6 @@ class Runtime:
     ending: frozenset[str] = frozenset()
     #: id that the Hub remembers here, of a session with another name in the journal
     of_another_name: str = ""
-    hub_checked: float | None = None  #: a restarted Hub's last check (monotonic)
     #: an odd state, and since when it has lasted (monotonic)
     odd: tuple[str, float] | None = None
     operation: OperationEvents | None = None  #: the last capture or restore

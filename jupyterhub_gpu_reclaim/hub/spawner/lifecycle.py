@@ -223,6 +223,7 @@ class SessionLifecycle:
             remembered=self.pointer.phase is not PointerPhase.NONE,
             owner=self.logins.account(),
             tab_key=self.tab_key,
+            checked=self.state.checked,
         )
 
     async def _tell_service(
