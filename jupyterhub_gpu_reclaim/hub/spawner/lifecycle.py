@@ -703,8 +703,13 @@ class SessionLifecycle:
         """
         before = self.pointer
         plan = await self._plan_stop()
-        if self.pointer != before:
-            return
+        if self.pointer == before and not self._remember(plan):
+            ended = codec.failure_of(self._spawner.reclaim_ending(status))
+            await self._tell_service("stopped", ended)
+            self._forget()
+
+    def _remember(self, plan: StopPlan) -> bool:
+        """Remember what may come back of a session that has ended; False: nothing."""
         if plan.action == "release":
             self._update_pointer(
                 phase=PointerPhase.SUSPENDED,
@@ -714,10 +719,7 @@ class SessionLifecycle:
             )
         elif plan.action == "keep":
             self._update_pointer(phase=PointerPhase.UNKNOWN)
-        else:
-            ended = codec.failure_of(self._spawner.reclaim_ending(status))
-            await self._tell_service("stopped", ended)
-            self._forget()
+        return plan.action != "stop"
 
     # --- stop ---
 
@@ -804,28 +806,8 @@ class SessionLifecycle:
         else:
             await stop()
         await self._tell_service("stopped", asker=asker)
-        if (
-            self.state.unsure
-            and (checkpoint := await self._find_late_checkpoint()) is not None
-        ):
-            known = bool(checkpoint)
-            phase = PointerPhase.SUSPENDED if known else PointerPhase.UNKNOWN
-            self._update_pointer(
-                phase=phase, checkpoint=checkpoint, location=Location()
-            )
-            return
-        self._forget()
-
-    async def _find_late_checkpoint(self) -> str | None:
-        """The checkpoint of a session that was stopped without a plan.
-
-        Empty: the service still does not answer. None: there is none.
-        """
-        try:
-            plan = await self._service().plan_stop(self._placement())
-        except ReclaimError:
-            return ""
-        return plan.checkpoint if plan.action == "release" else None
+        if not (self.state.unsure and self._remember(await self._plan_stop())):
+            self._forget()
 
     async def _release(self, plan: StopPlan) -> None:
         """Release a captured session: first write the pointer (T6), then end it."""
