@@ -412,7 +412,7 @@ def _taken_note(
                 **_noted(state.row, saved),
             )
         case ActionKind.FOUND_SAVED | ActionKind.SET_ASIDE:
-            return _found_saved(state, action.saved)
+            return _found_saved(state)
         case ActionKind.BRING_BACK if saved:
             return state.to(
                 SessionEvent.BROUGHT_BACK,
@@ -509,13 +509,12 @@ def _adopted(state: State, inc: int) -> State:
     )
 
 
-def _found_saved(state: State, wanted: CheckpointInfo | None = None) -> State:
+def _found_saved(state: State) -> State:
     """The newest checkpoint that the journal missed is the session."""
     living = _observed(state).saved or ()
     store = [one for one in state.store if str(one.id) in {each.id for each in living}]
     noted = _noted(state.row, *store)
     observed, row = _observed(state), _row(state.row)
-    hubs = wanted.id if wanted else str(state.hub_saved or "")
     newest = None if observed.whole() else lineage.missed(row, observed)
     if newest is None:
         point = adoption.save_point_of(row, observed)
@@ -523,9 +522,8 @@ def _found_saved(state: State, wanted: CheckpointInfo | None = None) -> State:
             order = "" if state.row.order == "save" else state.row.order
             noted |= {"checkpoint": int(point.id), "order": order}
         return state._replace(row=state.row._replace(**noted))
-    infos = [each.info for each in _kept(state.row) if each.info]
-    sure = lineage.agrees(hubs, newest, [*infos, *(observed.saved or ())])
-    doubt = "" if sure else Reason.SAVED_FOUND.value
+    remembered = [f"s{state.owner}", str(state.hub_inc)] if state.hub_inc else []
+    doubt = "" if lineage.is_of(newest, remembered) else Reason.SAVED_FOUND.value
     if newest.goes_on:
         doubt = Reason.ENDED_SINCE_SAVED.value
     return state.to(
@@ -850,7 +848,7 @@ class _Parts(Questions):
     def __init__(self, state: State, decide: Decide) -> None:
         self._state = state
         self._decide = decide
-        self._sessions: Any = self
+        self._deletions: Any = self
 
     async def _ask_for_trees(self, key: SessionKey, observed: Observed) -> Observed:
         del key

@@ -835,13 +835,18 @@ def test_missed_is_nothing_that_is_older_than_the_journal_or_set_aside(
 
 
 @pytest.mark.parametrize(
-    ("pointer", "agree"),
-    [("", False), ("c", True), ("b", True), ("other", False), ("old", False)],
+    ("ids", "its"),
+    [
+        ([""], False),
+        (["s"], True),
+        (["t", "i-c"], True),
+        (["t"], False),
+        (["c"], True),
+    ],
 )
-def test_hub_agrees_if_it_remembers_anything_of_the_same_session(pointer, agree):
-    mine = info("c", 3, session="s")
-    infos = [mine, info("b", 2, session="s"), info("other", 1, session="t")]
-    assert lineage.agrees(pointer, mine, infos) is agree
+def test_checkpoint_is_known_by_its_id_its_session_or_its_incarnation(ids, its):
+    assert lineage.is_of(info("c", 3, session="s"), ids) is its
+    assert not lineage.is_of(info("c", 3), [""])
 
 
 async def test_journal_lost_and_numbers_that_begin_anew_the_later_term_comes_back(
@@ -857,7 +862,7 @@ async def test_journal_lost_and_numbers_that_begin_anew_the_later_term_comes_bac
         its, id="ckpt-newer", incarnation="n", term=2, generation=1, created=1.0
     )
     world.node.saved[newer.id] = newer, "new"
-    assert world.hub.pointers[KEY] == older
+    world.hub.sessions[KEY] = "s"
     second = await world.journal_lost(first)
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(second) == "running")

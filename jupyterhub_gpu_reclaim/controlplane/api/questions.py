@@ -204,10 +204,11 @@ class Questions:
             ReclaimError: it could not be done now.
         """
         row, action = answer.row, answer.action
-        # Of a stop the Hub remembers the incarnation, as good as its checkpoint.
-        pointer = action.saved.id if action.saved is not None else placement.checkpoint
+        # Of a start the last two are new, and nothing is saved under them.
+        hubs = placement.former, placement.checkpoint
+        hubs += placement.session, placement.incarnation
         try:
-            await self._worker.act(row, action, answer.observed, pointer)
+            await self._worker.act(row, action, answer.observed, hubs)
         except Refused as error:
             # A worker may have been told before us that it goes on; it notes that.
             if error.reason is not Reason.NOT_CAPTURED:

@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import WHOEVER_COMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
@@ -79,6 +79,11 @@ def falls_back_to(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
     )
 
 
+def is_of(info: CheckpointInfo, ids: Collection[str]) -> bool:
+    """Whether an id is that of a checkpoint, of its session or of its incarnation."""
+    return bool({info.id, info.session, info.incarnation} & {*ids} - {""})
+
+
 def takes_over(row: SessionRow, observed: Observed, tree: Tree) -> bool:
     """Whether a captured tree's checkpoint is the session from now on.
 
@@ -90,17 +95,3 @@ def takes_over(row: SessionRow, observed: Observed, tree: Tree) -> bool:
     live = row.phase in LIVE and tree.incarnation == row.incarnation
     new = saved.id not in observed.known and saved.aside is None
     return live or new or saved.id == row.checkpoint
-
-
-def agrees(pointer: str, info: CheckpointInfo, infos: Iterable[CheckpointInfo]) -> bool:
-    """Whether the Hub remembers that checkpoint, or another one of the same session.
-
-    If so, the Hub's database is at most as old as the journal.
-
-    Args:
-        pointer: the checkpoint that the Hub remembers; empty: none.
-        info: the checkpoint that comes back.
-        infos: the checkpoints known in journal and store.
-    """
-    its = {each.id for each in infos if each.session == info.session != ""}
-    return pointer in {info.id, *its}

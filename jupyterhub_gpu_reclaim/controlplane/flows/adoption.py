@@ -26,6 +26,8 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Tree
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -140,13 +142,13 @@ def saved(
     row: SessionRow,
     observed: Observed,
     settings: Settings,
-    pointer: str = "",
+    remembered: Collection[str] = (),
 ) -> None:
     """Take in checkpoints unknown to the journal: the newest may be the session.
 
     If nothing of the session runs, it is suspended from now on in the newest checkpoint
-    that the journal has missed. Unless the Hub remembers that one, too, and it is no
-    save point, its user is asked before it comes back. The checkpoints that it goes
+    that the journal has missed. Unless the Hub remembers that session, too, and it is
+    no save point, its user is asked before it comes back. The checkpoints that it goes
     back to are superseded by it; all others are set aside.
 
     Args:
@@ -154,15 +156,14 @@ def saved(
         row: the session; a fresh row if the journal was lost.
         observed: agent's and store's answers.
         settings: for how long things are kept.
-        pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
+        remembered: ids by which the Hub remembers a session: its own, that of an
+            incarnation, or of a checkpoint; empty: none, or not asked.
     """
     newest = None if observed.whole() else lineage.missed(row, observed)
     if newest is None:
         _note_unknown(sessions, row, observed, settings)
         return
-    known = [r.info for r in sessions.journal.checkpoints(row.key) if r.info]
-    agreed = lineage.agrees(pointer, newest, [*known, *(observed.saved or ())])
-    sure = agreed and not newest.goes_on
+    sure = lineage.is_of(newest, remembered) and not newest.goes_on
     seconds = settings.set_aside if sure else None
     rows = _aside_rows(sessions, row, observed, seconds, besides=newest.id)
     rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)

@@ -212,15 +212,13 @@ def _doubt(row: SessionRow, asked: Asked) -> Failure | None:
         return None
     if row.failure is not None and row.failure.code == Reason.ENDED_SINCE_SAVED.value:
         return row.failure  # it has gone on since then
-    agreed = lineage.agrees(asked.checkpoint, mine, infos)
-    its = {mine.session, mine.incarnation} - {""}
+    its = lineage.is_of(mine, [asked.former, asked.checkpoint])
     found = row.failure is not None and row.failure.code == Reason.SAVED_FOUND.value
-    if found and not agreed and asked.former not in its:
+    if found and not its:
         return row.failure
     # The same session may have been saved since, which nobody else knows.
-    older = asked.former in its and (0, 0) < asked.stamp <= mine.stamp
-    agreed = agreed or older or not asked.checkpoint
-    return None if agreed or _is_accounted_for(row, asked) else _older(mine)
+    older = its and (0, 0) < asked.stamp <= mine.stamp
+    return None if older or _is_accounted_for(row, asked) else _older(mine)
 
 
 def _settle_missing(row: SessionRow, observed: Observed, asked: Asked) -> Action:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -162,7 +162,11 @@ class Worker:
         return await self.act(row, action, observed)
 
     async def act(
-        self, row: SessionRow, action: Action, observed: Observed, pointer: str = ""
+        self,
+        row: SessionRow,
+        action: Action,
+        observed: Observed,
+        remembered: Collection[str] = (),
     ) -> float | None:
         """Do one action of the reconciler's, in whosever task.
 
@@ -170,7 +174,7 @@ class Worker:
             row: the session.
             action: the action.
             observed: the facts that it was concluded from.
-            pointer: the checkpoint that the Hub remembers; empty: none, or not asked.
+            remembered: as of ``adoption.saved``.
 
         Returns:
             As :meth:`work`.
@@ -180,11 +184,15 @@ class Worker:
         """
         if action.kind in self._handlers:
             return await self._handlers[action.kind](row, action)
-        self._note_outside(row, action, observed, pointer)
+        self._note_outside(row, action, observed, remembered)
         return 0.0
 
     def _note_outside(
-        self, row: SessionRow, action: Action, observed: Observed, pointer: str
+        self,
+        row: SessionRow,
+        action: Action,
+        observed: Observed,
+        remembered: Collection[str],
     ) -> None:
         """Record in the journal what has already happened outside."""
         sessions, settings = self._sessions, self._settings
@@ -207,7 +215,7 @@ class Worker:
             case ActionKind.FOUND_CAPTURED if action.saved is not None:
                 adoption.captured(sessions, row, action.saved, settings)
             case ActionKind.FOUND_SAVED | ActionKind.SET_ASIDE:
-                adoption.saved(sessions, row, observed, settings, pointer)
+                adoption.saved(sessions, row, observed, settings, remembered)
             case _:
                 raise AssertionError(f"{action} is nothing to be noted")
 
