@@ -264,8 +264,6 @@ def told_of_another_name(state: State) -> bool:
     asked = placement(state, EVE)
     try:
         run(renames.check(asked))
-        if asked.checkpoint:  # nobody knows it under this name: it is missing
-            run(renames.check_checkpoint(asked))
     except Refused:
         return True
     return False

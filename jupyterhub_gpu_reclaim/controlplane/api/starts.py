@@ -155,7 +155,7 @@ class StartPlanner:
             case ActionKind.RETURN:
                 return await self._begin_restore(answer, placement)
             case ActionKind.MISSING:
-                await self._renames.check_checkpoint(placement)
+                await self._renames.check(placement)
                 if self._sessions.row(row.key) == row:  # its user has to choose
                     gone = placement.checkpoint
                     failure = failure_of(Reason.CHECKPOINT_MISSING, checkpoint=gone)

@@ -50,7 +50,8 @@ class Renames:
         """Return the names by which the agents, or else the store, know a session.
 
         Args:
-            *ids: of the session, or of an incarnation of it; empty ones are not known.
+            *ids: of the session, of an incarnation or of a checkpoint of it; empty ones
+                are not known.
 
         Raises:
             Unreachable, StoreError: one that has to be asked does not answer.
@@ -65,10 +66,13 @@ class Renames:
         if trees:
             return set(trees)
         saved = await self._agent.checkpoints()
-        return {x.key for x in saved if x.session in known and x.aside is None}
+        current = (x for x in saved if x.id in known or x.aside is None)
+        return {x.key for x in current if known & {x.id, x.session}}
 
     async def check(self, placement: Placement) -> None:
-        """Check, before a cold start, that its user has no session under a former name.
+        """Check that its user has no session under a former name.
+
+        Asked before a cold start, and where nobody knows what the Hub remembers.
 
         Raises:
             Refused: ``renamed``, unless the user has said to start fresh.
@@ -81,25 +85,6 @@ class Renames:
             there = self._sessions.row(key)
             named = {placement.former, placement.checkpoint, *_ids_of(there)} - {""}
             if mine.dismissed not in named:
-                raise self._refused(key, placement)
-
-    async def check_checkpoint(self, placement: Placement) -> None:
-        """Check that the checkpoint which the Hub remembers has no other name.
-
-        Raises:
-            Refused: ``renamed``.
-            Unreachable, StoreError: the journal does not know the checkpoint, and the
-                store does not answer.
-        """
-        checkpoint = placement.checkpoint
-        known = self._sessions.journal.checkpoint(checkpoint)
-        if known is not None:
-            names = [known.key]
-        else:
-            saved = await self._agent.checkpoints()
-            names = [info.key for info in saved if info.id == checkpoint]
-        for key in names:
-            if key != placement.key:
                 raise self._refused(key, placement)
 
     def dismiss(self, key: SessionKey, by: str) -> bool:
@@ -119,14 +104,12 @@ class Renames:
     async def _former_names(
         self, mine: SessionRow, placement: Placement
     ) -> set[SessionKey]:
-        """Return the names of the Hub's checkpoint, or of the account's leftovers."""
+        """Return the names of what the Hub remembers, or of the account's leftovers."""
         rows = self._sessions.journal.sessions()
         there = {row.key: row for row in rows if row.phase is not Phase.STOPPED}
-        if former := placement.former:
-            found = {k for k, row in there.items() if former in _ids_of(row)}
-            if found:
-                return found
-            found = await self.names_of(former)
+        if hubs := {placement.former, placement.checkpoint} - {""}:
+            found = {key for key, row in there.items() if hubs & _ids_of(row)}
+            found = found or await self.names_of(*hubs)
             if found:
                 return found
         if mine.since or not placement.owner:  # something was begun under this name
