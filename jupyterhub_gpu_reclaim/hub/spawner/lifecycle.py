@@ -761,14 +761,14 @@ class SessionLifecycle:
 
     async def _plan_stop(self) -> StopPlan:
         """Get the service's plan; ``keep`` when it is silent and work may be lost."""
-        before = self._frozen()
         try:
-            return await self._request_stop_plan(before)
+            return await self._request_stop_plan()
         except Unreachable as error:
             self._warn("stop, no plan: %s", error)
-            # Frozen before: the stop was the service's, and what runs now is not saved.
-            frozen = before or self._frozen()
-            keep = bool(self._spawner.reclaim_service) if frozen is None else frozen
+            spawner = self._spawner
+            # None: they have ended, or are not seen.
+            frozen = spawner.reclaim_frozen() if spawner.reclaim_alive() else None
+            keep = bool(spawner.reclaim_service) if frozen is None else frozen
             # Another service is there, and may have saved it and asked for this stop.
             self._update_state(unsure=error.reason is Reason.SERVICE_STARTING)
             return StopPlan(action="keep" if keep else "stop")
@@ -776,26 +776,14 @@ class SessionLifecycle:
             self._warn("stop, not now: %s", error)
             return StopPlan(action="keep")
 
-    async def _request_stop_plan(self, frozen: bool | None) -> StopPlan:
-        """Get the plan, also if one answer is lost: without it, work may end unsaved.
-
-        Args:
-            frozen: whether its programs were stopped when this stop began.
-        """
+    async def _request_stop_plan(self) -> StopPlan:
+        """Get the plan, also if an answer is lost: without it, work may end unsaved."""
         try:
             return await self._service().plan_stop(self._placement())
         except Unreachable as error:
             if error.reason is Reason.SERVICE_STARTING:
                 raise  # it was waited for
-            plan = await self._service().plan_stop(self._placement())
-            # A service that has lost its journal meanwhile knows of no stop of its own.
-            went_on = frozen and plan.action == "stop" and not self._frozen()
-            return StopPlan(action="keep") if went_on else plan
-
-    def _frozen(self) -> bool | None:
-        """Whether the programs are stopped; None: they have ended, or are not seen."""
-        spawner = self._spawner
-        return spawner.reclaim_frozen() if spawner.reclaim_alive() else None
+            return await self._service().plan_stop(self._placement())
 
     async def _stop_really(
         self, stop: Callable[[], Awaitable[None]], asker: patches.Asker | None
