@@ -877,7 +877,7 @@ class _Parts(Questions):
         known = frozenset(each.id for each in asked.kept)
         observed = observed._replace(hub=HubState.SPAWNING, known=known)
         action = self._decide(row, observed, 0.0, SETTINGS, asked)
-        return Answer(action, row, observed, asked)
+        return Answer(action, row, observed)
 
 
 # --- a person, and faults -------------------------------------------------------------

@@ -129,7 +129,6 @@ class Controller:
         together = Together(sessions, decide)
         suspender = Suspender(sessions, agent, hub, settings, new_id, together=together)
         line = GpuQueue(sessions, agent, settings.gpu_wait)
-        resumer = Resumer(sessions, agent, hub, settings, line)
         napper = Napper(sessions, agent, settings)
         saver = Saver(sessions, agent, settings, new_id)
         saving = Saving(sessions)
@@ -137,7 +136,8 @@ class Controller:
         sampler = SessionSampler(sessions, agent, window)
         draining = Draining(sessions, settings.captures)
         judge = Judge(sessions, decide, draining, naps, is_lazy, together=together)
-        resumer.is_lazy = judge.resumes_lazily
+        lazily = judge.resumes_lazily
+        resumer = Resumer(sessions, agent, hub, settings, line, is_lazy=lazily)
         warnings = Warnings(
             sessions, sampler, judge, draining, settings.warn_for, together=together
         )

@@ -50,7 +50,6 @@ class Answer(NamedTuple):
     action: Action
     row: SessionRow
     observed: Observed
-    asked: Asked
 
 
 class Questions:
@@ -195,7 +194,7 @@ class Questions:
         observed = observed._replace(hub=HubState.SPAWNING, known=known)
         now = self._sessions.clock.now()
         action = settle(row, observed, now, self._settings, asked)
-        return Answer(action, row, observed, asked)
+        return Answer(action, row, observed)
 
     async def act(self, answer: Answer, placement: Placement) -> None:
         """Do what must be done before there is an answer.
@@ -204,9 +203,9 @@ class Questions:
             ReclaimError: it could not be done now.
         """
         row, action = answer.row, answer.action
-        # Of a start the last two are new, and nothing is saved under them.
-        hubs = placement.former, placement.checkpoint
-        hubs += placement.session, placement.incarnation
+        hubs = {placement.former, placement.checkpoint}
+        # Of a start these are new, and nothing is saved under them.
+        hubs |= {placement.session, placement.incarnation}
         try:
             await self._worker.act(row, action, answer.observed, hubs)
         except Refused as error:

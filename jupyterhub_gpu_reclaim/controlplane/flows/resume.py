@@ -42,15 +42,17 @@ class Resumer:
         hub: Hub,
         settings: Settings,
         line: GpuQueue,
+        *,
+        is_lazy: Callable[[SessionRow], bool],
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._hub = hub
         self._settings = settings
         self._line = line
-        self._asking: set[asyncio.Task[None]] = set()
         #: whether the policy lets that session come back napping
-        self.is_lazy: Callable[[SessionRow], bool] = lambda _: False
+        self._is_lazy = is_lazy
+        self._asking: set[asyncio.Task[None]] = set()
 
     async def start(self, row: SessionRow) -> None:
         """Ask the Hub for the start that a person asked for; may be repeated.
@@ -114,7 +116,7 @@ class Resumer:
             yield self.failed(row, over)
             return
         # One that waits was not able to nap, or is to be filled at once.
-        lazy = row.waiting_since is None and self.is_lazy(row)
+        lazy = row.waiting_since is None and self._is_lazy(row)
         if not lazy and not self._line.may_try(row):
             return
         try:
