@@ -277,7 +277,6 @@ def test_return_beside_a_silent_node_not_where_hub_and_journal_are_both_older():
             A.KEEP,
         ),
         (stop("old"), STOPPED, at(tree("captured", "old"), saved=()), A.KEEP),
-        (stop("old", elsewhere=True), STOPPED, {}, A.KEEP),
         (stop("old"), STOPPED, {**NEWER}, A.KEEP),
         (stop("old"), row("suspended"), {}, A.KEEP),
         (stop("old"), STOPPED, {}, A.END),

@@ -106,28 +106,20 @@ class Questions:
     async def _moved_on(self, row: SessionRow) -> bool:
         return await self.moved(row.key, lambda now: now != row)
 
-    async def answer(
-        self,
-        key: SessionKey,
-        want: Want,
-        placement: Placement,
-        *,
-        elsewhere: bool = False,
-    ) -> Answer:
+    async def answer(self, key: SessionKey, want: Want, placement: Placement) -> Answer:
         """Return the answer, after doing everything that must come before it.
 
         Args:
             key: the session.
             want: what is wanted of it.
             placement: who asks, and what the Hub remembers.
-            elsewhere: as of ``Asked``.
 
         Raises:
             ReclaimError: a part that is needed does not answer, or the session moves.
         """
         for _ in range(_ATTEMPTS):
             row = self._sessions.row(key)
-            asked = self._question(key, want, placement, elsewhere=elsewhere)
+            asked = self._question(key, want, placement)
             answer, silence = await self._ask_reconciler(row, asked)
             if self._sessions.row(key) != row:
                 continue
@@ -142,9 +134,7 @@ class Questions:
             await self.act(answer, placement)
         raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
 
-    def _question(
-        self, key: SessionKey, want: Want, placement: Placement, *, elsewhere: bool
-    ) -> Asked:
+    def _question(self, key: SessionKey, want: Want, placement: Placement) -> Asked:
         """Put the question with what the journal has, read when it is answered."""
         return Asked(
             want=want,
@@ -155,7 +145,6 @@ class Questions:
             remembered=placement.remembered,
             listed=self._observer.is_listed(key),
             came_back=self._sessions.has_come_back(key),
-            elsewhere=elsewhere,
         )
 
     async def _ask_reconciler(

@@ -110,10 +110,9 @@ class StopPlanner:
                 raise Refused(Reason.OPERATION_IN_FLIGHT, operation="suspend")
         ids = placement.incarnation, placement.session
         names = set() if mine else await self._renames.names_of(*ids)
-        elsewhere = bool(names - {placement.key})
-        answer = await self._questions.answer(
-            key, Want.STOP, placement, elsewhere=elsewhere
-        )
+        if names and key not in names:  # it is its user's, of before a new name
+            return StopPlan(action="keep")
+        answer = await self._questions.answer(key, Want.STOP, placement)
         match answer.action.kind:
             case ActionKind.REFUSE if answer.action.failure is not None:
                 raise codec.error_of(answer.action.failure, Refused)

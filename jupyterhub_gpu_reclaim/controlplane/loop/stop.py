@@ -15,8 +15,7 @@ RESUMING¹    it has come back                       restored (→ RUNNING)
 RELEASING¹,  any                                    it is saved
 SUSPENDED¹
 any other    something of it is left, not frozen    end it
-             another tree is there, or it is under  keep it: the Hub is older, or was
-             another name                           renamed
+             another tree is there                  keep it: the Hub is older
              frozen, while anything is under way²   keep it
              being captured                         refuse: in flight
              captured in what is current, or new    found captured (→ RELEASING)
@@ -86,7 +85,7 @@ def _by_its_parts(row: SessionRow, observed: Observed, asked: Asked) -> Action:
     if tree is not None and not tree.frozen:
         return Action(ActionKind.END, tree)
     others = [other for other in observed.whole() if other != tree]
-    if others or (tree is None and asked.elsewhere):
+    if others:
         return KEEP
     if tree is not None:
         action = _settle_frozen(row, tree, observed) if _is_free(row) else KEEP

@@ -31,5 +31,4 @@ class Asked(NamedTuple):
     kept: tuple[CheckpointRow, ...] = ()  #: the checkpoints that the journal has
     listed: bool = False  #: whether the journal knows what the store last had of it
     came_back: bool = False  #: whether the restore under way has ended well
-    elsewhere: bool = False  #: whether it is there, or saved, under another name
     silence: Reason | None = None  #: why a part did not answer; None: all did
