@@ -14,10 +14,16 @@ from jupyterhub.spawner import Spawner
 from jupyterhub.utils import subdomain_hook_idna
 from tornado import web
 
+from jupyterhub_gpu_reclaim.common.clock import ManualClock
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.models import StartPlan
+from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
+from jupyterhub_gpu_reclaim.hub.spawner.lifecycle import SessionLifecycle
 from jupyterhub_gpu_reclaim.hub.spawner.mixin import ReclaimMixin
 from jupyterhub_gpu_reclaim.hub.spawner.placement import SessionPlacement
 from jupyterhub_gpu_reclaim.hub.spawner.state import (
     KEY,
+    Choice,
     Location,
     Pointer,
     PointerPhase,
@@ -146,6 +152,34 @@ def test_choice_that_is_much_or_no_json_is_not_kept_with_each_step(sent):
     assert spawner._lifecycle._choice() is None
     spawner.user_options = {"profile": "gpu"}
     assert spawner._lifecycle._choice().options == {"profile": "gpu"}
+
+
+@pytest.mark.parametrize(("session", "kept"), [("s", True), ("another", False)])
+async def test_choice_is_that_of_the_session_whichever_of_its_states_comes_back(
+    session, kept
+):
+    """A person may go back to an older one."""
+    choice = Choice(options={"profile": "gpu"})
+    spawner = made(ReclaimBoxes)
+    saved = msgspec.structs.replace(SUSPENDED, session="s", choice=choice)
+    spawner.load_state({KEY: saved.to_state()})
+    spawner.api_token = ""
+
+    async def plan_start(placement):
+        return StartPlan(action="restore", checkpoint="c0", session=session)
+
+    async def cancelled(placement):
+        """Its login is not known: it goes no further."""
+
+    service = SimpleNamespace(plan_start=plan_start, cancelled=cancelled)
+    nowhere = KnownServers(None)
+    life = SessionLifecycle(spawner, lambda: service, ManualClock(), nowhere)
+    life.logins = without_logins()
+    life.load(saved)
+    with pytest.raises(RestoreFailed):
+        await life.start(spawner.start)
+    assert life.pointer.checkpoint == "c0"
+    assert (life.pointer.choice == choice) is kept
 
 
 def test_sessions_programs_open_no_io_uring_by_themselves_unless_configured():

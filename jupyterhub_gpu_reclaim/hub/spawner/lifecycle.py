@@ -288,7 +288,8 @@ class SessionLifecycle:
             return await self._start_cold(start, minted, reporter)
         if plan.action == "restore":
             self._update_state(undo=Undo.PLAN)
-            if plan.checkpoint != self.pointer.checkpoint:
+            known = {self.pointer.session, self.pointer.checkpoint} - {""}
+            if not known & {plan.session, plan.checkpoint}:
                 # What is brought back is another session than the last one.
                 self._update_pointer(image="", choice=None)
             self._update_pointer(
