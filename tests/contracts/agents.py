@@ -56,6 +56,9 @@ class AgentUnderContract(Protocol):
     def run_on_gpu(self, key: SessionKey) -> str:
         """Start a session whose program has memory on a GPU; its incarnation."""
 
+    def slow_down(self) -> None:
+        """Have orders take a moment, in which others can be given."""
+
     def hold(self, key: SessionKey) -> str:
         """Start an init that waits for a tree; its incarnation."""
 
@@ -77,6 +80,10 @@ class RealAgent:
         self._device = device
         self._places: dict[str, Place] = {}
         self._on_gpu: set[str] = set()
+        self._words: tuple[str, ...] = ()  # to a program with the card
+
+    def slow_down(self) -> None:
+        self._words = ("large",)  # all but what is on a GPU takes long enough
 
     def run(self, key: SessionKey) -> str:
         command = (sys.executable, "-I", "-S", "-c", COUNTER)
@@ -98,9 +105,8 @@ class RealAgent:
         driver = self._folder / "cuda"
         for former in driver.iterdir():  # of a session with the same pids
             former.unlink()
-        # Its memory takes a moment to move, in which others can order something.
-        program = (str(FAKE / "user.py"), str(driver), str(self._device), "large")
-        command = (sys.executable, "-I", "-S", *program)
+        program = (str(FAKE / "user.py"), str(driver), str(self._device))
+        command = (sys.executable, "-I", "-S", *program, *self._words)
         place = self._add(Place(self._folder, "start", *command, env={}, user=key.user))
         self._on_gpu.add(place.incarnation)
         computes(place)
@@ -133,10 +139,12 @@ class AgentInMemory:
 
     def __init__(self) -> None:
         self._node = NodeInMemory()
-        self._node.step_seconds = 0.3  # for orders that come meanwhile
         self._server, address = serve_node(self._node)
         self.agent = AgentClient(address, TOKEN, quick=2, slow=5, silence=5)
         self._names = itertools.count(1)
+
+    def slow_down(self) -> None:
+        self._node.step_seconds = 0.3
 
     def run(self, key: SessionKey) -> str:
         return self._node.run(key, "work").incarnation
@@ -182,6 +190,9 @@ class AgentOfTheSimulation:
     def __init__(self) -> None:
         self.agent = SimulatedAgent(Hurried(), Gpus(8))
         self._names = itertools.count(1)
+
+    def slow_down(self) -> None:
+        """Each order gives way to the others already."""
 
     def run(self, key: SessionKey) -> str:
         return self._put(key, TreeState.RUNNING)

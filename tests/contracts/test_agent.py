@@ -80,10 +80,11 @@ async def stored(node) -> list[str]:
 
 async def test_capture_ends_with_its_checkpoint_and_a_stopped_tree(node):
     name = node.run(ANN)
-    ended = await last(node.agent.capture(name, "c1", 3))
-    info = ended.checkpoint
-    assert (info.id, info.key, info.incarnation) == ("c1", ANN, name)
-    assert (info.generation, info.parent) == (3, "")
+    for _ in range(2):
+        ended = await last(node.agent.capture(name, "c1", 3))
+        info = ended.checkpoint
+        assert (info.id, info.key, info.incarnation) == ("c1", ANN, name)
+        assert (info.generation, info.parent) == (3, "")
     tree = await node.agent.tree(name)
     assert (tree.state, tree.checkpoint) == (TreeState.CAPTURED, "c1")
     assert tree.generation == 3
@@ -91,32 +92,37 @@ async def test_capture_ends_with_its_checkpoint_and_a_stopped_tree(node):
     assert (listed.id, listed.incarnation, listed.generation) == ("c1", name, 3)
 
 
-async def test_capture_ordered_twice_at_once_happens_once(node):
-    name = node.run(ANN)
-    both = (last(node.agent.capture(name, "c1", 1)) for _ in range(2))
-    one, other = await asyncio.gather(*both)
-    assert one.checkpoint.id == other.checkpoint.id == "c1"
-    assert await stored(node) == ["c1"]
-
-
-async def test_capture_ordered_again_tells_how_it_ended(node):
+async def test_orders_for_what_does_not_run_are_refused(node):
+    agent = node.agent
     name = await captured(node)
-    again = await last(node.agent.capture(name, "c1", 1))
-    assert again.checkpoint.id == "c1"
-    await node.agent.release(name, "c1")
-    after = await last(node.agent.capture(name, "c1", 1))
-    assert after.checkpoint.id == "c1"
+    for tree in (name, node.hold(BOB)):
+        for order in (
+            agent.capture(tree, "c2", 1),
+            agent.save(tree, "c2", 2),
+            agent.nap(tree),
+            agent.wake(tree),
+        ):
+            assert await refusal(order) is Reason.WRONG_PHASE
+    assert await refusal(agent.thaw(node.hold(ANN))) is Reason.WRONG_PHASE
+    for order in (
+        agent.capture("nobody", "c2", 1),
+        agent.release("nobody", "c1"),
+        agent.thaw("nobody"),
+        agent.nap("nobody"),
+        agent.wake("nobody"),
+        agent.next_wake("nobody"),
+        agent.kill("nobody"),
+        agent.cancel("nobody"),
+        agent.restore("nobody", "c1"),
+    ):
+        assert await refusal(order) is Reason.UNKNOWN_SESSION
+    assert await stored(node) == ["c1"]
+    assert (await agent.tree(name)).state is TreeState.CAPTURED
 
 
-async def test_capture_goes_on_without_a_reader(node):
-    name = node.run(ANN)
-    async with aclosing(node.agent.capture(name, "c1", 1)) as events:
-        await anext(events)
-    ended = await last(node.agent.capture(name, "c1", 1))
-    assert ended.checkpoint.id == "c1"
-
-
-async def test_capture_refuses_every_other_order_while_it_runs(node):
+async def test_capture_goes_on_without_a_reader_and_refuses_every_other_order(node):
+    """Whoever orders it again follows it, however many do: it happens once."""
+    node.slow_down()
     name = node.run(ANN)
     agent = node.agent
     async with aclosing(agent.capture(name, "c1", 1)) as events:
@@ -131,10 +137,23 @@ async def test_capture_refuses_every_other_order_while_it_runs(node):
             agent.kill(name),
         ):
             assert await refusal(order) is Reason.OPERATION_IN_FLIGHT
-        assert (await last(events)).checkpoint.id == "c1"
+    both = (last(agent.capture(name, "c1", 1)) for _ in range(2))
+    one, other = await asyncio.gather(*both)
+    assert one.checkpoint.id == other.checkpoint.id == "c1"
+    assert await stored(node) == ["c1"]
+
+
+async def test_capture_ordered_twice_at_once_happens_once(node):
+    node.slow_down()
+    name = node.run(ANN)
+    both = (last(node.agent.capture(name, "c1", 1)) for _ in range(2))
+    one, other = await asyncio.gather(*both)
+    assert one.checkpoint.id == other.checkpoint.id == "c1"
+    assert await stored(node) == ["c1"]
 
 
 async def test_capture_that_is_cancelled_leaves_a_running_tree(node):
+    node.slow_down()
     name = node.run(ANN)
     events = node.agent.capture(name, "c1", 1)
     await anext(events)
@@ -161,40 +180,28 @@ async def test_capture_of_what_would_not_come_back_leaves_it_running(node):
         assert await stored(node) == []
 
 
-async def test_capture_of_what_does_not_run_is_refused(node):
-    capture = node.agent.capture
-    name = await captured(node)
-    assert await refusal(capture(name, "c2", 1)) is Reason.WRONG_PHASE
-    assert await refusal(capture(node.hold(ANN), "c2", 1)) is Reason.WRONG_PHASE
-    assert await refusal(capture("nobody", "c2", 1)) is Reason.UNKNOWN_SESSION
-    assert await stored(node) == ["c1"]
-
-
 # --- release
 
 
-async def test_release_without_that_checkpoint_is_refused(node):
+async def test_release_needs_that_checkpoint_and_is_gone_each_time(node):
     release = node.agent.release
     name = node.run(ANN)
     assert await refusal(release(name, "c1")) is Reason.NOT_CAPTURED
     assert await refusal(release(node.hold(BOB), "c1")) is Reason.NOT_CAPTURED
-    assert await refusal(release("nobody", "c1")) is Reason.UNKNOWN_SESSION
     assert node.runs(name)
     await last(node.agent.capture(name, "c1", 1))
     assert await refusal(release(name, "c2")) is Reason.NOT_CAPTURED
     assert (await node.agent.tree(name)).state is TreeState.CAPTURED
-
-
-async def test_release_repeated_is_gone_each_time(node):
-    name = await captured(node)
     for _ in range(2):
-        tree = await node.agent.release(name, "c1")
+        tree = await release(name, "c1")
         assert (tree.state, tree.key) == (TreeState.GONE, ANN)
         assert tree.checkpoint == "c1"
-    assert await refusal(node.agent.release(name, "c2")) is Reason.UNKNOWN_SESSION
+    assert await refusal(release(name, "c2")) is Reason.UNKNOWN_SESSION
     assert await refusal(node.agent.tree(name)) is Reason.UNKNOWN_SESSION
-    assert await living(node) == {}
+    assert await living(node, ANN) == {}
     assert await stored(node) == ["c1"]
+    again = await last(node.agent.capture(name, "c1", 1))
+    assert again.checkpoint.id == "c1"
 
 
 # --- thaw
@@ -212,15 +219,11 @@ async def test_thaw_goes_on_and_discards_its_checkpoint(node):
     assert (await last(node.agent.capture(name, "c2", 1))).checkpoint.id == "c2"
 
 
-async def test_thaw_of_what_never_ran_is_refused(node):
-    assert await refusal(node.agent.thaw(node.hold(ANN))) is Reason.WRONG_PHASE
-    assert await refusal(node.agent.thaw("nobody")) is Reason.UNKNOWN_SESSION
-
-
 # --- naps
 
 
 async def test_nap_and_wake_end_with_the_tree_each_time(node):
+    """A wake is followed, whoever orders it; to follow one orders none."""
     name = node.run_on_gpu(ANN)
     for _ in range(2):
         tree = (await last(node.agent.nap(name))).tree
@@ -228,10 +231,17 @@ async def test_nap_and_wake_end_with_the_tree_each_time(node):
         assert tree.nap is not None
     now = await node.agent.tree(name)
     assert (now.state, now.nap) == (tree.state, tree.nap)
+    following = asyncio.ensure_future(last(node.agent.next_wake(name)))
+    await asyncio.wait({following}, timeout=0.05)
+    assert (await node.agent.tree(name)).state is TreeState.NAPPING
     for _ in range(2):
         tree = (await last(node.agent.wake(name))).tree
         assert (tree.state, tree.nap) == (TreeState.RUNNING, None)
+    assert (await following).tree.state is TreeState.RUNNING
     assert node.runs(name)
+    await last(node.agent.nap(name))
+    assert (await node.agent.kill(name)).state is TreeState.GONE
+    assert await living(node) == {}
 
 
 async def test_nap_of_what_has_no_gpu_is_refused_and_leaves_it_running(node):
@@ -242,15 +252,8 @@ async def test_nap_of_what_has_no_gpu_is_refused_and_leaves_it_running(node):
     assert node.runs(name)
 
 
-async def test_nap_and_wake_of_what_does_not_run_are_refused(node):
-    name = await captured(node)
-    for order in (node.agent.nap, node.agent.wake):
-        assert await refusal(order(name)) is Reason.WRONG_PHASE
-        assert await refusal(order(node.hold(BOB))) is Reason.WRONG_PHASE
-        assert await refusal(order("nobody")) is Reason.UNKNOWN_SESSION
-
-
 async def test_nap_refuses_other_orders_while_it_begins(node):
+    node.slow_down()
     name = node.run_on_gpu(ANN)
     async with aclosing(node.agent.nap(name)) as events:
         await anext(events)
@@ -264,16 +267,20 @@ async def test_nap_refuses_other_orders_while_it_begins(node):
         assert (await last(events)).tree.state is TreeState.NAPPING
 
 
-async def test_suspend_from_a_nap_comes_back_awake(node):
+async def test_suspend_from_a_nap_is_undone_to_the_nap_and_comes_back_awake(node):
     name = node.run_on_gpu(ANN)
     await last(node.agent.nap(name))
-    ended = await last(node.agent.capture(name, "c1", 1))
+    await last(node.agent.capture(name, "c1", 1))
+    assert (await node.agent.thaw(name)).state is TreeState.NAPPING
+    ended = await last(node.agent.capture(name, "c2", 2))
     assert ended.checkpoint is not None, ended
     assert (await node.agent.tree(name)).state is TreeState.CAPTURED
-    await node.agent.release(name, "c1")
-    ended = await last(node.agent.restore(node.hold(ANN), "c1"))
+    await node.agent.release(name, "c2")
+    name = node.hold(ANN)
+    ended = await last(node.agent.restore(name, "c2"))
     assert ended.tree is not None, ended
     assert (ended.tree.state, ended.tree.nap) == (TreeState.RUNNING, None)
+    assert node.runs(name)
 
 
 async def test_restore_that_may_nap_ends_in_a_nap_each_time(node):
@@ -294,6 +301,7 @@ async def test_restore_that_may_nap_ends_in_a_nap_each_time(node):
 
 async def test_restore_that_has_come_back_is_told_while_it_wakes(node):
     """Its service was away as it ended, and must not take it for one that failed."""
+    node.slow_down()
     name = node.run_on_gpu(ANN)
     await last(node.agent.capture(name, "c1", 1))
     await node.agent.release(name, "c1")
@@ -308,39 +316,6 @@ async def test_restore_that_has_come_back_is_told_while_it_wakes(node):
     assert node.runs(name)
 
 
-async def test_restore_that_may_nap_without_a_gpu_runs(node):
-    await released(node)
-    ended = await last(node.agent.restore(node.hold(ANN), "c1", lazy=True))
-    assert (ended.tree.state, ended.tree.nap) == (TreeState.RUNNING, None)
-
-
-async def test_suspend_from_a_nap_that_is_undone_ends_in_the_nap(node):
-    name = node.run_on_gpu(ANN)
-    await last(node.agent.nap(name))
-    await last(node.agent.capture(name, "c1", 1))
-    assert (await node.agent.thaw(name)).state is TreeState.NAPPING
-    await last(node.agent.wake(name))
-    assert node.runs(name)
-
-
-async def test_kill_of_a_napping_tree_ends_it(node):
-    name = node.run_on_gpu(ANN)
-    await last(node.agent.nap(name))
-    assert (await node.agent.kill(name)).state is TreeState.GONE
-    assert await living(node) == {}
-
-
-async def test_wake_is_followed_whoever_orders_it_and_following_orders_none(node):
-    name = node.run_on_gpu(ANN)
-    await last(node.agent.nap(name))
-    following = asyncio.ensure_future(last(node.agent.next_wake(name)))
-    await asyncio.wait({following}, timeout=0.05)
-    assert (await node.agent.tree(name)).state is TreeState.NAPPING
-    await last(node.agent.wake(name))
-    assert (await following).tree.state is TreeState.RUNNING
-    assert await refusal(node.agent.next_wake("nobody")) is Reason.UNKNOWN_SESSION
-
-
 # --- kill and cancel
 
 
@@ -349,56 +324,43 @@ async def test_kill_repeated_is_gone_each_time(node):
         for _ in range(2):
             assert (await node.agent.kill(name)).state is TreeState.GONE
     assert await living(node) == {}
-    assert await refusal(node.agent.kill("nobody")) is Reason.UNKNOWN_SESSION
 
 
-async def test_kill_of_a_captured_tree_keeps_its_checkpoint(node):
-    name = await captured(node)
-    assert (await node.agent.kill(name)).state is TreeState.GONE
-    assert await stored(node) == ["c1"]
-
-
-async def test_cancel_of_nothing_changes_nothing(node):
+async def test_cancel_of_nothing_changes_nothing_and_a_kill_keeps_the_checkpoint(node):
     name = node.run(ANN)
     await node.agent.cancel(name)
     assert node.runs(name)
-    assert await refusal(node.agent.cancel("nobody")) is Reason.UNKNOWN_SESSION
     await last(node.agent.capture(name, "c1", 1))
     await node.agent.cancel(name)
     assert (await node.agent.tree(name)).state is TreeState.CAPTURED
+    assert (await node.agent.kill(name)).state is TreeState.GONE
+    assert await stored(node) == ["c1"]
 
 
 # --- save
 
 
 async def test_save_ends_with_its_checkpoint_and_a_tree_that_goes_on(node):
+    """It is restored nowhere while that tree goes on."""
     name = node.run(ANN)
-    ended = await last(node.agent.save(name, "c1", 3))
-    info = ended.checkpoint
-    assert (info.id, info.key, info.incarnation) == ("c1", ANN, name)
-    assert info.generation == 3
+    for _ in range(2):
+        ended = await last(node.agent.save(name, "c1", 3))
+        info = ended.checkpoint
+        assert (info.id, info.key, info.incarnation) == ("c1", ANN, name)
+        assert info.generation == 3
     tree = await node.agent.tree(name)
     assert (tree.state, tree.origin) == (TreeState.RUNNING, "c1")
     assert await stored(node) == ["c1"]
+    held = node.hold(ANN)
+    assert await refusal(node.agent.restore(held, "c1")) is Reason.CHECKPOINT_BUSY
+    assert node.runs(name)
+    await node.agent.kill(name)
+    ended = await last(node.agent.restore(held, "c1"))
+    assert ended.tree.state is TreeState.RUNNING
 
 
-async def test_save_ordered_again_tells_how_it_ended(node):
-    name = node.run(ANN)
-    for _ in range(2):
-        ended = await last(node.agent.save(name, "c1", 1))
-        assert ended.checkpoint.id == "c1"
-
-
-async def test_save_is_called_off_by_a_capture(node):
-    name = node.run(ANN)
-    async with aclosing(node.agent.save(name, "c1", 1)) as events:
-        await anext(events)
-        ended = await last(node.agent.capture(name, "c2", 2))
-    assert ended.checkpoint.id == "c2"
-    assert await stored(node) == ["c2"]
-
-
-async def test_save_is_cancelled_and_the_tree_goes_on(node):
+async def test_save_is_cancelled_or_called_off_by_a_capture(node):
+    node.slow_down()
     name = node.run(ANN)
     async with aclosing(node.agent.save(name, "c1", 1)) as events:
         await anext(events)
@@ -407,22 +369,11 @@ async def test_save_is_cancelled_and_the_tree_goes_on(node):
     assert ended.failure.code == Reason.CANCELLED.value
     assert await stored(node) == []
     assert (await node.agent.tree(name)).state is TreeState.RUNNING
-
-
-async def test_save_of_what_is_captured_is_refused(node):
-    name = await captured(node)
-    refused = await refusal(node.agent.save(name, "c2", 2))
-    assert refused is Reason.WRONG_PHASE
-
-
-async def test_what_was_saved_is_restored_nowhere_while_it_goes_on(node):
-    name = node.run(ANN)
-    await last(node.agent.save(name, "c1", 1))
-    held = node.hold(ANN)
-    assert await refusal(node.agent.restore(held, "c1")) is Reason.CHECKPOINT_BUSY
-    await node.agent.kill(name)
-    ended = await last(node.agent.restore(held, "c1"))
-    assert ended.tree.state is TreeState.RUNNING
+    async with aclosing(node.agent.save(name, "c2", 1)) as events:
+        await anext(events)
+        ended = await last(node.agent.capture(name, "c3", 2))
+    assert ended.checkpoint.id == "c3"
+    assert await stored(node) == ["c3"]
 
 
 # --- restore
@@ -440,58 +391,71 @@ async def test_restore_ends_with_a_running_tree_each_time(node):
     assert (info.parent, info.incarnation) == ("c1", name)
 
 
-async def test_restore_of_a_checkpoint_that_is_in_use_is_refused(node):
+async def test_restore_is_refused_where_it_does_not_fit_and_of_what_is_in_use(node):
+    """One that may nap, of what has no GPU, does not nap."""
+    node.slow_down()
+    restore = node.agent.restore
     name = await captured(node)
     held = node.hold(ANN)
-    assert await refusal(node.agent.restore(held, "c1")) is Reason.CHECKPOINT_BUSY
+    assert await refusal(restore(held, "c1")) is Reason.CHECKPOINT_BUSY
     await node.agent.release(name, "c1")
-    first = node.agent.restore(held, "c1")
+    running = node.run(ANN)
+    assert await refusal(restore(running, "c1")) is Reason.WRONG_PHASE
+    assert await refusal(restore(node.hold(BOB), "c1")) is Reason.RENAMED
+    assert await refusal(restore(held, "c2")) is Reason.CHECKPOINT_MISSING
+    assert node.runs(running)
+    first = restore(held, "c1", lazy=True)
     await anext(first)
     other = node.hold(ANN)
-    assert await refusal(node.agent.restore(other, "c1")) is Reason.CHECKPOINT_BUSY
+    assert await refusal(restore(other, "c1")) is Reason.CHECKPOINT_BUSY
     assert await refusal(node.agent.cancel(held)) is Reason.OPERATION_IN_FLIGHT
-    assert (await last(first)).tree.state is TreeState.RUNNING
-    assert await refusal(node.agent.restore(other, "c1")) is Reason.CHECKPOINT_BUSY
+    ended = await last(first)
+    assert (ended.tree.state, ended.tree.nap) == (TreeState.RUNNING, None)
+    assert await refusal(restore(other, "c1")) is Reason.CHECKPOINT_BUSY
     assert (await node.agent.tree(other)).state is TreeState.HOLDING
-
-
-async def test_restore_in_a_place_that_does_not_fit_is_refused(node):
-    await released(node)
-    restore = node.agent.restore
-    running, other = node.run(ANN), node.hold(BOB)
-    assert await refusal(restore(running, "c1")) is Reason.WRONG_PHASE
-    assert await refusal(restore(other, "c1")) is Reason.RENAMED
-    assert await refusal(restore(other, "c2")) is Reason.CHECKPOINT_MISSING
-    assert await refusal(restore("nobody", "c1")) is Reason.UNKNOWN_SESSION
-    assert node.runs(running)
 
 
 # --- checkpoints, trees and samples
 
 
-async def test_discard_spares_the_only_image_of_a_stopped_tree(node):
+async def test_discard_spares_what_a_session_may_need(node):
+    """The only image of a stopped tree, and what another runs from, it is said.
+
+    An order for the latter may be late: what it went by is over when it arrives.
+    """
     name = await captured(node)
-    assert await refusal(node.agent.discard("c1")) is Reason.WRONG_PHASE
+    discard = node.agent.discard
+    assert await refusal(discard("c1")) is Reason.WRONG_PHASE
     await node.agent.release(name, "c1")
-    for _ in range(2):
-        await node.agent.discard("c1")
-    assert await stored(node) == []
-
-
-async def test_discard_of_what_a_session_came_from_waits_until_that_one_runs(node):
-    """The order is late: what it went by is over when it arrives."""
-    ended = await released(node)
-    late = node.agent.discard("c1", runs=ended)
-    assert await refusal(late) in {Reason.WRONG_PHASE, Reason.UNKNOWN_SESSION}
-    assert await refusal(node.agent.discard("c1", runs="nobody")) is not None
+    late = await refusal(discard("c1", runs=name))
+    assert late in {Reason.WRONG_PHASE, Reason.UNKNOWN_SESSION}
+    assert await refusal(discard("c1", runs="nobody")) is not None
     assert await stored(node) == ["c1"]
-    await node.agent.discard("c1", runs=node.run(BOB))
+    await discard("c1", runs=node.run(BOB))
     assert await stored(node) == []
+    await discard("c1")
 
 
-async def test_word_about_a_checkpoint_is_in_the_list_until_a_later_one(node):
+async def test_trees_and_checkpoints_of_a_key_are_all_of_it_and_nothing_else(node):
     await released(node)
     await released(node, BOB, "c2")
+    mine, held, other = node.run(ANN), node.hold(ANN), node.run(BOB)
+    everything = await living(node)
+    assert set(everything) == {mine, held, other}
+    assert everything[other].key == BOB
+    assert everything[held].state is TreeState.HOLDING
+    assert set(await living(node, ANN)) == {mine, held}
+    assert {tree.key for tree in await node.agent.trees(BOB)} == {BOB}
+    assert await node.agent.trees(SessionKey("a", "nn")) == []
+    assert await stored(node) == ["c1", "c2"]
+    assert [info.id for info in await node.agent.checkpoints(ANN)] == ["c1"]
+    await check_words(node)
+    await check_identity(node)
+    await check_exports(node)
+
+
+async def check_words(node) -> None:
+    """A word about a checkpoint is in the list until a later one."""
 
     async def asides():
         return {i.id: i.aside for i in await node.agent.checkpoints()}
@@ -508,8 +472,16 @@ async def test_word_about_a_checkpoint_is_in_the_list_until_a_later_one(node):
     assert await refusal(missing) is Reason.CHECKPOINT_MISSING
 
 
-async def test_checkpoint_is_exported_for_its_own_session_and_passphrase(node):
-    await captured(node)
+async def check_identity(node) -> None:
+    """It is inside the checkpoint."""
+    await node.agent.identity("c1")
+    with pytest.raises(NotFound) as caught:
+        await node.agent.identity("c3")
+    assert caught.value.reason is Reason.CHECKPOINT_MISSING
+
+
+async def check_exports(node) -> None:
+    """A checkpoint is exported for its own session and passphrase."""
     words = "correct horse battery"
     head = await node.agent.export("c1", ANN, words)
     assert head.objects
@@ -519,35 +491,12 @@ async def test_checkpoint_is_exported_for_its_own_session_and_passphrase(node):
         assert await node.agent.exported("c1", name, 1, 2) == data[1:3]
     for refused in (
         node.agent.export("c1", BOB, words),
-        node.agent.export("c2", ANN, words),
+        node.agent.export("c3", ANN, words),
         node.agent.exported("c1", "identity", 0, 1),
         node.agent.exported("c1", "../master.key", 0, 1),
-        node.agent.exported("c2", head.objects[0][0], 0, 1),
+        node.agent.exported("c3", head.objects[0][0], 0, 1),
     ):
         assert await refusal(refused) is Reason.CHECKPOINT_MISSING
-
-
-async def test_identity_is_inside_the_checkpoint(node):
-    await released(node)
-    await node.agent.identity("c1")
-    with pytest.raises(NotFound) as caught:
-        await node.agent.identity("c2")
-    assert caught.value.reason is Reason.CHECKPOINT_MISSING
-
-
-async def test_trees_and_checkpoints_of_a_key_are_all_of_it_and_nothing_else(node):
-    await released(node)
-    await released(node, BOB, "c2")
-    mine, held, other = node.run(ANN), node.hold(ANN), node.run(BOB)
-    everything = await living(node)
-    assert set(everything) == {mine, held, other}
-    assert everything[other].key == BOB
-    assert everything[held].state is TreeState.HOLDING
-    assert set(await living(node, ANN)) == {mine, held}
-    assert {tree.key for tree in await node.agent.trees(BOB)} == {BOB}
-    assert await node.agent.trees(SessionKey("a", "nn")) == []
-    assert await stored(node) == ["c1", "c2"]
-    assert [info.id for info in await node.agent.checkpoints(ANN)] == ["c1"]
 
 
 async def test_samples_are_of_sessions_with_programs(node):
