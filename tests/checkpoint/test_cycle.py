@@ -58,16 +58,16 @@ def type_in(text):
 
 def begin_sleep():
     type_in("sleep 1000\\n")
-    while subprocess.run(["pgrep", "-x", "sleep"], stdout=-3).returncode:
+    while subprocess.run(["pgrep", "-fx", "sleep 1000"], stdout=-3).returncode:
         time.sleep(0.02)
 """
 
 
-def test_cycle_counter_goes_on_with_same_pids(places, engine):
+def test_cycle_counter_goes_on_with_same_pids_and_ends_on_sigterm(places, engine):
     place = places.start(sys.executable, "-c", COUNTER)
     printed = place.read_until("count 3\n")
     pids = [(p.ns_pid, p.name) for p in place.tree.processes]
-    for _ in range(3):
+    for _ in range(2):
         image = engine.image()
         result = engine.dump(place, image.sink)
         assert {p.state for p in place.tree.processes} == {"T"}
@@ -80,137 +80,113 @@ def test_cycle_counter_goes_on_with_same_pids(places, engine):
         printed = place.read_until(f"count {int(last) + 5}\n")
         assert printed.splitlines()[0] == f"count {int(last) + 1}"
         assert [(p.ns_pid, p.name) for p in place.tree.processes] == pids
-
-
-def test_cycle_loopback_connection_keeps_unread_bytes(places, engine):
-    world = places.world()
-    world("listener2 = socket.create_server(('127.0.0.1', 0))" + TCP)
-    for number in range(3):
-        world = engine.cycle(world, places)
-        expected = b"not read yet" if number == 0 else b"again"
-        assert world("one.recv(100)") == (b"neither this" if number == 0 else b"back")
-        assert world("two.recv(100)") == expected
-        assert world("one.sendall(b'again'); two.sendall(b'back'); 1") == 1
-
-
-def test_cycle_pipe_and_child_go_on(places, engine):
-    world = places.world()
-    world(
-        "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE,"
-        " stdout=subprocess.PIPE); child.stdin.write(b'before'); child.stdin.flush()"
-    )
-    world = engine.cycle(world, places)
-    assert world("child.stdout.read1()") == b"before"
-    assert world("child.stdin.close(); child.wait(20)") == 0
-
-
-def test_cycle_orphan_comes_back(places, engine, wait_for):
-    world = places.world()
-    # Its parent ends at once, as a terminal's shell does after `nohup train &`.
-    world("subprocess.run(['sh', '-c', 'setsid sleep 1000 & echo'], check=True); 1")
-    world = engine.cycle(world, places)
-    names = [p.name for p in world.place.tree.processes]
-    assert "sleep" in names
-    world("subprocess.run(['pkill', '-x', 'sleep'], check=True); 1")
-    wait_for(lambda: len(world.place.tree.processes) == 2)
+    os.kill(place.init_pid, signal.SIGTERM)
+    assert place.wait() == 128 + signal.SIGTERM
 
 
 #: A program whose parent ends at once, in the session of a leader of its own: what
 #: ``!train &`` in a notebook leaves behind; a kernel leads its session.
-ORPHAN = """
-kernel = subprocess.Popen(
-    [sys.executable, "-c", "import subprocess, time; subprocess.run(['sh', '-c',"
-     " 'sleep 1000 & sleep 1001 & exec 0<&-; echo']); time.sleep(2000)"],
-    start_new_session=True, stdout=subprocess.PIPE)
-kernel.stdout.readline(), 1
+ORPHANS = """
+def leave_orphans(seconds):
+    leader = subprocess.Popen(
+        [sys.executable, "-c", "import subprocess, time; subprocess.run(['sh', '-c',"
+         f" 'sleep {seconds} & sleep {seconds} & exec 0<&-; echo']); time.sleep(2000)"],
+        start_new_session=True, stdout=subprocess.PIPE)
+    leader.stdout.readline()
+    return leader
+
+def asleep(seconds):
+    found = subprocess.run(
+        ["pgrep", "-fx", f"sleep {seconds}"], stdout=subprocess.PIPE).stdout.split()
+    return [(pid, parent(pid), os.getsid(pid), os.getpgid(pid))
+            for pid in map(int, found)]
+
+def parent(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+
+def end_asleep(seconds):
+    subprocess.run(["pkill", "-fx", f"sleep {seconds}"], check=True)
+"""
+
+#: What a session may have, set up in one program.
+MANY = """
+waits = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+waits.stdin.write(b"before"); waits.stdin.flush()
+event = threading.Event()
+threads = [threading.Thread(target=event.wait) for _ in range(30)]
+for thread in threads: thread.start()
+children = [subprocess.Popen(["sleep", "1400"]) for _ in range(20)]
 """
 
 
-def below_root(place, name: str) -> list[tuple]:
-    tree = place.tree
-    return sorted(
-        (process.ns_pid, os.getsid(process.pid), os.getpgid(process.pid))
-        for process in tree.processes
-        if process.name == name and process.ppid == tree.root.pid
+def deleted_with_another_name(folder) -> str:
+    """Holds a file that has lost one of its two names."""
+    a, b = str(folder / "a"), str(folder / "b")
+    return (
+        f"held = open({a!r}, 'w+'); held.write('kept'); held.flush();"
+        f"os.link(held.name, {b!r}); os.unlink(held.name)"
     )
 
 
-@pytest.mark.parametrize("leader", ["lives", "is dead"])
-def test_cycle_orphans_of_another_session_stay_below_the_root(
-    places, engine, wait_for, leader
+def orphans(world) -> dict:
+    """Pid, parent, session and group of those whose parent or leader has ended."""
+    return {seconds: world(f"asleep({seconds})") for seconds in (1100, 1200, 1300)}
+
+
+def test_cycle_of_many_things_in_one_session(places, engine, wait_for, tmp_path):
+    """Unread bytes, orphans, pipes, threads, children and a deleted file."""
+    world = places.world()
+    world("listener2 = socket.create_server(('127.0.0.1', 0))" + TCP)
+    world(ORPHANS)
+    # Its parent ends at once, as a terminal's shell does after `nohup train &`.
+    world("subprocess.run(['sh', '-c', 'setsid sleep 1100 & echo'], check=True); 1")
+    world("lives, dead = leave_orphans(1200), leave_orphans(1300)")
+    world("dead.kill(); dead.wait(10)")
+    root = world.place.tree.root.ns_pid
+
+    def below_root() -> bool:
+        found = orphans(world)
+        return all(one[1] == root for those in found.values() for one in those)
+
+    wait_for(below_root)
+    had = orphans(world)
+    assert [len(those) for those in had.values()] == [1, 2, 2]
+    world(MANY)
+    world(deleted_with_another_name(tmp_path))
+
+    world = engine.cycle(world, places)
+    assert world("one.recv(100)") == b"neither this"
+    assert world("two.recv(100)") == b"not read yet"
+    assert world("one.sendall(b'again'); two.sendall(b'back'); 1") == 1
+    assert orphans(world) == had
+
+    world = engine.cycle(world, places)  # and once more, from there
+    assert world("one.recv(100)") == b"back"
+    assert world("two.recv(100)") == b"again"
+    assert world("waits.stdout.read1()") == b"before"
+    assert world("waits.stdin.close(); waits.wait(20)") == 0
+    assert orphans(world) == had
+    for count in had:  # who ends is collected by the root, as before
+        world(f"end_asleep({count})")
+        wait_for(lambda count=count: not world(f"asleep({count})"))
+    assert world("held.seek(0); held.read()") == "kept"
+    assert [p.name for p in tmp_path.iterdir() if "remap" in p.name] == []
+    assert world("event.set(); [t.join(10) for t in threads]; len(threads)") == 30
+    assert world("[c.kill() for c in children]; [c.wait(10) for c in children]") == (
+        [-9] * 20
+    )
+
+
+def test_terminal_keeps_its_jobs_and_a_thaw_leaves_nothing_behind(
+    places, engine, tmp_path
 ):
     world = places.world()
-    world(ORPHAN)
-    wait_for(lambda: len(below_root(world.place, "sleep")) == 2)
-    if leader == "is dead":
-        world("kernel.kill(); kernel.wait(10); 1")
-    had = world(
-        "[(p, os.getsid(p), os.getpgid(p)) for p in map(int,"
-        "subprocess.check_output(['pgrep', '-x', 'sleep']).split())]"
-    )
-    for _ in range(3):
-        world = engine.cycle(world, places)
-        assert len(below_root(world.place, "sleep")) == 2
-        assert had == world(
-            "[(p, os.getsid(p), os.getpgid(p)) for p in map(int,"
-            "subprocess.check_output(['pgrep', '-x', 'sleep']).split())]"
-        )
-    # Who ends is collected by the root, as before.
-    world("subprocess.run(['pkill', '-x', 'sleep'], check=True); 1")
-    wait_for(lambda: not any(p.name == "sleep" for p in world.place.tree.processes))
-
-
-def test_cycle_terminal_keeps_foreground_and_stopped_job(places, engine):
-    world = places.world()
+    world("listener2 = socket.create_server(('127.0.0.1', 0))" + TCP)
     world(TERMINAL)
     assert "ready>" in world("until('ready>')")
     world("begin_sleep(); type_in('\\x1a')")
     assert "Stopped" in world("until('Stopped')")
-    world("type_in('top -d 0.1\\n')")
-    assert "Tasks" in world("until('Tasks')")
-    for _ in range(3):
-        world = engine.cycle(world, places)
-        assert world("updates(4)")
-        states = {p.name: p.state for p in world.place.tree.processes}
-        assert states["sleep"] == "T"
-        assert states["top"] in "SR"
-    world("type_in('q'); until('ready>'); type_in('jobs\\n')")
-    assert "sleep 1000" in world("until('sleep 1000')")
-
-
-def test_cycle_deleted_file_with_another_name_comes_back(places, engine, tmp_path):
-    world = places.world()
-    world(
-        f"held = open({str(tmp_path / 'a')!r}, 'w+'); held.write('kept'); held.flush();"
-        f"os.link(held.name, {str(tmp_path / 'b')!r}); os.unlink(held.name)"
-    )
-    world = engine.cycle(world, places)
-    assert world("held.seek(0); held.read()") == "kept"
-    assert [p.name for p in tmp_path.iterdir() if "remap" in p.name] == []
-
-
-def test_cycle_without_relay_writes_to_new_output(places, engine):
-    world = places.world(relay=False)
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
-    place = places.hold(relay=False)
-    proceed(engine.restore(place, image, result), result.stopped)
-    world = world.at(place)
-    world("print('still here', flush=True)")
-    assert "still here" in place.read_until("here\n")
-
-
-def test_thaw_after_dump_leaves_nothing_behind(places, engine, tmp_path):
-    world = places.world()
-    world("listener2 = socket.create_server(('127.0.0.1', 0))" + TCP)
-    world(TERMINAL)
-    world("until('ready>'); begin_sleep()")
-    world("type_in('\\x1a'); until('Stopped')")
-    world(
-        f"held = open({str(tmp_path / 'a')!r}, 'w+'); held.write('kept'); held.flush();"
-        f"os.link(held.name, {str(tmp_path / 'b')!r}); os.unlink(held.name)"
-    )
+    world(deleted_with_another_name(tmp_path))
     for _ in range(2):
         image = engine.image()
         result = engine.dump(world.place, image.sink)
@@ -222,47 +198,41 @@ def test_thaw_after_dump_leaves_nothing_behind(places, engine, tmp_path):
         states = {p.name: p.state for p in world.place.tree.processes}
         assert states.pop("sleep") == "T"
         assert set(states.values()) <= {"S", "R"}
-    world = engine.cycle(world, places)
-    assert world("1 + 1") == 2
+    world("type_in('top -d 0.1\\n')")
+    assert "Tasks" in world("until('Tasks')")
+    for _ in range(2):
+        world = engine.cycle(world, places)
+        assert world("updates(4)")
+        states = {p.name: p.state for p in world.place.tree.processes}
+        assert states["sleep"] == "T"
+        assert states["top"] in "SR"
+    world("type_in('q'); until('ready>'); type_in('jobs\\n')")
+    assert "sleep 1000" in world("until('sleep 1000')")
 
 
-def test_restored_session_ends_with_its_status(places, engine):
-    world = engine.cycle(places.world(), places)
-    with pytest.raises((ValueError, OSError, SyntaxError)):
-        world("os._exit(7)")
-    assert world.place.wait() == 7
-
-
-def test_restored_session_ends_on_sigterm(places, engine):
-    world = engine.cycle(places.world(), places)
-    os.kill(world.place.init_pid, signal.SIGTERM)
-    assert world.place.wait() == 128 + signal.SIGTERM
-
-
-def test_cycle_memory_taken_from_the_pipe_by_the_sink_itself(places, engine):
-    world = places.world()
+def test_cycle_without_relay_keeps_clock_output_memory_and_status(places, engine):
+    """The sink takes the memory from the pipe itself."""
+    world = places.world(relay=False)
     world("ballast = os.urandom(8 << 20); right = ballast[::509]")
-    image = engine.image()
-    result = engine.dump(world.place, lambda name: Taken(image, name))
-    assert result.files == {name: len(data) for name, data in image.items()}
-    world.place.kill()
-    place = places.hold()
-    proceed(engine.restore(place, image, result), result.stopped)
-    assert world.at(place)("bytes(bytearray(ballast))[::509] == right") is True
-
-
-def test_clock_does_not_count_the_suspension(places, engine):
-    world = places.world()
     image = engine.image()
     begun = time.monotonic()
     inside = world("time.monotonic()")
-    result = engine.dump(world.place, image.sink)
+    result = engine.dump(world.place, lambda name: Taken(image, name))
+    assert result.files == {name: len(data) for name, data in image.items()}
     world.place.kill()
     time.sleep(1.5)
-    place = places.hold()
+    place = places.hold(relay=False)
     proceed(engine.restore(place, image, result), result.stopped)
+    world = world.at(place)
+    # The clock does not count the suspension.
     inside = world("time.monotonic()") - inside
     assert inside < time.monotonic() - begun - 1.4
+    world("print('still here', flush=True)")  # to its new output
+    assert "still here" in place.read_until("here\n")
+    assert world("bytes(bytearray(ballast))[::509] == right") is True
+    with pytest.raises((ValueError, OSError, SyntaxError)):
+        world("os._exit(7)")
+    assert place.wait() == 7
 
 
 def test_root_is_the_reaper_and_server_its_child(places):
@@ -304,19 +274,3 @@ def test_restored_tree_is_in_the_control_groups_it_was_prepared_for(
         place.kill()
     finally:
         group.rmdir()
-
-
-def test_many_processes_and_threads_come_back(places, engine):
-    world = places.world()
-    world(
-        "event = threading.Event()\n"
-        "threads = [threading.Thread(target=event.wait) for _ in range(30)]\n"
-        "for thread in threads: thread.start()\n"
-        "children = [subprocess.Popen(['sleep', '1000']) for _ in range(20)]; 1"
-    )
-    world = engine.cycle(world, places)
-    world = engine.cycle(world, places)
-    assert world("event.set(); [t.join(10) for t in threads]; len(threads)") == 30
-    assert world("[c.kill() for c in children]; [c.wait(10) for c in children]") == (
-        [-9] * 20
-    )
