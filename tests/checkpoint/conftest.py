@@ -197,6 +197,14 @@ def places(tmp_path):
     made.clear()
 
 
+@pytest.fixture(scope="module")
+def shared_places(tmp_path_factory):
+    """For what all tests of a module look at, or leave as it was."""
+    made = Places(tmp_path_factory.mktemp("places"))
+    yield made
+    made.clear()
+
+
 #: Runs what it is told, so that each test can build its own world in a session.
 REPL = """
 import ast, os, pty, select, signal, socket, subprocess, sys, threading, time
@@ -399,3 +407,32 @@ class Engine:
 @pytest.fixture
 def engine(criu, tmp_path) -> Engine:
     return Engine(criu, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_engine(criu, tmp_path_factory) -> Engine:
+    """With a folder for a whole module."""
+    return Engine(criu, tmp_path_factory.mktemp("engine"))
+
+
+@dataclass
+class Saved:
+    """A session that has ended, and what was saved of it."""
+
+    world: World
+    image: Image
+    result: DumpResult
+
+    def back(self, engine: Engine, place: Place) -> World:
+        """All of it, in that place."""
+        restored = engine.restore(place, self.image, self.result)
+        proceed(restored, self.result.stopped)
+        return self.world.at(place)
+
+
+def save(world: World, engine: Engine) -> Saved:
+    """Dump a session and end it."""
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    world.place.kill()
+    return Saved(world, image, result)

@@ -17,7 +17,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
-from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     Refused,
@@ -28,7 +27,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, processes, procfs
 from jupyterhub_gpu_reclaim.node.workflows.recovery import end_criu
-from tests.checkpoint.conftest import Image
+from tests.checkpoint.conftest import Image, save
 
 #: Something for pages-*.img: more than a pipe holds.
 BALLAST = "ballast = os.urandom(32 << 20); 1"
@@ -93,8 +92,7 @@ def assert_runs(world):
     assert {p.state for p in world.place.tree.processes} <= {"S", "R"}
 
 
-@pytest.fixture
-def world(places):
+def made(places):
     world = places.world()
     world(BALLAST)
     world("other = socket.create_server(('127.0.0.1', 0))")
@@ -103,13 +101,26 @@ def world(places):
     return world
 
 
-def test_dump_sink_fails_tree_goes_on(world, engine, places):
+@pytest.fixture(scope="module")
+def world(shared_places):
+    """One for all: whatever fails, it goes on as before."""
+    return made(shared_places)
+
+
+@pytest.fixture(scope="module")
+def saved(shared_places, shared_engine):
+    """One for all: whatever fails, the same can come back."""
+    return save(made(shared_places), shared_engine)
+
+
+def test_dump_sink_fails_tree_goes_on(world, engine):
     for _ in range(2):
         with pytest.raises(StoreError) as caught:
             engine.dump(world.place, SinkThatIsFull)
         assert caught.value.reason is Reason.STORE_FULL
         assert_runs(world)
-    world = engine.cycle(world, places)
+    result = engine.dump(world.place, engine.image().sink)
+    thaw(world.place.tree, result.stopped)
     assert_runs(world)
 
 
@@ -240,6 +251,7 @@ def test_dump_criu_fails_says_why(world, engine):
         "fd 6" in caught.value.message
     )
     assert not caught.value.retryable, "it says the same of the same tree"
+    world("os.close(uffd)")
     assert_runs(world)
 
 
@@ -305,23 +317,19 @@ def test_dump_criu_crashes_while_it_streams_says_how_it_ended(world, engine, num
 
 @pytest.mark.parametrize("part", ["pages-", "core-"])
 def test_restore_criu_is_killed_while_it_streams_says_how_it_ended(
-    world, engine, places, part
+    saved, engine, places, part
 ):
     """As by a machine that is out of memory; what it has forked waits for it."""
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
     place = places.hold()
-    source = ImageThatEndsCriu(image)
+    source = ImageThatEndsCriu(saved.image)
     source.part = part
     with pytest.raises(RestoreFailed) as caught:
-        engine.restore(place, source, result)
+        engine.restore(place, source, saved.result)
     assert caught.value.reason is Reason.RESTORE_FAILED
     assert "CRIU was ended by SIGKILL" in caught.value.message
     assert caught.value.retryable
     assert place.living == ()
-    proceed(engine.restore(place, image, result), result.stopped)
-    assert_runs(world.at(place))
+    assert_runs(saved.back(engine, place))
 
 
 def test_dump_without_tree_is_refused(places, engine):
@@ -339,25 +347,22 @@ def test_dump_of_another_start_time_is_not_found(places, engine, criu):
     place.init_start += 1
 
 
-def test_restore_source_fails_leaves_only_the_init(world, engine, places):
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
+def test_restore_source_fails_leaves_only_the_init(saved, engine, places):
     place = places.hold()
 
     for _ in range(2):
         with pytest.raises(StoreError) as caught:
-            engine.restore(place, ImageThatIsDamaged(image), result)
+            engine.restore(place, ImageThatIsDamaged(saved.image), saved.result)
         assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
         assert place.living == ()
     # The same init can take the tree once the source is well again.
-    proceed(engine.restore(place, image, result), result.stopped)
-    assert_runs(world.at(place))
+    assert_runs(saved.back(engine, place))
 
 
-def test_restore_file_missing_says_which(world, engine, places, tmp_path):
+def test_restore_file_missing_says_which(engine, places, tmp_path):
     path = tmp_path / "open-file"
     path.write_text("x")
+    world = places.world()
     world(f"held = open({str(path)!r}); 1")
     image = engine.image()
     result = engine.dump(world.place, image.sink)
@@ -370,31 +375,26 @@ def test_restore_file_missing_says_which(world, engine, places, tmp_path):
     assert place.living == ()
 
 
-def test_restore_called_off_leaves_only_the_init(world, engine, places):
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
+def test_restore_called_off_leaves_only_the_init(saved, engine, places):
     place = places.hold()
     cancel = Cancel()
-    source = ImageThatCallsOff(image)
+    source = ImageThatCallsOff(saved.image)
     source.cancel = cancel
     with pytest.raises(RestoreFailed) as caught:
-        engine.restore(place, source, result, cancel=cancel)
+        engine.restore(place, source, saved.result, cancel=cancel)
     assert caught.value.reason is Reason.CANCELLED
     assert place.living == ()
 
 
-def test_restore_under_init_that_ended_is_not_found(world, engine, places):
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
+def test_restore_under_init_that_ended_is_not_found(saved, engine, places):
     place = places.hold()
     place.kill()
     with pytest.raises(NotFound):
-        engine.restore(place, image, result)
+        engine.restore(place, saved.image, saved.result)
 
 
-def test_kill_session_is_idempotent(world):
-    place = world.place
+def test_kill_session_is_idempotent(places):
+    place = places.world().place
     for _ in range(2):
         processes.kill_session(place.init_pid, place.init_start, timeout=20)
     assert processes.start_time(place.init_pid) is None
@@ -437,12 +437,9 @@ restore(criu.locate(pathlib.Path(sys.argv[1])), session, source=Source(), limit=
 
 
 def test_restore_agent_killed_leaves_only_the_init(
-    world, engine, criu, places, wait_for, tmp_path
+    saved, engine, criu, places, wait_for, tmp_path
 ):
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
-    (tmp_path / "image").write_bytes(pickle.dumps((dict(image), result)))
+    (tmp_path / "image").write_bytes(pickle.dumps((dict(saved.image), saved.result)))
     place = places.hold()
     arguments = [str(criu.binary.parent), str(place.init_pid), str(place.init_start)]
     arguments += [str(engine.work()), str(tmp_path / "image")]
@@ -454,8 +451,7 @@ def test_restore_agent_killed_leaves_only_the_init(
         agent.send_signal(signal.SIGKILL)
     end_criu(place, 10)  # its CRIU outlives it, and may only now make the first one
     wait_for(lambda: place.tree.processes == ())
-    proceed(engine.restore(place, image, result), result.stopped)
-    assert_runs(world.at(place))
+    assert_runs(saved.back(engine, place))
 
 
 def test_dump_of_another_user_without_the_capability_says_so(places, engine):

@@ -17,7 +17,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed, St
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
-from tests.checkpoint.conftest import Image
+from tests.checkpoint.conftest import Image, save
 
 MIB = 1 << 20
 
@@ -165,11 +165,12 @@ def test_memory_that_a_forked_child_shares_stays_shared(places, engine):
     assert world("of_child(), of_parent()") == before
 
 
-@pytest.fixture
-def world(places):
-    world = places.world()
+@pytest.fixture(scope="module")
+def saved(shared_places, shared_engine):
+    """One for all: whatever fails, the same can come back."""
+    world = shared_places.world()
     world("ballast = os.urandom(16 << 20); right = hash(ballast)")
-    return world
+    return save(world, shared_engine)
 
 
 def assert_whole(world):
@@ -178,12 +179,13 @@ def assert_whole(world):
 
 
 def test_memory_comes_back_in_huge_pages_where_the_kernel_takes_advice(
-    world, engine, places
+    saved, engine, places
 ):
     modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not modes.exists() or "[madvise]" not in modes.read_text():
         pytest.skip("this kernel takes no advice on huge pages")
-    place, tree, _, result = restored(world, engine, places)
+    place = places.hold()
+    tree = engine.restore(place, saved.image, saved.result)
     flags = [
         line
         for line in Path(f"/proc/{place.tree.server.pid}/smaps").read_text().split("\n")
@@ -191,8 +193,8 @@ def test_memory_comes_back_in_huge_pages_where_the_kernel_takes_advice(
     ]
     assert [line for line in flags if " hg" in line]
     assert [line for line in flags if " hg" not in line]
-    proceed(tree, result.stopped)
-    assert_whole(world.at(place))
+    proceed(tree, saved.result.stopped)
+    assert_whole(saved.world.at(place))
 
 
 class ImageThatCannotCopy(Image):
@@ -234,62 +236,55 @@ class ImageThatWakes(Image):
         os.kill(pieces[0].pid, signal.SIGCONT)
 
 
-def fails(world, engine, places, kind, **options) -> ReclaimError:
+def fails(saved, engine, places, kind, **options) -> ReclaimError:
     """The error; and nothing but the init is left, which can take it once more."""
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
     place = places.hold()
-    source = kind(image)
+    source = kind(saved.image)
     if "cancel" in options:
         source.reached = options["cancel"]
     with pytest.raises(ReclaimError) as caught:
-        engine.restore(place, source, result, **options)
+        engine.restore(place, source, saved.result, **options)
     assert place.living == ()
-    engine.await_free(place, image)
-    proceed(engine.restore(place, image, result), result.stopped)
-    assert_whole(world.at(place))
+    engine.await_free(place, saved.image)
+    assert_whole(saved.back(engine, place))
     return caught.value
 
 
-def test_copy_fails_leaves_only_the_init(world, engine, places):
-    error = fails(world, engine, places, ImageThatCannotCopy)
+def test_copy_fails_leaves_only_the_init(saved, engine, places):
+    error = fails(saved, engine, places, ImageThatCannotCopy)
     assert isinstance(error, StoreError)
     assert error.reason is Reason.CHECKPOINT_DAMAGED
 
 
-def test_copy_called_off_leaves_only_the_init(world, engine, places):
-    error = fails(world, engine, places, ImageThatHangs, cancel=Cancel())
+def test_copy_called_off_leaves_only_the_init(saved, engine, places):
+    error = fails(saved, engine, places, ImageThatHangs, cancel=Cancel())
     assert isinstance(error, RestoreFailed)
     assert error.reason is Reason.CANCELLED
 
 
-def test_copy_takes_too_long_leaves_only_the_init(world, engine, places):
-    error = fails(world, engine, places, ImageThatHangs, limit=3)
+def test_copy_takes_too_long_leaves_only_the_init(saved, engine, places):
+    error = fails(saved, engine, places, ImageThatHangs, limit=2)
     assert isinstance(error, RestoreFailed)
     assert error.reason is Reason.TIMED_OUT
 
 
-def test_copy_into_a_process_that_ends_leaves_only_the_init(world, engine, places):
-    error = fails(world, engine, places, ImageThatKills)
+def test_copy_into_a_process_that_ends_leaves_only_the_init(saved, engine, places):
+    error = fails(saved, engine, places, ImageThatKills)
     assert isinstance(error, RestoreFailed)
     assert error.reason is Reason.RESTORE_FAILED
 
 
-def test_process_that_runs_while_the_tree_is_filled_is_ended(world, engine, places):
-    error = fails(world, engine, places, ImageThatWakes)
+def test_process_that_runs_while_the_tree_is_filled_is_ended(saved, engine, places):
+    error = fails(saved, engine, places, ImageThatWakes)
     assert isinstance(error, RestoreFailed)
     assert error.reason is Reason.RESTORE_FAILED
 
 
-def test_proceed_before_the_memory_is_there_is_refused(world, engine, places):
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
+def test_proceed_before_the_memory_is_there_is_refused(saved, engine, places):
     place = places.hold()
-    unfilled = engine.run_criu(place, image, result)
+    unfilled = engine.run_criu(place, saved.image, saved.result)
     assert unfilled.missing.total >= 16 * MIB
     with pytest.raises(ReclaimError) as caught:
-        proceed(unfilled, result.stopped)
+        proceed(unfilled, saved.result.stopped)
     assert caught.value.reason is Reason.INTERNAL
     assert {one.state for one in place.tree.processes} == {"T"}
