@@ -20,21 +20,14 @@ from tests.checkpoint.conftest import fingerprints
 from tests.support import keys
 
 
-def test_restored_session_cannot_read_the_keys_of_the_agent(places, engine):
-    world = places.world()
+def test_restored_sessions_share_no_keys_with_the_agent_or_each_other(places, engine):
     keys.join_session_keyring()
     keys.add_key("of-the-agent", "secret")
     assert keys.find_key("of-the-agent") == "secret"
-    world = engine.cycle(world, places)
-    world(keys.CODE)
-    assert world("find_key('of-the-agent')") is None
-
-
-def test_restored_sessions_do_not_share_their_keys(places, engine):
-    keys.join_session_keyring()
     one, other = (engine.cycle(places.world(), places) for _ in range(2))
     one(keys.CODE)
     other(keys.CODE)
+    assert one("find_key('of-the-agent')") is None
     one("add_key('of-one', 'secret')")
     assert one("find_key('of-one')") == "secret"
     assert other("find_key('of-one')") is None
@@ -124,17 +117,6 @@ def test_processors_that_are_not_here_become_all_and_are_told(places, engine, ca
     proceed(restored, result.stopped)
     assert world.at(place)("os.sched_getaffinity(0)") == os.sched_getaffinity(0)
     assert "was bound to processors [1000], which are not here" in caplog.text
-
-
-def test_all_processors_of_one_machine_are_all_of_the_next(places, engine):
-    """What its place gave to the session is not what it had chosen."""
-    world = places.world()
-    os.sched_setaffinity(world.place.init_pid, {0})
-    for process in world.place.tree.processes:
-        os.sched_setaffinity(process.pid, {0})
-    world = engine.cycle(world, places)
-    world("import os")
-    assert world("os.sched_getaffinity(0)") == os.sched_getaffinity(0)
 
 
 def test_rehearsed_tree_is_compared_with_the_one_that_was_captured(places, engine):
@@ -238,14 +220,6 @@ def test_confined_program_is_named_by_the_preflight(places):
     ]
 
 
-def test_program_that_only_gave_up_privileges_is_not_taken_for_confined(places, engine):
-    world = places.world()
-    world("import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)")
-    assert preflight.examine(world.place.init_pid, world.place.tree) == []
-    world = engine.cycle(world, places)
-    assert world("ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)") == 1
-
-
 #: Ends the process at any call that Python does not need.
 DEADLY = """
 import ctypes, struct
@@ -274,15 +248,27 @@ def test_program_that_a_filter_would_end_for_our_calls_lives(places, engine):
     assert world("1 + 1") == 2
 
 
-def test_calls_that_a_program_is_asked_about_first_stay_so(places, engine):
-    """As Wine has it (PR_SET_SYSCALL_USER_DISPATCH); only a debugger can see it."""
+def test_what_a_program_has_chosen_stays_so_and_what_its_place_gave_does_not(
+    places, engine
+):
     world = places.world()
-    world("import ctypes; asked = ctypes.c_byte(0)")
+    # To give up privileges is not to be confined.
+    world("import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)")
+    assert preflight.examine(world.place.init_pid, world.place.tree) == []
+    # It is asked about calls first, as Wine has it (PR_SET_SYSCALL_USER_DISPATCH);
+    # only a debugger can see it.
+    world("asked = ctypes.c_byte(0)")
     where = world("ctypes.addressof(asked)")
     world(
         f"assert ctypes.CDLL(None).prctl(59, 1, 0, 4096, ctypes.c_void_p({where})) == 0"
     )
+    # All processors of one machine are all of the next.
+    os.sched_setaffinity(world.place.init_pid, {0})
+    for process in world.place.tree.processes:
+        os.sched_setaffinity(process.pid, {0})
     world = engine.cycle(world, places)
+    assert world("os.sched_getaffinity(0)") == os.sched_getaffinity(0)
+    assert world("ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)") == 1
     pid = world.place.tree.server.pid
     with ptrace.stopped(pid, seconds=5) as traced:
         assert traced.dispatch(pid) == (1, where, 0, 4096)

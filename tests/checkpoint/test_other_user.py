@@ -183,47 +183,7 @@ def rights(place) -> dict[str, list[str]]:
     return found
 
 
-def test_cycle_of_another_user_keeps_ids_rights_and_limits(world, places, engine, home):
-    world(TERMINAL)
-    world(LOOK)
-    world("hold(); until('ready>')")
-    seen, had = world("look()"), rights(world.place)
-    assert seen["ids"] == [(UID,) * 3, (GID,) * 3, GROUPS]
-    assert seen["cwd"] == str(home)
-    assert seen["tty"][0].startswith("/dev/pts/")
-    assert seen["tty"][1] == UID
-    for lines in had.values():
-        assert f"Uid:\t{UID}\t{UID}\t{UID}\t{UID}" in lines
-        assert "CapEff:\t0000000000000000" in lines
-
-    for _ in range(2):
-        world = engine.cycle(world, places)
-        assert rights(world.place) == had
-        assert world("look()") == seen
-
-    assert world("go_on()") == ["before after"] * 3
-    assert [path.name for path in sorted(home.iterdir())] == ["named", "other name"]
-    assert {path.stat().st_uid for path in home.iterdir()} == {UID}
-
-
-def test_cycle_of_another_user_keeps_the_terminal_usable(world, places, engine):
-    world(TERMINAL)
-    world("until('ready>'); type_in('x=41; '); begin_sleep()")
-    world("type_in('\\x1a')")
-    assert "Stopped" in world("until('Stopped')")
-
-    world = engine.cycle(world, places)
-
-    # By its path, so that the owner of the terminal is asked for.
-    world("type_in('echo of-$((x + 1)) by-$(id -u) >$(tty)\\n')")
-    assert f"of-42 by-{UID}" in world(f"until('by-{UID}')")
-    world("type_in('jobs; kill %1; wait; echo ended-$?\\n')")
-    assert "sleep 1000" in world("until('ended-143')")
-    # A child that is born afterwards has no more rights than one before.
-    world("type_in('cat /etc/shadow; echo end-$((1 + 1))\\n')")
-    assert "Permission denied" in world("until('end-2')")
-
-
+#: A segment that its user may not attach any more.
 SEGMENTS = """
 import ctypes
 libc = ctypes.CDLL(None)
@@ -239,21 +199,6 @@ assert libc.shmctl(number, 2, about) == 0
 about[20], about[21] = 0, 0
 assert libc.shmctl(number, 1, about) == 0
 """
-
-
-def test_segment_whose_user_may_not_attach_it_any_more_comes_back(
-    world, places, engine
-):
-    world(SEGMENTS)
-    had = world("table()")
-    assert had[0][2] == "0"
-    assert str(UID) in had[0]
-    for _ in range(2):
-        world = engine.cycle(world, places)
-        assert world("table()") == had
-        assert world("ctypes.string_at(address, 4)") == b"mine"
-    assert world("libc.shmat(number, None, 0)") == (1 << 64) - 1
-
 
 SOCKETS = """
 import struct
@@ -273,51 +218,89 @@ def owners():
             at.accept()[0].close()
             found.append(who(one))
     return found
-own = socket.create_server(("127.0.0.1", 0))
-own.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 7)
+ours = socket.create_server(("127.0.0.1", 0))
+ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 7)
 """
 
-
-def test_cycle_of_another_user_keeps_its_sockets(world, places, engine):
-    world(SOCKETS)
-    had, defers = world("owners()"), world("own.getsockopt(6, 9)")
-    assert had == [(world("os.getpid()"), UID, GID)] * 2
-    for _ in range(2):
-        world = engine.cycle(world, places)
-    assert world("to.settimeout(9); to.recvfrom(99)") == (b"waits", "by")
-    assert world("own.getsockopt(6, 9)") == defers
-    # Whose a listener is, is what those who connect to it from now on are told.
-    assert world("owners()") == had
-
-
-def test_files_of_another_user_come_back_twice_from_one_image(
-    world, places, engine, home
-):
-    world("""
+#: Files in every state, and two of the kernel's.
+FILES = """
 import ctypes, fcntl, tempfile
 unnamed = tempfile.TemporaryFile(dir=".")
-linked = open("linked", "w+b")
-for file in (unnamed, linked):
+lost = open("lost", "w+b")
+for file in (unnamed, lost):
     file.write(b"x"); file.flush()
-os.link("linked", "other name"); os.unlink("linked")
+os.link("lost", "another name"); os.unlink("lost")
 os.mkfifo("fifo"); fifo = os.open("fifo", os.O_RDWR | os.O_NONBLOCK)
 fcntl.fcntl(fifo, fcntl.F_SETPIPE_SZ, 1 << 18); os.write(fifo, b"x" * (1 << 18))
 mine = ctypes.create_string_buffer(b"mine")
 memory = os.open("/proc/self/mem", os.O_RDWR | os.O_SYNC)
 own = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-""")
+"""
+NAMES = {"named", "other name", "listens", "to", "by", "fifo", "another name"}
+
+
+def test_cycle_of_another_user_keeps_all_that_is_its_users(world, places, engine, home):
+    for words in (TERMINAL, LOOK, "hold(); until('ready>')", SEGMENTS, SOCKETS, FILES):
+        world(words)
+    world("type_in('x=41; '); begin_sleep()")
+    world("type_in('\\x1a')")
+    assert "Stopped" in world("until('Stopped')")
+
+    seen, had = world("look()"), rights(world.place)
+    assert seen["ids"] == [(UID,) * 3, (GID,) * 3, GROUPS]
+    assert seen["cwd"] == str(home)
+    assert seen["tty"][0].startswith("/dev/pts/")
+    assert seen["tty"][1] == UID
+    for lines in had.values():
+        assert f"Uid:\t{UID}\t{UID}\t{UID}\t{UID}" in lines
+        assert "CapEff:\t0000000000000000" in lines
+    segments = world("table()")
+    assert segments[0][2] == "0"
+    assert str(UID) in segments[0]
+    owners, defers = world("owners()"), world("ours.getsockopt(6, 9)")
+    assert owners == [(world("os.getpid()"), UID, GID)] * 2
+
+    world = engine.cycle(world, places)
+    # And twice from one image.
     image = engine.image()
     result = engine.dump(world.place, image.sink)
     opened = fingerprints(world.place)
-    world.place.kill()
     for _ in range(2):
+        world.place.kill()
         place = places.hold()
         restored = engine.restore(place, image, result, opened=opened)
         proceed(restored, result.stopped)
-        assert world.at(place)("""
-(os.pread(unnamed.fileno(), 9, 0), os.pread(linked.fileno(), 9, 0),
+        world = world.at(place)
+        assert rights(place) == had
+        assert world("look()") == seen
+        assert world("table()") == segments
+        assert world("ctypes.string_at(address, 4)") == b"mine"
+        assert world("libc.shmat(number, None, 0)") == (1 << 64) - 1
+        # Whose a listener is, is what those who connect to it from now on are told.
+        assert world("owners()") == owners
+        assert world("ours.getsockopt(6, 9)") == defers
+        assert world("to.settimeout(9); to.recvfrom(99)") == (b"waits", "by")
+        assert world("""
+(os.pread(unnamed.fileno(), 9, 0), os.pread(lost.fileno(), 9, 0),
  len(os.read(fifo, 1 << 18)), os.pread(memory, 4, ctypes.addressof(mine)),
  os.write(own, b"1000"))
 """) == (b"x", b"x", 1 << 18, b"mine", 4)
-        place.kill()
-    assert sorted(path.name for path in home.iterdir()) == ["fifo", "other name"]
+
+    check_terminal(world)
+    assert world("go_on()") == ["before after"] * 3
+    assert {path.name for path in home.iterdir()} == NAMES
+    assert {path.stat().st_uid for path in home.iterdir()} == {UID}
+
+
+def check_terminal(world) -> None:
+    """It is its user's still, and works."""
+    # By its path, so that the owner of the terminal is asked for.
+    world("type_in('echo of-$((x + 1)) by-$(id -u) >$(tty)\\n')")
+    assert f"of-42 by-{UID}" in world(f"until('by-{UID}')")
+    world("type_in('jobs; bg; kill %1; wait %1; echo ended-$?\\n')")
+    answer = world("until('ended-143')")
+    assert "sleep 1000" in answer
+    assert "TIMEOUT" not in answer
+    # A child that is born afterwards has no more rights than one before.
+    world("type_in('cat /etc/shadow; echo end-$((1 + 1))\\n')")
+    assert "Permission denied" in world("until('end-2')")

@@ -111,6 +111,36 @@ def test_what_has_not_run_since_is_taken_over(engine, saved):
     assert carried == sum(len(target[name]) for name in target.carried) > 8 << 20
     assert target.keys() == image.keys()
     assert {*map(len, pages(target).values())} == {*map(len, pages(image).values())}
+    check_kernel_that_does_not_count(engine, world, image, ran)
+    check_damaged_pagemap(image, ran)
+    check_dump_that_fails(engine, world, image, ran)
+
+
+def check_kernel_that_does_not_count(engine, world, image, ran):
+    """Everything is saved."""
+    target, _ = again(engine, world, image, {pid: [] for pid in ran})
+    assert target.carried == {}
+
+
+def check_damaged_pagemap(image, ran):
+    """It is refused before anything is touched."""
+    with pytest.raises(ReclaimError):
+        StandingMemory(image.sink, (), Former(ran, dict.fromkeys(ran, b"nothing")))
+
+
+def check_dump_that_fails(engine, world, image, ran):
+    """What is left out is not waited for."""
+
+    def full(name: str):
+        if name == "files.img":
+            raise RolledBack(Reason.STORE_FULL)
+        return image.sink(name)
+
+    standing = StandingMemory(full, ran)
+    threads = threading.active_count()
+    with pytest.raises(RolledBack):
+        engine.dump(world.place, KeptImages(standing), look=standing.look)
+    wait_for(lambda: threading.active_count() <= threads)
 
 
 def test_what_has_run_since_is_saved_whole(engine, saved):
@@ -151,33 +181,6 @@ def test_pages_that_differ_are_read_from_what_stands(engine, saved):
         for at in range(0, len(theirs[largest]), 4096)
     )
     assert same > 0.95 * len(theirs[largest]) / 4096
-
-
-def test_kernel_that_does_not_count_has_everything_saved(engine, saved):
-    world, image, ran = saved
-    target, _ = again(engine, world, image, {pid: [] for pid in ran})
-    assert target.carried == {}
-
-
-def test_pagemap_that_is_damaged_is_refused_before_anything_is_touched(saved):
-    _, image, ran = saved
-    with pytest.raises(ReclaimError):
-        StandingMemory(image.sink, (), Former(ran, dict.fromkeys(ran, b"nothing")))
-
-
-def test_dump_that_fails_ends_what_is_left_out(engine, saved):
-    world, image, ran = saved
-
-    def full(name: str):
-        if name == "files.img":
-            raise RolledBack(Reason.STORE_FULL)
-        return image.sink(name)
-
-    standing = StandingMemory(full, ran)
-    threads = threading.active_count()
-    with pytest.raises(RolledBack):
-        engine.dump(world.place, KeptImages(standing), look=standing.look)
-    wait_for(lambda: threading.active_count() <= threads)
 
 
 # --- saved behind the dump -----------------------------------------------------------
@@ -244,16 +247,12 @@ def test_program_that_gives_memory_back_meanwhile_is_not_saved(places, engine):
         standing.deliver(image, "", kept.files, Cancel())
 
 
-def test_program_that_ends_meanwhile_is_not_saved(dumped):
+def test_program_that_ends_meanwhile_is_not_saved_nor_what_is_called_off(dumped):
     world, image, standing, kept, _ = dumped
-    world.place.kill()
-    with pytest.raises((ProcessLookupError, FileNotFoundError)):
-        standing.deliver(image, "", kept.files, Cancel())
-
-
-def test_saving_behind_the_dump_is_called_off(dumped):
-    _, image, standing, kept, _ = dumped
     cancel = Cancel()
     cancel.set()
     with pytest.raises(RolledBack):
         standing.deliver(image, "", kept.files, cancel)
+    world.place.kill()
+    with pytest.raises((ProcessLookupError, FileNotFoundError)):
+        standing.deliver(image, "", kept.files, Cancel())

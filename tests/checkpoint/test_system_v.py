@@ -17,6 +17,7 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
+from tests.checkpoint.conftest import save
 
 OBJECTS = """
 import ctypes
@@ -41,15 +42,13 @@ else:
 """
 
 
-@pytest.fixture
-def saved(places, engine):
+@pytest.fixture(scope="module")
+def saved(shared_places, shared_engine):
     """An image of a session with some objects; the session has ended."""
-    world = places.world()
+    world = shared_places.world()
     world(OBJECTS)
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    world.place.kill()
-    return world, image, result
+    made = save(world, shared_engine)
+    return world, made.image, made.result
 
 
 def there(place) -> dict[str, list[int]]:
@@ -133,7 +132,8 @@ os.close(librt.mq_open(b"/late", os.O_RDWR | os.O_CREAT, 0o600, None))
     "name", ["ipcns-sem", "ipcns-msg", "ipcns-shm", "pagemap-shmem"]
 )
 def test_image_that_is_cut_off_makes_nothing(saved, places, engine, name):
-    _, image, result = saved
+    _, whole, result = saved
+    image = copy_of(whole)
     (found,) = [one for one in image if one.startswith(name)]
     image[found] = image[found][:-3]
     place = places.hold()
