@@ -66,56 +66,41 @@ async def refusal(order) -> Refused:
     return caught.value
 
 
-async def test_server_that_is_not_known_is_stopped(hub):
+async def test_server_that_does_not_run_is_stopped_and_a_stop_of_it_is_fine(hub):
     for key in (ANN, LAB, SessionKey("nobody")):
         assert await hub.server(key) is HubState.STOPPED
     assert await hub.servers() == {}
-
-
-async def test_start_goes_through_spawning_to_running(hub):
-    starting = asyncio.create_task(hub.start(ANN))
-    await reaches(hub, ANN, HubState.SPAWNING)
-    assert await hub.servers() == {ANN: HubState.SPAWNING}
-    await starting
-    await reaches(hub, ANN, HubState.RUNNING)
-    assert await hub.servers() == {ANN: HubState.RUNNING}
-
-
-async def test_start_repeated_changes_nothing(hub):
-    first = asyncio.create_task(hub.start(ANN))
-    await reaches(hub, ANN, HubState.SPAWNING)
-    await hub.start(ANN)
-    await first
-    await reaches(hub, ANN, HubState.RUNNING)
-    await hub.start(ANN)
-    assert await hub.servers() == {ANN: HubState.RUNNING}
-
-
-async def test_stop_goes_through_stopping_to_stopped(hub):
-    await running(hub)
-    stopping = asyncio.create_task(hub.stop(ANN))
-    await reaches(hub, ANN, HubState.STOPPING)
-    assert await hub.servers() == {ANN: HubState.STOPPING}
-    await hub.stop(ANN)
-    await stopping
-    await reaches(hub, ANN, HubState.STOPPED)
-    assert await hub.servers() == {}
-
-
-async def test_stop_of_what_does_not_run_is_fine(hub):
     for key in (ANN, LAB):  # of a user that is not known, JupyterHub 5 fails
         await hub.stop(key)
     assert await hub.servers() == {}
 
 
-async def test_start_while_it_stops_is_refused_for_now(hub):
-    await running(hub)
+async def test_start_goes_through_spawning_to_running_and_repeated_changes_nothing(hub):
+    first = asyncio.create_task(hub.start(ANN))
+    await reaches(hub, ANN, HubState.SPAWNING)
+    assert await hub.servers() == {ANN: HubState.SPAWNING}
+    await hub.start(ANN)
+    await first
+    await reaches(hub, ANN, HubState.RUNNING)
+    assert await hub.servers() == {ANN: HubState.RUNNING}
+    await hub.start(ANN)
+    assert await hub.servers() == {ANN: HubState.RUNNING}
+
+
+async def test_stop_goes_through_stopping_to_stopped_and_refuses_a_start(hub):
+    """Servers of the same user and of others are not touched."""
+    for key in (ANN, LAB, BOB):
+        await running(hub, key)
+    others = {LAB: HubState.RUNNING, BOB: HubState.RUNNING}
     stopping = asyncio.create_task(hub.stop(ANN))
     await reaches(hub, ANN, HubState.STOPPING)
+    assert await hub.servers() == {ANN: HubState.STOPPING, **others}
     refused = await refusal(hub.start(ANN))
     assert (refused.reason, refused.retryable) == (Reason.OPERATION_IN_FLIGHT, True)
+    await hub.stop(ANN)
     await stopping
     await reaches(hub, ANN, HubState.STOPPED)
+    assert await hub.servers() == others
     await running(hub)
 
 
@@ -139,14 +124,6 @@ async def test_jupyterhub_takes_a_start_that_it_cancels_for_a_running_server(rea
     assert (refused.reason, refused.retryable) == (Reason.OPERATION_IN_FLIGHT, True)
     await stopping
     await reaches(real_hub, ANN, HubState.STOPPED)
-
-
-async def test_servers_of_a_user_and_of_others_are_apart(hub):
-    for key in (ANN, LAB, BOB):
-        await running(hub, key)
-    await hub.stop(ANN)
-    await reaches(hub, ANN, HubState.STOPPED)
-    assert await hub.servers() == {LAB: HubState.RUNNING, BOB: HubState.RUNNING}
 
 
 #: All of the above.

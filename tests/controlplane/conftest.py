@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -45,9 +48,17 @@ QUICK = Settings(
 
 
 class World:
-    """Node and Hub, which last; controllers, which come and go."""
+    """Node and Hub, which last; controllers, which come and go.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: for the journals and the agent's socket.
+        new_journal: a journal without rows.
+    """
+
+    def __init__(self, folder: Path, new_journal: Path) -> None:
+        self._folder = folder
+        for name in ("journal.sqlite", "empty.sqlite"):
+            shutil.copyfile(new_journal, folder / name)
         self.node = NodeInMemory()
         self.hub = HubInMemory(self.node)
         self.settings = QUICK
@@ -62,7 +73,7 @@ class World:
         self._addresses = ("", "")
 
     def open(self) -> None:
-        node, agent_address = serve_node(self.node)
+        node, agent_address = serve_node(self.node, self._folder / "agent.sock")
         hub, hub_address = serve_hub(self.hub)
         self._servers = [node, hub]
         self._addresses = (agent_address, hub_address + "/hub/api")
@@ -151,9 +162,21 @@ class World:
             await server.close_all_connections()
 
 
+@pytest.fixture(scope="session")
+def new_journal(tmp_path_factory) -> Path:
+    """A journal without rows: to make its tables takes as long as many a test."""
+    path = tmp_path_factory.mktemp("journal") / "new.sqlite"
+    Journal(f"sqlite:///{path}").close()
+    return path
+
+
 @pytest.fixture
-async def world(tmp_path):
-    world = World(tmp_path)
-    world.open()
-    yield world
-    await world.close()
+async def world(new_journal):
+    # In memory, if there is such a folder: a journal waits for the disk at each write.
+    memory = Path("/dev/shm")
+    where = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="gpu-reclaim-world-", dir=where) as folder:
+        world = World(Path(folder), new_journal)
+        world.open()
+        yield world
+        await world.close()

@@ -13,10 +13,11 @@ import json
 import time
 import uuid
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
+from tornado.netutil import bind_sockets, bind_unix_socket
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
@@ -45,6 +46,9 @@ from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from tests.support.memory_agent import MemoryAgent, MemorySession
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TOKEN = "agent-token"
 #: The id of the card that all sessions share.
@@ -613,10 +617,20 @@ def _serve(application: Application) -> tuple[HTTPServer, str]:
     return server, f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
 
 
-def serve_node(node: NodeInMemory) -> tuple[HTTPServer, str]:
-    """The agent's real routes on that node; server and address."""
+def serve_node(node: NodeInMemory, path: Path | None = None) -> tuple[HTTPServer, str]:
+    """The agent's real routes on that node; server and address.
+
+    Args:
+        node: which.
+        path: of its socket, as on one machine; None: by HTTP.
+    """
     node.terms = KnownTerm(SystemClock())
-    return _serve(make_application(node, TOKEN, node.terms))
+    application = make_application(node, TOKEN, node.terms)
+    if path is None:
+        return _serve(application)
+    server = HTTPServer(application)
+    server.add_socket(bind_unix_socket(str(path)))
+    return server, f"unix:{path}"
 
 
 def serve_hub(hub: HubInMemory) -> tuple[HTTPServer, str]:

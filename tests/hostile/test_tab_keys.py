@@ -24,7 +24,8 @@ from tests.controlplane import conftest as controlplane
 from tests.service import conftest as serving
 
 KEY, SECRET = controlplane.KEY, b"secret"
-world, service = controlplane.world, serving.service
+new_journal, world = controlplane.new_journal, controlplane.world
+service = serving.service
 _incarnations = itertools.count(1)
 
 
