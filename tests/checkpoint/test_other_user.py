@@ -9,7 +9,9 @@ does for the local spawner, and all the rest is the kernel's and CRIU's work.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import os
 import shutil
 import subprocess
@@ -136,16 +138,26 @@ def go_on():
 """
 
 
+@functools.cache
+def built_shim() -> Path:
+    """Made once, for all tests of a program."""
+    if shutil.which("gcc") is None:
+        pytest.skip("root lacks CAP_SYS_RESOURCE here, and its shim needs gcc")
+    folder = Path(tempfile.mkdtemp(prefix="gpu-reclaim-shim-", dir="/tmp"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.chmod(0o755)
+    source, shim = folder / "shim.c", folder / "shim.so"
+    source.write_text(SHIM)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", shim, source], check=True)
+    return shim
+
+
 @pytest.fixture
 def criu(criu, tmp_path):
     """CRIU for the sessions of any user; with the shim only where it has to be."""
     if capabilities.has("SYS_RESOURCE"):
         return criu
-    if shutil.which("gcc") is None:
-        pytest.skip("root lacks CAP_SYS_RESOURCE here, and its shim needs gcc")
-    source, shim = tmp_path / "shim.c", tmp_path / "shim.so"
-    source.write_text(SHIM)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", shim, source], check=True)
+    shim = built_shim()
     loader = tmp_path / "loader"
     loader.write_text(f'#!/bin/sh\nexec {criu.loader} --preload {shim} "$@"\n')
     loader.chmod(0o755)

@@ -10,7 +10,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.term import HIGHEST, TERM
 from jupyterhub_gpu_reclaim.node.operations.known_term import FILE
 from tests.node import conftest as agent_tests
-from tests.support.agent import Place, goes_on, wait_for
+from tests.support.agent import goes_on, wait_for
 
 shared_agent = agent_tests.shared_agent
 folder = agent_tests.folder
@@ -90,59 +90,54 @@ def child(pid: int) -> str:
         return ""
 
 
-def test_release_replayed_after_the_return_ends_nothing(agent, counter, places):
+def test_replayed_orders_freeze_and_end_nothing(agent, counter, places):
+    """Nor is the checkpoint given to another user meanwhile."""
     agent.capture(counter, "cp")
+    agent.post(f"/v1/sessions/{counter.incarnation}/thaw")
+    replayed = agent.capture(counter, "cp")[-1]
+    assert replayed["failure"]["code"] == "cancelled"
+    assert goes_on(counter)
+
+    agent.capture(counter, "again")
     order = f"/v1/sessions/{counter.incarnation}/release"
-    assert agent.post(order, {"checkpoint": "cp"}).json()["state"] == "gone"
+    assert agent.post(order, {"checkpoint": "again"}).json()["state"] == "gone"
+
+    other = places("hold", user="eve")
+    refused = agent.restore(other, "again")[-1]
+    assert refused["code"] == "renamed"
+    assert not other.tree.processes
+    assert [c["id"] for c in agent.get("/v1/checkpoints").json()] == ["again"]
+
     back = places("hold")
-    agent.restore(back, "cp")
+    agent.restore(back, "again")
     assert goes_on(back)
-
-    replayed = agent.post(order, {"checkpoint": "cp"})
-    aimed = agent.post(f"/v1/sessions/{back.incarnation}/release", {"checkpoint": "cp"})
-
+    replayed = agent.post(order, {"checkpoint": "again"})
+    aimed = agent.post(
+        f"/v1/sessions/{back.incarnation}/release", {"checkpoint": "again"}
+    )
     assert replayed.json()["state"] == "gone"
     assert (aimed.status_code, aimed.json()["code"]) == (409, "not_captured")
     assert goes_on(back)
 
 
-def test_capture_replayed_after_the_thaw_freezes_nothing(agent, counter):
-    agent.capture(counter, "cp")
-    agent.post(f"/v1/sessions/{counter.incarnation}/thaw")
-    replayed = agent.capture(counter, "cp")[-1]
-
-    assert replayed["failure"]["code"] == "cancelled"
-    assert goes_on(counter)
+NAMES = ["..", "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc", "a/../../b", "a\\..\\b"]
 
 
-def test_checkpoint_of_another_user_is_not_restored(agent, counter, folder):
-    agent.capture(counter, "cp")
-    order = f"/v1/sessions/{counter.incarnation}/release"
-    agent.post(order, {"checkpoint": "cp"})
-    other = Place(folder, "hold", user="eve")
-    try:
-        refused = agent.restore(other, "cp")[-1]
-        assert refused["code"] == "renamed"
-        assert not other.tree.processes
-        assert [c["id"] for c in agent.get("/v1/checkpoints").json()] == ["cp"]
-    finally:
-        other.kill()
-
-
-@pytest.mark.parametrize(
-    "name", ["..", "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc", "a/../../b", "a\\..\\b"]
-)
-def test_names_with_a_way_out_reach_no_file(agent, counter, name):
+def test_names_with_a_way_out_reach_no_file(agent, counter):
     before = sorted(agent.folder.iterdir())
 
-    answers = [
-        agent.post(f"/v1/sessions/{name}/thaw").status_code,
-        agent.delete(f"/v1/checkpoints/{name}").status_code,
-        agent.capture(counter, name)[-1].get("status"),
-    ]
+    answers = {
+        name: [
+            agent.post(f"/v1/sessions/{name}/thaw").status_code,
+            agent.delete(f"/v1/checkpoints/{name}").status_code,
+            agent.capture(counter, name)[-1].get("status"),
+        ]
+        for name in NAMES
+    }
 
-    assert set(answers) <= {204, 400, 404}
-    assert answers[-1] == 400
+    for name, (*others, last) in answers.items():
+        assert {*others} <= {204, 400, 404}, name
+        assert last == 400, name
     assert sorted(agent.folder.iterdir()) == before
     assert agent.get("/v1/checkpoints").json() == []
     assert goes_on(counter)

@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 from tests.node import conftest as node_tests
 from tests.node.test_crash import lose
 from tests.support.agent import wait_for
-from tests.support.long_stories import but
 
 folder, agent, places, jupyter = (
     node_tests.folder,
@@ -104,22 +103,62 @@ def suspend(agent, place, checkpoint="cp") -> None:
 def test_ports_of_a_suspended_session_cannot_be_taken_before_it_is_back(
     agent, jupyter, places
 ):
-    """The thief tries before, while it is suspended, while it comes back, and after."""
+    """The thief tries before, while it is suspended, while it comes back, and after.
+
+    Of a user who binds more of them than one may keep, nothing is suspended.
+    """
     server = jupyter()
     kernel = server.start_kernel()
-    server.run(kernel, "x = 5")
+    server.run(kernel, many_datagrams(600))
+    failure = agent.capture(server.place, "cp0")[-1]["failure"]
+    assert failure["code"] == "too_many_ports"
+    assert "one user may keep 512" in failure["message"]
+    assert SYSCTL.read_text().strip() == ""
+    assert server.run(kernel, "len(kept)") == "600"
+    server.run(kernel, "for one in kept:\n    one.close()\nx = 5")
+
     ports = listening(server.place)
     assert len(ports) > 4
     thief = Thief(ports)
     try:
         suspend(agent, server.place)
-        restored = agent.restore(places("hold"), "cp")[-1]
+        back = places("hold")
+        restored = agent.restore(back, "cp")[-1]
     finally:
         taken = thief.end()
     assert taken == []
     assert restored.get("tree"), restored
     assert server.run(kernel, "x") == "5"
     assert told(agent) == []
+
+    # Also where what the agent knows of them was lost.
+    suspend(agent, back, "cp2")
+    comes_back_without(agent, server, places, "cp2", "ports.json")
+    assert server.run(kernel, "x") == "5"
+
+
+def comes_back_without(agent, server, places, checkpoint, lost) -> None:
+    """The agent's file, or its whole folder, is lost while nothing of it runs."""
+    agent.kill()
+    if lost:
+        (agent.folder / "state" / lost).unlink()
+    else:
+        lose(agent.folder / "state")
+    agent.start()
+    wait_for(lambda: not can_bind(server.port))
+    restored = agent.restore(places("hold"), checkpoint)[-1]
+    assert restored.get("tree"), restored
+
+
+@pytest.mark.long
+def test_ports_are_held_again_though_the_agents_folder_was_lost(agent, jupyter, places):
+    """All of it, or put back from a backup of before."""
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run(kernel, "x = 5")
+    suspend(agent, server.place)
+    comes_back_without(agent, server, places, "cp", "")
+    assert server.run(kernel, "x") == "5"
 
 
 @pytest.mark.long
@@ -145,28 +184,6 @@ def test_ports_taken_while_no_agent_was_there_are_told_and_held_again(
     restored = agent.restore(places("hold"), "cp")[-1]
     assert thief.end() == []
     assert restored.get("tree"), restored
-
-
-@pytest.mark.parametrize("lost", but(["ports.json", ""], "ports.json"))
-def test_ports_are_held_again_though_the_agents_folder_was_lost(
-    agent, jupyter, places, lost
-):
-    """All of it, or put back from a backup of before."""
-    server = jupyter()
-    kernel = server.start_kernel()
-    server.run(kernel, "x = 5")
-    port = server.port
-    suspend(agent, server.place)
-    agent.kill()
-    if lost:
-        (agent.folder / "state" / lost).unlink()
-    else:
-        lose(agent.folder / "state")
-    agent.start()
-    wait_for(lambda: not can_bind(port))
-    restored = agent.restore(places("hold"), "cp")[-1]
-    assert restored.get("tree"), restored
-    assert server.run(kernel, "x") == "5"
 
 
 def can_bind(port: int) -> bool:
@@ -222,17 +239,6 @@ def many_datagrams(count: int) -> str:
             kept.append(one)
         """
     )
-
-
-def test_user_who_binds_more_ports_than_one_may_keep_is_refused_before(agent, jupyter):
-    server = jupyter()
-    kernel = server.start_kernel()
-    server.run(kernel, many_datagrams(600))
-    failure = agent.capture(server.place, "cp")[-1]["failure"]
-    assert failure["code"] == "too_many_ports"
-    assert "one user may keep 512" in failure["message"]
-    assert SYSCTL.read_text().strip() == ""
-    assert server.run(kernel, "len(kept)") == "600"
 
 
 #: A session's listener on the machine's own address, and a neighbour's on another.

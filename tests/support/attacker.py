@@ -28,7 +28,7 @@ from tests.checkpoint.conftest import (
     World,
     fingerprints,
 )
-from tests.checkpoint.test_other_user import GID, SHIM, UID
+from tests.checkpoint.test_other_user import GID, UID, built_shim
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.criu import binary as criu_module
@@ -109,11 +109,7 @@ def criu_for_any_user(criu: criu_module.Criu, folder: Path) -> criu_module.Criu:
     """CRIU, with a shim where root lacks CAP_SYS_RESOURCE (see ``test_other_user``)."""
     if capabilities.has("SYS_RESOURCE"):
         return criu
-    if shutil.which("gcc") is None:
-        pytest.skip("root lacks CAP_SYS_RESOURCE here, and its shim needs gcc")
-    source, shim = folder / "shim.c", folder / "shim.so"
-    source.write_text(SHIM)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", shim, source], check=True)
+    shim = built_shim()
     loader = folder / "loader"
     loader.write_text(f'#!/bin/sh\nexec {criu.loader} --preload {shim} "$@"\n')
     loader.chmod(0o755)
