@@ -143,10 +143,11 @@ async def chromium():
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def states(world, chromium):
-    """Of each person's browser, once they are logged in and have used the service."""
+async def state_of(world, chromium):
+    """The state of a person's browser that is logged in and has used the service."""
     found = {}
-    for person in ("ada", "admin"):
+
+    async def logged_in(person):
         async with await chromium.new_context() as context:
             page = await context.new_page()
             page.set_default_timeout(60_000)
@@ -157,17 +158,24 @@ async def states(world, chromium):
             await page.wait_for_url("**/hub/token")
             await page.goto(world.service)
             await page.locator("[data-session='ada/train']").wait_for()
-            found[person] = await context.storage_state()
-    return found
+            return await context.storage_state()
+
+    async def state(person):
+        if person not in found:
+            found[person] = await logged_in(person)
+        return found[person]
+
+    return state
 
 
 @pytest_asyncio.fixture(
     params=["admin", pytest.param("ada", marks=pytest.mark.long)],  # who sees most
     loop_scope="module",
 )
-async def victim(chromium, states, request):
+async def victim(chromium, state_of, request):
     """A tab of somebody who is logged in to the Hub and has used the service."""
-    async with await chromium.new_context(storage_state=states[request.param]) as tabs:
+    state = await state_of(request.param)
+    async with await chromium.new_context(storage_state=state) as tabs:
         page = await tabs.new_page()
         page.set_default_timeout(60_000)
         yield page
@@ -194,16 +202,19 @@ async def test_fetch_of_any_mode_reads_nothing(world, victim):
     ]  # fmt: skip
     got = await victim.evaluate(
         """async ([prefix, paths]) => {
+          const read = async (path, how) => {
+            const answer = await fetch(prefix + path, how).catch(() => null);
+            return answer && await answer.text();
+          };
           const got = [];
           for (const path of paths)
             for (const mode of ["no-cors", "same-origin", "cors"])
               for (const redirect of ["follow", "manual"])
                 for (const referrer of ["", prefix + "mine", "/user/ada/lab"]) {
                   const how = {mode, redirect, referrer, credentials: "include"};
-                  const answer = await fetch(prefix + path, how).catch(() => null);
-                  got.push(answer && await answer.text());
+                  got.push(read(path, how));
                 }
-          return got;
+          return await Promise.all(got);
         }""",
         [PREFIX, paths],
     )
@@ -243,8 +254,8 @@ async def test_window_that_a_page_opens_cannot_be_looked_into(world, victim, pol
             for (let n = 0; n < 15; n++) { await pause(100); got.push(seen(w)); }
             w.close();
           };
-          await Promise.all(paths.map((path) => look(path, "open")));
-          await Promise.all(paths.map((path) => look(path, "written")));
+          const ways = ["open", "written"];
+          await Promise.all(paths.flatMap((path) => ways.map((w) => look(path, w))));
           return got;
         }""",
         [PREFIX, ["mine", "all", "api/sessions", "sessions/ada/train"]],
@@ -258,21 +269,22 @@ async def test_frames_and_objects_show_nothing(world, victim):
         """async ([prefix, paths]) => {
           const got = [];
           history.pushState(null, "", "/user/ada/lab");  // another page's Referer
-          for (const path of paths)
-            for (const kind of ["iframe", "embed", "object", "frame"]) {
-              const one = document.createElement(kind);
-              one[kind === "object" ? "data" : "src"] = prefix + path;
-              const loaded = new Promise((done) => {
-                one.onload = one.onerror = done; setTimeout(done, 700);
-              });
-              document.body.append(one);
-              await loaded;
-              let seen = "";
-              try { seen = one.contentDocument?.documentElement.outerHTML ?? ""; }
-              catch (error) { seen = error.name; }
-              got.push(seen);
-              one.remove();
-            }
+          const show = async (path, kind) => {
+            const one = document.createElement(kind);
+            one[kind === "object" ? "data" : "src"] = prefix + path;
+            const loaded = new Promise((done) => {
+              one.onload = one.onerror = done; setTimeout(done, 1500);
+            });
+            document.body.append(one);
+            await loaded;
+            let seen = "";
+            try { seen = one.contentDocument?.documentElement.outerHTML ?? ""; }
+            catch (error) { seen = error.name; }
+            got.push(seen);
+            one.remove();
+          };
+          const kinds = ["iframe", "embed", "object", "frame"];
+          await Promise.all(paths.flatMap((path) => kinds.map((k) => show(path, k))));
           return got;
         }""",
         [PREFIX, ["mine", "all", "tab/ada/train", "static/live.js"]],
@@ -442,7 +454,7 @@ async def test_service_worker_of_a_page_reads_nothing_on_any_way(world, victim):
         (async ([prefix, paths]) => {
           const made = await installed("/user/eve/sw.js?leave-alone=1");
           const got = [];
-          for (const path of paths) {
+          const attack = async (path) => {
             const direct = await fetch(prefix + path).catch(() => null);
             got.push(direct && (await direct.text()));
             const query = new URLSearchParams({ status: 302, Location: prefix + path });
@@ -463,7 +475,8 @@ async def test_service_worker_of_a_page_reads_nothing_on_any_way(world, victim):
               catch (error) { got.push(error.name); }
             w.close();
             frame.remove();
-          }
+          };
+          await Promise.all(paths.map(attack));
           return [...got, ...(await seenBy(made))];
         })""",
         [PREFIX, ["mine", "api/sessions"]],
@@ -509,7 +522,7 @@ async def test_elements_that_load_something_show_nothing(world, victim):
             img: "src", script: "src", link: "href", video: "src", audio: "src",
             track: "src", input: "src", source: "srcset",
           };
-          for (const path of paths) {
+          const load = async (path) => {
             for (const [kind, where] of Object.entries(kinds)) {
               const one = document.createElement(kind);
               if (kind === "link") one.rel = "stylesheet";
@@ -545,7 +558,8 @@ async def test_elements_that_load_something_show_nothing(world, victim):
             try { asked.send(); got.push(asked.responseText); }
             catch (error) { got.push(error.name); }
             navigator.sendBeacon(prefix + path, "x");
-          }
+          };
+          await Promise.all(paths.map(load));
           return got.map((one) => String(one).replaceAll("sessions/ada/train", ""));
         }""",
         [PREFIX, ["mine", "api/sessions"]],

@@ -95,6 +95,9 @@ def suspended(agent, places):
 
 
 def test_groups_that_were_taken_away_do_not_come_back(suspended):
+    """Nor anything for a user id that is another person's by now."""
+    _, last = suspended(*given(OWN, STAFF, DATA, uid=1234))
+    assert last["failure"]["code"] == "user_mismatch"
     place, last = suspended(*given(OWN, STAFF))
     assert last.get("tree"), last
     assert goes_on(place)
@@ -114,11 +117,6 @@ def test_place_that_tells_no_groups_takes_none_away(suspended):
     place, last = suspended()
     assert last.get("tree"), last
     assert rights(place) == [{OWN, STAFF, DATA}] * 4
-
-
-def test_session_of_a_user_id_that_is_another_persons_by_now_is_refused(suspended):
-    _, last = suspended(*given(OWN, STAFF, DATA, uid=1234))
-    assert last["failure"]["code"] == "user_mismatch"
 
 
 @pytest.fixture
