@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from tests.checkpoint.kinds.files import KINDS
-
-#: Sessions that share the rows.
-PARTS = 4
 
 #: What a program says that asks for something which this kernel does not have yet.
 OLDER = "OSError(22,"
@@ -64,9 +59,8 @@ def of_outcome(*outcomes):
     return [kind for kind in KINDS if kind.outcome in outcomes and kind.program]
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_what_is_kept_and_what_is_lost(part, places, engine, tmp_path):
-    kinds = of_outcome("kept", "lost")[part::PARTS]
+def test_what_is_kept_and_what_is_lost(places, engine, tmp_path):
+    kinds = of_outcome("kept", "lost")
     world = places.world()
     before = seen(begin(world, tmp_path / "rows", kinds))
     failed = [n for n, line in before.items() if line.startswith("('failed'")]

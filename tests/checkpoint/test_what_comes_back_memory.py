@@ -9,6 +9,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from tests.checkpoint.kinds.memory import KINDS, PRELUDE
+from tests.support.long_stories import but
 
 #: In the session: starts a program, reads what it sees, and asks it again.
 RUNNER = """
@@ -45,13 +46,14 @@ def begin(places, kinds) -> tuple[object, dict[str, str], dict[int, str]]:
     return world, before, names
 
 
-def test_what_is_kept_comes_back_and_what_is_lost_is_known(places, engine):
+@pytest.mark.parametrize("generations", but([1, 2], 1))
+def test_what_is_kept_comes_back_and_what_is_lost_is_known(places, engine, generations):
     world, before, names = begin(places, rows("kept", "lost"))
     assert all(before.values())
     found = preflight.examine(world.place.init_pid, world.place.tree)
     assert [(one.message, names) for one in found] == []
     lost = {one.name for one in rows("lost")}
-    for _ in range(2):
+    for _ in range(generations):
         world = engine.cycle(world, places)
         after = {name: world(f"ask({name!r})") for name in before}
         wrong = {

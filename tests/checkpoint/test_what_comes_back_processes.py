@@ -27,7 +27,7 @@ programs = {}
 
 def begin(number, file, out):
     programs[number] = subprocess.Popen(
-        [sys.executable, file],
+        [sys.executable, "-I", "-S", file],
         stdin=subprocess.PIPE,
         stdout=open(out, "w"),
         stderr=subprocess.STDOUT,
