@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-
-import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from tests.checkpoint.conftest import fingerprints
 
 SENDERS = """
-def sender(name):
+def sender(path, name=""):
     one = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     if name:
         one.bind(name)
-    one.connect({path!r})
+    one.connect(path)
     return one
 def send(one, what):
     try:
@@ -24,77 +23,76 @@ def send(one, what):
 """
 
 
-@pytest.mark.parametrize("stays", [True, False])
-@pytest.mark.parametrize("kind", ["path", "abstract"])
 def test_sender_to_a_name_outside_comes_back_even_if_that_is_gone(
-    places, engine, tmp_path, kind, stays
+    places, engine, tmp_path
 ):
-    path = str(tmp_path / "log") if kind == "path" else f"\0{tmp_path}"
-    own = f"\0{tmp_path} own"
+    names = {"path": str(tmp_path / "log"), "abstract": f"\0{tmp_path}"}
     world = places.world()
-    world(SENDERS.format(path=path))
+    world(SENDERS)
     image = engine.image()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
-        server.bind(path)
-        server.settimeout(20)
-        world(f"one = sender(''); named = sender({own!r})")
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for kind, name in names.items():
+            servers[kind] = stack.enter_context(
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            )
+            servers[kind].bind(name)
+            servers[kind].settimeout(20)
+            own = f"\0{tmp_path} own {kind}"
+            world(f"{kind} = sender({name!r}), sender({name!r}, {own!r})")
         result = engine.dump(world.place, image.sink, stopped=())
         opened = fingerprints(world.place)
-        world.place.kill()
-        if not stays:
-            server.close()
-        place = places.hold()
-        proceed(engine.restore(place, image, result, opened=opened), ())
-        world = world.at(place)
-        if stays:
-            assert world("send(one, b'again')") == 5
-            assert server.recv(99) == b"again"
-        else:
-            assert world("send(one, b'again')").endswith("Error")
-            assert world("send(named, b'again')").endswith("Error")
+
+        def back():
+            world.place.kill()
+            place = places.hold()
+            proceed(engine.restore(place, image, result, opened=opened), ())
+            return world.at(place)
+
+        world = back()
+        for kind, server in servers.items():
+            assert world(f"send({kind}[0], b'again')") == 5, kind
+            assert server.recv(99) == b"again", kind
+    world = back()
+    for kind in names:
+        answers = world(f"[send(one, b'again') for one in {kind}]")
+        assert all(str(one).endswith("Error") for one in answers), (kind, answers)
 
 
-def named_pair(tmp_path, kind):
-    """A socket with that kind of name, and a sender with an abstract one, connected."""
-    name = str(tmp_path / "here") if kind == "path" else f"\0{tmp_path} here"
-    return f"""
-server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-server.bind({name!r})
-speaker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-speaker.bind({str(tmp_path) + " client"!r}.join(["\\0", ""]))
-speaker.connect({name!r})
-def take():
-    server.settimeout(5)
-    return server.recvfrom(1 << 20)
+PAIRS = """
+servers, speakers = {}, {}
+def pair(kind, name, client):
+    one = servers[kind] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    one.bind(name)
+    other = speakers[kind] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    other.bind(client)
+    other.connect(name)
+    for n in range(5):
+        other.send(b"%d" % n * 1000)
+    other.send(b""); other.send(b"last")
+def take(kind):
+    servers[kind].settimeout(5)
+    return servers[kind].recvfrom(1 << 20)
+def is_empty(kind):
+    servers[kind].settimeout(0)
+    return select.select([servers[kind]], [], [], 0)[0] == []
 """
 
 
-@pytest.mark.parametrize("is_deleted", [False, True])
-@pytest.mark.parametrize("kind", ["path", "abstract"])
-def test_datagrams_that_wait_in_a_named_socket_come_back(
-    places, engine, tmp_path, kind, is_deleted
-):
+def test_datagrams_that_wait_in_named_sockets_come_back(places, engine, tmp_path):
+    """With a path, a path that is deleted, an abstract name; and in a pair."""
     world = places.world()
-    world(named_pair(tmp_path, kind))
-    world("for n in range(5): speaker.send(b'%d' % n * 1000)")
-    world("speaker.send(b''); speaker.send(b'last')")
-    if is_deleted and kind == "path":
-        world(f"os.unlink({str(tmp_path / 'here')!r})")
-    for _ in range(2):
-        world = engine.cycle(world, places)
-    got = [world("take()")[0] for _ in range(7)]
-    assert got == [b"%d" % n * 1000 for n in range(5)] + [b"", b"last"]
-    world("server.settimeout(0)")
-    assert world("select.select([server], [], [], 0)[0] == []")
-    # The client is heard as before, by its own name.
-    assert world("speaker.send(b'new')") == 3
-    assert world("take()") == (b"new", f"\0{tmp_path} client".encode())
-
-
-def test_datagrams_that_wait_in_a_connected_named_socket_come_back(
-    places, engine, tmp_path
-):
-    world = places.world()
+    world(PAIRS)
+    deleted = str(tmp_path / "deleted")
+    kinds = {
+        "path": str(tmp_path / "here"),
+        "deleted": deleted,
+        "abstract": f"\0{tmp_path} here",
+    }
+    clients = {kind: f"\0{tmp_path} client {kind}" for kind in kinds}
+    for kind, name in kinds.items():
+        world(f"pair({kind!r}, {name!r}, {clients[kind]!r})")
+    world(f"os.unlink({deleted!r})")
     paths = [str(tmp_path / name) for name in "ab"]
     world(
         "a, b = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]\n"
@@ -102,6 +100,14 @@ def test_datagrams_that_wait_in_a_connected_named_socket_come_back(
         f"a.connect({paths[1]!r}); b.connect({paths[0]!r})\n"
         "a.send(b'to b'); b.send(b'to a')"
     )
-    world = engine.cycle(world, places)
+    for _ in range(2):
+        world = engine.cycle(world, places)
+    for kind in kinds:
+        got = [world(f"take({kind!r})")[0] for _ in range(7)]
+        assert got == [b"%d" % n * 1000 for n in range(5)] + [b"", b"last"], kind
+        assert world(f"is_empty({kind!r})"), kind
+        # The client is heard as before, by its own name.
+        assert world(f"speakers[{kind!r}].send(b'new')") == 3, kind
+        assert world(f"take({kind!r})") == (b"new", clients[kind].encode()), kind
     world("a.settimeout(5); b.settimeout(5)")
     assert world("a.recv(99), b.recv(99)") == (b"to a", b"to b")
