@@ -62,6 +62,7 @@ class World:
         self.node = NodeInMemory()
         self.hub = HubInMemory(self.node)
         self.settings = QUICK
+        self.silence = 5.0  # seconds until an agent that says nothing is given up
         self.url = f"sqlite:///{folder}/journal.sqlite"
         self.verdict = Decision(
             reclaim=False, code="recently_active", message="Active."
@@ -80,7 +81,8 @@ class World:
 
     def clients(self, lease=None) -> tuple[AgentClient, HubClient]:
         address = self._addresses[0]
-        agent = AgentClient(address, TOKEN, lease=lease, quick=2, slow=5, silence=5)
+        patience = {"quick": 2, "slow": 5, "silence": self.silence}
+        agent = AgentClient(address, TOKEN, lease=lease, **patience)
         hub = HubClient(self._addresses[1], "hub-token", quick=0.5, slow=20.0)
         self._clients += [agent, hub]
         return agent, hub

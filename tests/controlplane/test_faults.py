@@ -324,6 +324,7 @@ async def test_restore_checkpoint_missing_is_refused_until_the_user_chooses(worl
 
 
 async def test_restore_called_off_by_the_hub_leaves_nothing_running(world):
+    world.silence = 1.0
     controller = await _suspended(world)
     world.node.hold_at = "criu"
     start = world.hub.spawn(world.hub.start(KEY))
@@ -398,6 +399,7 @@ async def test_visit_adopts_nothing_whose_end_was_ordered_and_not_answered(world
 
 async def test_visit_adopts_no_return_that_the_service_itself_has_given_up(world):
     """The Hub was killed in the start; its node does not answer the order to end it."""
+    world.silence = 1.0
     world.node.hold_at = "criu"
     controller, agent, mine = await _restored_behind_the_hub(world, "restoring")
     world.hub.states[KEY] = "stopped"
