@@ -31,6 +31,7 @@ from tests.support.attacker import (
     start_session,
     system_python,
 )
+from tests.support.long_stories import but
 
 CHILD = "child = subprocess.Popen(['sleep', '1000']); data = os.urandom(3 << 20); 1"
 
@@ -140,7 +141,7 @@ def test_session_that_its_user_wakes_while_it_is_saved_stands_or_is_not_saved(se
     assert world("child.poll()") is None
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", but(MOMENTS, "fdinfo-", "pagemap-", "files.img"))
 def test_process_that_its_user_kills_while_it_is_saved_harms_no_other(session, moment):
     """It is suspended without it, or not at all; the rest goes on in any case."""
     engine, _, world = session
