@@ -124,7 +124,8 @@ def test_unsent_data_comes_back_whole_in_each_of_many_connections(places, engine
 
 
 ALONE = (
-    PAIR.replace("import hashlib", "import os, socket, time, hashlib")
+    "import os, socket, time"
+    + PAIR
     + """
 sender, receiver = made(1_000_000)
 print("sent", fill(sender, 1_000_000), flush=True)
