@@ -92,9 +92,13 @@ async def test_capture_ends_with_its_checkpoint_and_a_stopped_tree(node):
     assert (listed.id, listed.incarnation, listed.generation) == ("c1", name, 3)
 
 
-async def test_orders_for_what_does_not_run_are_refused(node):
+async def test_captured_tree_takes_no_order_of_a_running_one(node):
+    """Nor one that waits or that is not known; a kill keeps the checkpoint."""
     agent = node.agent
-    name = await captured(node)
+    name = node.run(ANN)
+    await agent.cancel(name)  # there is nothing to cancel
+    assert node.runs(name)
+    await last(agent.capture(name, "c1", 1))
     for tree in (name, node.hold(BOB)):
         for order in (
             agent.capture(tree, "c2", 1),
@@ -117,7 +121,10 @@ async def test_orders_for_what_does_not_run_are_refused(node):
     ):
         assert await refusal(order) is Reason.UNKNOWN_SESSION
     assert await stored(node) == ["c1"]
+    await agent.cancel(name)
     assert (await agent.tree(name)).state is TreeState.CAPTURED
+    assert (await agent.kill(name)).state is TreeState.GONE
+    assert await stored(node) == ["c1"]
 
 
 async def test_capture_goes_on_without_a_reader_and_refuses_every_other_order(node):
@@ -184,7 +191,12 @@ async def test_capture_of_what_would_not_come_back_leaves_it_running(node):
 
 
 async def test_release_needs_that_checkpoint_and_is_gone_each_time(node):
-    release = node.agent.release
+    """And a discard spares what a session may need.
+
+    That is the only image of a stopped tree. An order for what another runs from may
+    be late: what it went by is over when it arrives.
+    """
+    release, discard = node.agent.release, node.agent.discard
     name = node.run(ANN)
     assert await refusal(release(name, "c1")) is Reason.NOT_CAPTURED
     assert await refusal(release(node.hold(BOB), "c1")) is Reason.NOT_CAPTURED
@@ -192,6 +204,7 @@ async def test_release_needs_that_checkpoint_and_is_gone_each_time(node):
     await last(node.agent.capture(name, "c1", 1))
     assert await refusal(release(name, "c2")) is Reason.NOT_CAPTURED
     assert (await node.agent.tree(name)).state is TreeState.CAPTURED
+    assert await refusal(discard("c1")) is Reason.WRONG_PHASE
     for _ in range(2):
         tree = await release(name, "c1")
         assert (tree.state, tree.key) == (TreeState.GONE, ANN)
@@ -202,6 +215,13 @@ async def test_release_needs_that_checkpoint_and_is_gone_each_time(node):
     assert await stored(node) == ["c1"]
     again = await last(node.agent.capture(name, "c1", 1))
     assert again.checkpoint.id == "c1"
+    late = await refusal(discard("c1", runs=name))
+    assert late in {Reason.WRONG_PHASE, Reason.UNKNOWN_SESSION}
+    assert await refusal(discard("c1", runs="nobody")) is not None
+    assert await stored(node) == ["c1"]
+    await discard("c1", runs=node.run(BOB))
+    assert await stored(node) == []
+    await discard("c1")
 
 
 # --- thaw
@@ -326,17 +346,6 @@ async def test_kill_repeated_is_gone_each_time(node):
     assert await living(node) == {}
 
 
-async def test_cancel_of_nothing_changes_nothing_and_a_kill_keeps_the_checkpoint(node):
-    name = node.run(ANN)
-    await node.agent.cancel(name)
-    assert node.runs(name)
-    await last(node.agent.capture(name, "c1", 1))
-    await node.agent.cancel(name)
-    assert (await node.agent.tree(name)).state is TreeState.CAPTURED
-    assert (await node.agent.kill(name)).state is TreeState.GONE
-    assert await stored(node) == ["c1"]
-
-
 # --- save
 
 
@@ -416,24 +425,6 @@ async def test_restore_is_refused_where_it_does_not_fit_and_of_what_is_in_use(no
 
 
 # --- checkpoints, trees and samples
-
-
-async def test_discard_spares_what_a_session_may_need(node):
-    """The only image of a stopped tree, and what another runs from, it is said.
-
-    An order for the latter may be late: what it went by is over when it arrives.
-    """
-    name = await captured(node)
-    discard = node.agent.discard
-    assert await refusal(discard("c1")) is Reason.WRONG_PHASE
-    await node.agent.release(name, "c1")
-    late = await refusal(discard("c1", runs=name))
-    assert late in {Reason.WRONG_PHASE, Reason.UNKNOWN_SESSION}
-    assert await refusal(discard("c1", runs="nobody")) is not None
-    assert await stored(node) == ["c1"]
-    await discard("c1", runs=node.run(BOB))
-    assert await stored(node) == []
-    await discard("c1")
 
 
 async def test_trees_and_checkpoints_of_a_key_are_all_of_it_and_nothing_else(node):
