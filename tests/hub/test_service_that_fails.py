@@ -15,10 +15,69 @@ from tests.support.failing_service import Stack
 from tests.support.hub import proxy_command, wait_until
 from tests.support.relaunching_service import RelaunchingService
 
-stack = pytest.fixture(failing_service.stack)
+#: Words in the commands of the service's two programs.
+SERVICE, SUPERVISOR = "gpu_reclaim.service.app", "gpu-reclaim-service"
 
 
-def test_hub_with_settings_that_make_no_sense_lives_and_says_which(stack):
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A Hub that has not been started, for tests that leave it alive or dead."""
+    yield from failing_service.stack(tmp_path_factory.mktemp("hub"))
+
+
+@pytest.fixture
+def dead(shared):
+    """That Hub, ended."""
+    shared.hub.terminate()
+    return shared
+
+
+@pytest.fixture
+def stack(shared):
+    """That Hub, with a service that works."""
+    if not shared.lives():
+        shared.start()
+    wait_until(shared.ready, 90, shared.hub.log)
+    return shared
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A Hub of a test's own."""
+    yield from failing_service.stack(tmp_path)
+
+
+def kill(stack, program):
+    """Kill a program of the service; its pids."""
+    pids = stack.program(program)
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return pids
+
+
+@contextlib.contextmanager
+def beginning(stack):
+    """Have the whole service start anew, which gets no further until the end."""
+    slow = stack.folder / "slow"
+    slow.touch()
+    before = stack.program(SERVICE)
+    kill(stack, SUPERVISOR)
+    try:
+        wait_until(lambda: anew(stack, before), 30, stack.hub.log)
+        yield
+    finally:
+        slow.unlink()
+
+
+def anew(stack, before):
+    """Whether there is a service, and none of those before."""
+    now = stack.program(SERVICE)
+    return bool(now) and not {*now} & {*before}
+
+
+def test_hub_with_settings_that_make_no_sense_lives_and_says_which(dead):
+    stack = dead
     stack.start(
         'idle_after="30m", idel_after=3, service_options={"Guards.min_agee": 1}'
     )
@@ -39,83 +98,53 @@ def test_hub_with_settings_that_make_no_sense_lives_and_says_which(stack):
     amy.start_server()
     stack.hub.stop_server("amy")
     assert stack.lives()
-    stack.hub.terminate()  # mended
-    stack.start("idle_after=1800")
-    wait_until(stack.ready, 90, stack.hub.log)
+    stack.hub.terminate()  # mended in the next test
 
 
-def test_hub_with_a_service_that_loads_slowly_is_up_before_it(stack):
+def test_hub_with_a_service_that_loads_slowly_is_up_before_it_and_outlives_both(dead):
+    """Its supervisor is killed meanwhile: what it was loading ends."""
+    stack = dead
     (stack.folder / "slow").touch()
-    stack.start()
+    stack.start("idle_after=1800")
     answer = stack.ask("readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "service_starting")
     assert stack.ask("healthz").status_code == 200
     assert "is starting" in stack.ask("").text
+    (orphan,) = stack.program(SERVICE)
+    kill(stack, SUPERVISOR)
     (stack.folder / "slow").unlink()
+    wait_until(lambda: orphan not in stack.program(SERVICE), 30, stack.hub.log)
     wait_until(stack.ready, 90, stack.hub.log)
     assert stack.lives()
 
 
-def test_service_that_dies_at_every_start_leaves_the_hub_up_until_it_does_not(stack):
-    (stack.folder / "deadly").touch()
-    stack.start()
+def test_service_that_is_killed_comes_back(stack):
+    before = kill(stack, SERVICE)
+    wait_until(lambda: anew(stack, before) and stack.ready(), 90, stack.hub.log)
+    assert stack.lives()
+
+
+def test_killed_supervisor_comes_back_and_tries_until_its_service_does_not_die(stack):
+    before = stack.program(SUPERVISOR)
+    with beginning(stack):
+        (stack.folder / "deadly").touch()
     wait_until(
-        lambda: "ended by signal 9" in stack.ask("readyz").json()["message"],
-        30,
-        stack.hub.log,
+        lambda: "ended by signal 9" in stack.ask("readyz").text, 30, stack.hub.log
     )
+    assert not {*before} & {*stack.program(SUPERVISOR)}
     assert stack.lives()
     (stack.folder / "deadly").unlink()
     wait_until(stack.ready, 90, stack.hub.log)
 
 
-def test_service_and_supervisor_that_are_killed_come_back_under_the_same_hub(stack):
-    stack.start()
-    wait_until(stack.ready, 90, stack.hub.log)
-    (service,) = before = stack.program("gpu_reclaim.service.app")
-    os.kill(service, signal.SIGKILL)
-    came_back(stack, before)
-    before = stack.program("gpu_reclaim.service.app")
-    for pid in stack.program("gpu-reclaim-service"):
-        os.kill(pid, signal.SIGKILL)
-    came_back(stack, before)
-    assert stack.lives()
-
-
-def test_service_whose_supervisor_is_killed_while_it_loads_ends(stack):
-    (stack.folder / "slow").touch()
-    stack.start()
-    assert stack.ask("readyz").json()["code"] == "service_starting"
-    (orphan,) = stack.program("gpu_reclaim.service.app")
-    (supervisor,) = stack.program("gpu-reclaim-service")
-    os.kill(supervisor, signal.SIGKILL)
-    (stack.folder / "slow").unlink()
-    wait_until(
-        lambda: orphan not in stack.program("gpu_reclaim.service.app"),
-        30,
-        stack.hub.log,
-    )
-    wait_until(stack.ready, 90, stack.hub.log)
-
-
-def came_back(stack, before):
-    """Wait for a service that is ready and is none of those before."""
-
-    def anew() -> bool:
-        now = stack.program("gpu_reclaim.service.app")
-        return bool(now) and not {*now} & {*before} and stack.ready()
-
-    wait_until(anew, 90, stack.hub.log)
-
-
 def test_journal_that_cannot_be_opened_is_said_and_tried_again(stack):
     journal = stack.folder / "state" / "journal.sqlite"
-    journal.mkdir(parents=True)
-    stack.start()
+    with beginning(stack):
+        for file in journal.parent.glob("journal.sqlite*"):
+            file.unlink()
+        journal.mkdir()
     wait_until(
-        lambda: stack.ask("readyz").json()["code"] == "service_broken",
-        60,
-        stack.hub.log,
+        lambda: '"service_broken"' in stack.ask("readyz").text, 60, stack.hub.log
     )
     assert stack.lives()
     journal.rmdir()
@@ -123,7 +152,8 @@ def test_journal_that_cannot_be_opened_is_said_and_tried_again(stack):
 
 
 @pytest.mark.long
-def test_address_that_somebody_else_has_does_not_end_the_hub(stack):
+def test_address_that_somebody_else_has_does_not_end_the_hub(own):
+    stack = own
     with socket.create_server(("127.0.0.1", stack.port)) as squatter:
         threading.Thread(target=_accept_and_say_nothing, args=(squatter,)).start()
         stack.start(patience=2, more="")
