@@ -1,7 +1,7 @@
 """The service as a real JupyterHub runs it: login, scopes, the Hub's death and its own.
 
-The agent is a double that knows one suspended session and nothing else: what the
-service shows of it came the whole way, over the agent's wire format, the journal and
+The agent is a double that knows three suspended sessions and nothing else: what the
+service shows of them came the whole way, over the agent's wire format, the journal and
 the Hub.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from msgspec.structs import replace
 
 from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, HubState, SessionKey
@@ -39,6 +40,11 @@ SAVED = CheckpointInfo(
     logical_bytes=1_500_000_000,
     stored_bytes=400_000_000,
 )
+#: Of people who are deleted while the service cannot be asked, or are not.
+DORA, EMIL = (
+    replace(SAVED, id=f"ckpt-of-{user}", key=SessionKey(user), incarnation=f"i-{user}")
+    for user in ("dora", "emil")
+)
 #: A server that says yes to everything.
 SERVER = """
 import http.server, os, urllib.parse
@@ -51,7 +57,6 @@ http.server.HTTPServer(("127.0.0.1", url.port), Handler).serve_forever()
 """
 CONFIG = """
 from jupyterhub_gpu_reclaim.hub.config import configure
-c.JupyterHub.spawner_class = "simple"
 c.JupyterHub.load_groups = {{"course-101": {{"users": ["carl"]}}}}
 c.Spawner.cmd = ["python3", "-c", {server!r}]
 c.Spawner.get_args = lambda: []
@@ -78,7 +83,7 @@ class Stack:
     """A Hub with our service, and the agent's double."""
 
     def __init__(self, folder: Path) -> None:
-        self.agent = AgentThatOnlyKeeps(SAVED)
+        self.agent = AgentThatOnlyKeeps(SAVED, DORA, EMIL)
         self.port = free_port()
         (folder / "agent.token").write_text(TOKEN)
         config = CONFIG.format(
@@ -152,7 +157,7 @@ def test_administrator_sees_all_through_the_manage_scope(stack):
     enough = stack.token(
         "admin", scopes=["access:services!service=gpu-reclaim", MANAGE]
     )
-    assert len(stack.sessions(enough)) == 1
+    assert len(stack.sessions(enough)) == 3
 
 
 def test_hub_tells_groups_and_options_to_whom_it_gives_our_scopes(stack):
@@ -214,7 +219,7 @@ def test_metrics_come_from_the_running_orchestrator(stack):
     address = stack.service + "metrics"
     assert requests.get(address, timeout=20).status_code == 401
     answer = requests.get(address, headers=stack.token("admin"), timeout=20)
-    assert 'sessions{phase="suspended"} 1.0' in answer.text
+    assert 'sessions{phase="suspended"} 3.0' in answer.text
     assert "sample_age_seconds" in answer.text
 
 
@@ -240,13 +245,28 @@ def test_hub_that_is_killed_takes_the_service_along_and_starts_a_new_one(stack):
     assert page.status_code == 200
 
 
-def test_service_that_is_killed_is_started_again_with_its_journal(stack):
+def test_killed_service_has_its_journal_again_and_deletes_who_was_deleted_meanwhile(
+    stack,
+):
+    hub, agent = stack.hub, stack.agent
+    assert [view["phase"] for view in stack.sessions(stack.token("dora"))] == [
+        "suspended"
+    ]
+    stack.token("emil")
     (pid,) = stack.pids()
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: stack.pids() not in ([], [pid]), 60, stack.hub.log)
-    wait_until(stack.hub.service_ready, 30, stack.hub.log)
-    (view,) = stack.sessions(stack.token("ada"))
-    assert view["phase"] == "suspended"
+    os.kill(pid, signal.SIGSTOP)  # it takes calls and answers none
+    assert hub.api("DELETE", "users/dora").status_code == 204
+    os.kill(pid, signal.SIGKILL)  # with all that it was told and has not read
+    assert {*agent.saved} == {SAVED.id, DORA.id, EMIL.id}
+
+    wait_until(lambda: stack.pids() not in ([], [pid]), 60, hub.log)
+    wait_until(hub.service_ready, 60, hub.log)
+    wait_until(lambda: {*agent.saved} == {SAVED.id, EMIL.id}, 60, hub.log)
+    assert stack.sessions(stack.token("dora")) == []  # somebody else
+    for user in ("ada", "emil"):
+        (view,) = stack.sessions(stack.token(user))
+        assert view["phase"] == "suspended"
+    wait_until(lambda: not [*hub.folder.glob("state/deletions/*.json")], 30, hub.log)
 
 
 def test_secrets_are_in_no_log_and_no_process_list(stack):
@@ -273,7 +293,7 @@ def test_saved_session_is_deleted_by_its_users_button(stack):
     done = ada.http.post(form, data={"_xsrf": xsrf}, timeout=30)
     assert done.status_code == 200
     assert "The suspended session was deleted." in done.text
-    wait_until(lambda: not stack.agent.saved, 30, stack.hub.log)
+    wait_until(lambda: SAVED.id not in stack.agent.saved, 30, stack.hub.log)
 
 
 def test_hub_that_ends_is_not_held_up_by_the_service(stack):

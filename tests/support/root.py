@@ -39,7 +39,6 @@ FILES = {
     "hostile/test_pages.py",
     "kube/test_real.py",
     "sampling/test_activity.py",
-    "service/test_deleted_user.py",
     "service/test_under_hub.py",
 }
 #: Folders whose tests are real sessions under a real Hub.
