@@ -16,6 +16,7 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.service.api import ROUTES, openapi
 from jupyterhub_gpu_reclaim.service.api.base import Route
 from jupyterhub_gpu_reclaim.service.api.openapi import METHODS, document, operations
+from tests.support.long_stories import but
 
 SCHEMATHESIS = shutil.which("st", path=str(Path(sys.executable).parent))
 
@@ -76,11 +77,12 @@ def take_any_number_of_values() -> None:
     httputil.set_parse_body_config(httputil.ParseBodyConfig(urlencoded=urlencoded))
 
 
+@pytest.mark.parametrize("seconds", but([4, 20], 4))
 @pytest.mark.parametrize(
     ("token", "only"), [("token-root", "person"), ("spawner", "spawner")]
 )
 async def test_service_keeps_to_its_document_when_schemathesis_tries_it(
-    service, tmp_path, token, only
+    service, tmp_path, token, only, seconds
 ):
     service.context.streams.per_person = 1000
     take_any_number_of_values()
@@ -100,7 +102,7 @@ async def test_service_keeps_to_its_document_when_schemathesis_tries_it(
         "--exclude-checks=ignored_auth",  # it would send the token to every call
         "--phases=examples,coverage,fuzzing",
         "--max-examples=8",
-        "--max-time=8",
+        f"--max-time={seconds}",
         "--seed=1",
         "--request-timeout=10",
         "--continue-on-failure",
