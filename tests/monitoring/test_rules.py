@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -52,6 +53,7 @@ ALERTS_TESTS = sorted(Path(__file__).parent.glob("*_test.yml"))
 VARIABLES = {"$job": ".*", "$__rate_interval": "5m", "$__range": "1h"}
 
 
+@functools.cache
 def exported() -> set[str]:
     """Names of all time series that the service has."""
     counters = Counters()
@@ -81,8 +83,10 @@ def exported() -> set[str]:
     return names_in(generate_latest(made).decode())
 
 
-def left_in_files(folder: Path) -> set[str]:
+@pytest.fixture(scope="module")
+def left_in_files(tmp_path_factory) -> set[str]:
     """Names of what a verification and a drill leave for the node exporter."""
+    folder = tmp_path_factory.mktemp("node-exporter")
     metrics_file.verified(folder / "verify.prom", 1, 1.0, 0, 1.0)
     metrics_file.drilled(folder / "drill.prom", 1, 1.0, well=True, now=1.0)
     return set.union(*(names_in(file.read_text()) for file in folder.glob("*.prom")))
@@ -108,10 +112,10 @@ def expressions() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "expression"), expressions())
-def test_every_metric_that_is_asked_for_is_exported(where, expression, tmp_path):
+def test_every_metric_that_is_asked_for_is_exported(where, expression, left_in_files):
     names = set(re.findall(r"\bjupyterhub_gpu_reclaim_\w+", expression))
     records = {rule["record"] for rule in rules() if "record" in rule}
-    assert names <= exported() | left_in_files(tmp_path)
+    assert names <= exported() | left_in_files
     assert set(re.findall(r"\bgpu_reclaim:[\w:]+", expression)) <= records
 
 
