@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,9 +60,66 @@ def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ask(environment: Path, code: str) -> object:
-    """What a program in the environment prints as JSON."""
-    return json.loads(run(environment / "bin" / "python", "-P", "-c", code))
+#: What is asked in the environment, each by code that sets ``answer``.
+QUESTIONS = {
+    "file": f"import {PACKAGE} as p; answer = p.__file__",
+    "spawners": """
+from importlib.metadata import entry_points
+found = {one.name: one.load() for one in entry_points(group="jupyterhub.spawners")}
+names = "gpu-reclaim", "gpu-reclaim-local"
+answer = [hasattr(found[name], "start") for name in names]
+""",
+    "hub": f"""
+from traitlets.config import Config
+from {PACKAGE}.hub.config import configure
+c = Config()
+configure(c, state_dir=STATE, strict=True)
+(service,) = c.JupyterHub.services
+answer = [list(c.JupyterHub.template_paths), service["command"][0]]
+""",
+    "lab": """
+from jupyter_core.paths import jupyter_path
+from jupyterlab_server.config import get_federated_extensions
+extensions = get_federated_extensions(jupyter_path("labextensions"))
+found = extensions["jupyterhub-gpu-reclaim"]
+answer = [found["ext_path"], found["jupyterlab"]["_build"]["load"]]
+""",
+    "server": """
+import importlib, sys
+from jupyter_server.extension.config import ExtensionConfigManager
+from pathlib import Path
+folder = Path(sys.prefix, "etc", "jupyter")
+manager = ExtensionConfigManager(read_config_path=[str(folder)])
+found = manager.get_jpserver_extensions()
+answer = [found, [hasattr(importlib.import_module(name),
+    "_jupyter_server_extension_points") for name in found]]
+""",
+}
+#: Answers all questions in one program; one that fails is answered by its traceback.
+PROGRAM = """
+import json, sys, traceback
+questions, state = json.loads(sys.argv[1]), sys.argv[2]
+answers = {}
+for name, code in questions.items():
+    scope = {"STATE": state}
+    try:
+        exec(code, scope)
+        answers[name] = scope["answer"]
+    except Exception:
+        answers[name] = traceback.format_exc()
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(
+    environment: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What a program in the environment finds."""
+    state = tmp_path_factory.mktemp("state") / "state"
+    python = environment / "bin" / "python"
+    said = run(python, "-P", "-c", PROGRAM, json.dumps(QUESTIONS), state)
+    return dict(json.loads(said))
 
 
 def shipped(folder: Path) -> set[str]:
@@ -72,9 +130,10 @@ def shipped(folder: Path) -> set[str]:
     }
 
 
-def test_wheel_has_every_file_of_the_package(environment: Path) -> None:
-    code = f"import json, {PACKAGE} as p; print(json.dumps(p.__file__))"
-    installed = Path(str(ask(environment, code))).parent
+def test_wheel_has_every_file_of_the_package(
+    environment: Path, answers: dict[str, Any]
+) -> None:
+    installed = Path(answers["file"]).parent
     assert installed.is_relative_to(environment)
     assert shipped(installed) == shipped(ROOT / PACKAGE)
 
@@ -92,61 +151,31 @@ def test_program_of_the_wheel_says_its_version(environment: Path, program: str) 
     assert run(environment / "bin" / program, "--version").split()[-1] == version
 
 
-def test_spawners_of_the_wheel_are_known_by_name(environment: Path) -> None:
-    code = """
-import json
-from importlib.metadata import entry_points
-found = {one.name: one.load() for one in entry_points(group="jupyterhub.spawners")}
-print(json.dumps([hasattr(found[name], "start")
-    for name in ("gpu-reclaim", "gpu-reclaim-local")]))
-"""
-    assert ask(environment, code) == [True, True]
+def test_spawners_of_the_wheel_are_known_by_name(answers: dict[str, Any]) -> None:
+    assert answers["spawners"] == [True, True]
 
 
 def test_hub_that_the_wheel_configures_has_the_pages_and_the_service(
-    environment: Path, tmp_path: Path
+    environment: Path, answers: dict[str, Any]
 ) -> None:
-    code = f"""
-import json
-from traitlets.config import Config
-from {PACKAGE}.hub.config import configure
-c = Config()
-configure(c, state_dir={str(tmp_path / "state")!r}, strict=True)
-(service,) = c.JupyterHub.services
-print(json.dumps([list(c.JupyterHub.template_paths), service["command"][0]]))
-"""
-    (pages,), command = ask(environment, code)  # type: ignore[misc]
+    (pages,), command = answers["hub"]
     assert Path(pages).is_relative_to(environment)
     assert shipped(Path(pages)) >= {"home.html", "spawn_pending.html"}
     assert Path(command).is_relative_to(environment)
 
 
-def test_jupyterlab_finds_the_extension_of_the_wheel(environment: Path) -> None:
-    code = """
-import json
-from jupyter_core.paths import jupyter_path
-from jupyterlab_server.config import get_federated_extensions
-extensions = get_federated_extensions(jupyter_path("labextensions"))
-found = extensions["jupyterhub-gpu-reclaim"]
-print(json.dumps([found["ext_path"], found["jupyterlab"]["_build"]["load"]]))
-"""
-    path, entry = ask(environment, code)  # type: ignore[misc]
+def test_jupyterlab_finds_the_extension_of_the_wheel(
+    environment: Path, answers: dict[str, Any]
+) -> None:
+    path, entry = answers["lab"]
     assert Path(path).is_relative_to(environment)
     assert (Path(path) / entry).is_file()
 
 
-def test_jupyter_server_finds_the_extension_of_the_wheel(environment: Path) -> None:
-    code = """
-import importlib, json, sys
-from jupyter_server.extension.config import ExtensionConfigManager
-from pathlib import Path
-folder = Path(sys.prefix, "etc", "jupyter")
-manager = ExtensionConfigManager(read_config_path=[str(folder)])
-found = manager.get_jpserver_extensions()
-print(json.dumps([found, [hasattr(importlib.import_module(name),
-    "_jupyter_server_extension_points") for name in found]]))
-"""
-    found, points = ask(environment, code)  # type: ignore[misc]
+def test_jupyter_server_finds_the_extension_of_the_wheel(
+    answers: dict[str, Any],
+) -> None:
+    found, points = answers["server"]
     assert list(found.values()) == points == [True]
 
 
