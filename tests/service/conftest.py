@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -492,8 +493,8 @@ def failure():
     return _failure
 
 
-@pytest.fixture
-async def service(tmp_path):
+@asynccontextmanager
+async def running() -> AsyncGenerator[Running]:
     """The service over HTTP, with sessions in memory."""
     hub = Application([(r"/hub/api/user", HubThatKnowsTokens)])
     hub.settings.update(broken=False, silent=False)
@@ -537,6 +538,13 @@ async def service(tmp_path):
     # Its resolver watches /etc/resolv.conf: one of the machine's few inotify instances.
     if (client := _hubs_http_client()) is not None:
         await client.loop_instance().close()
+
+
+@pytest.fixture
+async def service():
+    """That service, for one test."""
+    async with running() as one:
+        yield one
 
 
 def _hubs_http_client():
