@@ -179,6 +179,7 @@ def test_a_return_that_finds_no_gpu_says_its_place_and_keeps_what_is_saved(
     assert cluster.violations == []
 
 
+@pytest.mark.long  # test_spawner.py has it without a Hub
 def test_a_return_is_as_it_was_whatever_profile_is_chosen_now(hub, elsewhere, user):
     start(hub, user)
     wait(lambda: phase(hub, user) == "running", hub)

@@ -7,6 +7,7 @@ import copy
 from types import SimpleNamespace
 
 import pytest
+from jupyterhub.utils import exponential_backoff
 from kubernetes_asyncio import config
 from kubespawner import KubeSpawner, clients
 from kubespawner import spawner as upstream
@@ -56,6 +57,10 @@ async def make(cluster, tmp_path, monkeypatch):
     file = tmp_path / "kubeconfig"
     file.write_text(cluster.kubeconfig("hub"))
     monkeypatch.setattr(upstream, "load_config", lambda **_: None)
+    # what it waits for, it would look at every five seconds in the end
+    first, factor, _, *times = exponential_backoff.__defaults__
+    hasty = (first, factor, 0.1, *times)
+    monkeypatch.setattr(exponential_backoff, "__defaults__", hasty)
     await config.load_kube_config(str(file))
 
     def make(name="ada", incarnation="a" * 32, kind=Spawner, **more):
