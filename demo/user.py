@@ -105,7 +105,7 @@ class User:
             if refused:
                 raise UserError(f"{wanted} was not started: {refused[1]}")
             url = self._where_the_script_goes(page, wanted)
-            time.sleep(0.3)
+            time.sleep(0.1)
         raise UserError(f"{wanted} did not open: {trail(seen)}")
 
     def _where_the_script_goes(self, page: requests.Response, wanted: str) -> str:

@@ -1,6 +1,8 @@
 """Fixtures: one real Hub with our spawner on the relaunching service (see support/).
 
-The Hub is shared by a module's tests, so every test takes a person of its own.
+Each process that runs tests has one, for all tests here. A person whose session a test
+has left as a new one would be, is the next test's (:class:`Left`); a test that needs a
+person whom nobody knows takes ``name``.
 """
 
 from __future__ import annotations
@@ -11,13 +13,18 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import requests
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.hub import HubUnderTest, proxy_command
 from tests.support.relaunching_service import RelaunchingService
+
+if TYPE_CHECKING:
+    from demo.user import User
 
 #: A server that says who and where it is.
 PROGRAM = """
@@ -55,7 +62,8 @@ c.JupyterHub.load_roles.append({{
 CONFIG = """
 c.Spawner.poll_interval = 1
 async def form(spawner):
-    return "<input name=size>" if spawner.user.name.startswith("picky") else ""
+    file = os.path.join(FOLDER, f"form-of-{spawner.user.name}")
+    return "<input name=size>" if os.path.exists(file) else ""
 c.Spawner.options_form = form
 def limit_files():
     import resource
@@ -76,10 +84,11 @@ def small_server(spawner):
     name = spawner.user.name
     if spawner.name == "mute":
         spawner.cmd, spawner.get_args = ["sleep", "600"], lambda: []
-    if name not in ("games", "ghost", "shelly"):
+    small = "small" in (name.partition("-")[0], spawner.name.partition("-")[0])
+    if not small and name not in ("games", "ghost", "shelly"):
         return
     spawner.cmd = ["/usr/bin/python3", "-c", PROGRAM]
-    spawner.run_as_hub_user = name == "shelly"
+    spawner.run_as_hub_user = small or name == "shelly"
     spawner.get_args = lambda: []
     if name == "shelly":
         spawner.shell_cmd = ["sh", "-c", 'export FROM_SHELL=yes; eval "exec $0"']
@@ -110,18 +119,96 @@ SessionProcessSpawner.start = held_start
 NUMBERS = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def shared_service(tmp_path_factory):
-    """The service's double."""
+class Left:
+    """Sessions that tests have left for the next ones: a start takes a second of CPU.
+
+    Only one that cannot be told from a new one is: its server answers its person's
+    cookies, or is suspended and saved, with the one login that the Hub has made for it.
+    """
+
+    def __init__(self, hub: HubUnderTest) -> None:
+        self.hub = hub
+        self.running: list[User] = []
+        self.suspended: list[tuple[User, dict[str, Any]]] = []
+
+    def take_running(self, service: RelaunchingService) -> User | None:
+        """Somebody whose server runs."""
+        while self.running:
+            person = self.running.pop()
+            if self._phase(person) == "running" and self._answers(person):
+                return person
+            _end(service, person)
+        return None
+
+    def take_suspended(self, service: RelaunchingService) -> User | None:
+        """Somebody whose server is suspended."""
+        while self.suspended:
+            person, saved = self.suspended.pop()
+            if self._phase(person) == "suspended":
+                service.saved[person.name, ""] = saved
+                service.captured.add((person.name, ""))
+                return person
+        return None
+
+    def leave(self, person: User, service: RelaunchingService) -> None:
+        """Keep what can be used again, and end what cannot."""
+        key = (person.name, "")
+        phase = self._phase(person)
+        if phase == "running" and key not in service.captured:
+            self.running.append(person)
+        elif phase == "suspended" and key in service.saved:
+            self.suspended.append((person, service.saved[key]))
+        else:
+            _end(service, person)
+
+    def _phase(self, person: User) -> str:
+        """That of its pointer; nothing where more or less is there than a server."""
+        with contextlib.suppress(requests.RequestException, LookupError, ValueError):
+            where = f"users/{person.name}"
+            model = self.hub.api("GET", f"{where}?include_stopped_servers=1").json()
+            tokens = self.hub.api("GET", f"{where}/tokens").json()["api_tokens"]
+            (server,) = model["servers"].values()
+            (_,) = (one for one in tokens if one["note"].startswith("Server at"))
+            phase = str(server["state"]["gpu_reclaim"]["phase"])
+            if not server["pending"] and server["ready"] == (phase == "running"):
+                return phase
+        return ""
+
+    def _answers(self, person: User) -> bool:
+        with contextlib.suppress(requests.RequestException):
+            status = person.server().api("GET", "status", timeout=10)
+            return status.ok and person.logins == 1
+        return False
+
+
+def _end(service: RelaunchingService, person: User) -> None:
+    with contextlib.suppress(LookupError):  # quicker than an orderly stop
+        os.kill(service.init(person.name), signal.SIGKILL)
+
+
+def service_in(folder):
+    """The service's double, for Hubs whose folder this is."""
     if os.geteuid() != 0:
         pytest.skip("sessions in namespaces of their own need root")
     if proxy_command() is None:
         pytest.skip("configurable-http-proxy is not installed (npm install)")
-    with RelaunchingService(tmp_path_factory.mktemp("hub")) as double:
+    with RelaunchingService(folder) as double:
         yield double
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def shared_service(tmp_path_factory):
+    """The double that all tests share."""
+    yield from service_in(tmp_path_factory.mktemp("hub"))
+
+
+@pytest.fixture
+def own_service(tmp_path):
+    """A double for a test with a Hub of its own."""
+    yield from service_in(tmp_path)
+
+
+@pytest.fixture(scope="session")
 def shared_hub(shared_service):
     """A Hub that runs, with ReclaimLocalSpawner and our templates."""
     folder = shared_service.folder
@@ -143,11 +230,18 @@ def service(shared_service):
     shared_service.hold_release.set()
 
 
+@pytest.fixture(scope="session")
+def left(shared_hub):
+    """Sessions of tests before."""
+    return Left(shared_hub)
+
+
 @pytest.fixture
 def hub(shared_hub, service):
-    """The Hub; started again where a test has left it dead."""
-    if shared_hub.process is None:
+    """The Hub; started again where a test has left it dead. Its log begins anew."""
+    if shared_hub.process is None or shared_hub.process.poll() is not None:
         shared_hub.start()
+    shared_hub.begin_log()
     return shared_hub
 
 
@@ -158,19 +252,28 @@ def name():
 
 
 @pytest.fixture
-def amy(hub, service, name):
-    """A person whose server runs."""
-    amy = hub.user(name)
-    amy.start_server()
+def amy(hub, service, left):
+    """A person whose server runs; the service has been asked nothing yet."""
+    amy = left.take_running(service)
+    if amy is None:
+        amy = hub.user(f"amy{next(NUMBERS)}")
+        amy.start_server()
+    service.calls.clear()
     yield amy
-    with contextlib.suppress(LookupError):  # quicker than an orderly stop
-        os.kill(service.init(name), signal.SIGKILL)
+    left.leave(amy, service)
 
 
 @pytest.fixture
-def suspended(hub, service, amy):
+def suspended(hub, service, left, request):
     """The same person; the server is suspended."""
+    amy = left.take_suspended(service)
+    if amy is not None:
+        yield amy
+        left.leave(amy, service)
+        return
+    amy = request.getfixturevalue("amy")
     service.capture(amy.name)
     hub.stop_server(amy.name)
     assert hub.server(amy.name)["state"]["gpu_reclaim"]["phase"] == "suspended"
-    return amy
+    service.calls.clear()
+    yield amy

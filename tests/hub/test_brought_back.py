@@ -45,11 +45,17 @@ def test_login_of_a_state_put_aside_is_deleted_and_comes_back_with_it(
     assert len(tokens(hub, suspended.name)) == 1
 
 
-def test_login_that_was_revoked_after_its_return_is_never_made_valid_again(
+def test_login_that_comes_back_is_the_sessions_own_until_it_is_revoked(
     hub, service, suspended
 ):
     saved = _start_fresh(hub, service, suspended)
     hub.stop_server(suspended.name)
+    others = {**saved, "identity": {**saved["identity"], "api_token": "0" * 32}}
+    service.saved[suspended.name, ""] = others
+    refused = start(hub, suspended.name)
+    assert refused.status_code == 409
+    assert REVOKED in refused.json()["message"]
+
     service.saved[suspended.name, ""] = saved
     assert start(hub, suspended.name).status_code in {201, 202}
     wait_until(lambda: hub.server(suspended.name)["ready"], 60, hub.log)
@@ -63,18 +69,6 @@ def test_login_that_was_revoked_after_its_return_is_never_made_valid_again(
         if each["note"].startswith("Server at")
     }
     hub.api("DELETE", f"users/{suspended.name}/tokens/{number}")
-    refused = start(hub, suspended.name)
-    assert refused.status_code == 409
-    assert REVOKED in refused.json()["message"]
-
-
-def test_login_of_another_session_is_not_among_those_that_come_back(
-    hub, service, suspended
-):
-    saved = _start_fresh(hub, service, suspended)
-    hub.stop_server(suspended.name)
-    saved["identity"]["api_token"] = "0" * 32
-    service.saved[suspended.name, ""] = saved
     refused = start(hub, suspended.name)
     assert refused.status_code == 409
     assert REVOKED in refused.json()["message"]

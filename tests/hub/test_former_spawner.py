@@ -47,10 +47,9 @@ def begin(hub, user):
 
 
 @pytest.fixture
-def hubs(shared_service):
+def hubs(own_service):
     """A Hub that is restarted with one spawner or the other."""
-    shared_service.reset()
-    folder = shared_service.folder
+    folder = own_service.folder
     common = f"\nFOLDER = {str(folder)!r}\n{SERVICE}c.Spawner.poll_interval = 1\n"
     hub = HubUnderTest(folder, common + FORMER)
 
@@ -58,9 +57,7 @@ def hubs(shared_service):
         if hub.process is not None:
             hub.terminate()
         hub.configure(
-            (shared_service.config if ours else "")
-            + common
-            + (OURS if ours else FORMER)
+            (own_service.config if ours else "") + common + (OURS if ours else FORMER)
         )
         return hub.start()
 
@@ -72,7 +69,7 @@ def hubs(shared_service):
 
 
 @pytest.mark.long
-def test_former_spawners_servers_go_on_and_can_be_stopped(hubs, shared_service):
+def test_former_spawners_servers_go_on_and_can_be_stopped(hubs, own_service):
     hub = hubs.switch(ours=False)
     for user in ("ann", "bob"):
         begin(hub, user)
@@ -86,18 +83,18 @@ def test_former_spawners_servers_go_on_and_can_be_stopped(hubs, shared_service):
     hub.stop_server("bob")
     wait_until(lambda: not alive(pids["bob"]), 30, hub.log)
     begin(hub, "ann")  # now a session of ours
-    assert shared_service.init("ann")
+    assert own_service.init("ann")
     hub.stop_server("ann")
 
 
 @pytest.mark.long
-def test_suspended_session_is_found_after_the_package_was_away(hubs, shared_service):
+def test_suspended_session_is_found_after_the_package_was_away(hubs, own_service):
     hub = hubs.switch(ours=True)
     for user in ("ann", "bob"):
         begin(hub, user)
-    shared_service.capture("ann")
+    own_service.capture("ann")
     hub.stop_server("ann")
-    running = shared_service.init("bob")
+    running = own_service.init("bob")
     hub = hubs.switch(ours=False)
     wait_until(lambda: hub.server("bob")["ready"], 30, hub.log)
     assert alive(running)
@@ -112,9 +109,9 @@ def test_suspended_session_is_found_after_the_package_was_away(hubs, shared_serv
     assert alive(beside)
     hub.stop_server("ann")
     wait_until(lambda: not alive(beside), 30, hub.log)
-    restores = shared_service.called("placed")
+    restores = own_service.called("placed")
     begin(hub, "ann")
-    assert shared_service.called("placed") == restores + 1
-    assert not shared_service.saved or shared_service.init("ann")
+    assert own_service.called("placed") == restores + 1
+    assert not own_service.saved or own_service.init("ann")
     for user in ("ann", "bob"):
         hub.stop_server(user)

@@ -23,7 +23,8 @@ def buttons(person) -> dict[str, tuple[str, str]]:
 
 def test_home_of_a_suspended_session_says_resume_and_since_when(suspended):
     words, href = buttons(suspended)["start"]
-    assert re.fullmatch(r"Resume my session \(suspended (just now|\d+ s ago)\)", words)
+    said = r"Resume my session \(suspended (just now|\d+ (s|min) ago)\)"
+    assert re.fullmatch(said, words)
     assert href == f"/hub/spawn/{suspended.name}"
 
 
@@ -37,19 +38,19 @@ def test_home_without_a_saved_session_says_start(hub, name):
 
 
 def test_home_says_resume_for_the_named_servers_that_are_saved(hub, service, amy):
-    for server in ("lab", "lab-2"):
+    for server in ("small", "small-2"):
         amy.start_server(server)
-    service.capture(amy.name, "lab-2")
-    for server in ("lab", "lab-2"):
+    service.capture(amy.name, "small-2")
+    for server in ("small", "small-2"):
         hub.stop_server(amy.name, server)
 
     found = buttons(amy)
 
     assert found["start"][0] == "My Server"
-    assert found["start-lab"] == ("start", f"/hub/spawn/{amy.name}/lab")
-    words, href = found["start-lab-2"]
+    assert found["start-small"] == ("start", f"/hub/spawn/{amy.name}/small")
+    words, href = found["start-small-2"]
     assert re.fullmatch(r"resume \(suspended (just now|\d+ s ago)\)", words)
-    assert href == f"/hub/spawn/{amy.name}/lab-2"
+    assert href == f"/hub/spawn/{amy.name}/small-2"
 
 
 @pytest.mark.long

@@ -100,7 +100,11 @@ def test_session_that_crashed_ends_with_its_status_in_the_hubs_log(hub, service,
     os.kill(server, signal.SIGKILL)
     said = "games server stopped, with exit code: -9"
     wait_until(lambda: said in hub.log(), 60, hub.log)
-    (told,) = [body for call, body in service.calls if call == "stopped"]
+    (told,) = [
+        body
+        for call, body in service.calls
+        if call == "stopped" and body["key"]["user"] == "games"
+    ]
     assert told["failure"]["code"] == "session_killed"
     assert "SIGKILL" in told["failure"]["message"]
     # Nobody asks any more.

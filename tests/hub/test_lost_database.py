@@ -69,8 +69,10 @@ def test_session_of_a_lost_database_comes_back_by_a_managers_order_alone(
     assert len(tokens(hub, lost.name)) == 1
 
 
-def test_session_that_runs_is_not_ended_by_a_start_that_is_refused(hub, service, amy):
+def test_session_that_runs_is_not_ended_by_a_start_that_is_refused(hub, service, name):
     """Its Hub has forgotten login and server, and stops what it could not start."""
+    amy = hub.user(name)
+    amy.start_server()
     init = service.init(amy.name)
     placed = next(facts for call, facts in reversed(service.calls) if call == "placed")
     hub.terminate()

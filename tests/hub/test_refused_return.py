@@ -37,7 +37,13 @@ def failing(hub, name, moment, words):
             marks=pytest.mark.long,
         ),
         ("hook", "group You may use no GPU.", "start_denied", "You may use no GPU."),
-        ("login", "group You may use no GPU.", "start_denied", "You may use no GPU."),
+        pytest.param(
+            "login",
+            "group You may use no GPU.",
+            "start_denied",
+            "You may use no GPU.",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             "start",
             "lost its mind",

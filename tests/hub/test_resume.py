@@ -37,18 +37,18 @@ def test_programs_never_wake_a_suspended_server(hub, service, suspended):
         timeout=30,
     )
     assert fetched.status_code == 424
-    assert service.called("plan-start") == 1  # the first start, and no other
+    assert not service.called("plan-start")
     page = suspended.http.get(f"{hub.url}{server.prefix}lab", timeout=30)
     assert page.status_code == 424
     assert f"/hub/spawn/{suspended.name}" in page.text
-    assert service.called("plan-start") == 1
+    assert not service.called("plan-start")
 
 
 @pytest.mark.long
 def test_progress_of_a_resume_shows_bytes_and_seconds(hub, service, suspended):
     service.hold_restore.clear()
     hub.api("POST", f"users/{suspended.name}/server")
-    wait_until(lambda: service.called("placed") > 1, 30, hub.log)
+    wait_until(lambda: service.called("placed"), 30, hub.log)
     page = suspended.http.get(f"{hub.url}/hub/spawn-pending/{suspended.name}")
     assert "Bringing your session back" in page.text
     threading.Timer(1, service.hold_restore.set).start()

@@ -8,15 +8,14 @@ from tests.support.hub import HubUnderTest, wait_until
 
 
 @pytest.mark.long
-def test_refusal_says_that_the_session_is_kept(shared_service):
-    shared_service.reset()
-    config = shared_service.config + "\nc.JupyterHub.active_server_limit = 1\n"
-    hub = HubUnderTest(shared_service.folder, config).start()
+def test_refusal_says_that_the_session_is_kept(own_service):
+    config = own_service.config + "\nc.JupyterHub.active_server_limit = 1\n"
+    hub = HubUnderTest(own_service.folder, config).start()
     try:
         ann = hub.user("ann")
         hub.api("POST", "users/ann/server")
         wait_until(lambda: hub.server("ann")["ready"], 60, hub.log)
-        shared_service.capture("ann")
+        own_service.capture("ann")
         hub.stop_server("ann")
         hub.api("POST", "users/bob")
         hub.api("POST", "users/bob/server")

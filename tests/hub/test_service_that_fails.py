@@ -76,6 +76,11 @@ def anew(stack, before):
     return bool(now) and not {*now} & {*before}
 
 
+def came_back(stack, before):
+    """Wait for a service that is ready and is none of those before."""
+    wait_until(lambda: anew(stack, before) and stack.ready(), 90, stack.hub.log)
+
+
 def test_hub_with_settings_that_make_no_sense_lives_and_says_which(dead):
     stack = dead
     stack.start(
@@ -119,8 +124,7 @@ def test_hub_with_a_service_that_loads_slowly_is_up_before_it_and_outlives_both(
 
 
 def test_service_that_is_killed_comes_back(stack):
-    before = kill(stack, SERVICE)
-    wait_until(lambda: anew(stack, before) and stack.ready(), 90, stack.hub.log)
+    came_back(stack, kill(stack, SERVICE))
     assert stack.lives()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -67,6 +68,10 @@ c.SessionProcessSpawner.realm = "{folder}"
 c.SessionProcessSpawner.run_as_hub_user = True
 from jupyterhub_gpu_reclaim.hub.local.spawner import SessionProcessSpawner
 SessionProcessSpawner.homes = "{folder}/homes/{{username}}"
+# What it waits for, it would look at every five seconds in the end.
+from jupyterhub.utils import exponential_backoff
+first, factor, longest, *times = exponential_backoff.__defaults__
+exponential_backoff.__defaults__ = (first, factor, min(0.4, longest), *times)
 """
 
 
@@ -113,6 +118,7 @@ class HubUnderTest:
         )
         self.configure(config)
         self.process: preloaded.Started | None = None
+        self._read_from = 0
 
     def configure(self, config: str) -> None:
         """Write the configuration anew; holds from the next start on."""
@@ -201,7 +207,16 @@ class HubUnderTest:
     def log(self) -> str:
         """The Hub's log so far, with its sessions' lines."""
         path = self.folder / "hub.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        if not path.exists():
+            return ""
+        with path.open(errors="replace") as log:
+            log.seek(self._read_from)
+            return log.read()
+
+    def begin_log(self) -> None:
+        """Leave out of the log what is in it now; for tests that share a Hub."""
+        path = self.folder / "hub.log"
+        self._read_from = path.stat().st_size if path.exists() else 0
 
     def user(self, name: str) -> User:
         """A person who is logged in."""
@@ -232,8 +247,14 @@ class HubUnderTest:
         wait_until(lambda: self._stopped(user, name), 60, self.log)
         return answer
 
-    def cull(self, *options: str, seconds: float = 4) -> int:
-        """Run jupyterhub-idle-culler for a while; 0 when it ran until it was ended."""
+    def cull(self, *options: str, until: Any = None, rounds: int = 3) -> int:
+        """Run jupyterhub-idle-culler for a few rounds, or until something is so.
+
+        Returns:
+            0 when it ran until it was ended.
+        """
+        looks = self._looks_of_cullers() + rounds + 1  # who looks again has ended one
+        enough = until or (lambda: self._looks_of_cullers() >= looks)
         with (self.folder / "culler.log").open("ab") as log:
             culler = subprocess.Popen(
                 [BIN / "jupyterhub-idle-culler", *options],
@@ -246,11 +267,14 @@ class HubUnderTest:
                 stderr=subprocess.STDOUT,
             )
             try:
-                return culler.wait(seconds)
-            except subprocess.TimeoutExpired:
+                wait_until(lambda: culler.poll() is not None or enough(), 60, self.log)
+                return culler.poll() or 0
+            finally:
                 culler.kill()
                 culler.wait(10)
-                return 0
+
+    def _looks_of_cullers(self) -> int:
+        return len(re.findall(r"GET /hub/api/users.*cull-idle", self.log()))
 
     def _stopped(self, user: str, name: str) -> bool:
         server = self.server(user, name)

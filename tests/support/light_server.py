@@ -10,6 +10,7 @@ JupyterLab answers with an empty page. With a browser a test takes :data:`WITH_L
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from types import ModuleType
@@ -27,6 +28,8 @@ LEFT_OUT = (
     "jupyterhub.handlers.pages",
     "jupyterlab.extensions.pypi",
 )
+#: Packages that others do without: resolvers of names, formats that no schema has here.
+NOT_THERE = ("aiodns", "isoduration", "webcolors", "uri_template", "fqdn")
 #: Extensions of the server that have pages alone.
 PAGES = ("jupyterlab", "jupyter_lsp", "notebook", "notebook_shim")
 #: In place of JupyterLab's; the element is where that one's settings stand.
@@ -43,6 +46,19 @@ class LeftOut(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return type(name, (Exception,), {})
+
+
+def leave_out_modules() -> None:
+    """Import the server without what it never uses."""
+    sys.modules.update((name, LeftOut(name)) for name in LEFT_OUT)
+    sys.modules.update(dict.fromkeys(NOT_THERE))
+    # aiohttp reads the machine's 150 certificates twice, and a test's are its own
+    named = "SSL_CERT_FILE" in os.environ
+    os.environ.setdefault("SSL_CERT_FILE", os.devnull)
+    importlib.import_module("jupyterhub.singleuser")
+
+    if not named:
+        del os.environ["SSL_CERT_FILE"]
 
 
 def leave_out_lab() -> None:
@@ -83,7 +99,7 @@ def hasten_lab() -> None:
 
 def main() -> int | None:
     """Become the server; returns its exit status."""
-    sys.modules.update((name, LeftOut(name)) for name in LEFT_OUT)
+    leave_out_modules()
     from jupyterhub.singleuser import main as serve
 
     if WITH_LAB[-1] in sys.argv:
