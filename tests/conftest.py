@@ -20,6 +20,10 @@ from tests.support.reruns import pytest_runtest_teardown  # noqa: F401 - a hook
 
 #: The longest first, so that in the end no worker is left with one of them alone.
 LONGEST_FIRST = ["e2e", "browser", "hub", "kube", "service", "simulation"]
+#: Modules that take the place of slow ones that no test needs. Here, before a room's
+#: own conftest.py imports any of them.
+LIGHT = str(light_modules.FOLDER)
+sys.path.insert(0, LIGHT)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,11 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
     enough = 8192 if most == resource.RLIM_INFINITY else min(8192, most)
     if 0 < now < enough:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
-    light = str(light_modules.FOLDER)
-    sys.path.insert(0, light)
+    if not _outside(config):
+        # Each program reads the machine's certificates up to three times, 25 ms each.
+        os.environ.setdefault("SSL_CERT_FILE", os.devnull)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if light not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [light, *paths]))
+    if LIGHT not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LIGHT, *paths]))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -53,10 +58,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     Whoever only hands out the tests stays; so do frameworks on real cards, which look
     for the machine's interfaces, and who asks a real cluster.
     """
-    option = session.config.option
-    outside = "gpu" in option.markexpr or "cluster" in option.markexpr
-    if getattr(option, "dist", "no") == "no" and not outside:
+    config = session.config
+    if getattr(config.option, "dist", "no") == "no" and not _outside(config):
         network.be_alone()
+
+
+def _outside(config: pytest.Config) -> bool:
+    return any(name in config.option.markexpr for name in ("gpu", "cluster"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
