@@ -23,7 +23,7 @@ def _pending(hub, name, server):
 def planned(hub, service, name):
     """The service has been asked, and has not answered yet."""
     service.late["plan-start"] = 2.0
-    return lambda: _pending(hub, name, "lab")
+    return lambda: _pending(hub, name, "small")
 
 
 def launched(hub, service, name):
@@ -40,7 +40,10 @@ def unanswered(hub, service, name):
 
 @pytest.mark.parametrize(
     ("server", "moment"),
-    but([("lab", planned), ("lab", launched), ("mute", unanswered)], ("lab", launched)),
+    but(
+        [("small", planned), ("small", launched), ("mute", unanswered)],
+        ("small", launched),
+    ),
 )
 def test_server_deleted_in_its_start_leaves_nothing(hub, service, name, server, moment):
     hub.user(name)
@@ -62,7 +65,7 @@ def test_server_deleted_in_its_start_leaves_nothing(hub, service, name, server, 
 
     (hub.folder / f"held-start-of-{name}").unlink(missing_ok=True)
     service.late.clear()
-    if server == "lab":  # and the name is free for another one
+    if server == "small":  # and the name is free for another one
         hub.api("POST", where)
         wait_until(lambda: hub.server(name, server)["ready"], 60, hub.log)
         hub.stop_server(name, server)

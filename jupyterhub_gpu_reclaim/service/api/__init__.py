@@ -15,6 +15,7 @@ are separate: see ``web/site.py``.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim import __version__
@@ -41,6 +42,7 @@ ROUTES: tuple[type[Route], ...] = (
 )
 
 
+@functools.cache
 def openapi(prefix: str) -> dict[str, Any]:
     """The document of all routes under that URL prefix."""
     return document(ROUTES, prefix=prefix, version=__version__)
