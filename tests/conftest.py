@@ -6,6 +6,7 @@ second chance; that they needed it is said at the end ("RERUN").
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
@@ -24,6 +25,7 @@ LONGEST_FIRST = ["e2e", "browser", "hub", "kube", "service", "simulation"]
 #: own conftest.py imports any of them.
 LIGHT = str(light_modules.FOLDER)
 sys.path.insert(0, LIGHT)
+gc.disable()  # until all tests are known: nothing that is imported goes away
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,6 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LIGHT not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LIGHT, *paths]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collect garbage from now on."""
+    gc.enable()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

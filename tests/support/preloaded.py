@@ -145,12 +145,14 @@ class _Server:
 
 def serve(asked: socket.socket) -> None:
     """Start what is asked for, and tell of each end, until the tests have ended."""
+    gc.disable()  # what is imported stays
     for program in (HUB, AGENT):
         _load(program)
     for group in _LOADED_BY_THE_HUB:  # all that are installed, at its start
         for one in entry_points(group=group):
             with contextlib.suppress(ImportError):
                 one.load()
+    gc.enable()
     gc.freeze()  # a collection in what is forked writes to no page that all share
     woken, wake = socket.socketpair()
     wake.setblocking(False)
