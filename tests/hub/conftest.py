@@ -144,7 +144,7 @@ class Left:
         """Somebody whose server is suspended."""
         while self.suspended:
             person, saved = self.suspended.pop()
-            if self._phase(person) == "suspended":
+            if self._phase(person) == "suspended" and self._lets_in(person, saved):
                 service.saved[person.name, ""] = saved
                 service.captured.add((person.name, ""))
                 return person
@@ -156,7 +156,7 @@ class Left:
         phase = self._phase(person)
         if phase == "running" and key not in service.captured:
             self.running.append(person)
-        elif phase == "suspended" and key in service.saved:
+        elif phase == "suspended" and self._lets_in(person, service.saved.get(key)):
             self.suspended.append((person, service.saved[key]))
         else:
             _end(service, person)
@@ -173,6 +173,18 @@ class Left:
             if not server["pending"] and server["ready"] == (phase == "running"):
                 return phase
         return ""
+
+    def _lets_in(self, person: User, saved: dict[str, Any] | None) -> bool:
+        """Whether the Hub knows the saved login: tests forge and revoke some."""
+        token = saved["identity"]["api_token"] if saved else ""
+        with contextlib.suppress(requests.RequestException):
+            answer = requests.get(
+                f"{self.hub.url}/hub/api/user",
+                headers={"Authorization": f"token {token}"},
+                timeout=10,
+            )
+            return answer.ok and answer.json()["name"] == person.name
+        return False
 
     def _answers(self, person: User) -> bool:
         with contextlib.suppress(requests.RequestException):
