@@ -59,6 +59,7 @@ CONFIG += SERVICE_OF_A_CLUSTER
 @pytest.fixture(scope="module")
 def elsewhere():
     elsewhere = Elsewhere()
+    elsewhere.cluster.gpus = 16  # most of the tests leave a session
     for name in ("one", "two"):
         elsewhere.do(Node, elsewhere.cluster, name, {MODEL: "NVIDIA-H200"})
     yield elsewhere
