@@ -38,6 +38,8 @@ c.Spawner.environment = {
 }
 c.Spawner.default_url = settings.get("default_url", "/lab")
 c.Spawner.cmd = settings.get("server", ["jupyterhub-singleuser"])
+# How often the Hub looks whether a server lives.
+c.Spawner.poll_interval = settings.get("poll_interval", 30)
 c.Spawner.http_timeout = settings.get("http_timeout", 120)
 # How long a Hub that starts waits for sessions that do not answer, before it serves.
 c.JupyterHub.init_spawners_timeout = settings.get("init_spawners_timeout", 10)

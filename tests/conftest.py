@@ -16,7 +16,15 @@ import pytest
 from hypothesis import settings
 
 from tests.cluster import options
-from tests.support import flaky, light_modules, network, pure, root, screenshots
+from tests.support import (
+    flaky,
+    light_modules,
+    network,
+    pure,
+    root,
+    screenshots,
+    sharing,
+)
 from tests.support.reruns import pytest_runtest_teardown  # noqa: F401 - a hook
 
 #: The longest first, so that in the end no worker is left with one of them alone.
@@ -75,6 +83,19 @@ def _outside(config: pytest.Config) -> bool:
     return any(name in config.option.markexpr for name in ("gpu", "cluster"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Have one process run the files that share a stack.
+
+    The long stories take too long for that: there each process has a stack.
+    """
+    if config.getoption("dist") != "loadfile" or config.getoption("--long"):
+        return None
+    from tests.support.scheduler import GroupScheduling
+
+    return GroupScheduling(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
@@ -94,7 +115,8 @@ def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
-def _turn(item: pytest.Item) -> int:
+def _turn(item: pytest.Item) -> tuple[int, int]:
     folder = _folder(item)
     known = LONGEST_FIRST
-    return known.index(folder) if folder in known else len(known)
+    place = known.index(folder) if folder in known else len(known)
+    return place, sharing.turn_of(item)

@@ -1,4 +1,4 @@
-"""One stack (Hub, proxy, service, agent) for all, with an administrator at it."""
+"""One stack (Hub, proxy, service, agent) for most, with an administrator at it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +15,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from demo.admin import Admin
 from demo.user import User
-from tests.support import light_server
+from tests.support import fake_cards, light_server
+from tests.support.sharing import (
+    SHARED,
+    pytest_runtest_teardown,  # noqa: F401 - a hook
+)
 from tests.support.stack import Stack
 
 if TYPE_CHECKING:
@@ -24,21 +28,65 @@ if TYPE_CHECKING:
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Everything on this machine, below a path; suspended on request only."""
-    folder = tmp_path_factory.mktemp("stack")
-    with Stack(
-        folder,
+#: Who is called ``idle-…`` is suspended when idle: for longer than two samples are
+#: apart.
+IDLE_AFTER = 5
+PROMPT_IDLE_AFTER = 9
+RULES = [
+    {"server": "job-*", "together": True},
+    {
+        "user": "idle-*",
+        "idle_after": IDLE_AFTER,
+        "prompt_idle_after": PROMPT_IDLE_AFTER,
+        "warn_for": 0,
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A false card that the agent knows of; empty where none can be made."""
+    return fake_cards.shared(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, card: str) -> Stack:
+    """Everything on this machine, below a path; most are suspended on request only."""
+    del card
+    return shared_stack(
+        tmp_path_factory,
         base_url="/jupyter/",
         idle_after=0,
-        sample_interval=5,
-        server=light_server.COMMAND,
-    ) as stack:
-        yield stack
+        sample_interval=1,
+        poll_interval=2,
+        service_options={"Rules.rules": RULES},
+    )
 
 
-@pytest.fixture(scope="session")
+def shared_stack(tmp_path_factory: pytest.TempPathFactory, **settings: Any) -> Stack:
+    """The stack that the files of a group have with these settings."""
+
+    def begin(**settings: Any) -> Stack:
+        folder = tmp_path_factory.mktemp("s")  # short: sockets stand in it
+        return Stack(folder, server=light_server.COMMAND, **settings)
+
+    return SHARED.get(begin, **settings)
+
+
+@pytest.fixture(scope="module")
+def shaken(tmp_path_factory: pytest.TempPathFactory) -> Stack:
+    """A stack whose parts are killed, and that notices soon what has happened to it."""
+    return shared_stack(
+        tmp_path_factory,
+        idle_after=0,
+        service_check=1,
+        init_spawners_timeout=1,
+        sample_interval=1,
+        service_options={"ReclaimService.orphan_grace": 5},
+    )
+
+
+@pytest.fixture(scope="module")
 def admin(stack: Stack) -> Admin:
     """Somebody who may suspend everybody's sessions."""
     return Admin(stack)

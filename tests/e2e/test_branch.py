@@ -1,4 +1,7 @@
-"""A save point is opened as another server of its user, beside its session."""
+"""A save point is opened as another server of its user, beside its session.
+
+A branch whose origin is killed is in ``test_save_point.py``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from demo.admin import Admin
-from tests.e2e.test_cycle import by_command
+from tests.support.hub import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,16 +22,17 @@ pytestmark = pytest.mark.timeout(240)
 NAME = "beside"
 
 
+@pytest.mark.long
 def test_branch_goes_on_beside_its_origin_and_neither_needs_the_other(
     stack: Stack, admin: Admin, user: User, new_user: Callable[[], User]
 ) -> None:
     server = user.server()
     with server.start_kernel() as kernel:
         kernel.run("get_ipython().history_manager.enabled = False; x = ['saved']")
-        by_command(stack, admin, "save", user.name)
+        mine, path = Admin(stack, user), f"sessions/{user.name}/-/saved"
+        mine.call("POST", f"sessions/{user.name}/-/save")
+        (saved,) = wait_until(lambda: mine.call("GET", path), 60)
         kernel.run("x.append('origin')")
-    mine, path = Admin(stack, user), f"sessions/{user.name}/-/saved"
-    (saved,) = mine.call("GET", path)
     stranger = Admin(stack, new_user())
     wanted = ("POST", f"{path}/{saved['id']}/branch")
     with pytest.raises(RuntimeError, match="unknown_session"):

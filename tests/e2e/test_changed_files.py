@@ -82,20 +82,22 @@ def page_of_refusal(user: User) -> requests.Response:
         time.sleep(0.2)
 
 
-def test_deleted_file_is_named_and_the_session_kept(
+def test_deleted_or_shrunk_file_is_named_and_the_saved_session_is_kept(
     stack: Stack, admin: Admin, user: User
 ) -> None:
-    path = home_of(stack, user) / "data.bin"
+    path = home_of(stack, user) / "table.csv"
     kernel = suspended_kernel(
-        admin, user, "open('data.bin', 'wb').write(b'x' * 99)\nf = open('data.bin')"
+        admin,
+        user,
+        "_ = open('table.csv', 'w').write('1,2\\n' * 999)\nf = open('table.csv')",
     )
     saved = path.read_bytes()
     path.unlink()
     failure = refusal(admin, user)
     assert failure["code"] == "file_missing"
-    assert "data.bin" in str(failure["message"])
+    assert "table.csv" in str(failure["message"])
     page = page_of_refusal(user)
-    assert "data.bin" in page.text
+    assert "table.csv" in page.text
     assert "Try again" in page.text
     assert "Start fresh" in page.text
     path.write_bytes(saved)
@@ -103,7 +105,18 @@ def test_deleted_file_is_named_and_the_session_kept(
     admin.wait(user.name, phase="running")
     user.visit(f"{user.server().prefix}lab")
     with kernel:
-        assert kernel.run("print(len(f.read()))").text == "99\n"
+        assert kernel.run("print(len(f.read()))").text == f"{len(saved)}\n"
+
+    admin.suspend(user.name)
+    os.truncate(path, 10)
+    failure = refusal(admin, user)
+    assert failure["code"] == "file_shrank"
+    admin.call("POST", f"sessions/{user.name}/-/start-fresh")
+    user.start_server()
+    view = admin.wait(user.name, phase="running")
+    assert len(view["saved"]) == 1
+    user.visit(f"{user.server().prefix}lab")
+    assert user.server().json("GET", "kernels") == []
 
 
 @pytest.mark.long
@@ -123,26 +136,6 @@ def test_replaced_library_is_named_and_the_session_kept(
     assert failure["code"] == "library_changed"
     assert "mine.so" in str(failure["message"])
     assert admin.session(user.name)["checkpoint"]
-
-
-def test_shrunk_file_is_named_and_start_fresh_keeps_the_saved_session(
-    stack: Stack, admin: Admin, user: User
-) -> None:
-    path = home_of(stack, user) / "table.csv"
-    suspended_kernel(
-        admin,
-        user,
-        "open('table.csv', 'w').write('1,2\\n' * 999)\nf = open('table.csv')",
-    )
-    os.truncate(path, 10)
-    failure = refusal(admin, user)
-    assert failure["code"] == "file_shrank"
-    admin.call("POST", f"sessions/{user.name}/-/start-fresh")
-    user.start_server()
-    view = admin.wait(user.name, phase="running")
-    assert len(view["saved"]) == 1
-    user.visit(f"{user.server().prefix}lab")
-    assert user.server().json("GET", "kernels") == []
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from websockets.exceptions import WebSocketException
 
+from demo.check import terminal_lives, terminal_pids
 from demo.processes import alive
 from demo.stack import BIN
 
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_session_suspended_and_visited_comes_back_whole(
+def test_session_suspended_and_visited_comes_back_whole_until_it_is_stopped(
     stack: Stack, admin: Admin, user: User
 ) -> None:
     server = user.server()
     kernel = server.start_kernel()
     with kernel:
         pid = kernel.run("import os; x = 42; print(os.getpid())").text
+    terminal = server.start_terminal()
+    pids = terminal_pids(server, terminal)
     tree = next(t for t in stack.trees() if t["key"]["user"] == user.name)
     assert tree["session"]
     assert tree["account"]
@@ -38,11 +41,16 @@ def test_session_suspended_and_visited_comes_back_whole(
     assert result["how"] == "done"
     assert admin.session(user.name)["last_suspend"]["generation"] == 1
     assert not alive(tree["init_pid"])
+
+    polls_do_not_wake(admin, user, kernel)
+
     page = user.visit(f"{server.prefix}lab")
     assert page.status_code == 200
     assert user.logins == 1
     with kernel:
         assert kernel.run("import os; print(x, os.getpid())").text == f"42 {pid}"
+    terminal_lives(server, terminal, pids)
+    assert [t["name"] for t in server.json("GET", "terminals")] == [terminal]
     assert admin.wait(user.name, phase="running")["failure"] is None
     back = next(t for t in stack.trees() if t["key"]["user"] == user.name)
     assert back["incarnation"] != tree["incarnation"]
@@ -50,6 +58,31 @@ def test_session_suspended_and_visited_comes_back_whole(
     told = events_until(stack, user.name, "resumed")
     assert ("suspend-requested", "admin") in told
     assert ("suspended", "gpu-reclaim") in told
+
+    stop_is_a_real_stop(admin, user, back["init_pid"])
+
+
+def polls_do_not_wake(admin: Admin, user: User, kernel: Kernel) -> None:
+    """What an open tab asks by itself leaves a suspended session suspended."""
+    server = user.server()
+    for path in ("kernels", "sessions", "terminals", f"kernels/{kernel.id}", "status"):
+        for _ in range(3):
+            assert server.api("GET", path).status_code in {424, 503}
+    with pytest.raises(Exception, match=r"424|503|HTTP"):
+        kernel.connect()
+    assert admin.session(user.name)["phase"] == "suspended"
+
+
+def stop_is_a_real_stop(admin: Admin, user: User, init_pid: int) -> None:
+    """What the user stops has ended, and the next start is a fresh one."""
+    user.hub("DELETE", f"users/{user.name}/server", json={})
+    until = time.monotonic() + 20
+    while alive(init_pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not alive(init_pid)
+    admin.wait(user.name, phase="stopped")
+    user.start_server()
+    assert user.server().json("GET", "kernels") == []
 
 
 def by_command(stack: Stack, admin: Admin, *line: str) -> list[dict[str, Any]]:
@@ -77,20 +110,6 @@ def events_until(stack: Stack, user: str, last: str) -> list[tuple[str, str]]:
             return told
         assert time.monotonic() < deadline, told
         time.sleep(0.2)
-
-
-def test_polls_of_an_open_tab_do_not_wake_a_suspended_session(
-    admin: Admin, user: User
-) -> None:
-    server = user.server()
-    kernel = server.start_kernel()
-    admin.suspend(user.name)
-    for path in ("kernels", "sessions", "terminals", f"kernels/{kernel.id}", "status"):
-        for _ in range(3):
-            assert server.api("GET", path).status_code in {424, 503}
-    with pytest.raises(Exception, match=r"424|503|HTTP"):
-        kernel.connect()
-    assert admin.session(user.name)["phase"] == "suspended"
 
 
 @pytest.mark.long
@@ -203,29 +222,3 @@ def visited_kernel(user: User, kernel: Kernel) -> str:
         except (WebSocketException, OSError):
             continue
     raise AssertionError("no running session after three visits")
-
-
-def test_stop_by_the_user_is_a_real_stop_and_keeps_no_session(
-    stack: Stack, admin: Admin, user: User
-) -> None:
-    tree = next(t for t in stack.trees() if t["key"]["user"] == user.name)
-    user.hub("DELETE", f"users/{user.name}/server", json={})
-    until = time.monotonic() + 20
-    while alive(tree["init_pid"]) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not alive(tree["init_pid"])
-    admin.wait(user.name, phase="stopped")
-    user.start_server()
-    assert user.server().json("GET", "kernels") == []
-
-
-def test_terminal_with_a_job_survives(admin: Admin, user: User) -> None:
-    from demo.check import terminal_lives, terminal_pids
-
-    server = user.server()
-    name = server.start_terminal()
-    pids = terminal_pids(server, name)
-    admin.suspend(user.name)
-    user.visit(f"{server.prefix}lab")
-    terminal_lives(server, name, pids)
-    assert [t["name"] for t in server.json("GET", "terminals")] == [name]

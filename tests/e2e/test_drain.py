@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.mark.parametrize(
     ("sessions", "busy"),
-    [(3, 1), pytest.param(10, 3, marks=pytest.mark.long)],
+    [(2, 1), pytest.param(10, 3, marks=pytest.mark.long)],
 )
 def test_machine_is_drained_before_its_deadline_and_everything_comes_back(
     stack: Stack,

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from demo import processes
 from demo.__main__ import cramped
 from demo.causes import cause
 from demo.stack import StackError
 from demo.user import trail
-from tests.support.hub import wait_until
 from tests.support.stack import Stack
 
 if TYPE_CHECKING:
@@ -112,11 +110,3 @@ def named(program: str, folder: Path) -> list[str]:
         with contextlib.suppress(OSError):  # it has just ended
             lines.append(file.read_bytes().decode(errors="replace"))
     return [line for line in lines if program in line and str(folder) in line]
-
-
-def test_service_is_known_by_its_mark_and_can_be_killed(short: Path) -> None:
-    with Stack(short, idle_after=0) as stack:
-        before = stack.service_pids()
-        assert before
-        stack.kill("service")
-        wait_until(lambda: not any(map(processes.alive, before)), 10)

@@ -1,4 +1,7 @@
-"""A Hub whose parts speak TLS among themselves: sessions are refused, unharmed."""
+"""A Hub whose parts speak TLS among themselves: sessions are refused, unharmed.
+
+A server behind TLS, without a Hub, is refused in ``node/test_jupyter_server.py``.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ def within_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
+@pytest.mark.long
 def test_suspend_under_internal_ssl_is_refused_before_anything_is_touched(
     within_tls: Stack,
 ) -> None:

@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING
 import pytest
 from websockets.exceptions import WebSocketException
 
-from demo.admin import Admin
 from demo.stack import free_port
 from demo.user import User, UserError
-from tests.support import light_server
-from tests.support.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from demo.admin import Admin
     from demo.user import Kernel
+    from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -52,14 +51,17 @@ COVERED = {
     ("service", "suspended"),  # a Hub takes its service along
     ("service", "resumed"),  # likewise
     ("agent", "suspended"),  # everything, which ends in a suspended session as well
+    ("hub", "capturing"),  # everything; tests/hub/test_traps.py, T6
     ("hub", "restoring"),  # everything
     ("hub", "suspended"),  # the Hub's tests: restarted while suspended
     ("hub", "resumed"),  # likewise, and killed during a resume
-    ("hub", "captured"),  # hub, while it is captured; tests/hub/test_traps.py
+    ("hub", "captured"),  # tests/hub/test_traps.py, T6
     ("service", "captured"),  # everything
     ("service", "restoring"),  # likewise
     ("service", "capturing"),  # captured
-    ("agent", "resumed"),  # restoring
+    ("agent", "capturing"),  # killed again in its own recovery
+    ("agent", "restoring"),  # everything; tests/node/test_crash.py
+    ("agent", "resumed"),  # everything
     ("agent", "captured"),  # waits for the Hub
     *[("agent and service", moment) for moment in TOGETHER],
     *[("everything", moment) for moment in ("capturing", "captured")],
@@ -135,23 +137,8 @@ class Somebody:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack that notices soon what has happened to it."""
-    with Stack(
-        tmp_path_factory.mktemp("stack"),
-        idle_after=0,
-        service_check=1,
-        init_spawners_timeout=1,
-        server=light_server.COMMAND,
-        sample_interval=1,
-        service_options={"ReclaimService.orphan_grace": 5},
-    ) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def admin(stack: Stack) -> Admin:
-    return Admin(stack)
+def stack(shaken: Stack) -> Stack:
+    return shaken
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +284,7 @@ def test_hub_that_looks_for_a_session_at_a_wrong_port_ends_nothing(
     forget_port(stack, somebody.name)
     stack.settings["http_timeout"] = 3
     stack.start_hub()
+    del stack.settings["http_timeout"]
     until(lambda: "its programs are kept" in stack.log("hub"))
     somebody.comes_back()
 

@@ -18,18 +18,11 @@ from jupyterhub_gpu_reclaim.linux import processes
 from tests.e2e.test_cycle import by_command
 from tests.support import fake_cards, light_server
 from tests.support.hub import wait_until
-from tests.support.stack import Stack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with fake_cards.card_for_sessions(tmp_path_factory) as card:
-        yield card
 
 
 def is_stopped(stack: Stack, name: str, pid: int) -> bool:
@@ -41,48 +34,46 @@ def is_stopped(stack: Stack, name: str, pid: int) -> bool:
 
 
 def test_session_naps_by_order_wakes_by_a_cell_and_is_suspended_from_a_nap(
-    tmp_path_factory: pytest.TempPathFactory, card: str
+    stack: Stack, admin: Admin, user: User, card: str
 ) -> None:
-    folder = tmp_path_factory.mktemp("s")  # short: sockets stand in it
-    settings = {"idle_after": 0, "sample_interval": 2, "server": light_server.COMMAND}
-    with Stack(folder, base_url="/jupyter/", **settings) as stack:
-        admin = Admin(stack)
-        user = User(stack.url, "nora", stack.password)
-        user.login()
-        user.start_server()
-        server = user.server()
-        kernel = server.start_kernel()
-        with kernel:
-            kernel.run(f"import os; os.environ['FALSE_CARD'] = '{card}'; x = 42")
-            kernel.run((fake_cards.FAKE / "cell.py").read_text())
-            pid = int(kernel.run("print(os.getpid())").text)
-            assert admin.wait(user.name, phase="running")
+    if not card:
+        pytest.skip(fake_cards.NEEDS)
+    server = user.server()
+    kernel = server.start_kernel()
+    with kernel:
+        kernel.run(f"import os; os.environ['FALSE_CARD'] = '{card}'; x = 42")
+        kernel.run((fake_cards.FAKE / "cell.py").read_text())
+        pid = int(kernel.run("print(os.getpid())").text)
+        assert admin.wait(user.name, phase="running")
 
-            (result,) = by_command(stack, admin, "nap", user.name)
-            assert result["how"] == "done", result
-            assert admin.session(user.name)["phase"] == "napping"
-            assert is_stopped(stack, user.name, pid)
-            # A page that is opened asks the server, which runs.
-            assert user.visit(f"{server.prefix}lab").status_code == 200
-            assert server.json("GET", "kernels")
-            assert is_stopped(stack, user.name, pid)
-
-            assert kernel.run("print(x, int(has_card()))").text.split() == ["42", "1"]
-            admin.wait(user.name, phase="running")
-            assert not is_stopped(stack, user.name, pid)
-
-            for order in ("nap", "wake", "nap"):
-                (result,) = by_command(stack, admin, order, user.name)
-                assert result["how"] == "done", result
-        (result,) = by_command(stack, admin, "suspend", user.name)
+        (result,) = by_command(stack, admin, "nap", user.name)
         assert result["how"] == "done", result
+        assert admin.session(user.name)["phase"] == "napping"
+        assert is_stopped(stack, user.name, pid)
+        # A page that is opened asks the server, which runs.
         assert user.visit(f"{server.prefix}lab").status_code == 200
-        with kernel:
-            assert kernel.run("print(x, int(has_card()))").text.split() == ["42", "1"]
-        said = admin.call("GET", f"sessions/{user.name}/-/history")
-        whats = [line["what"] for line in reversed(said)]
-        naps = [what for what in whats if what in {"naps", "wakes", "suspend"}]
-        assert naps == ["naps", "wakes", "naps", "wakes", "naps", "suspend"]
+        assert server.json("GET", "kernels")
+        assert is_stopped(stack, user.name, pid)
+
+        assert kernel.run("print(x, int(has_card()))").text.split() == ["42", "1"]
+        admin.wait(user.name, phase="running")
+        assert not is_stopped(stack, user.name, pid)
+
+        for order, phase in (
+            ("nap", "napping"),
+            ("wake", "running"),
+            ("nap", "napping"),
+        ):
+            admin.call("POST", f"sessions/{user.name}/-/{order}")
+            admin.wait(user.name, phase=phase)
+    admin.suspend(user.name)
+    assert user.visit(f"{server.prefix}lab").status_code == 200
+    with kernel:
+        assert kernel.run("print(x, int(has_card()))").text.split() == ["42", "1"]
+    said = admin.call("GET", f"sessions/{user.name}/-/history")
+    whats = [line["what"] for line in reversed(said)]
+    naps = [what for what in whats if what in {"naps", "wakes", "suspend"}]
+    assert naps == ["naps", "wakes", "naps", "wakes", "naps", "suspend"]
 
 
 @pytest.mark.long

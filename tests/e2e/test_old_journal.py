@@ -12,39 +12,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from demo.admin import Admin
+from demo.processes import alive
 from demo.stack import BIN
 from demo.user import User
-from tests.support import light_server
 from tests.support.agent import wait_for
-from tests.support.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from demo.admin import Admin
     from demo.user import Kernel
+    from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack that compares often, and soon reports what is odd."""
-    with Stack(
-        tmp_path_factory.mktemp("stack"),
-        idle_after=0,
-        server=light_server.COMMAND,
-        http_timeout=120,
-        sample_interval=1,
-        service_options={"ReclaimService.orphan_grace": 5},
-    ) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def admin(stack: Stack) -> Admin:
-    return Admin(stack)
+def stack(shaken: Stack) -> Stack:
+    """One that compares often, and soon reports what is odd."""
+    return shaken
 
 
 class Somebody:
@@ -118,13 +105,12 @@ def restart_with(stack: Stack, copy: Path | None, hubs: Path | None = None) -> N
         copy: of the journal.
         hubs: of the Hub's database; None: that stays as it is.
     """
-    journal = journal_of(stack)
+    journal, service = journal_of(stack), stack.service_pids()
+    assert service
     stack.kill("hub")
     stack.kill("service")
     stack.kill("proxy")
-    end = time.monotonic() + 20
-    while stack.service_pids() and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_for(lambda: not any(map(alive, service)))
     put_back(journal, copy)
     if hubs is not None:
         put_back(hub_of(stack), hubs)

@@ -1,10 +1,15 @@
-"""A session whose login the Hub has forgotten, let back in from the service's page."""
+"""A session whose login the Hub has forgotten, let back in from the service's page.
+
+That it is refused before is in ``hub/test_traps.py`` (T7), the order and its button in
+``service``.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+import pytest
 import requests
 
 from tests.support.forms import VISIT
@@ -24,6 +29,7 @@ def revoke(admin: Admin, user: str) -> None:
     assert hub("DELETE", f"users/{user}/tokens/{server['id']}").ok
 
 
+@pytest.mark.long
 def test_session_with_a_forgotten_login_comes_back_after_the_button(
     stack: Stack, admin: Admin, user: User
 ) -> None:

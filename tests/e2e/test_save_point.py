@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from demo.admin import Admin
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing, Passphrase
@@ -22,27 +23,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from demo.admin import Admin
-    from demo.user import User
+    from demo.user import Server, User
     from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_session_that_is_killed_comes_back_as_it_was_saved(
+def test_save_point_is_opened_beside_its_session_which_is_killed_and_comes_back_as_it(
     stack: Stack, admin: Admin, user: User
 ) -> None:
     server = user.server()
     kernel = server.start_kernel()
     with kernel:
-        kernel.run("log = open('run.log', 'a'); x = 'as saved'")
+        kernel.run("get_ipython().history_manager.enabled = False")
+        kernel.run("log = open('run.log', 'a'); x = ['as saved']")
         (result,) = by_command(stack, admin, "save", user.name)
         assert result["how"] == "done"
         # The same connection goes on.
-        kernel.run("x = 'later'; log.write('one\\n'); log.flush()")
+        kernel.run("x.append('later'); log.write('one\\n'); log.flush()")
     assert admin.session(user.name)["phase"] == "running"
 
-    tree = next(t for t in stack.trees() if t["key"]["user"] == user.name)
+    there = opened_beside(stack, admin, user)
+    with there.kernel(kernel.id) as beside, kernel:
+        assert beside.run("x.append('beside'); print(x)").text == (
+            "['as saved', 'beside']\n"
+        )
+        assert kernel.run("print(x)").text == "['as saved', 'later']\n"
+
+    tree = next(
+        t for t in stack.trees() if t["key"] == {"user": user.name, "server": ""}
+    )
     os.kill(tree["init_pid"], signal.SIGKILL)
     view = admin.wait(user.name, phase="suspended")
     assert view["failure"]["code"] == "ended_since_saved", view
@@ -55,10 +65,23 @@ def test_session_that_is_killed_comes_back_as_it_was_saved(
     admin.wait(user.name, phase="running")
     user.visit(f"{server.prefix}lab")
     with kernel:
-        assert kernel.run("print(x)").text.startswith("as saved\n")
+        assert kernel.run("print(x)").text == "['as saved']\n"
         kernel.run("log.write('two\\n'); log.flush()")
     log = stack.folder / "homes" / user.name / "run.log"
     assert log.read_text() == "one\ntwo\n"
+    with there.kernel(kernel.id) as beside:
+        assert beside.run("print(x)").text == "['as saved', 'beside']\n"
+    user.hub("DELETE", f"users/{user.name}/servers/beside", json={"remove": True})
+
+
+def opened_beside(stack: Stack, admin: Admin, user: User) -> Server:
+    """The save point of a session as another server of its user."""
+    mine, path = Admin(stack, user), f"sessions/{user.name}/-/saved"
+    (saved,) = mine.call("GET", path)
+    mine.call("POST", f"{path}/{saved['id']}/branch", json={"server": "beside"})
+    assert admin.wait(user.name, "beside", phase="running")["failure"] is None
+    user.visit(f"/user/{user.name}/beside/lab")
+    return user.server("beside")
 
 
 @pytest.mark.long

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from demo.admin import Admin
-from demo.user import User
-from tests.support import light_server
-from tests.support.stack import Stack
+from tests.support.hub import wait_until
 
 if TYPE_CHECKING:
-    from demo.user import Kernel
+    from collections.abc import Callable
+
+    from demo.admin import Admin
+    from demo.user import Kernel, User
+    from tests.support.stack import Stack
 
 LISTENS = """
 import socket
@@ -45,48 +46,43 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_two_servers_go_together_or_not_at_all_and_come_back_together(
-    tmp_path_factory: pytest.TempPathFactory,
+    stack: Stack, admin: Admin, new_user: Callable[[], User]
 ) -> None:
-    rules = [{"server": "job-*", "together": True}]
-    with Stack(
-        tmp_path_factory.mktemp("together"),
-        idle_after=0,
-        server=light_server.COMMAND,
-        service_options={"Rules.rules": rules},
-    ) as stack:
-        admin, user = Admin(stack), User(stack.url, "ann", stack.password)
-        user.login()
-        for server in ("job-a", "job-b"):
-            user.start_server(server)
-        first, second = (user.server(s).start_kernel() for s in ("job-a", "job-b"))
-        connected(first, second)
+    user = new_user()
+    name = user.name
+    for server in ("job-a", "job-b"):
+        user.start_server(server)
+    first, second = (user.server(s).start_kernel() for s in ("job-a", "job-b"))
+    connected(first, second)
 
-        run(second, BEGINS)
-        admin.call("POST", "sessions/ann/job-a/suspend")
-        admin.settle("ann", "job-a", rest=5)
-        failure = admin.session("ann", "job-a")["failure"]
-        why = admin.session("ann", "job-b")["failure"]["message"]
-        assert failure["code"] == "together_failed"
-        assert "ann/job-b" in failure["message"]
-        assert why in failure["message"]
-        assert [run(k, "print(mine)") for k in (first, second)] == ["first", "second"]
-        run(second, ENDS)
+    run(second, BEGINS)
+    admin.call("POST", f"sessions/{name}/job-a/suspend")
+    failure = wait_until(lambda: admin.session(name, "job-a")["failure"], 60)
+    admin.settle(name, "job-a")
+    why = admin.session(name, "job-b")["failure"]["message"]
+    assert failure["code"] == "together_failed"
+    assert f"{name}/job-b" in failure["message"]
+    assert why in failure["message"]
+    assert [run(k, "print(mine)") for k in (first, second)] == ["first", "second"]
+    run(second, ENDS)
 
-        run(second, "connect()")
-        assert run(first, TAKES) == "hello"
-        admin.suspend("ann", "job-a")
-        admin.wait("ann", "job-b", phase="suspended", seconds=5)
-        assert [t for t in stack.trees() if t["key"]["user"] == "ann"] == []
+    run(second, "connect()")
+    assert run(first, TAKES) == "hello"
+    admin.suspend(name, "job-a")
+    admin.wait(name, "job-b", phase="suspended", seconds=5)
+    assert [t for t in stack.trees() if t["key"]["user"] == name] == []
 
-        user.visit(f"{user.server('job-b').prefix}lab")
-        admin.wait("ann", "job-a", phase="running")
-        user.visit(f"{user.server('job-a').prefix}lab")
-        assert [run(k, "print(mine)") for k in (first, second)] == ["first", "second"]
-        cut = {run(kernel, USES) for kernel in (first, second)}
-        print(f"after the return, the connection between them: {cut}")
-        assert cut <= {"ConnectionResetError", "BrokenPipeError", "OSError", "b''"}
-        run(second, "connect()")
-        assert run(first, TAKES) == "hello"
+    user.visit(f"{user.server('job-b').prefix}lab")
+    admin.wait(name, "job-a", phase="running")
+    user.visit(f"{user.server('job-a').prefix}lab")
+    assert [run(k, "print(mine)") for k in (first, second)] == ["first", "second"]
+    cut = {run(kernel, USES) for kernel in (first, second)}
+    print(f"after the return, the connection between them: {cut}")
+    assert cut <= {"ConnectionResetError", "BrokenPipeError", "OSError", "b''"}
+    run(second, "connect()")
+    assert run(first, TAKES) == "hello"
+    for server in ("job-a", "job-b"):
+        user.hub("DELETE", f"users/{name}/servers/{server}", json={"remove": True})
 
 
 def connected(first: Kernel, second: Kernel) -> None:

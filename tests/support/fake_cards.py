@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,8 +17,11 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import held_by
 from tests.support.agent import wait_for
+from tests.support.sharing import SHARED
 
 FAKE = Path(__file__).parent / "fake_cuda"
+COMPILER = shutil.which("cc")
+NEEDS = "needs a C compiler for the false driver"
 #: Stands for the kernel's driver.
 CONTROL = "control.so"
 #: Has the driver's own thread of a program; beside the folder of its state.
@@ -28,9 +32,8 @@ MEASURING = "measuring"
 
 def library(tmp_path_factory):
     """The folder with the false driver's library."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler for the false driver")
+    if COMPILER is None:
+        pytest.skip(NEEDS)
     folder = tmp_path_factory.mktemp("cuda")
     for source, name in (
         ("cuda.c", "libcuda.so.1"),
@@ -40,7 +43,7 @@ def library(tmp_path_factory):
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         built = ("-shared", "-fPIC", "-Wall", "-Werror", "-o", folder / name)
-        subprocess.run([compiler, *built, FAKE / source], check=True)
+        subprocess.run([COMPILER, *built, FAKE / source], check=True)
     return folder
 
 
@@ -95,6 +98,17 @@ def card_for_sessions(tmp_path_factory, *, measured=False):
         for one in (folder.parent, folder, state):
             one.chmod(0o777)
         yield f"{state}:{path}"
+
+
+def shared(tmp_path_factory) -> str:
+    """Such a card for all files of a group; empty where none can be made."""
+
+    @contextlib.contextmanager
+    def begin():
+        with card_for_sessions(tmp_path_factory) as card:
+            yield card
+
+    return SHARED.get(begin) if COMPILER else ""
 
 
 def start(driver, device, agent, places):

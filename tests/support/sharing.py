@@ -1,0 +1,97 @@
+"""What the tests of several files have in common, begun once: a stack, a browser.
+
+A Hub with its proxy, service and agent takes five seconds of processor to start and to
+end. The files of a group run one after the other in one process (``scheduler.py``), and
+what they ask for with the same settings is the same one. It ends with the last of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+TESTS = Path(__file__).parents[1]
+#: In this order.
+GROUPS = (
+    (
+        "e2e/test_branch.py",
+        "e2e/test_changed_files.py",
+        "e2e/test_cycle.py",
+        "e2e/test_drain.py",
+        "e2e/test_idle.py",
+        "e2e/test_nap.py",
+        "e2e/test_many.py",
+        "e2e/test_renewed_login.py",
+        "e2e/test_save_point.py",
+        "e2e/test_together.py",
+    ),
+    (
+        "browser/test_admin.py",
+        "browser/test_first_key.py",
+        "browser/test_pages.py",
+        "browser/test_tab.py",
+    ),
+    (
+        "e2e/test_old_journal.py",
+        "e2e/test_killed_parts.py",
+    ),
+)
+_ORDER = [file for group in GROUPS for file in group]
+_NUMBERS = {file: number for number, group in enumerate(GROUPS) for file in group}
+
+
+def turn_of(item: pytest.Item) -> int:
+    """Where a test's file stands in the groups, or one after the last."""
+    file = item.path.relative_to(TESTS).as_posix()
+    return _ORDER.index(file) if file in _ORDER else len(_ORDER)
+
+
+def scope_of(nodeid: str) -> str:
+    """What runs together: the tests of a group, or else of a file."""
+    file = nodeid.partition("::")[0]
+    number = _NUMBERS.get(file.removeprefix("tests/"))
+    return file if number is None else f"group {number}"
+
+
+class Shared:
+    """What has been begun for the tests that run now."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+        self._ends = ExitStack()
+
+    def get(self, begin: Callable[..., AbstractContextManager[Any]], **settings: Any):
+        """What was begun so already, or is now."""
+        key = f"{begin.__qualname__} {sorted(settings.items())}"
+        if key not in self._made:
+            self._made[key] = self._ends.enter_context(begin(**settings))
+        return self._made[key]
+
+    def end(self) -> None:
+        """End all, the last one first."""
+        self._made.clear()
+        self._ends.close()
+
+
+SHARED = Shared()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Iterator[None]:
+    """End what is shared where the next test has no part in it."""
+    yield
+    if nextitem is None or _scope(item) != _scope(nextitem):
+        SHARED.end()
+
+
+def _scope(item: pytest.Item) -> str:
+    return scope_of(item.path.relative_to(TESTS).as_posix())
