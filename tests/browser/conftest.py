@@ -9,8 +9,9 @@ import itertools
 import json
 import re
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
@@ -25,6 +26,7 @@ from tests.support import chromium as chromium_program
 from tests.support import light_server, seen
 from tests.support.screenshots import shoot  # noqa: F401 - for the tests here
 from tests.support.seen import pytest_runtest_makereport  # noqa: F401 - a hook
+from tests.support.sharing import SHARED, pytest_runtest_teardown  # noqa: F401
 from tests.support.stack import Stack
 
 if TYPE_CHECKING:
@@ -33,7 +35,15 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 _numbers = itertools.count(1)
-ON_REQUEST_ONLY = {"idle_after": 0, "sample_interval": 1}
+ON_REQUEST_ONLY = {
+    "idle_after": 0,
+    "sample_interval": 1,
+    "service_check": 1,
+    "service_options": {
+        "ReclaimService.keep_limit": 7200,
+        "ReclaimService.own_idle_longest": 3600,
+    },
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,11 +55,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def stack(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("stack")
+) -> Stack:
+    """One for all files of a group that have the same settings."""
     settings = getattr(request.module, "SETTINGS", ON_REQUEST_ONLY)
-    with Stack(folder, server=light_server.WITH_LAB, **settings) as stack:
-        yield stack
+
+    def begin(**settings: Any) -> Stack:
+        folder = tmp_path_factory.mktemp("stack")
+        return Stack(folder, server=light_server.WITH_LAB, **settings)
+
+    return SHARED.get(begin, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +72,17 @@ def admin(stack: Stack) -> Admin:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium_program.PATH, args=chromium_program.ARGUMENTS
-        )
-        yield browser
-        browser.close()
+def chromium() -> Browser:
+    @contextmanager
+    def begin() -> Iterator[Browser]:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=chromium_program.PATH, args=chromium_program.ARGUMENTS
+            )
+            yield browser
+            browser.close()
+
+    return SHARED.get(begin)
 
 
 @pytest.fixture

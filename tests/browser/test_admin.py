@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
-SETTINGS = {"idle_after": 0, "sample_interval": 1, "service_check": 1}
 NOTE = "GPU states and buttons are not shown"
 GB = 10**9
 

@@ -17,7 +17,7 @@ from tests.support.screenshots import shoot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
     from demo.admin import Admin
     from tests.support.stack import Stack
@@ -98,18 +98,6 @@ def test_sessions_are_picked_suspended_and_deleted_by_an_administrator(
         service.get_by_role("link", name="dark", exact=True).click()
     colour = "getComputedStyle(document.body).backgroundColor"
     assert service.evaluate(colour) == "rgb(24, 27, 31)"
-
-
-def test_link_to_a_message_leads_there_through_the_login_form(
-    stack: Stack, chromium: Browser
-) -> None:
-    with chromium.new_context() as context:
-        page = context.new_page()
-        page.goto(f"{stack.url}/services/gpu-reclaim/messages?about=kernel_busy")
-        page.get_by_label("Username").fill("admin")
-        page.get_by_label("Password").fill(stack.password)
-        page.get_by_role("button", name="Sign in").click()
-        page.wait_for_url("**/services/gpu-reclaim/messages#kernel_busy")
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """What people see of a nap: JupyterLab, the admin page, and ours; the card is false.
 
+A nap without a browser, which a cell ends, is in ``e2e/test_nap.py``.
 The kernel ends if it runs while its card is away, and JupyterLab would say so.
 """
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from demo.admin import Admin
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(400)]
 LOOK = "print(x, int(has_card()))"
 
 
@@ -85,7 +86,6 @@ def test_cell_wakes_the_kernel_and_the_tab_shows_no_error(
     shows_no_error(page)
 
 
-@pytest.mark.long
 def test_interrupt_and_restart_reach_a_kernel_that_naps(
     admin: Admin, notebook: tuple[str, Page]
 ) -> None:
@@ -110,7 +110,6 @@ def test_interrupt_and_restart_reach_a_kernel_that_naps(
     shows_no_error(page)
 
 
-@pytest.mark.long
 def test_manager_puts_a_session_to_nap_and_wakes_it_in_the_hubs_admin_page(
     stack: Stack, admin: Admin, notebook: tuple[str, Page], sign_in: Callable[..., Page]
 ) -> None:

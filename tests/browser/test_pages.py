@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
     from demo.admin import Admin
     from demo.user import Kernel, User
@@ -187,29 +187,56 @@ def test_service_pages_of_user_and_manager_suspend_and_resume_live(
     mine = f'[data-session="{paige.name}/"]'
     running = f'{mine}[data-phase="running"]'
     suspended = f'{mine}[data-phase="suspended"]'
-    card = page.locator(mine)
     page.locator(running).wait_for()
-    card.get_by_role("button", name="Suspend now").click()
+    page.locator(mine).get_by_role("button", name="Suspend now").click()
     page.locator(suspended).wait_for()
     assert admin.session(paige.name)["phase"] == "suspended"
     shoot(page, "service-suspended")
 
     manager = sign_in("admin")
     manager.goto(f"{stack.url}/services/gpu-reclaim/all")
-    row = manager.locator(mine)
-    row.get_by_role("button", name="Resume").click()
+    manager.locator(mine).get_by_role("button", name="Resume").click()
     manager.locator(running).wait_for()
     page.locator(running).wait_for()
     assert admin.session(paige.name)["phase"] == "running"
     shoot(manager, "overview-resumed")
-    row.get_by_role("button", name="Suspend now").click()
+
+
+@pytest.mark.long
+def test_service_pages_of_manager_and_user_suspend_and_resume_live(
+    stack: Stack,
+    admin: Admin,
+    paige: User,
+    page: Page,
+    sign_in: Callable[[str], Page],
+) -> None:
+    mine = f'[data-session="{paige.name}/"]'
+    running = f'{mine}[data-phase="running"]'
+    suspended = f'{mine}[data-phase="suspended"]'
+    page.goto(f"{stack.url}/services/gpu-reclaim/")
+    page.locator(running).wait_for()
+    manager = sign_in("admin")
+    manager.goto(f"{stack.url}/services/gpu-reclaim/all")
+    manager.locator(mine).get_by_role("button", name="Suspend now").click()
     manager.locator(suspended).wait_for()
     shoot(manager, "overview-suspended")
 
     page.locator(suspended).wait_for()
-    card.get_by_role("button", name="Resume").click()
+    page.locator(mine).get_by_role("button", name="Resume").click()
     page.locator(running).wait_for()
     assert admin.session(paige.name)["phase"] == "running"
+
+
+def test_link_to_a_message_leads_there_through_the_login_form(
+    stack: Stack, chromium: Browser
+) -> None:
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{stack.url}/services/gpu-reclaim/messages?about=kernel_busy")
+        page.get_by_label("Username").fill("admin")
+        page.get_by_label("Password").fill(stack.password)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url("**/services/gpu-reclaim/messages#kernel_busy")
 
 
 @pytest.mark.long

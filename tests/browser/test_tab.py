@@ -19,7 +19,6 @@ from tests.support import axe
 from tests.support.agent import wait_for
 
 from .conftest import (
-    ON_REQUEST_ONLY,
     edit_cell,
     notebook_of,
     open_notebook,
@@ -43,14 +42,6 @@ SOMEBODY_LOOKS = (
 )
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
-
-SETTINGS = {
-    **ON_REQUEST_ONLY,
-    "service_options": {
-        "ReclaimService.keep_limit": 7200,
-        "ReclaimService.own_idle_longest": 3600,
-    },
-}
 
 
 @pytest.fixture
@@ -78,7 +69,7 @@ def test_installed_extension_is_the_one_of_this_checkout() -> None:
     assert len(same) > 10
 
 
-def test_suspend_now_keeps_what_is_not_saved_and_resumes_in_place(
+def test_suspend_now_resumes_in_place_with_what_is_not_saved_and_later_by_a_reload(
     stack: Stack, admin: Admin, new_name: str, notebook: Page
 ) -> None:
     edit_cell(notebook, 1, "print('only on this page:', x + 1)")
@@ -123,6 +114,23 @@ def test_suspend_now_keeps_what_is_not_saved_and_resumes_in_place(
     admin.wait(new_name, phase="running")
     assert output_of(notebook, 1) == "only on this page: 42"
     notebook.get_by_role("button", name="Session in use").wait_for()
+    notebook.keyboard.press("Control+s")
+    file = stack.folder / "homes" / new_name / "mine.ipynb"
+    wait_for(lambda: "only on this page" in file.read_text())
+    reload_brings_it_back(admin, new_name, notebook)
+    assert output_of(notebook, 1) == "only on this page: 42"
+
+
+def reload_brings_it_back(admin: Admin, name: str, notebook: Page) -> None:
+    """Suspended, its tab is loaded again, also while the service does not answer."""
+    admin.suspend(name)
+    notebook.route("**/services/gpu-reclaim/**", lambda route: route.abort())
+    notebook.reload(wait_until="commit")
+    notebook.wait_for_url(f"**/user/{name}/lab**", wait_until="commit")
+    notebook.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+    admin.wait(name, phase="running")
+    # of a session whose service does not answer, nothing is said
+    assert notebook.locator(".gpu-reclaim-corner").is_hidden()
 
 
 @pytest.mark.long
@@ -159,20 +167,6 @@ def slow_agent(stack: Stack) -> Iterator[Callable[[], None]]:
         yield work_a_little
     finally:
         agent.send_signal(signal.SIGCONT)
-
-
-def test_reload_of_a_suspended_tab_brings_the_session_back(
-    admin: Admin, new_name: str, notebook: Page
-) -> None:
-    admin.suspend(new_name)
-    notebook.route("**/services/gpu-reclaim/**", lambda route: route.abort())
-    notebook.reload(wait_until="commit")
-    notebook.wait_for_url(f"**/user/{new_name}/lab**", wait_until="commit")
-    notebook.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
-    admin.wait(new_name, phase="running")
-    # of a session whose service does not answer, nothing is said
-    assert notebook.locator(".gpu-reclaim-corner").is_hidden()
-    assert output_of(notebook, 1) == "it is 42"
 
 
 @pytest.mark.long
