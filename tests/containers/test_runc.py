@@ -1,10 +1,12 @@
 """A session moves from one container to another, with another address and name."""
 
+import pytest
 from websockets.sync.client import connect
 
 from jupyterhub_gpu_reclaim.linux import processes
 from tests.support.agent import PATIENCE, wait_for
 from tests.support.containers import PLACEMENT
+from tests.support.long_stories import but
 
 IMAGE = "registry.example/notebook@sha256:" + "ab" * 32
 TEMPORARY = ("/scratch/mine", "/scratch/data/mine")
@@ -23,7 +25,8 @@ def type_in(jupyter, terminal: str, line: str, until: str) -> str:
     return shown
 
 
-def test_session_moves_to_another_container_and_again(agent, jupyter, pods):
+@pytest.mark.parametrize("moves", but([1, 2], 1))
+def test_session_moves_to_another_container_and_again(agent, jupyter, pods, moves):
     kernel = jupyter.start_kernel()
     terminal = jupyter.client.post("api/terminals").json()["name"]
     type_in(jupyter, terminal, "cd /srv && word=melon && echo is-$word", "is-melon")
@@ -35,7 +38,7 @@ def test_session_moves_to_another_container_and_again(agent, jupyter, pods):
         jupyter.run(kernel, f"_ = open('{name}', 'w').write('{name}')")
     pid = jupyter.run(kernel, "pid")
     assert int(pid) > 300  # although the init has an entry point of the image above it
-    for generation in (1, 2):
+    for generation in range(1, moves + 1):
         checkpoint, old = f"cp-{generation}", jupyter.place
 
         captured = old.call(
@@ -82,7 +85,8 @@ def test_session_moves_to_another_container_and_again(agent, jupyter, pods):
         shown = type_in(jupyter, terminal, "echo still-$word in $PWD", "still-melon")
         assert "/srv" in shown
     text = jupyter.run(kernel, "open('/var/log-of-ann').read()")
-    assert text == "'on the root 1 2 '"
+    written = "".join(f"{number} " for number in range(1, moves + 1))
+    assert text == f"'on the root {written}'"
     sample = next(
         one
         for one in agent.get("/v1/samples").json()

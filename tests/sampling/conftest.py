@@ -1,5 +1,5 @@
-"""Real sessions with a Jupyter server for the samples' tests."""
+"""Real sessions for the samples' tests."""
 
-from tests.node.conftest import folder, jupyter, places
+from tests.node.conftest import folder, places
 
-__all__ = ["folder", "jupyter", "places"]
+__all__ = ["folder", "places"]

@@ -13,9 +13,10 @@ import tempfile
 import threading
 import time
 import uuid
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import httpx
 import pytest
@@ -31,8 +32,12 @@ from jupyterhub_gpu_reclaim.sampling.connections import Connections
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
 from tests.support import bridge
-from tests.support.agent import Jupyter, Place, wait_for
+from tests.support.agent import Jupyter, Place, free_port, wait_for
+from tests.support.long_stories import but
 from tests.support.other_machine import ADDRESS, OUR_ADDRESS, PORT, other_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 EXTENSION = "jupyterhub_gpu_reclaim.lab.server_extension"
 PROXY = "jupyter_server_proxy"
@@ -40,9 +45,9 @@ PROXIES = [PROXY] if importlib.util.find_spec(PROXY) else []
 EXTENSIONS = (EXTENSION, bridge.NAME, *PROXIES)
 
 
-@pytest.fixture(scope="module", name="server")
-def server_fixture():
-    """One server with a kernel for all tests that only look."""
+@contextmanager
+def serving(options: Callable[[Path], Iterable[str]]) -> Iterator[Jupyter]:
+    """A server with a kernel; its options may name files of its folder."""
     if os.geteuid() != 0:
         pytest.skip("needs root: sessions have namespaces of their own")
     made: list[Place] = []
@@ -53,20 +58,44 @@ def server_fixture():
 
     with tempfile.TemporaryDirectory(prefix="gra-", dir="/tmp") as name:
         folder = Path(name)
-        proxied = {
-            "command": [sys.executable, str(folder / "program.py"), "{unix_socket}"],
-            "unix_socket": True,
-        }
-        (folder / "program.py").write_text(PROGRAM)
-        servers = f"--ServerProxy.servers={ {'program': proxied} }"
-        switches = (f"--ServerApp.jpserver_extensions={n}=True" for n in EXTENSIONS)
-        culls = "--MappingKernelManager.cull_idle_timeout=86400"
-        server = Jupyter(folder, places, *switches, servers, culls)
+        server = Jupyter(folder, places, *options(folder))
         server.start_kernel("train.ipynb")
         yield server
         server.client.close()
         for place in made:
             place.kill()
+
+
+def with_all_extensions(folder: Path) -> Iterator[str]:
+    proxied = {
+        "command": [sys.executable, str(folder / "program.py"), "{unix_socket}"],
+        "unix_socket": True,
+    }
+    (folder / "program.py").write_text(PROGRAM)
+    yield f"--ServerProxy.servers={ {'program': proxied} }"
+    yield from (f"--ServerApp.jpserver_extensions={n}=True" for n in EXTENSIONS)
+    yield "--MappingKernelManager.cull_idle_timeout=86400"
+
+
+@pytest.fixture(scope="module", name="server")
+def server_fixture():
+    """One server with a kernel for all tests that leave it as it is."""
+    with serving(with_all_extensions) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", name="plain")
+def plain_fixture():
+    """Likewise, without our extension."""
+    without = f"--ServerApp.jpserver_extensions={EXTENSION}=False"
+    with serving(lambda _: [without]) as server:
+        yield server
+
+
+def interrupt(server, kernel: str) -> None:
+    """End what a kernel runs; it is idle then."""
+    server.client.post(f"api/kernels/{kernel}/interrupt")
+    wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
 
 
 def watched(server, port: int | None = None, **changes) -> SampleTarget:
@@ -217,9 +246,8 @@ def test_sample_of_a_busy_kernel_shows_work(server):
         return after if after.cpu_work - before.cpu_work > 0.2 else None
 
     assert wait_for(worked).kernels[0].execution_state == "busy"
-    server.client.post(f"api/kernels/{kernel}/interrupt")
     # What it says of its end is use, and not to be seen by the next test.
-    wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
+    interrupt(server, kernel)
 
 
 def test_sampling_is_no_sign_of_use(server):
@@ -309,10 +337,18 @@ def test_sample_of_a_session_without_an_address_says_so(server):
     assert "not known" in taken.problem
 
 
-def test_sample_of_a_session_that_has_ended_is_unknown(jupyter):
-    server = jupyter()
-    gone = watched(server)
-    server.place.kill()
+def test_sample_of_a_session_that_has_ended_is_unknown(places):
+    place = places("start", "sleep", "600")
+    tree = wait_for(lambda: place.tree.server and place.tree)
+    gone = SampleTarget(
+        place.incarnation,
+        SessionKey("ann"),
+        tree.init.pid,
+        tree.server.pid,
+        [process.pid for process in tree.processes],
+        ServerAddress(free_port(), "/", "secret"),
+    )
+    place.kill()
     until = time.monotonic() + 20
     while (taken := sample(gone, seconds=1.0)[0]).processes is not None:
         assert time.monotonic() < until  # its last processes are still ending
@@ -372,7 +408,8 @@ if not child:
 """
 
 
-def test_keys_in_a_terminal_that_is_not_the_servers_own_are_seen(server):
+@pytest.mark.parametrize("again", but([False, True], False))
+def test_keys_in_a_terminal_that_is_not_the_servers_own_are_seen(server, again):
     """As in VS Code behind the server, tmux, or a login into the session."""
     assert sample(watched(server))[0].last_typed is None
     kernel = server.kernels()[0]["id"]
@@ -380,21 +417,20 @@ def test_keys_in_a_terminal_that_is_not_the_servers_own_are_seen(server):
     server.run(kernel, "os.write(terminal, b'one\\n')")
     begun = time.time()
     wait_for(lambda: sample(watched(server))[0].last_typed is not None)
-    time.sleep(9)  # the kernel keeps these times in steps of eight seconds
     (before,) = sample(watched(server))
     assert abs(before.last_typed - begun) < 9
-    server.run(kernel, "os.write(terminal, b'two\\n')")
-    wait_for(lambda: sample(watched(server))[0].last_typed > before.last_typed)
+    if again:
+        time.sleep(9)  # the kernel keeps these times in steps of eight seconds
+        server.run(kernel, "os.write(terminal, b'two\\n')")
+        wait_for(lambda: sample(watched(server))[0].last_typed > before.last_typed)
     server.run(kernel, "os.close(terminal)")
     wait_for(lambda: sample(watched(server))[0].last_typed is None)
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_question_of_a_page_is_no_use_of_its_kernel(jupyter, installed):
-    server = jupyter(
-        f"--ServerApp.jpserver_extensions={EXTENSION}={installed}",
-    )
-    kernel = server.start_kernel()
+@pytest.mark.parametrize("made", ["server", "plain"])
+def test_question_of_a_page_is_no_use_of_its_kernel(request, made):
+    server, installed = request.getfixturevalue(made), made == "server"
+    kernel = server.kernels()[0]["id"]
     with server.channel(kernel, "page") as page:
 
         def says(kind: str, channel: str) -> str:
@@ -421,10 +457,34 @@ def test_question_of_a_page_is_no_use_of_its_kernel(jupyter, installed):
 ASK = {"store_history": False, "allow_stdin": True, "silent": False}
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_cell_that_waits_for_an_answer_is_told_until_it_has_one(jupyter, installed):
-    server = jupyter(f"--ServerApp.jpserver_extensions={EXTENSION}={installed}")
-    kernel = server.start_kernel()
+def send(page, kind: str, channel: str, **content) -> None:
+    """Send a message to a kernel as a page does."""
+    header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": "page"}
+    empty = {"parent_header": {}, "metadata": {}, "buffers": []}
+    message = {"content": content, "channel": channel, "header": header}
+    page.send(json.dumps(empty | message))
+
+
+def hears(page, kind: str) -> dict:
+    """The content of the next message of that kind."""
+    while (heard := json.loads(page.recv(30)))["msg_type"] != kind:
+        pass
+    return heard["content"]
+
+
+def test_cell_that_waits_for_an_answer_is_not_told_without_the_extension(plain):
+    kernel = plain.kernels()[0]["id"]
+    with plain.channel(kernel, "page") as page:
+        send(page, "execute_request", "shell", code="input('name')", **ASK)
+        hears(page, "input_request")
+        (taken,) = sample(watched(plain))
+        assert taken.kernels[0].execution_state == "busy"
+        assert taken.kernels[0].prompt_since is None
+    interrupt(plain, kernel)
+
+
+def test_cell_that_waits_for_an_answer_is_told_until_it_has_one(server):
+    kernel = server.kernels()[0]["id"]
 
     def asked() -> float | None:
         (taken,) = sample(watched(server))
@@ -432,39 +492,24 @@ def test_cell_that_waits_for_an_answer_is_told_until_it_has_one(jupyter, install
         return taken.kernels[0].prompt_since
 
     with server.channel(kernel, "page") as page:
-
-        def send(kind: str, channel: str, **content) -> None:
-            header = {"msg_id": uuid.uuid4().hex, "msg_type": kind, "session": "page"}
-            empty = {"parent_header": {}, "metadata": {}, "buffers": []}
-            message = {"content": content, "channel": channel, "header": header}
-            page.send(json.dumps(empty | message))
-
-        def hears(kind: str) -> dict:
-            while (heard := json.loads(page.recv(30)))["msg_type"] != kind:
-                pass
-            return heard["content"]
-
         begun = time.time()
-        work = "input('name'); import time; time.sleep(3); input('age')"
-        send("execute_request", "shell", code=work, **ASK)
-        assert hears("input_request")["prompt"] == "name"
-        if not installed:
-            assert asked() is None
-            return
+        work = "input('name'); import time; time.sleep(1.5); input('age')"
+        send(page, "execute_request", "shell", code=work, **ASK)
+        assert hears(page, "input_request")["prompt"] == "name"
         assert begun - 1 < asked() < time.time() + 1
-        send("input_reply", "stdin", value="ada")
+        send(page, "input_reply", "stdin", value="ada")
         wait_for(lambda: asked() is None)  # it works again
     # The page has gone meanwhile; the next question is kept for it.
     second = wait_for(asked)
     with server.channel(kernel, "page") as page:
-        assert hears("input_request")["prompt"] == "age"
+        assert hears(page, "input_request")["prompt"] == "age"
         assert asked() == second
-        server.client.post(f"api/kernels/{kernel}/interrupt")
-        wait_for(lambda: server.kernels()[0]["execution_state"] == "idle")
+        interrupt(server, kernel)
         work = "import time; time.sleep(60)"
-        send("execute_request", "shell", code=work, **ASK)
+        send(page, "execute_request", "shell", code=work, **ASK)
         wait_for(lambda: server.kernels()[0]["execution_state"] == "busy")
         assert asked() is None
+    interrupt(server, kernel)
 
 
 def looks(server, between, count: int = 2) -> list[Sample]:

@@ -10,10 +10,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from soak.zoo import ANIMALS, GPU_ANIMALS, Animal
+from tests.support.long_stories import but
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_cuda" / "cuda.c"
@@ -70,9 +75,18 @@ def check(told: list[dict]) -> None:
 
 
 ALIKE = {animal.home: animal for animal in ANIMALS}
+#: They load large packages, or hold a gigabyte; a soak has them all.
+HEAVY = {"memory:Frame", "memory:Model", "memory:Gigabyte", "display:Figure"}
+HEAVY |= {"gpu:TwoProcesses", "gpu:DeviceMemory"}
 
 
-@pytest.mark.parametrize("animal", ALIKE.values(), ids=ALIKE)
+def each(animals: Collection[Animal]) -> list[object]:
+    """As parameters, the heavy ones as long stories."""
+    light = [animal for animal in animals if animal.home not in HEAVY]
+    return but(animals, *light)
+
+
+@pytest.mark.parametrize("animal", each(ALIKE.values()), ids=ALIKE)
 def test_animal_tells_the_same_until_it_works(animal: Animal, tmp_path: Path) -> None:
     if not animal.here():
         pytest.skip(f"needs {animal.needs} {animal.program}")
@@ -93,7 +107,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": str(folder), "FAKE_CUDA_DIR": str(folder)}
 
 
-@pytest.mark.parametrize("animal", GPU_ANIMALS, ids=lambda animal: animal.name)
+@pytest.mark.parametrize("animal", each(GPU_ANIMALS), ids=lambda animal: animal.name)
 def test_animal_with_a_card_tells_the_same_until_it_works(
     animal: Animal, tmp_path: Path, driver: dict[str, str]
 ) -> None:
