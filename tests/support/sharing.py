@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
 TESTS = Path(__file__).parents[1]
@@ -86,11 +86,13 @@ SHARED = Shared()
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
-) -> Iterator[None]:
+) -> Generator[None, object, object]:
     """End what is shared where the next test has no part in it."""
-    yield
-    if nextitem is None or _scope(item) != _scope(nextitem):
-        SHARED.end()
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or _scope(item) != _scope(nextitem):
+            SHARED.end()
 
 
 def _scope(item: pytest.Item) -> str:
