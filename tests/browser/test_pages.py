@@ -152,7 +152,7 @@ def test_refusal_names_the_file_and_both_buttons_work(
     admin.wait(paige.name, phase="running")
     admin.suspend(paige.name)
     taken_away(page, stack, paige, path)
-    page.get_by_role("link", name=re.compile("Start fresh.*kept for 7 days")).click()
+    page.get_by_role("link", name=re.compile("Start fresh.*set aside")).click()
     page.get_by_text("data.bin").first.wait_for()
     shoot(page, "page-start-fresh")
     page.get_by_role("button", name="Start fresh").click()
