@@ -25,7 +25,7 @@ ROOMS: Final = {
 }
 #: In the other rooms: each room with its files, without ``test_`` and ``.py``.
 FILES: Final = {
-    "": "architecture docs fair_order public_api reasons wire",
+    "": "architecture docs fair_order public_api reasons room_mutants wire",
     "checkpoint": "cgroup containers gpu_clients held images process_files protection"
     " readiness ready rootfs sockets thaw",
     "cli": "sessions",
