@@ -411,9 +411,8 @@ def table(mutants: Iterable[Mutant], found: Found) -> str:
         failed = len(names.get(room, ()))
         lines.append(f"| {room} | {mutant.broken} | {failed} | {found.ran[room]:,} |")
     others = len(names.get("", ()))
-    lines.append(
-        f"| all | failed that look at none of it | {others} | {found.ran.total():,} |"
-    )
+    ran = found.ran.total()
+    lines.append(f"| all | failed tests that look at no mutant | {others} | {ran:,} |")
     return "\n".join(lines)
 
 
