@@ -223,6 +223,9 @@ class Run:
         tree = place.tree if place is not None else None
         if tree is None or not tree.on_gpu or not service or not service.controller:
             return
+        failure = service.controller.users.session(key).failure
+        if failure is not None and failure.code == _SECOND:
+            return  # it is left alone until a person ends one of the two
         assert place is not None
         frozen = any(other.stopped for other in world.machines.of(place.pid)[0].trees)
         if frozen or service.controller.waiting():

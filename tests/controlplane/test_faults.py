@@ -412,6 +412,23 @@ async def test_visit_adopts_no_return_that_the_service_itself_has_given_up(world
     await _comes_back_from_its_checkpoint(world, controller, agent, mine)
 
 
+async def test_return_that_was_given_up_without_an_answer_is_ended_when_it_is_back(
+    world,
+):
+    """Else the next visit would end it, maybe after its checkpoint's time."""
+    world.silence = 1.0
+    world.node.hold_at = "criu"
+    controller, agent, _ = await _restored_behind_the_hub(world, "restoring")
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: agent.asked)
+    world.node.hold_at = ""
+    await world.until(lambda: world.node.living(KEY))
+    agent.answers = True
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert world.node.living(KEY) == []
+    assert await world.hub.start(KEY) == "restore"
+
+
 async def _comes_back_from_its_checkpoint(world, controller, agent, mine):
     visit = msgspec.structs.replace(mine, incarnation="i3")
     plan = await controller.plan_start(visit)

@@ -616,6 +616,30 @@ async def test_return_goes_on_though_the_journal_is_lost_in_its_middle(
     assert contents(world) == "tensors"
 
 
+async def test_journal_put_back_in_a_return_keeps_no_earlier_state_for_longer(
+    world, tmp_path
+):
+    """What runs came from what it says; put aside, that would outlive the newer one."""
+    first = await running(world, "tensors")
+    older = await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(first) == "running")
+    newer = await suspend(world, first)
+    world.node.hold_at = "criu"
+    start = world.hub.spawn(world.hub.start(KEY))
+    await world.until(lambda: restoring(world))
+    await world.kill(first)
+    backup.put_back()
+    second = await world.controller()
+    world.node.hold_at = ""
+    assert await start == "restore"
+    await world.until(lambda: world.phase(second) == "running")
+    await world.until(lambda: second._sessions.journal.checkpoint(newer) is not None)
+    keeping = [second._sessions.journal.checkpoint(c).keeping for c in (older, newer)]
+    assert keeping == [Keeping.SUPERSEDED, Keeping.SUPERSEDED]
+
+
 class SilentOnceFound:
     """An agent whose store does not answer a start; others find something meanwhile."""
 

@@ -149,7 +149,7 @@ class StartPlanner:
                 moved = self._sessions.row(row.key) != row
                 return None if moved else StartPlan(action="cold")
             case ActionKind.JOIN if action.tree is not None:
-                return await self._adopt_running(row, action.tree, placement)
+                return await self._adopt_running(answer, action.tree, placement)
             case ActionKind.RETURN if row.phase is Phase.RESUMING:
                 return self._restore(row, await self._agent.identity(row.checkpoint))
             case ActionKind.RETURN:
@@ -231,7 +231,7 @@ class StartPlanner:
         return bool(saved and saved.info and saved.info.branch_of)
 
     async def _adopt_running(
-        self, row: SessionRow, tree: Tree, placement: Placement
+        self, answer: Answer, tree: Tree, placement: Placement
     ) -> StartPlan | None:
         """Adopt the session that runs, unless its end was ordered.
 
@@ -239,6 +239,7 @@ class StartPlanner:
             Refused: its pod is being deleted, which ends by itself; or the session is
                 another account's.
         """
+        row = answer.row
         if tree.ending:
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation="stop")
         if ending.is_ordered(self._sessions, tree.key, tree.incarnation):
@@ -248,7 +249,8 @@ class StartPlanner:
             owners.refuse_anothers(self._sessions, tree, placement)
         known = row.phase in {*LIVE, Phase.RESUMING}
         if not known or tree.incarnation != row.incarnation:
-            adoption.running(self._sessions, row, tree, self._settings)
+            seen = answer.observed
+            adoption.running(self._sessions, row, tree, seen, self._settings)
         elif row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:
             self._sessions.update(row.key, failure=None)
         return StartPlan(

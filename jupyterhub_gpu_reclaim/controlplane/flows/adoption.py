@@ -35,17 +35,24 @@ if TYPE_CHECKING:
 
 
 def running(
-    sessions: Sessions, row: SessionRow, tree: Tree, settings: Settings
+    sessions: Sessions,
+    row: SessionRow,
+    tree: Tree,
+    observed: Observed,
+    settings: Settings,
 ) -> SessionRow:
     """Adopt a tree that the journal did not know as running.
 
-    The checkpoint that it came from is kept as after a return; any other one is set
-    aside, because it is not what runs. Whose the session is, the tree knows better than
-    a journal that was lost or put back; what is saved of others is not theirs.
+    The checkpoint that it came from is kept as after a return, as are those before it;
+    any other one is set aside, because it is not what runs. Whose the session is, the
+    tree knows better than a journal that was lost or put back; what is saved of others
+    is not theirs.
     """
     came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
     if came_from:
         kept = expiry.came_from(sessions, row, settings.grace)
+    elif row.checkpoint in lineage.goes_back_to(_came_from(tree), observed):
+        kept = expiry.kept(sessions, row.checkpoint, Keeping.SUPERSEDED, settings.grace)
     else:
         kept = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, settings.set_aside)
     ending.forget(sessions, row.key, tree.incarnation)

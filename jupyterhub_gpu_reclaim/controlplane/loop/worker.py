@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back
-from jupyterhub_gpu_reclaim.controlplane.flows import adoption, vanished
+from jupyterhub_gpu_reclaim.controlplane.flows import adoption, ending, vanished
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
@@ -184,8 +184,18 @@ class Worker:
         """
         if action.kind in self._handlers:
             return await self._handlers[action.kind](row, action)
+        if action.kind is ActionKind.RESTORED and self._is_to_end(row, observed):
+            return await self._give_up(row, action)
         self._note_outside(row, action, observed, remembered)
         return 0.0
+
+    def _is_to_end(self, row: SessionRow, observed: Observed) -> bool:
+        """Whether what is back was given up before, by an order that had no answer.
+
+        It would be ended at the next visit, when its checkpoint may be gone.
+        """
+        ordered = ending.is_ordered(self._sessions, row.key, row.incarnation)
+        return ordered and observed.hub is not HubState.RUNNING
 
     def _note_outside(
         self,
@@ -206,7 +216,7 @@ class Worker:
             case ActionKind.RESTORED:
                 self._resumer.restored(row)
             case ActionKind.ADOPT if action.tree is not None:
-                adoption.running(sessions, row, action.tree, settings)
+                adoption.running(sessions, row, action.tree, observed, settings)
             case ActionKind.VANISHED:
                 vanished.take(sessions, self._agent, row)
             case ActionKind.LOST if action.saved is not None:
