@@ -8,7 +8,8 @@ SEEDS ?= 1000
 FROM ?= 0
 # Most tests wait for programs to start and end: four at a time keep two cores busy, and
 # more of them only have each other's servers start late. Whole files, in the order of
-# tests/conftest.py: the longest first.
+# tests/conftest.py: the longest first. All of them read what pytest has compiled of the
+# tests, which is done once, beside the lint.
 BESIDE := -n 4 --dist loadfile --no-loadscope-reorder
 # Where the tests and the demo find the CRIU that scripts/bootstrap has fetched.
 export GPU_RECLAIM_CRIU ?= $(CURDIR)/.cache/criu
@@ -32,7 +33,8 @@ quick: ## what is pure: no root, no program is started; a minute
 
 test: ## lint, types, layers, and every test that runs without a GPU or a cluster
 	@scripts/bootstrap test
-	@$(MAKE) --no-print-directory lint
+	@$(PYTHON) -m pytest -q --collect-only > .venv/collected.log 2>&1 & \
+		$(MAKE) --no-print-directory lint; linted=$$?; wait; exit $$linted
 	@$(PYTHON) -m pytest -q $(BESIDE)
 
 test-all: ## the same, and the long stories: an hour; docs/reference/tests.md

@@ -322,10 +322,10 @@ def used(world, at: float) -> None:
 
 async def test_rule_saves_what_was_used_since_and_nothing_else(world):
     world.change(save_every=0.2)
-    used(world, time.time() + 0.5)
-    controller, _ = await running(world)
-    await world.until(lambda: len(world.node.saved) >= 1)
     used(world, time.time() - 60.0)
+    controller, _ = await running(world)
+    used(world, time.time())
+    await world.until(lambda: len(world.node.saved) >= 1)
     await world.until(lambda: row(controller).checkpoint in world.node.saved)
     first = row(controller).checkpoint
     assert first in world.node.saved
