@@ -125,16 +125,20 @@ async def test_kill_that_a_former_service_has_sent_does_not_end_what_its_success
     await world.until(second.ready)
     # … while the Hub says that it runs: it is the session after all.
     await world.until(lambda: world.phase() == "running")
-    await world.until(lambda: agent.get("/v1/status").json()["term"] == 2)
+    await world.until(lambda: _term_known_to(agent) == 2)
     wire.let_go.set()
     answer = await wire.answer
 
     assert b"409 Conflict" in answer
     assert b"former_service" in answer
     assert await asyncio.to_thread(goes_on, counter)
-    assert agent.get("/v1/status").json()["term"] == 2
+    assert _term_known_to(agent) == 2
     assert world.phase() == "running"
     wire.close()
+
+
+def _term_known_to(agent) -> int:
+    return agent.get("/v1/status").json()["term"]
 
 
 async def test_service_whose_journal_was_lost_goes_on_above_what_its_agents_know(
@@ -142,13 +146,12 @@ async def test_service_whose_journal_was_lost_goes_on_above_what_its_agents_know
 ):
     """The journal is begun anew: its lease counts from the beginning."""
     world.agent_url = agent.listen
-    for _ in range(2):  # so that the next one's first term is not the highest
+    for term in (1, 2):  # so that the next one's first term is not the highest
         former = world.service("former")
         await world.until(former.ready)
-        await world.until(lambda: agent.get("/v1/status").json()["term"])
+        await world.until(lambda: _term_known_to(agent) == term)  # noqa: B023 - at once
         former.signal(signal.SIGKILL)
         former.process.join(20)
-    assert agent.get("/v1/status").json()["term"] == 2
     for path in folder.glob("journal.sqlite*"):
         path.unlink()
 
@@ -161,5 +164,5 @@ async def test_service_whose_journal_was_lost_goes_on_above_what_its_agents_know
     await service.client.cancelled(placement)
 
     await world.until(lambda: not counter.alive)
-    assert agent.get("/v1/status").json()["term"] == 3
+    assert _term_known_to(agent) == 3
     assert "term 2 was known; ours is higher now" in service.told()
