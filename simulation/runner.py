@@ -154,9 +154,7 @@ class Run:
 
         What the Hub does not know naps for nobody until a person comes to it.
         """
-        return self._world.never_idle or any(
-            view.failure and view.failure.code == _SECOND for view in views
-        )
+        return self._world.never_idle or any(map(_has_a_second_tree, views))
 
     def _tree_unrest(self, views: list[SessionView]) -> str:
         world = self._world
@@ -223,8 +221,7 @@ class Run:
         tree = place.tree if place is not None else None
         if tree is None or not tree.on_gpu or not service or not service.controller:
             return
-        failure = service.controller.users.session(key).failure
-        if failure is not None and failure.code == _SECOND:
+        if _has_a_second_tree(service.controller.users.session(key)):
             return  # it is left alone until a person ends one of the two
         assert place is not None
         frozen = any(other.stopped for other in world.machines.of(place.pid)[0].trees)
@@ -327,6 +324,11 @@ class Run:
                 raise _Broken
         if world.history.violations:
             raise _Broken
+
+
+def _has_a_second_tree(view: SessionView) -> bool:
+    """Whether another tree of that name is reported."""
+    return view.failure is not None and view.failure.code == _SECOND
 
 
 class _Broken(Exception):
