@@ -43,4 +43,4 @@ def test_output_of_an_agent_that_was_killed_ends_though_its_watchdog_waits(
     before = (home / "n").read_text()
     wait_for(lambda: (home / "n").read_text() not in {before, ""})
     log = folder / "state" / "watchdog.log"
-    assert "its agent did not come back" in log.read_text()
+    wait_for(lambda: "its agent did not come back" in log.read_text())  # said after it
