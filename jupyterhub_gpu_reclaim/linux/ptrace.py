@@ -220,7 +220,7 @@ def execute(
         leader.unmask()
     finally:
         leader.detach()
-    leader.wait_as_found()
+    leader.wait_stopped_again()
 
 
 def _arguments(
@@ -286,10 +286,11 @@ def _held(
                     threads[tid] = thread
         yield threads
     finally:
+        stopped_again = [one for one in threads.values() if one.is_to_stop_again()]
         for thread in threads.values():
             thread.detach()
-        for thread in threads.values():
-            thread.wait_as_found()
+        for thread in stopped_again:
+            thread.wait_stopped_again()
 
 
 class _Thread:
@@ -303,11 +304,16 @@ class _Thread:
         self._registers = b""
         self._mask = b""
 
-    def wait_stopped(self) -> None:
-        """Wait for the stop that was asked for."""
+    def wait_stopped(self) -> int:
+        """Wait for the stop that was asked for.
+
+        Returns:
+            The signal that has stopped its process; ``SIGTRAP`` where none has.
+        """
         while (status := self._wait()) >> 16 != _EVENT_STOP:
             # A signal came first: it is delivered, and the stop comes next.
             _ptrace(_CONT, self._tid, 0, os.WSTOPSIG(status))
+        return os.WSTOPSIG(status)
 
     def begin(self) -> None:
         """Remember where it stood, and keep signals off it."""
@@ -367,15 +373,27 @@ class _Thread:
         with contextlib.suppress(OSError):
             _ptrace(_DETACH, self._tid, 0, self._signal)
 
-    def wait_as_found(self) -> None:
-        """Wait until one that a signal had stopped is stopped again.
+    def is_to_stop_again(self) -> bool:
+        """Whether a signal had stopped its process, and none has continued it since.
 
-        The kernel wakes it for that. One that does not stop was continued meanwhile.
+        The kernel says so at each stop (``ptrace(2)``, group-stop), so it makes one
+        more of these.
         """
-        if self._was_stopped:
-            until = time.monotonic() + _STOP_SECONDS
-            while not self._is_stopped() and time.monotonic() < until:
-                time.sleep(_PAUSE_SECONDS)
+        if not self._was_stopped:
+            return False
+        self._deadline = time.monotonic() + _STOP_SECONDS
+        try:
+            _ptrace(_INTERRUPT, self._tid)
+            _ptrace(_CONT, self._tid)
+            return self.wait_stopped() != signal.SIGTRAP
+        except OSError:
+            return False  # it has ended
+
+    def wait_stopped_again(self) -> None:
+        """Wait until it is stopped, as it was found: the kernel wakes it for that."""
+        until = time.monotonic() + _STOP_SECONDS
+        while not self._is_stopped() and time.monotonic() < until:
+            time.sleep(_PAUSE_SECONDS)
 
     def _is_stopped(self) -> bool:
         return procfs.stat(self._tid)[:1] == [STOPPED]
