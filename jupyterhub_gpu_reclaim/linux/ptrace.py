@@ -53,7 +53,9 @@ _DISPATCH: Final = struct.Struct("=4Q")
 _PAUSE_SECONDS: Final = 0.0005
 #: A thread stops within microseconds if a processor is free.
 _QUICK_LOOKS: Final = 50
-_STOP_SECONDS: Final = 2.0
+#: For a thread that has only to be given a processor; one that does not stop in time
+#: could not be let go.
+_STOP_SECONDS: Final = 10.0
 
 _PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
 
