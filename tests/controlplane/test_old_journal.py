@@ -582,7 +582,7 @@ async def test_journal_lost_in_the_middle_of_a_restore_is_no_cold_start(
     saved = await suspend(world, first)
     world.node.hold_at = "criu"
     start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: restoring(world))
+    await world.until(lambda: stands(world, TreeState.RESTORING))
     await world.kill(first)
     start.cancel()
     world.url = f"sqlite:///{tmp_path}/new.sqlite"
@@ -605,7 +605,7 @@ async def test_return_goes_on_though_the_journal_is_lost_in_its_middle(
     saved = await suspend(world, first)
     world.node.hold_at = "criu"
     start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: restoring(world))
+    await world.until(lambda: stands(world, TreeState.RESTORING))
     second = await world.journal_lost(first)
     world.node.hold_at = ""
     await world.until(lambda: world.node.living(KEY))
@@ -628,7 +628,7 @@ async def test_journal_put_back_in_a_return_keeps_no_earlier_state_for_longer(
     newer = await suspend(world, first)
     world.node.hold_at = "criu"
     start = world.hub.spawn(world.hub.start(KEY))
-    await world.until(lambda: restoring(world))
+    await world.until(lambda: stands(world, TreeState.RESTORING))
     await world.kill(first)
     backup.put_back()
     second = await world.controller()
@@ -638,6 +638,30 @@ async def test_journal_put_back_in_a_return_keeps_no_earlier_state_for_longer(
     await world.until(lambda: second._sessions.journal.checkpoint(newer) is not None)
     keeping = [second._sessions.journal.checkpoint(c).keeping for c in (older, newer)]
     assert keeping == [Keeping.SUPERSEDED, Keeping.SUPERSEDED]
+
+
+async def test_journal_put_back_in_a_capture_keeps_no_earlier_state_for_longer(
+    world, tmp_path
+):
+    """What was captured came from it; put aside, it would outlive the newer one."""
+    first = await running(world, "tensors")
+    older = await suspend(world, first)
+    backup = Backup(world, tmp_path)
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(first) == "running")
+    world.node.hold_at = "commit"
+    await first.users.suspend(KEY, "ada")
+    await world.until(lambda: stands(world, TreeState.CAPTURING))
+    await world.kill(first)
+    backup.put_back()
+    world.node.hold_at = ""
+    await world.until(lambda: stands(world, TreeState.CAPTURED))
+    world.hub.states[KEY] = "stopped"  # its database was put back as well
+    second = await world.controller()
+    await world.until(lambda: second.users.session(KEY).checkpoint != older)
+    rows = {row.id: row.keeping for row in second._sessions.journal.checkpoints(KEY)}
+    assert rows.pop(older) is Keeping.SUPERSEDED
+    assert [*rows.values()] == [Keeping.CURRENT]
 
 
 class SilentOnceFound:
@@ -683,8 +707,8 @@ async def test_journal_lost_what_is_found_while_a_start_waits_is_not_passed_over
     assert (await plan).action == "refuse"
 
 
-def restoring(world):
-    return any(p.state is TreeState.RESTORING for p in world.node.places.values())
+def stands(world, state):
+    return any(place.state is state for place in world.node.places.values())
 
 
 async def test_journal_lost_while_it_runs_nothing_older_outlives_what_it_came_from(

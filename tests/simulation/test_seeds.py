@@ -71,6 +71,8 @@ FOUND = (
     # An order to end what comes back that had no answer; a state of before that is put
     # aside beside what runs; a nap of one of two trees, the simulator's own fault.
     *(11231500266, 11233101153, 11230700768),
+    # Both databases put back in a suspend: the state of before is set aside beside it.
+    11400400380,
     # Both databases put back beside a fresh session, as its agent did not answer.
     10900400053,
     # A save point with something that cannot come back is all that is left.

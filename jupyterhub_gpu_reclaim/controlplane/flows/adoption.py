@@ -51,10 +51,8 @@ def running(
     came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
     if came_from:
         kept = expiry.came_from(sessions, row, settings.grace)
-    elif row.checkpoint in lineage.goes_back_to(_came_from(tree), observed):
-        kept = expiry.kept(sessions, row.checkpoint, Keeping.SUPERSEDED, settings.grace)
     else:
-        kept = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, settings.set_aside)
+        kept = _older(sessions, row, _came_from(tree), observed, settings)
     ending.forget(sessions, row.key, tree.incarnation)
     if not came_from:
         sessions.tab_keys.found(row.key)
@@ -122,16 +120,21 @@ def _in_brackets(sentence: str) -> str:
 
 
 def captured(
-    sessions: Sessions, row: SessionRow, saved: CheckpointInfo, settings: Settings
+    sessions: Sessions,
+    row: SessionRow,
+    saved: CheckpointInfo,
+    observed: Observed,
+    settings: Settings,
 ) -> SessionRow:
     """Adopt a captured tree that the journal did not know.
 
-    The checkpoint in the journal is older, and is set aside.
+    The checkpoint in the journal is older: one that it goes back to is superseded, any
+    other one is set aside.
     """
     now = sessions.clock.now()
     rows = [expiry.current(saved, now)]
     if row.checkpoint != saved.id and row.phase is Phase.SUSPENDED:
-        rows += expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, settings.set_aside)
+        rows += _older(sessions, row, saved.id, observed, settings)
     return sessions.apply(
         row.key,
         SessionEvent.FOUND_CAPTURED,
@@ -275,6 +278,21 @@ def _came_from(tree: Tree) -> str:
     A failed attempt to capture it does not count.
     """
     return tree.origin or tree.checkpoint
+
+
+def _older(
+    sessions: Sessions,
+    row: SessionRow,
+    newer: str,
+    observed: Observed,
+    settings: Settings,
+) -> list[CheckpointRow]:
+    """Rows of the journal's checkpoint, in the place of which a newer one was found."""
+    if row.checkpoint in lineage.goes_back_to(newer, observed):
+        keeping, seconds = Keeping.SUPERSEDED, settings.grace
+    else:
+        keeping, seconds = Keeping.ASIDE, settings.set_aside
+    return expiry.kept(sessions, row.checkpoint, keeping, seconds)
 
 
 def _supersede(

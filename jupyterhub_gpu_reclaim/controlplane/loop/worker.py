@@ -223,7 +223,7 @@ class Worker:
                 ended = self._agent.ending(row.incarnation)
                 adoption.lost(sessions, row, action.saved, ended, settings)
             case ActionKind.FOUND_CAPTURED if action.saved is not None:
-                adoption.captured(sessions, row, action.saved, settings)
+                adoption.captured(sessions, row, action.saved, observed, settings)
             case ActionKind.FOUND_SAVED | ActionKind.SET_ASIDE:
                 adoption.saved(sessions, row, observed, settings, remembered)
             case _:
