@@ -61,6 +61,11 @@ SAVED_FROM, SAVED = 9_000_000_000, 0.4
 #: Seeds from here on have drains of machines, likewise, and the share of those.
 DRAINED_FROM, DRAINED = 10_000_000_000, 0.4
 
+#: Of seeds from here on, that share are dense: one session, for which what is kept, put
+#: back and interrupted comes in quick succession, and which ends at last.
+DENSE_FROM, DENSE = 12_000_000_000, 0.5
+NOT_DENSE = frozenset({506_018_170_025, 3_004_906_110_099})
+
 #: Share of events that come soon after another one, and how soon, in seconds.
 NEAR, SOON = 0.6, 12.0
 
@@ -106,6 +111,63 @@ SAVE_FAULTS = {
 }
 #: What people do while their machine is drained, with their weights.
 DRAIN_ACTS = {"visit": 5, "work": 3, "resume": 3, "keep": 1, "stop": 1, "save": 1}
+#: What happens in a dense plan, step by step: each table with the share of rounds that
+#: draw from it, and how soon the next one comes, in seconds.
+DENSE_ACTS = {
+    "suspend": 8,
+    "visit": 6,
+    "work": 4,
+    "resume": 3,
+    "save": 3,
+    "drain in time": 1,
+    "start fresh": 1,
+    "bring back": 1,
+    "nap": 1,
+    "stop": 1,
+}
+BACKUPS = {
+    "both databases are backed up": 3,
+    "the journal is backed up": 2,
+    "the Hub's database is backed up": 1,
+}
+PUT_BACK = {
+    "both databases are put back": 4,
+    "the journal is put back": 3,
+    "the Hub's database is put back": 1,
+    "the journal is lost": 1,
+}
+CUTS = {
+    "the service is killed": 4,
+    "the agent is killed": 3,
+    "the Hub is killed": 3,
+    "the machine is cut off": 2,
+    "calls are late": 2,
+    "calls are lost": 2,
+    "the store is away": 1,
+    "a second service starts": 1,
+    "the service is paused": 1,
+}
+DENSE_ENDS = {
+    "the tree dies": 3,
+    "the machine loses power": 3,
+    "the agent is gone for good": 1,
+    "the machine is gone for a while": 1,
+    "stop": 1,
+}
+DENSE_ROUND = (
+    (DENSE_ACTS, 1.0, 12.0),
+    (BACKUPS, 0.4, 12.0),
+    (DENSE_ACTS, 0.7, 12.0),
+    (CUTS, 0.35, 6.0),
+    (DENSE_ACTS, 0.6, 12.0),
+    (PUT_BACK, 0.4, 4.0),
+    (CUTS, 0.35, 6.0),
+    (DENSE_ACTS, 0.5, 60.0),
+)
+#: Seconds from one round to the next: longer than the time of grace, too.
+DENSE_PAUSES = (0.0, 20.0, 130.0)
+#: Share of dense plans in which it ends, after so many seconds at most.
+DENSE_ENDED, DENSE_END = 0.7, 130.0
 #: What administrators do to many sessions, or to an account, with their weights.
 OPERATIONS = {"drain": 3, "rename": 3, "the service is upgraded": 3}
 #: Faults, with their weights.
@@ -182,6 +244,10 @@ class Plan:
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
+    rng = random.Random(f"dense {seed}")
+    is_dense = seed >= DENSE_FROM and seed not in NOT_DENSE
+    if is_dense and rng.random() < DENSE:
+        return _dense(rng, seed)
     rng = random.Random(f"plan {seed}")
     names = ["ada", "bob", "eve"][: rng.choice([1, 1, 2, 3])]
     keys = tuple(SessionKey(name) for name in names)
@@ -209,6 +275,23 @@ def draw(seed: int) -> Plan:
     drawn = _former(drawn) if former else drawn
     drawn = _saved(drawn) if seed >= SAVED_FROM else drawn
     return _drained(drawn) if seed >= DRAINED_FROM else drawn
+
+
+def _dense(rng: random.Random, seed: int) -> Plan:
+    """A short plan in which what may meet does meet."""
+    key = SessionKey("ada")
+    events, at = [Event(rng.uniform(0.0, 5.0), "visit", key)], rng.uniform(10.0, 60.0)
+    for _ in range(rng.randint(2, 4)):
+        for table, share, soon in DENSE_ROUND:
+            if rng.random() < share:
+                events.append(_draw(rng, table, key, min(SPAN, at)))
+                at += rng.uniform(0.0, soon)
+        at += rng.choice(DENSE_PAUSES)
+    if rng.random() < DENSE_ENDED:
+        at = min(SPAN, at + rng.uniform(0.0, DENSE_END))
+        events.append(_draw(rng, DENSE_ENDS, key, at))
+    nodes = rng.choice([0, 0, 2])
+    return Plan(seed, (key,), _in_order(events), nodes=nodes, rehearsed=True)
 
 
 def _drained(plan: Plan) -> Plan:

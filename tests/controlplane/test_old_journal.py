@@ -664,6 +664,28 @@ async def test_journal_put_back_in_a_capture_keeps_no_earlier_state_for_longer(
     assert [*rows.values()] == [Keeping.CURRENT]
 
 
+async def test_save_point_of_before_is_kept_no_longer_by_who_finds_what_came_back(
+    world, tmp_path
+):
+    """A start adopts it without asking the store, which says what is older than it."""
+    first = await running(world, "tensors")
+    await first.users.save(KEY, "ada", "")
+    await world.until(lambda: first._sessions.row(KEY).checkpoint)
+    point = first._sessions.row(KEY).checkpoint
+    backup = Backup(world, tmp_path)
+    newer = await suspend(world, first)
+    await resume(world, first)
+    await world.kill(first)
+    backup.put_back()
+    world.hub.states[KEY] = "stopped"  # its database was put back as well
+    second = await world.controller()
+    assert await world.hub.start(KEY) == "adopt"
+    journal = second._sessions.journal
+    await world.until(lambda: journal.checkpoint(newer) is not None)
+    keeping = [journal.checkpoint(each).keeping for each in (point, newer)]
+    assert keeping == [Keeping.SUPERSEDED, Keeping.SUPERSEDED]
+
+
 class SilentOnceFound:
     """An agent whose store does not answer a start; others find something meanwhile."""
 

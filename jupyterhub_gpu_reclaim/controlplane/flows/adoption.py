@@ -28,7 +28,12 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Failure, Tree
+    from jupyterhub_gpu_reclaim.common.models import (
+        CheckpointInfo,
+        Failure,
+        SessionKey,
+        Tree,
+    )
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
@@ -229,6 +234,7 @@ def _note_unknown(
     else:
         changes["checkpoint"] = parent
     before = {parent} | lineage.goes_back_to(parent or row.checkpoint, observed)
+    rows += _passed_over(sessions, row.key, before)
     rows = _supersede(rows, before, sessions.clock.now() + settings.grace)
     point = save_point_of(row, observed)
     if point is not None:
@@ -242,6 +248,21 @@ def _note_unknown(
         return
     line = sessions.audit_line(row.key, SERVICE, "found aside")
     sessions.update(row.key, line, checkpoints=rows, **changes)
+
+
+def _passed_over(
+    sessions: Sessions, key: SessionKey, ids: set[str]
+) -> list[CheckpointRow]:
+    """Those of the checkpoints that were set aside, by no person's word.
+
+    Who adopts what runs may not have asked the store, which says what is older.
+    """
+    return [
+        each
+        for each in sessions.journal.checkpoints(key)
+        if each.id in ids and each.keeping is Keeping.ASIDE
+        if each.info is not None and each.info.aside is None
+    ]
 
 
 def save_point_of(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
