@@ -1,5 +1,6 @@
 """GPUs of a session: which cards it may come back on, and when there is no room."""
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -20,7 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import (
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import huge_pages, processes
+from jupyterhub_gpu_reclaim.linux import huge_pages, processes, ptrace
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import requirements as gpu_world
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
@@ -367,8 +368,9 @@ def test_fill_of_what_was_never_emptied_needs_no_room():
         holder.close()
 
 
-def test_the_shell_of_a_program_with_a_gpu_stands_before_it_does():
-    """It would take its terminal away from a program that stops, and say so."""
+@contextlib.contextmanager
+def in_a_terminal():
+    """A tree with a terminal: root, server, shell and the program that it waits for."""
     master, slave = os.openpty()
     nested = "sh -c 'sh -c \"sleep 100; true\"; true'; true"  # root, server, shell
     with subprocess.Popen(
@@ -381,20 +383,51 @@ def test_the_shell_of_a_program_with_a_gpu_stands_before_it_does():
             wait_for(lambda: len(processes.snapshot(root.pid).processes) == 3)
             # Other tests' servers may be children of ours, too.
             below = processes.snapshot(root.pid)
-            tree = processes.Snapshot(
-                processes.snapshot_init(os.getpid()), (below.init, *below.processes)
-            )
-            *above, shell, program = tree.processes
-            driver = gpu.WellDriver(program.pid)
-            survey = Survey(users=(GpuUser(program, CudaState.RUNNING),))
-            make(driver).empty(lambda: tree, survey, NO_LIMIT)
-            wait_for(lambda: processes.is_stopped(shell))
-            wait_for(lambda: processes.is_stopped(program))
-            assert not any(processes.is_stopped(one) for one in above)
+            init = processes.snapshot_init(os.getpid())
+            yield processes.Snapshot(init, (below.init, *below.processes))
         finally:
             os.killpg(root.pid, signal.SIGKILL)
     os.close(slave)
     os.close(master)
+
+
+def test_the_shell_of_a_program_with_a_gpu_stands_before_it_does():
+    """It would take its terminal away from a program that stops, and say so."""
+    with in_a_terminal() as tree:
+        *above, shell, program = tree.processes
+        driver = gpu.WellDriver(program.pid)
+        survey = Survey(users=(GpuUser(program, CudaState.RUNNING),))
+        make(driver).empty(lambda: tree, survey, NO_LIMIT)
+        assert processes.is_stopped(shell)
+        wait_for(lambda: processes.is_stopped(program))
+        assert not any(processes.is_stopped(one) for one in above)
+
+
+def test_a_shell_that_gets_no_processor_is_waited_for_before_its_program_stops():
+    """It had been told to stop, and a nap went on, and ended, without it."""
+
+    def keep_from_stopping() -> None:
+        with ptrace.standing(shell.pid, but=(), seconds=5):
+            kept.set()
+            time.sleep(0.3)
+
+    seen = []
+    kept = threading.Event()
+    with in_a_terminal() as tree:
+        *_, shell, program = tree.processes
+        driver = gpu.WellDriver(program.pid)
+        survey = Survey(users=(GpuUser(program, CudaState.RUNNING),))
+        keeper = threading.Thread(target=keep_from_stopping)
+        keeper.start()
+        assert kept.wait(5)
+        make(driver).empty(
+            lambda: tree,
+            survey,
+            NO_LIMIT,
+            standing=lambda: seen.append(processes.is_stopped(shell)),
+        )
+        keeper.join(10)
+        assert seen == [True]
 
 
 def test_a_session_without_a_gpu_needs_nothing(sleeper):

@@ -8,7 +8,6 @@ nothing of the store. The calls to the driver are in ``checkpoint.gpu.cuda``.
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -56,6 +55,9 @@ _LOOK_SECONDS = 10.0
 _LOOK_PAUSE = 0.01
 #: Looks for stale children until there are none: one that forks on and on is refused.
 _ROUNDS = 20
+#: How long a shell may take to stop, before its programs are stopped all the same: it
+#: may wait for a child of vfork(2), which no signal ends.
+_SHELL_SECONDS = 2.0
 
 
 class Accelerator:
@@ -203,7 +205,7 @@ class Accelerator:
         users = [user.process for user in survey.users]
         shells = _shells(look(), users)
         for shell in shells:
-            processes.send(shell, signal.SIGSTOP)
+            processes.stop(shell, _SHELL_SECONDS)
         cuda.empty(
             self._driver,
             users,
