@@ -53,6 +53,11 @@ _DISPATCH: Final = struct.Struct("=4Q")
 _PAUSE_SECONDS: Final = 0.0005
 #: A thread stops within microseconds if a processor is free.
 _QUICK_LOOKS: Final = 50
+#: Whoever gives its processor up to others, who use it, waits for the turn of each of
+#: them, a few ms each, as often as it does so. One that only sleeps keeps its place.
+_GIVEN_UP_SECONDS: Final = 0.001
+#: How long a processor counts as one that others use.
+_CROWDED_SECONDS: Final = 1.0
 #: For a thread that has only to be given a processor; one that does not stop in time
 #: could not be let go.
 _STOP_SECONDS: Final = 10.0
@@ -423,11 +428,33 @@ class _Thread:
             if time.monotonic() > self._deadline:
                 raise TraceFailed(0, f"thread {self._tid} does not stand still")
             # The kernel tells of a stop by SIGCHLD to the whole agent only.
-            if look < _QUICK_LOOKS:
-                os.sched_yield()
-            else:
+            if look >= _QUICK_LOOKS:
                 time.sleep(_PAUSE_SECONDS)
+            elif not _processor.is_crowded():
+                _processor.give_up()
         raise AssertionError
+
+
+class _Processor:
+    """The processor that we wait on: whether it can be given up for a moment."""
+
+    def __init__(self) -> None:
+        self._crowded_until = 0.0
+
+    def is_crowded(self) -> bool:
+        """Whether it came back late when it was given up a moment ago."""
+        return time.monotonic() < self._crowded_until
+
+    def give_up(self) -> None:
+        """Let others run who wait for it."""
+        begun = time.monotonic()
+        os.sched_yield()
+        now = time.monotonic()
+        if now - begun > _GIVEN_UP_SECONDS:
+            self._crowded_until = now + _CROWDED_SECONDS
+
+
+_processor = _Processor()
 
 
 def _seize(tid: int, deadline: float) -> _Thread | None:
