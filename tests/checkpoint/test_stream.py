@@ -379,6 +379,34 @@ def test_restore_gives_files_and_says_what_is_missing(tmp_path):
     assert server.bytes == len(data) + 7
 
 
+def test_restore_gives_what_is_small_and_in_memory_without_a_thread(
+    tmp_path, monkeypatch
+):
+    """On a busy machine every wait for a processor is long, and images are many."""
+    begun = []
+    start = threading.Thread.start
+    record = lambda thread: begun.append(thread.name) or start(thread)  # noqa: E731
+    monkeypatch.setattr(threading.Thread, "start", record)
+    files = {"small.img": [b"a" * 5000], "large.img": [b"b" * (3 * BLOCK)]}
+    files["stored.img"] = iter([b"c"])
+    server = RestoreServer(tmp_path, files.get)
+    server.start()
+    client = Client(tmp_path / RESTORE_SOCKET)
+    lengths = []
+    for name in files:
+        client.ask(name)
+        assert client.exists() is True
+        read_end, write_end = os.pipe()
+        client.give(write_end)
+        with os.fdopen(read_end, "rb") as pipe:
+            lengths.append(len(pipe.read()))
+    client.close()
+    server.finish()
+    assert lengths == [5000, 3 * BLOCK, 1]
+    assert server.bytes == sum(lengths)
+    assert begun == ["criu-stream", "criu-large.img", "criu-stored.img"]
+
+
 def test_restore_reader_that_stops_early_is_no_error(tmp_path):
     server = RestoreServer(tmp_path, lambda name: [b"x" * BLOCK] * 4)
     server.start()

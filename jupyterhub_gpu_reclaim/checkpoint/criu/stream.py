@@ -402,8 +402,49 @@ class RestoreServer(StreamServer):
             return
         connection.sendall(reply(exists=buffers is not None))
         if buffers is not None:
-            pipe = receive_pipe(connection)
-            self._spawn(pipe, name, lambda end: self._fill(end, buffers))
+            self._give(receive_pipe(connection), name, buffers)
+
+    def _give(
+        self, pipe: int, name: str, buffers: Iterable[bytes | memoryview]
+    ) -> None:
+        """Fill a pipe, in a thread where that has to wait for the store or for CRIU.
+
+        Nearly all images are small and in memory. A thread of its own for each would
+        wait twice more for a processor, and on a busy machine each time takes long.
+        """
+        left = buffers
+        if isinstance(buffers, list):
+            try:
+                left = self._write_what_fits(pipe, buffers)
+            except BrokenPipeError:
+                left = []  # see :meth:`_fill`
+            except OSError:
+                os.close(pipe)
+                raise
+            if not left:
+                os.close(pipe)
+                return
+        self._spawn(pipe, name, lambda end: self._fill(end, left))
+
+    def _write_what_fits(
+        self, pipe: int, buffers: Iterable[bytes | memoryview]
+    ) -> list[memoryview]:
+        """Write what the pipe takes at once; what is left over.
+
+        Raises:
+            OSError: it is no pipe that can be written to.
+        """
+        os.set_blocking(pipe, False)
+        left = [memoryview(buffer).cast("B") for buffer in buffers]
+        with contextlib.suppress(BlockingIOError):
+            while left:
+                count = os.write(pipe, left[0])
+                with self._lock:
+                    self.bytes += count
+                left[0] = left[0][count:]
+                if not left[0]:
+                    left.pop(0)
+        return left
 
     def _fill(self, pipe: int, buffers: Iterable[bytes | memoryview]) -> None:
         os.set_blocking(pipe, False)
