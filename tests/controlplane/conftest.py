@@ -63,6 +63,9 @@ class World:
         self.hub = HubInMemory(self.node)
         self.settings = QUICK
         self.silence = 5.0  # seconds until an agent that says nothing is given up
+        # The same for a question, as in the product. Both sides live in this process:
+        # where it gets no processor for so long, the answer counts as none.
+        self.hub_patience = self.agent_patience = 15.0
         self.url = f"sqlite:///{folder}/journal.sqlite"
         self.verdict = Decision(
             reclaim=False, code="recently_active", message="Active."
@@ -81,9 +84,11 @@ class World:
 
     def clients(self, lease=None) -> tuple[AgentClient, HubClient]:
         address = self._addresses[0]
-        patience = {"quick": 2, "slow": 5, "silence": self.silence}
+        patience = {"quick": self.agent_patience, "slow": 5, "silence": self.silence}
         agent = AgentClient(address, TOKEN, lease=lease, **patience)
-        hub = HubClient(self._addresses[1], "hub-token", quick=0.5, slow=20.0)
+        hub = HubClient(
+            self._addresses[1], "hub-token", quick=self.hub_patience, slow=20.0
+        )
         self._clients += [agent, hub]
         return agent, hub
 

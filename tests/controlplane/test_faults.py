@@ -51,6 +51,7 @@ async def _suspended(world, **settings):
 
 
 async def test_release_hub_never_answers_is_thawed_and_runs(world):
+    world.hub_patience = 0.5
     controller, incarnation = await _running(world, release_limit=0.3)
     world.node.hold_at = "commit"
     await controller.users.suspend(KEY, "ada")
@@ -234,6 +235,7 @@ async def test_suspend_that_somebody_asks_for_is_never_late(world):
 
 
 async def test_suspend_is_not_begun_while_the_hub_does_not_answer(world):
+    world.hub_patience = 0.5
     controller, incarnation = await _running(world)
     world.hub.never_answers = True
     await asyncio.sleep(0.2)  # what the Hub has said already counts for this look
