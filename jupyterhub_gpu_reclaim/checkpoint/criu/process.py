@@ -104,6 +104,7 @@ class CriuRun:
         server: the stream's other side, not started yet.
         limit: seconds that the whole may take.
         cancel: cancels it.
+        renewed: the limit begins anew with each image that CRIU asks for.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class CriuRun:
         *,
         limit: float,
         cancel: Cancel | None,
+        renewed: bool = False,
     ) -> None:
         self._criu = criu
         self._session = session
@@ -122,6 +124,7 @@ class CriuRun:
         self._server = server
         self._limit = limit
         self._cancel = cancel
+        self._renewed = renewed
 
     def run(
         self,
@@ -224,20 +227,26 @@ class CriuRun:
         if self._cancel is not None:
             watched.append(self._cancel)
         while (status := inside.poll()) is None:
-            ready = readable(watched, deadline - time.monotonic())
+            ready = readable(watched, self._until(deadline) - time.monotonic())
             if self._server in ready:
                 return self._end(inside)
             if self._cancel is not None and self._cancel in ready:
                 self._server.fail(ReclaimError(Reason.CANCELLED))
-            elif not ready:
+            elif not ready and time.monotonic() >= self._until(deadline):
                 self._late(step)
         return status
+
+    def _until(self, deadline: float) -> float:
+        """When its time is up, as far as is known now."""
+        if not self._renewed:
+            return deadline
+        return max(deadline, self._server.asked + self._limit)
 
     def _look(self, step: str, deadline: float) -> None:
         """CRIU has ended; what it has sent may be on its way to a store that hangs."""
         if self._cancel is not None and self._cancel.is_set:
             self._server.fail(ReclaimError(Reason.CANCELLED))
-        elif time.monotonic() > deadline:
+        elif time.monotonic() > self._until(deadline):
             self._late(step)
 
     def _late(self, step: str) -> None:

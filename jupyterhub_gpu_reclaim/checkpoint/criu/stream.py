@@ -24,6 +24,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
@@ -156,6 +157,8 @@ class StreamServer:
         self.failure: Exception | None = None
         #: Bytes of all files so far.
         self.bytes = 0
+        #: When CRIU asked for the last of them (``time.monotonic()``).
+        self.asked = 0.0
         self._main: threading.Thread | None = None
 
     def start(self) -> None:
@@ -263,6 +266,7 @@ class StreamServer:
             self._connection = connection
             try:
                 while (name := request(connection)) is not None:
+                    self.asked = time.monotonic()
                     self._open(connection, name)
             except (OSError, ValueError, UnicodeDecodeError) as error:
                 if not self._ended.is_set():

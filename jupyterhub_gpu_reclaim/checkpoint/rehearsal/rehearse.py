@@ -78,7 +78,8 @@ def rehearse(
         session: whose tree it is.
         dumped: its images.
         folder: an empty folder of ours for CRIU's socket and log, mode 0700.
-        limit: seconds that it may take.
+        limit: seconds that CRIU may take for each image. All of it takes hundreds of
+            turns on a processor, so on a busy machine it is slow, and yet goes on.
         prepare: see ``tree.restore.restore``.
         cancel: cancels it.
 
@@ -116,6 +117,7 @@ def rehearse(
                 scratch=scratch,
                 prepare=prepare,
                 cancel=cancel,
+                renewed=True,
             )
     except RestoreFailed as error:
         raise _refused(error, tree) from error

@@ -169,6 +169,7 @@ def restore(
     scratch: int | None = None,
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
+    renewed: bool = False,
 ) -> RestoreResult:
     """Restore a tree under a holding init, but for ``missing``; blocks.
 
@@ -188,6 +189,7 @@ def restore(
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             into the new session's control groups; what CRIU restores stays there.
         cancel: cancels it.
+        renewed: the limit begins anew with each image that CRIU asks for.
 
     Raises:
         RestoreFailed: a file may not be opened, has changed, or is not the one that
@@ -207,7 +209,15 @@ def restore(
             plan = make_plan(images, advise=_advice_counts())
             adoption = OrphanAdoption(session, source, root_pid)
             server = RestoreServer(folder, _serving(plan, images, adoption))
-            attempt = CriuRun(criu, session, folder, server, limit=limit, cancel=cancel)
+            attempt = CriuRun(
+                criu,
+                session,
+                folder,
+                server,
+                limit=limit,
+                cancel=cancel,
+                renewed=renewed,
+            )
             ends = stdio.open_ends(session.init_pid, tuple(pipes))
             for descriptor in ends.values():
                 stack.callback(os.close, descriptor)

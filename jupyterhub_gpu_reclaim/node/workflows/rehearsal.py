@@ -72,7 +72,7 @@ class Rehearsal:
             RolledBack: the session would not come back (``would_not_return``); that
                 could not be found out in time; or the capture was called off.
         """
-        limit = self._tools.limits.check
+        limit = self._tools.limits.rehearsal
         ended = Cancel()
         self._word.add_done_callback(lambda _: ended.set())
         readable([ended, self._capture], limit)
@@ -82,11 +82,13 @@ class Rehearsal:
         self._word.result()
 
     async def _run(self) -> None:
-        limit = self._tools.limits.check
+        limits = self._tools.limits
         try:
             async with self._progress.step("rehearsal", "Trying its return"):
                 seconds = await in_thread(
-                    self._rehearse, step="rehearsal", limit=2 * limit
+                    self._rehearse,
+                    step="rehearsal",
+                    limit=limits.rehearsal + limits.check,
                 )
         except BaseException as error:  # noqa: BLE001 - raised by who waits for it
             self._word.set_exception(error)
