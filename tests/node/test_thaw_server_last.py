@@ -28,7 +28,7 @@ def wake(listener):
     """A wake-up for a server and a kernel that both never answer."""
     port = listener.getsockname()[1]
     with WakeUp(ServerAddress(port, "/", "token")) as made:
-        made.queue([ConnectionFile(shell_port=port)], [])
+        made.queue({"k": ConnectionFile(shell_port=port)}, [])
         yield made
 
 
@@ -61,7 +61,7 @@ def test_server_whose_kernel_never_answers_is_held_for_a_moment_only(
 def test_server_without_kernels_is_not_held(counter, listener, saved, monkeypatch):
     monkeypatch.setattr(ptrace, "standing", None)
     with WakeUp(ServerAddress(listener.getsockname()[1], "/", "token")) as wake:
-        wake.queue([], [])
+        wake.queue({}, [])
         wake_up.thaw_server_last(wake, *saved)
     assert goes_on(counter)
 

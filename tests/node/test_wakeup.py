@@ -14,16 +14,23 @@ from tests.support.agent import wait_for
 #: for longer than from one look of the culler to the next: one is due at the return.
 CULL_AFTER = 8
 CULL_EVERY = 1
+#: The end of a resume.
+LAST = ("answer", "done")
 
 
 def suspend_and_resume(agent, server, places, seconds: float):
+    return resumed(agent, server, places, seconds)[0]
+
+
+def resumed(agent, server, places, seconds: float = 0):
+    """Suspend and resume; the new place, and what the resume has told."""
     agent.capture(server.place, "cp")
     agent.post(f"/v1/sessions/{server.place.incarnation}/release", {"checkpoint": "cp"})
     time.sleep(seconds)
     holding = places("hold")
-    ended = agent.restore(holding, "cp")[-1]
-    assert ended["tree"], ended
-    return holding
+    told = agent.restore(holding, "cp")
+    assert told[-1]["tree"], told[-1]
+    return holding, told
 
 
 @pytest.mark.long
@@ -60,11 +67,25 @@ def test_restore_idle_kernel_counts_as_used_at_its_return(agent, jupyter, places
     assert server.run(kernel, "1") == "1"
 
 
+def test_restore_does_not_wait_for_a_kernel_that_computes(agent, jupyter, places):
+    server = jupyter()
+    kernel = server.start_kernel()
+    server.run_and_leave(kernel, "import time; time.sleep(120)")
+
+    _, told = resumed(agent, server, places)
+
+    steps = [event["step"] for event in told if event.get("step")]
+    (answer,) = (step for step in steps if (step["step"], step["state"]) == LAST)
+    # half a second of it the server is held, since an idle kernel would answer
+    assert answer["seconds"] < 2.5
+    assert server.kernels()[0]["execution_state"] == "busy"
+
+
 def test_queue_of_a_server_that_names_thousands_of_terminals_stays_small():
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as stopped:
         address = ServerAddress(stopped.getsockname()[1], "/", "token")
         with WakeUp(address) as wake:
-            wake.queue([], (str(number) for number in range(3000)))
+            wake.queue({}, (str(number) for number in range(3000)))
             stopped.setblocking(False)
             with contextlib.ExitStack() as taken:
                 count = 0

@@ -51,7 +51,7 @@ from jupyterhub_gpu_reclaim.sampling.jupyter_api import LOOPBACK
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
@@ -145,6 +145,7 @@ class WakeUp:
         self._address = address
         self._sockets: list[socket.socket] = []
         self._kernels: dict[socket.socket, ConnectionFile] = {}
+        self._names: dict[socket.socket, str] = {}  #: ids of the kernels
         #: Last bytes of kernels that have not answered yet.
         self._awaited: dict[socket.socket, bytes] = {}
         self._deadline = 0.0
@@ -158,9 +159,9 @@ class WakeUp:
         self._sockets.clear()
 
     def queue(
-        self, kernels: Iterable[ConnectionFile], terminals: Iterable[str]
+        self, kernels: Mapping[str, ConnectionFile], terminals: Iterable[str]
     ) -> None:
-        """Queue what is to be said.
+        """Queue what is to be said, to kernels by their ids and to terminals.
 
         A listener that takes nothing is no error: the session then merely stands as
         it would stand without us.
@@ -171,16 +172,22 @@ class WakeUp:
         for name in terminals:
             path = f"terminals/websocket/{quote(name)}"
             self._send(port, self._get(path, _upgrade()))
-        for kernel in kernels:
+        for name, kernel in kernels.items():
             sent = self._send(kernel.shell_port, kernel_greeting())
             if sent is not None:
                 self._kernels[sent] = kernel
+                self._names[sent] = name
                 self._awaited[sent] = b""
 
     @property
     def kernels(self) -> int:
         """How many of them we have a connection to."""
         return len(self._kernels)
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Those of them that have not answered; not to be asked during a wait."""
+        return frozenset(self._names[one] for one in self._awaited)
 
     def wait(self, seconds: float) -> bool:
         """Send every kernel its message, and wait; return whether all answered.

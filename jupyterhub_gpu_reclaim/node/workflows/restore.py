@@ -89,13 +89,13 @@ T = TypeVar("T")
 
 #: An idle kernel answers its wake-up within milliseconds.
 _WAKE_SECONDS = 3.0
+#: How often it is looked at whether those that have not answered compute.
+_WAKE_LOOK = 0.1
 #: Another program's short connection is over by then, and a page still waits.
 _PORT_SECONDS = 10.0
 #: Lists that a page reads before it connects a notebook to its kernel; each once.
-_LISTS: Final = (
-    ("api/kernels", jupyter_api.KERNELS),
-    ("api/sessions", jupyter_api.NOTEBOOKS),
-)
+_KERNELS: Final = ("api/kernels", jupyter_api.KERNELS)
+_NOTEBOOKS: Final = ("api/sessions", jupyter_api.NOTEBOOKS)
 _LIST_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
@@ -130,6 +130,7 @@ class Restore:
         self._limits = tools.limits
         self._taken: list[abstract_names.Name] = []  # meanwhile, by others
         self._uid = 0
+        self._busy: frozenset[str] = frozenset()  # kernels, once its server tells
         former = trees.record_of(tools.records, session)
         self._record = Record.of(
             session,
@@ -379,18 +380,25 @@ class Restore:
                         wake, result, world, napping, heard
                     ),
                 )
-                waking = asyncio.create_task(
-                    self._thread("wake", lambda: wake.wait(_WAKE_SECONDS))
-                )
+                waking = asyncio.create_task(self._await_woken(wake))
                 try:
                     await self._await_answer(address)
                     await self._await_lists(address)
                 finally:
-                    if not await waking:
-                        _log.info(
-                            "%s a kernel has not answered the wake-up yet",
-                            self._session.key,
-                        )
+                    await waking
+
+    async def _await_woken(self, wake: WakeUp) -> None:
+        """Wait until all kernels have answered but those that compute.
+
+        Such a one answers when its cell is over, and is not culled meanwhile. Which
+        they are, the server tells (:meth:`_await_lists`).
+        """
+        for _ in range(round(_WAKE_SECONDS / _WAKE_LOOK)):
+            if await self._thread("wake", lambda: wake.wait(_WAKE_LOOK)):
+                return
+            if wake.silent <= self._busy:
+                break
+        _log.info("%s a kernel has not answered the wake-up yet", self._session.key)
 
     async def _is_at_work(self, asleep: LeftAsleep) -> bool:
         """Whether a cell runs in a kernel that naps: nobody is going to wake it."""
@@ -440,12 +448,11 @@ class Restore:
         Raises:
             RestoreFailed: it has not, in time (``branch_impossible``).
         """
-        path, kind = _LISTS[0]
 
         async def all_there() -> bool:
             with contextlib.suppress(ReclaimError):
                 listed = await jupyter_api.ask(
-                    self._tools.client, address, path, kind, seconds=_LIST_SECONDS
+                    self._tools.client, address, *_KERNELS, seconds=_LIST_SECONDS
                 )
                 return {one.id for one in listed}.issuperset(kernels)
             return False
@@ -477,11 +484,16 @@ class Restore:
         restored one as soon as a cell is run. A server that does not tell in time is
         no error: with our extension its page waits by itself.
         """
-        for path, kind in _LISTS:
-            with contextlib.suppress(ReclaimError):
-                await jupyter_api.ask(
-                    self._tools.client, address, path, kind, seconds=_LIST_SECONDS
-                )
+        with contextlib.suppress(ReclaimError):
+            listed = await jupyter_api.ask(
+                self._tools.client, address, *_KERNELS, seconds=_LIST_SECONDS
+            )
+            busy = (one.id for one in listed if one.execution_state == "busy")
+            self._busy = frozenset(busy)
+        with contextlib.suppress(ReclaimError):
+            await jupyter_api.ask(
+                self._tools.client, address, *_NOTEBOOKS, seconds=_LIST_SECONDS
+            )
 
     async def _answers(
         self, address: jupyter_api.ServerAddress, seconds: float
@@ -635,4 +647,4 @@ def _queue(
     stopped = find_connections(init_pid, asleep, world.kernels)
     awake = [kernel for kernel in world.kernels if kernel not in stopped]
     kernels = find_connections(init_pid, pids, awake)
-    wake.queue(kernels.values(), world.terminals)
+    wake.queue(kernels, world.terminals)
