@@ -18,6 +18,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.hub.local import launch as launch_module
 from jupyterhub_gpu_reclaim.hub.local.processes import LocalSession
+from jupyterhub_gpu_reclaim.hub.local.spawner import SessionProcessSpawner
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.session_init import launcher
@@ -60,6 +61,7 @@ def launch(tmp_path):
 
     start.out = tmp_path / "out"
     start.name = name
+    start.places = places
     yield start
     for place in places:
         LocalSession(place).signal(signal.SIGKILL)
@@ -113,6 +115,29 @@ def test_alive_is_never_fooled_by_another_process_of_that_pid(launch):
         assert not LocalSession(wrong).alive()
         assert not LocalSession(wrong).signal(signal.SIGKILL)
     assert LocalSession(place).alive()
+
+
+async def test_ends_of_many_sessions_are_heard_of_at_once(launch):
+    waits = []
+    for _ in range(8):
+        spawner = SessionProcessSpawner()
+        spawner.place = launch("exec sleep 60")[1]
+        spawner.death_interval = 3600  # of upstream, which looks within five seconds
+        waits.append(asyncio.create_task(spawner.wait_for_death(60)))
+    await asyncio.sleep(0.1)
+    assert not any(wait.done() for wait in waits)
+    for place in launch.places:
+        LocalSession(place).signal(signal.SIGKILL)
+    begun = time.monotonic()
+    assert await asyncio.gather(*waits) == [True] * 8
+    assert time.monotonic() - begun < 2
+
+
+async def test_session_that_does_not_end_is_waited_for_as_long_as_said(launch):
+    _, place = launch("exec sleep 60")
+    begun = time.monotonic()
+    assert not await LocalSession(place).wait(0.2)
+    assert time.monotonic() - begun >= 0.2
 
 
 def test_session_lets_go_of_what_the_host_unmounts(launch, tmp_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,16 +50,24 @@ class LocalSession:
         return True
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until the init is dead; False if it still lives after that time."""
+        """Wait until the init is dead; False if it still lives after that time.
+
+        In the event loop: the Hub has few threads, and may stop many sessions at once.
+        """
         fd = self._pidfd()
         if fd is None:
             return True
+        loop, dead = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(fd, dead.set)
         try:
-            dead = select.poll()
-            dead.register(fd, select.POLLIN)
-            return bool(await asyncio.to_thread(dead.poll, seconds * 1000))
+            async with asyncio.timeout(seconds):
+                await dead.wait()
+        except TimeoutError:
+            return False
         finally:
+            loop.remove_reader(fd)
             os.close(fd)
+        return True
 
     def frozen(self) -> bool:
         """Whether the session's root is stopped, as a captured tree is."""
