@@ -40,6 +40,12 @@ HIDDEN = "Object.defineProperty(document, 'hidden', {get: () => !window.shown})"
 SOMEBODY_LOOKS = (
     "window.shown = true; document.dispatchEvent(new Event('visibilitychange'))"
 )
+#: From now on the page's looks, a second apart, are a minute apart.
+LATE_LOOKS = """() => {
+  const later = setTimeout;
+  window.setTimeout = (act, after, ...rest) =>
+    later(act, after === 1000 ? 60000 : after, ...rest);
+}"""
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
@@ -119,6 +125,18 @@ def test_suspend_now_resumes_in_place_with_what_is_not_saved_and_later_by_a_relo
     wait_for(lambda: "only on this page" in file.read_text())
     reload_brings_it_back(admin, new_name, notebook)
     assert output_of(notebook, 1) == "only on this page: 42"
+
+
+def test_tab_hears_of_the_return_and_does_not_look_for_it(
+    admin: Admin, new_name: str, notebook: Page
+) -> None:
+    admin.suspend(new_name)
+    resume = dialog_of(notebook).get_by_role("button", name="Resume")
+    resume.wait_for()
+    notebook.evaluate(LATE_LOOKS)
+    resume.click()
+    admin.wait(new_name, phase="running")
+    notice_of(notebook, "Your session is back.").wait_for(timeout=15_000)
 
 
 def reload_brings_it_back(admin: Admin, name: str, notebook: Page) -> None:

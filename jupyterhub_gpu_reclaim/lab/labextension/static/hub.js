@@ -17,6 +17,8 @@ export class Hub {
 
   /** {state: suspended, refused, coming, stopping, stopped, passing or away; why, code}.
    *
+   * Of one that is coming also where the Hub tells its end: {events}.
+   *
    * Redirects are not followed: a server that has just come up would lead through its
    * login, time and again.
    */
@@ -39,7 +41,9 @@ export class Hub {
       return { state: "refused", heading, why, code: reason.dataset.code };
     }
     if (new URL(answer.url).pathname.includes("/spawn-pending/") && answer.ok) {
-      return { state: page.querySelector("#progress-bar") ? "coming" : "stopping" };
+      const told = page.getElementById("gpu-reclaim-restore")?.dataset.events;
+      const events = told && new URL(told, answer.url).href;
+      return { state: page.querySelector("#progress-bar") ? "coming" : "stopping", events };
     }
     // the Hub says "not running" with 424; anything else is no answer of the Hub's
     return { state: answer.status === 424 ? "stopped" : "away" };

@@ -2,20 +2,28 @@
 
 export class Rest {
   constructor() {
-    this.nudge = () => {};
+    this.nudged = false;
+    this.wake = () => {};
     document.addEventListener("visibilitychange", () => this.nudge());
+  }
+
+  /** Ends the wait, or the next one: what has come in the middle of a look is not lost. */
+  nudge() {
+    this.nudged = true;
+    this.wake();
   }
 
   /** Waits so long, and for as long as nobody looks at this tab. */
   async pause(milliseconds) {
     do {
       await new Promise((wake) => {
-        const timer = setTimeout(wake, milliseconds);
-        this.nudge = () => {
+        const timer = setTimeout(wake, this.nudged ? 0 : milliseconds);
+        this.wake = () => {
           clearTimeout(timer);
           wake();
         };
       });
+      this.nudged = false;
     } while (document.hidden);
   }
 }

@@ -33,6 +33,7 @@ export class Watch extends EventTarget {
     this.running = false; // is a loop running
     this.away = false; // what needs the server has to wait
     this.resuming = false;
+    this.ends = null; // the Hub's events, while a session that comes back is followed
   }
 
   /** Called by the page for every request that found no server. */
@@ -71,6 +72,7 @@ export class Watch extends EventTarget {
     for (let passing = 0; ; ) {
       const found = await this.look();
       passing = found.state === "passing" ? passing + 1 : 0;
+      this.listen(found);
       if (found.state === "running") {
         return;
       }
@@ -85,6 +87,24 @@ export class Watch extends EventTarget {
       }
       const soon = this.resuming || UNDER_WAY.includes(found.state);
       await this.rest.pause(soon ? SOON_MS : LATER_MS);
+    }
+  }
+
+  /** Hears the end of a return at once, where somebody waits for it; else looks tell it. */
+  listen({ state, events }) {
+    if (state !== "coming") {
+      this.ends?.close();
+      this.ends = null;
+    } else if (events && !this.ends && !document.hidden) {
+      const ends = (this.ends = new EventSource(events));
+      ends.onerror = () => ends.close();
+      ends.onmessage = ({ data }) => {
+        const { ready, failed } = JSON.parse(data);
+        if (ready || failed) {
+          ends.close();
+          this.rest.nudge();
+        }
+      };
     }
   }
 
