@@ -291,9 +291,7 @@ def _dense(rng: random.Random, seed: int) -> Plan:
         at = min(SPAN, at + rng.uniform(0.0, DENSE_END))
         events.append(_draw(rng, DENSE_ENDS, key, at))
     nodes = rng.choice([0, 0, 2])
-    return Plan(
-        seed, (key,), _in_order(events), nodes=nodes, naps=True, rehearsed=True
-    )
+    return Plan(seed, (key,), _in_order(events), nodes=nodes, naps=True, rehearsed=True)
 
 
 def _drained(plan: Plan) -> Plan:
