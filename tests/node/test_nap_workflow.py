@@ -25,12 +25,10 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs
-from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.nap import wakers as wakers_module
 from jupyterhub_gpu_reclaim.node.nap.inputs import ENDED
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
-from jupyterhub_gpu_reclaim.node.operations import gpu as gpu_module
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
@@ -86,7 +84,6 @@ class FullCards:
         processes.send(self._process, signal.SIGSTOP)
 
     room_seconds = 0.0
-    freed = 0
 
     def claim(self, gpus, snapshot, claim, waker) -> Shortage | None:
         if self.free:
@@ -191,7 +188,7 @@ class CrowdedCard(gpu.WellDriver):
 async def waker_of(recovery, place, monkeypatch):
     """A wake of a nap that had 60 of the 100 bytes of a card; and that card."""
     card = CrowdedCard(place.tree.server.pid)
-    monkeypatch.setattr(gpu_module, "ROOM_PAUSE", 0.01)
+    monkeypatch.setattr(workflow, "ROOM_PAUSE", 0.01)
     cards = FullCards(place.tree.server, 60)
     assert await run(recovery, place, cards, "nap") is None
     record = recovery.releases.records.find(place.incarnation)
@@ -228,22 +225,6 @@ async def test_wake_that_waits_says_so_and_goes_on_as_soon_as_there_is_room(
     assert await waiting is None
     assert [step.state for step in operation.steps] == ["done", "done"]
     assert accelerator.shortage_of(counter.incarnation) is None
-    assert goes_on(counter)
-
-
-async def test_wake_hears_of_memory_that_another_session_has_moved_out(
-    recovery, counter, monkeypatch
-):
-    card, accelerator = await waker_of(recovery, counter, monkeypatch)
-    monkeypatch.setattr(gpu_module, "ROOM_PAUSE", 60)
-    card.taken, accelerator.room_seconds = 50, 600
-    waiting = asyncio.ensure_future(run(recovery, counter, accelerator, "wake"))
-    while accelerator.shortage_of(counter.incarnation) is None:
-        await asyncio.sleep(0.01)
-    card.taken = 40
-    nobody = (lambda: counter.tree, Survey(), LimitRecord())
-    await asyncio.to_thread(accelerator.empty, *nobody)
-    assert await asyncio.wait_for(waiting, 20) is None
     assert goes_on(counter)
 
 

@@ -8,7 +8,6 @@ nothing of the store. The calls to the driver are in ``checkpoint.gpu.cuda``.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -50,8 +49,7 @@ _log = logging.getLogger(__name__)
 _NO_MEMORY = Memory(own=0, borrowed=0)
 #: Memory that others use is waited for so long before a session is given up on.
 _ROOM_SECONDS = 60.0
-#: Seconds between two looks for room: memory of programs that end comes free without a
-#: word. What is moved out of sessions here is told (``Accelerator.await_freed``).
+#: Seconds between two looks for room.
 ROOM_PAUSE = 0.5
 _LOOK_SECONDS = 10.0
 _LOOK_PAUSE = 0.01
@@ -97,24 +95,6 @@ class Accelerator:
         self._look_seconds = look_seconds
         self._visible = visible
         self._room = CardRoom(reserve)
-        self._freeing = threading.Condition()
-        #: how often memory of a card has come free by what was done here
-        self.freed = 0
-
-    def note_freed(self) -> None:
-        """Tell those who wait for room that some memory of a card has come free."""
-        with self._freeing:
-            self.freed += 1
-            self._freeing.notify_all()
-
-    def await_freed(self, known: int) -> None:
-        """Wait until it is time to look for room again; blocks.
-
-        Args:
-            known: what ``freed`` was before the last look.
-        """
-        with self._freeing:
-            self._freeing.wait_for(lambda: self.freed != known, ROOM_PAUSE)
 
     @property
     def cards(self) -> CardSource:
@@ -234,7 +214,6 @@ class Accelerator:
             settle=settle,
             cancel=cancel,
         )
-        self.note_freed()
         self.refuse_holders(look())
 
     def without_memory(self, survey: Survey) -> list[Process]:
@@ -453,7 +432,7 @@ class Accelerator:
             ReclaimError: others use the memory for longer than we wait, or it was
                 cancelled.
         """
-        deadline, known = time.monotonic() + self.room_seconds, self.freed
+        deadline = time.monotonic() + self.room_seconds
         while short := self._room.promise(
             claim, needed, self._look(), time.monotonic()
         ):
@@ -461,8 +440,7 @@ class Accelerator:
                 cancel.check()
             if time.monotonic() > deadline:
                 raise no_room(short)
-            self.await_freed(known)
-            known = self.freed
+            time.sleep(ROOM_PAUSE)  # memory comes free without a word
 
     def _look(self) -> list[CardUse]:
         """The cards now; waits a moment if another reading is under way.

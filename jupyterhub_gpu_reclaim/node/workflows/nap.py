@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey, held_by
@@ -28,7 +27,7 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.nap import inputs
 from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
 from jupyterhub_gpu_reclaim.node.operations.card_room import Waker
-from jupyterhub_gpu_reclaim.node.operations.gpu import no_room
+from jupyterhub_gpu_reclaim.node.operations.gpu import ROOM_PAUSE, no_room
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     StepReporter,
@@ -392,7 +391,7 @@ class Wake:
         """
         tools = self._tools
         begun = tools.clock.monotonic()
-        told, freed = "", tools.accelerator.freed
+        told = ""
         while short := await in_thread(
             lambda: _claim(tools.accelerator, self._session, record, claim),
             step=ROOM,
@@ -407,12 +406,7 @@ class Wake:
             if tools.clock.monotonic() - begun > tools.accelerator.room_seconds:
                 self._tell_waiting(told, begun, "failed")
                 raise no_room(short)
-            await in_thread(
-                partial(tools.accelerator.await_freed, freed),
-                step=ROOM,
-                limit=tools.limits.check,
-            )
-            freed = tools.accelerator.freed
+            await tools.clock.sleep(ROOM_PAUSE)  # memory comes free without a word
         if told:
             self._tell_waiting(told, begun, "done")
 

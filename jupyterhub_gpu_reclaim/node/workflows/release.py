@@ -300,7 +300,6 @@ class Releases:
         processes.kill_session(
             session.init_pid, session.init_start, timeout=self.limits.end
         )
-        self.accelerator.note_freed()
 
     def _limit(self) -> float:
         return self.limits.check + self.limits.end
