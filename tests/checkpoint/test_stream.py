@@ -356,6 +356,16 @@ def test_fail_before_anybody_comes_closes_the_door(tmp_path):
         assert late.connect_ex(str(tmp_path / CAPTURE_SOCKET)) != 0
 
 
+def read_from(client, name):
+    """Ask for an image, as CRIU does, and read all of it."""
+    client.ask(name)
+    assert client.exists() is True
+    read_end, write_end = os.pipe()
+    client.give(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        return pipe.read()
+
+
 def test_restore_gives_files_and_says_what_is_missing(tmp_path):
     data = os.urandom(2 * BLOCK + 5)
     files = {"a.img": [b"one ", memoryview(b"two")], "b.img": [data], "c.img": []}
@@ -366,12 +376,7 @@ def test_restore_gives_files_and_says_what_is_missing(tmp_path):
     assert client.exists() is False
     received = {}
     for name in files:
-        client.ask(name)
-        assert client.exists() is True
-        read_end, write_end = os.pipe()
-        client.give(write_end)
-        with os.fdopen(read_end, "rb") as pipe:
-            received[name] = pipe.read()
+        received[name] = read_from(client, name)
     client.close()
     server.finish()
     assert server.failure is None
@@ -392,14 +397,7 @@ def test_restore_gives_what_is_small_and_in_memory_without_a_thread(
     server = RestoreServer(tmp_path, files.get)
     server.start()
     client = Client(tmp_path / RESTORE_SOCKET)
-    lengths = []
-    for name in files:
-        client.ask(name)
-        assert client.exists() is True
-        read_end, write_end = os.pipe()
-        client.give(write_end)
-        with os.fdopen(read_end, "rb") as pipe:
-            lengths.append(len(pipe.read()))
+    lengths = [len(read_from(client, name)) for name in files]
     client.close()
     server.finish()
     assert lengths == [5000, 3 * BLOCK, 1]

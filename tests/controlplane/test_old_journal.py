@@ -623,8 +623,7 @@ async def test_journal_put_back_in_a_return_keeps_no_earlier_state_for_longer(
     first = await running(world, "tensors")
     older = await suspend(world, first)
     backup = Backup(world, tmp_path)
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(first) == "running")
+    await resume(world, first)
     newer = await suspend(world, first)
     world.node.hold_at = "criu"
     start = world.hub.spawn(world.hub.start(KEY))
@@ -647,8 +646,7 @@ async def test_journal_put_back_in_a_capture_keeps_no_earlier_state_for_longer(
     first = await running(world, "tensors")
     older = await suspend(world, first)
     backup = Backup(world, tmp_path)
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(first) == "running")
+    await resume(world, first)
     world.node.hold_at = "commit"
     await first.users.suspend(KEY, "ada")
     await world.until(lambda: stands(world, TreeState.CAPTURING))

@@ -442,13 +442,17 @@ class RestoreServer(StreamServer):
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         with contextlib.suppress(BlockingIOError):
             while left:
-                count = os.write(pipe, left[0])
-                with self._lock:
-                    self.bytes += count
-                left[0] = left[0][count:]
+                left[0] = self._write(pipe, left[0])
                 if not left[0]:
                     left.pop(0)
         return left
+
+    def _write(self, pipe: int, data: memoryview) -> memoryview:
+        """Write what the pipe takes at once, at most a block; the rest of the data."""
+        count = os.write(pipe, data[:BLOCK])
+        with self._lock:
+            self.bytes += count
+        return data[count:]
 
     def _fill(self, pipe: int, buffers: Iterable[bytes | memoryview]) -> None:
         os.set_blocking(pipe, False)
@@ -458,12 +462,9 @@ class RestoreServer(StreamServer):
                 if not self._ready(pipe, select.POLLOUT):
                     return
                 try:
-                    count = os.write(pipe, data[:BLOCK])
+                    data = self._write(pipe, data)
                 except BlockingIOError:
                     continue
                 except BrokenPipeError:
                     # CRIU reads no further than it needs, which is its right.
                     return
-                data = data[count:]
-                with self._lock:
-                    self.bytes += count
