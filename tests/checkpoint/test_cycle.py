@@ -87,6 +87,8 @@ def test_cycle_counter_goes_on_with_same_pids_and_ends_on_sigterm(places, engine
 #: A program whose parent ends at once, in the session of a leader of its own: what
 #: ``!train &`` in a notebook leaves behind; a kernel leads its session.
 ORPHANS = """
+import contextlib
+
 def leave_orphans(seconds):
     leader = subprocess.Popen(
         [sys.executable, "-c", "import subprocess, time; subprocess.run(['sh', '-c',"
@@ -98,8 +100,12 @@ def leave_orphans(seconds):
 def asleep(seconds):
     found = subprocess.run(
         ["pgrep", "-fx", f"sleep {seconds}"], stdout=subprocess.PIPE).stdout.split()
-    return [(pid, parent(pid), os.getsid(pid), os.getpgid(pid))
-            for pid in map(int, found)]
+    those = []
+    for pid in map(int, found):
+        # Who has ended since is none of them.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            those.append((pid, parent(pid), os.getsid(pid), os.getpgid(pid)))
+    return those
 
 def parent(pid):
     return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])

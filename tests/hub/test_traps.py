@@ -181,7 +181,8 @@ def test_t6_t15_hub_killed_during_the_release_comes_back_suspended(hub, service,
     service.capture(amy.name)
     service.hold_release.clear()
     _unanswered(hub, "DELETE", amy.name)
-    wait_until(lambda: pointer(hub, amy.name)["phase"] == "releasing", 30, hub.log)
+    # It notes the phase, and asks after that.
+    wait_until(lambda: service.called("release"), 30, hub.log)
     hub.kill()
     service.hold_release.set()
     wait_until(lambda: gone(service, amy.name), 20)
