@@ -506,11 +506,15 @@ class World:
         """Whether that tree ends, whatever its user does, as what is saved of it.
 
         Its agent has noted that it ends it, or has not noted yet that all of its memory
-        is back: looking does not tell, and nothing incomplete may go on.
+        is back: looking does not tell, and nothing incomplete may go on. What its card
+        held comes last, and finds no room if others have taken that.
         """
-        record = self._record(place)
-        ends = {Stage.RELEASING, Stage.RESTORING}
-        return record is not None and record.stage in ends
+        record, tree = self._record(place), place.tree
+        if record is None or tree is None:
+            return False
+        if record.stage is Stage.CONTINUING:
+            return tree.gpu_bytes > 0 and not tree.on_gpu
+        return record.stage in {Stage.RELEASING, Stage.RESTORING}
 
     def _record(self, place: Place) -> Record | None:
         """What its agent has noted of that tree."""
