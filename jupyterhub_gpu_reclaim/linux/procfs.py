@@ -126,9 +126,14 @@ def stat(pid: int, thread: int | None = None) -> list[str]:
 
 
 def has_terminal(pid: int) -> bool:
-    """Whether a process has a controlling terminal (proc(5), tty_nr)."""
+    """Whether a process has a controlling terminal."""
+    return terminal(pid) != 0
+
+
+def terminal(pid: int) -> int:
+    """Device number of its controlling terminal (proc(5), tty_nr); 0: it has none."""
     fields = stat(pid)
-    return len(fields) > _TTY and fields[_TTY] != "0"
+    return int(fields[_TTY]) if len(fields) > _TTY else 0
 
 
 def descriptors(pid: int) -> Iterator[Descriptor]:

@@ -12,7 +12,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
-from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux import processes, procfs
 from tests.checkpoint.test_stream import Taken
 
 COUNTER = """
@@ -31,12 +31,14 @@ one.sendall(b"not read yet")
 two.sendall(b"neither this")
 """
 
-#: A terminal with a job that Ctrl-Z has stopped and a program in the foreground.
-TERMINAL = """
+BASH = ("bash", "--norc", "--noprofile", "-i")
+
+#: A terminal, for a job that Ctrl-Z stops and a program in the foreground.
+_TERMINAL = """
 pid, tty = pty.fork()
 if pid == 0:
     os.environ.update(PS1="ready>", TERM="xterm", HISTFILE="")
-    os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+    os.execvp(shell[0], list(shell))
 
 def until(what, patience=10):
     data = b""
@@ -61,6 +63,11 @@ def begin_sleep():
     while subprocess.run(["pgrep", "-fx", "sleep 1000"], stdout=-3).returncode:
         time.sleep(0.02)
 """
+
+
+def terminal(*shell: str) -> str:
+    """Code that opens a terminal with that shell."""
+    return f"shell = {shell}" + _TERMINAL
 
 
 def test_cycle_counter_goes_on_with_same_pids_and_ends_on_sigterm(places, engine):
@@ -188,7 +195,7 @@ def test_terminal_keeps_its_jobs_and_a_thaw_leaves_nothing_behind(
 ):
     world = places.world()
     world("listener2 = socket.create_server(('127.0.0.1', 0))" + TCP)
-    world(TERMINAL)
+    world(terminal(*BASH))
     assert "ready>" in world("until('ready>')")
     world("begin_sleep(); type_in('\\x1a')")
     assert "Stopped" in world("until('Stopped')")
@@ -214,6 +221,38 @@ def test_terminal_keeps_its_jobs_and_a_thaw_leaves_nothing_behind(
         assert states["top"] in "SR"
     world("type_in('q'); until('ready>'); type_in('jobs\\n')")
     assert "sleep 1000" in world("until('sleep 1000')")
+
+
+def test_shell_and_what_it_runs_that_hold_dev_tty_come_back(places, engine):
+    world = places.world()
+    world(terminal("dash", "-i"))
+    assert "ready>" in world("until('ready>')")
+    world("begin_sleep(); type_in('\\x1a')")
+    assert "Stopped" in world("until('Stopped')")
+    world("type_in('cat < /dev/tty\\n')")
+    assert "before" in world("type_in('before\\n'); until('before\\r\\nbefore')")
+    assert names_of_holders(world.place, "/dev/tty") == {"dash", "cat"}
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    thaw(world.place.tree, result.stopped)  # a save point
+    assert "saved" in world("type_in('saved\\n'); until('saved\\r\\nsaved')")
+    for _ in range(2):
+        world = engine.cycle(world, places)
+        assert "back" in world("type_in('back\\n'); until('back\\r\\nback')")
+    world("type_in('\\x03'); until('ready>'); type_in('jobs\\n')")
+    assert "Stopped" in world("until('sleep 1000')")
+    assert "sleep 1000" in world("type_in('fg\\n'); until('fg\\r\\nsleep 1000')")
+    assert "ready>" in world("type_in('\\x03'); until('ready>')")
+
+
+def names_of_holders(place, file: str) -> set[str]:
+    """The names of a tree's processes that have it open."""
+    return {
+        process.name
+        for process in place.tree.processes
+        for one in procfs.descriptors(process.pid)
+        if one.target == file
+    }
 
 
 def test_cycle_without_relay_keeps_clock_output_memory_and_status(places, engine):

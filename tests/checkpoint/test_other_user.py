@@ -23,7 +23,7 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.linux import capabilities
 from tests.checkpoint.conftest import REPL, World, fingerprints
-from tests.checkpoint.test_cycle import TERMINAL
+from tests.checkpoint.test_cycle import BASH, terminal
 
 UID, GID, GROUPS = 54321, 54322, [54323, 54324]
 BECOME = (
@@ -252,7 +252,8 @@ NAMES = {"named", "other name", "listens", "to", "by", "fifo", "another name"}
 
 
 def test_cycle_of_another_user_keeps_all_that_is_its_users(world, places, engine, home):
-    for words in (TERMINAL, LOOK, "hold(); until('ready>')", SEGMENTS, SOCKETS, FILES):
+    world(terminal(*BASH))
+    for words in (LOOK, "hold(); until('ready>')", SEGMENTS, SOCKETS, FILES):
         world(words)
     world("type_in('x=41; '); begin_sleep()")
     world("type_in('\\x1a')")

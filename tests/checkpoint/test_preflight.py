@@ -295,18 +295,29 @@ def test_examine_foreign_pid_namespace_is_found(run):
     assert "a pid namespace" in only(snapshot).message
 
 
-def test_examine_terminal_by_the_name_of_ones_own_is_found(run):
-    """Dash and less open it; CRIU then takes the server for its owner."""
-    snapshot = run("""
-        import fcntl, pty, termios
-        os.setsid()
-        keep, mine = pty.openpty()
-        fcntl.ioctl(mine, termios.TIOCSCTTY, 0)
-        own = os.open("/dev/tty", os.O_RDWR)
-        """)
+#: A program that holds its terminal as ``/dev/tty``.
+DEV_TTY = """
+import fcntl, pty, select, termios
+os.setsid()
+keep, mine = pty.openpty()
+fcntl.ioctl(mine, termios.TIOCSCTTY, 0)
+own = os.open("/dev/tty", os.O_RDWR)
+"""
+
+
+def test_examine_dev_tty_is_found_where_epoll_watches_it(run):
+    """It is opened by its own name (``terminals``), which epoll would not see."""
+    assert examine(run(DEV_TTY)) == []
+    snapshot = run(DEV_TTY + "watch = select.epoll(); watch.register(own)")
     found = only(snapshot)
     assert found.code == "device_open"
     assert "/dev/tty" in found.message
+
+
+def test_examine_dev_tty_of_a_terminal_that_is_left_is_found(run):
+    leave = "import signal; signal.signal(1, signal.SIG_IGN); "
+    found = only(run(DEV_TTY + leave + "fcntl.ioctl(own, termios.TIOCNOTTY)"))
+    assert found.code == "device_open"
 
 
 @pytest.mark.parametrize("device", ["/dev/loop-control", "/dev/fuse", "/dev/loop0"])

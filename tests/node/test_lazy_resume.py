@@ -119,8 +119,8 @@ def test_session_without_a_card_comes_back_as_ever(agent, counter, places):
     assert resume(agent, place)["state"] == "running"
 
 
-#: A dash would hold /dev/tty, which CRIU cannot save.
-BASH = '{"shell_command": ["/bin/bash"]}'
+#: It holds /dev/tty, as the usual shell where SHELL is not set.
+SHELL = '{"shell_command": ["/bin/sh"]}'
 STEPS = ["check", "files", "programs", "memory", "answer"]
 
 
@@ -346,7 +346,7 @@ print(listener.getsockname()[1])"""
 def test_program_in_a_terminal_naps_with_its_shell_and_wakes_by_a_key(
     agent, driver, device, jupyter, places
 ):
-    server = jupyter(f"--ServerApp.terminado_settings={BASH}")
+    server = jupyter(f"--ServerApp.terminado_settings={SHELL}")
     name = server.client.post("api/terminals").json()["name"]
     url = server.url.replace("http", "ws") + f"terminals/websocket/{name}"
     headers = {"Authorization": f"token {server.TOKEN}"}

@@ -10,6 +10,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final
 
+from jupyterhub_gpu_reclaim.checkpoint.files import terminals
 from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
 _MEMORY, _TTY, _TTY_AUXILIARY, _MISC = 1, 4, 5, 10
 _MEMORY_OK: Final = frozenset({3, 5, 7, 8, 9, 11})  # null zero full random urandom kmsg
 _CONSOLES: Final = range(1, 64)
-#: /dev/ptmx. Not /dev/tty: CRIU confuses whoever has it open with whoever has the
-#: other end of that terminal ("ctty inheritance detected").
-_TTY_AUXILIARY_OK: Final = frozenset({2})
-_PTYS: Final = range(128, 144)
+_TTY_AUXILIARY_OK: Final = frozenset({2})  # /dev/ptmx
+_PTY_MASTERS: Final = range(128, 136)
 _TUN: Final = 200
 
 
@@ -64,9 +63,11 @@ def _harmless(status: os.stat_result, pid: int, fd: int) -> bool:
         return minor in _MEMORY_OK
     if major == _TTY:
         return minor in _CONSOLES
+    if status.st_rdev == terminals.DEV_TTY:
+        return terminals.can_be_named(pid, fd)
     if major == _TTY_AUXILIARY:
         return minor in _TTY_AUXILIARY_OK
     if (major, minor) == (_MISC, _TUN):
         # Opened only: fine. With an interface it is part of the network.
         return not procfs.fdinfo(pid, fd).get("iff")
-    return major in _PTYS
+    return major in _PTY_MASTERS or major in terminals.PTYS

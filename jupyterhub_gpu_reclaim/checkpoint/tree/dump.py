@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
 from jupyterhub_gpu_reclaim.checkpoint.files import (
     deleted_files,
     semaphores,
+    terminals,
     watched,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
@@ -130,6 +131,7 @@ def dump(
         had = attributes.read(tree)
         objects = system_v.look(session.init_pid)
         system_v.refuse(objects, {process.uid for process in tree.processes})
+        terminals.open_by_name(tree)
         arguments += watched.arguments(tree)
         sockets = state.read(tree)
         with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:

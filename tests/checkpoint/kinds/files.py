@@ -61,6 +61,15 @@ def _flag(name: str, extra: str = "") -> Kind:
     return _row(name, how, f"flags(fd), os.lseek(fd, 0, 1){extra}")
 
 
+_OWN_TERMINAL: Final = """
+import pty
+if os.getsid(0) != os.getpid():
+    os.setsid()
+m, s = pty.openpty()
+fcntl.ioctl(s, termios.TIOCSCTTY, 0)
+own = os.open("/dev/tty", os.O_RDWR | os.O_NONBLOCK)
+"""
+
 _FLAGS: Final = [
     _row("O_RDONLY", "fd = opened(os.O_RDONLY)", "flags(fd), os.pread(fd, 9, 0)"),
     _row("O_WRONLY", "fd = opened(os.O_WRONLY)", "flags(fd), os.pwrite(fd, b's', 0)"),
@@ -265,6 +274,19 @@ _TYPES: Final = [
         "pseudo-terminal with unread data",
         "import pty; m, s = pty.openpty(); os.write(s, b'unread')",
         "os.read(m, 99), os.ttyname(s), os.write(s, b'unread')",
+    ),
+    _row(
+        "/dev/tty",
+        f"{_OWN_TERMINAL}os.write(own, b'unread')",
+        "flags(own), os.get_inheritable(own), os.read(m, 99), os.tcgetpgrp(own) > 0, "
+        "os.write(own, b'unread')",
+        note="It is open as `/dev/pts/N` afterwards: the same terminal.",
+    ),
+    _row(
+        "/dev/tty, watched by epoll",
+        f"{_OWN_TERMINAL}watch = select.epoll(); watch.register(own)",
+        "flags(own)",
+        "refused",
     ),
     _row("/dev/ptmx", "m = os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY)", "flags(m)"),
     *(
