@@ -76,6 +76,8 @@ FOUND = (
     11400400380,
     # Both databases put back beside a fresh session, as its agent did not answer.
     10900400053,
+    # What is saved nowhere, and was to go on, beside a journal that is lost.
+    12800102332,
     # A save point with something that cannot come back is all that is left.
     10400000263,
 )

@@ -16,6 +16,7 @@ WARNED)      running                     any          wakes (NAPPING → RUNNING
              captured, its checkpoint    any          found captured (→ RELEASING)
              unknown
              captured, otherwise         running      thaw
+             captured, saved nowhere     stopped      thaw
              captured, otherwise         stopped      found captured (→ RELEASING)
              capturing                   any          cancel
              gone, another one runs,     running      adopt that one
@@ -46,6 +47,7 @@ or no row    gone                        running      ask the Hub for a stop³, 
              captured                    stopped      release, if SUSPENDED in that
              captured, newer checkpoint⁵ stopped      found captured (→ RELEASING)
              captured, set aside since   stopped      kill³
+             captured, saved nowhere     stopped      thaw; it is reported then
              holding; restoring; running stopped      kill³: SUSPENDED, if it is kept
              as the row's own                         what it comes from
              running, otherwise          stopped      leave it, report it
@@ -166,11 +168,8 @@ def _live(row: SessionRow, observed: Observed) -> Action:
         saved = observed.checkpoint(tree.checkpoint)
         if saved and (missed or observed.hub is HubState.STOPPED):
             return Action(ActionKind.FOUND_CAPTURED, tree, saved)
-        return (
-            Action(ActionKind.THAW, tree)
-            if observed.hub is HubState.RUNNING
-            else NOTHING
-        )
+        goes_on = {HubState.RUNNING} if saved else {HubState.RUNNING, HubState.STOPPED}
+        return Action(ActionKind.THAW, tree) if observed.hub in goes_on else NOTHING
     if not tree.runs:
         return NOTHING
     if observed.unknown():
@@ -326,7 +325,10 @@ def _processes_at_rest(row: SessionRow, observed: Observed) -> Action | None:
     for tree in observed.left():
         kept = observed.checkpoint(tree.checkpoint)
         same = tree.checkpoint == row.checkpoint
-        if tree.state is TreeState.CAPTURED and kept is not None:
+        if tree.state is TreeState.CAPTURED:
+            if kept is None:
+                # Whoever was to thaw it is forgotten: a journal that was lost.
+                return Action(ActionKind.THAW, tree)
             if suspended and same:
                 return Action(ActionKind.RELEASE, tree)
             if lineage.takes_over(row, observed, tree):
