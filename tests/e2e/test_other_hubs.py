@@ -62,11 +62,17 @@ def somebody(stack: Stack) -> User:
 
 
 @pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with a short name, for the sockets of an agent."""
+    return tmp_path_factory.mktemp("s") / "s"
+
+
+@pytest.fixture
 def subdomains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WithSubdomains]:
     resolve_localhost(monkeypatch)
-    with WithSubdomains(tmp_path / "s", server=light_server.WITH_LAB) as stack:
+    with WithSubdomains(folder, server=light_server.WITH_LAB) as stack:
         yield stack
 
 
@@ -150,12 +156,12 @@ def postgres() -> Iterator[Postgres]:
 
 
 def test_with_hub_and_journal_in_postgresql_a_session_comes_back_after_a_restart(
-    tmp_path: Path, postgres: Postgres
+    folder: Path, postgres: Postgres
 ) -> None:
     hub, journal = postgres.database("hub"), postgres.database("journal")
     lines = f"c.JupyterHub.db_url = {hub!r}\n"
     options = {"ReclaimService.journal_url": journal}
-    with OtherHub(tmp_path / "s", lines, service_options=options) as stack:
+    with OtherHub(folder, lines, service_options=options) as stack:
         ada, admin = somebody(stack), Admin(stack)
         cycle(admin, ada)
         admin.suspend("ada")
@@ -222,8 +228,8 @@ def provider() -> Iterator[OAuthProvider]:
 
 
 @pytest.fixture
-def with_oauth(tmp_path: Path, provider: OAuthProvider) -> Iterator[OtherHub]:
-    with OtherHub(tmp_path / "s", OAUTH.format(provider=provider.url)) as stack:
+def with_oauth(folder: Path, provider: OAuthProvider) -> Iterator[OtherHub]:
+    with OtherHub(folder, OAUTH.format(provider=provider.url)) as stack:
         yield stack
 
 
@@ -287,10 +293,10 @@ c.TraefikFileProviderProxy.dynamic_config_file = folder + "/rules.toml"
 """
 
 
-def test_behind_traefik_a_session_comes_back(tmp_path: Path) -> None:
+def test_behind_traefik_a_session_comes_back(folder: Path) -> None:
     if importlib.util.find_spec("jupyterhub_traefik_proxy") is None:
         pytest.skip("needs pip install jupyterhub-traefik-proxy")
     if not (BIN / "traefik").exists() and not shutil.which("traefik"):
         pytest.skip("needs the program traefik")
-    with OtherHub(tmp_path / "s", TRAEFIK) as stack:
+    with OtherHub(folder, TRAEFIK) as stack:
         cycle(Admin(stack), somebody(stack))
