@@ -28,7 +28,8 @@ def event_layout(machine: str) -> struct.Struct:
     return struct.Struct("=IQ" if machine == "x86_64" else "@IQ")
 
 
-_EVENT: Final = event_layout(architecture.name())
+#: The one of this machine.
+EVENT: Final = event_layout(architecture.name())
 
 
 class EdgeSet:
@@ -52,7 +53,7 @@ class EdgeSet:
             OSError: it cannot be watched (a file on a disk).
         """
         # select.epoll tells of each by its descriptor, which will be another's.
-        event = _EVENT.pack(_EVENTS, number)
+        event = EVENT.pack(_EVENTS, number)
         libc = ctypes.CDLL(None, use_errno=True)
         added = libc.epoll_ctl(self.fileno(), _ADD, descriptor, event)
         with contextlib.suppress(FileExistsError):

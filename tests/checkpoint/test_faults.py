@@ -280,14 +280,20 @@ def ancestors(pid):
 
 
 class SinkThatEndsCriu:
-    """Ends CRIU in the middle of the memory, which is more than a pipe holds."""
+    """Ends CRIU in the middle of its ballast, of which a pipe holds a small part.
+
+    So it waits there, and is in the middle of nothing else: as it takes its own code
+    out of a program again, its end is the program's.
+    """
 
     def __init__(self, name, number):
         self.ends = name.startswith("pages-")
         self.number = number
+        self.written = 0
 
     def write(self, data):
-        if self.ends:
+        self.written += len(data)
+        if self.ends and self.written > 8 << 20:
             self.ends = False
             kill_criu(b"dump", self.number)
 

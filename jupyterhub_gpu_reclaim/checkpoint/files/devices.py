@@ -64,7 +64,7 @@ def _harmless(status: os.stat_result, pid: int, fd: int) -> bool:
     if major == _TTY:
         return minor in _CONSOLES
     if status.st_rdev == terminals.DEV_TTY:
-        return terminals.can_be_named(pid, fd)
+        return terminals.can_be_named(pid)
     if major == _TTY_AUXILIARY:
         return minor in _TTY_AUXILIARY_OK
     if (major, minor) == (_MISC, _TUN):

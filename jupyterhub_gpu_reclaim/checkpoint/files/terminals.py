@@ -7,20 +7,22 @@ the server, and refuses ("ctty inheritance detected", CRIU 4.2, ``tty_verify_ctt
 in a tree that stands each such descriptor becomes one of ``/dev/pts/N``, opened by its
 own program with the same flags: the same terminal, and it stays so.
 
-An epoll(7) instance watches what is open, not its number, and would lose it: a program
-that watches its terminal so is refused.
+An epoll(7) instance watches what is open, not its number, so it is told anew.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.epoll import EVENT
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
 
@@ -33,11 +35,21 @@ _SECONDS: Final = 10.0
 _AT_FDCWD: Final = -100
 _TIOCGSID: Final = 0x5429  # <asm-generic/ioctls.h>
 _EPOLL: Final = "anon_inode:[eventpoll]"
+_EPOLL_CTL_ADD, _EPOLL_CTL_DEL = 1, 2  # <sys/epoll.h>
 
 
-def can_be_named(pid: int, fd: int) -> bool:
-    """Whether an open ``/dev/tty`` can be opened by its own name instead."""
-    return os.major(procfs.terminal(pid)) in PTYS and fd not in _watched(pid)
+class _Watch(NamedTuple):
+    """A line of an epoll instance in ``fdinfo`` (proc_pid_fdinfo(5))."""
+
+    epoll: int  #: its descriptor
+    fd: int  #: that is watched
+    events: int
+    data: int
+
+
+def can_be_named(pid: int) -> bool:
+    """Whether a process's open ``/dev/tty`` can be opened by its own name instead."""
+    return os.major(procfs.terminal(pid)) in PTYS
 
 
 def open_by_name(tree: Snapshot) -> None:
@@ -63,26 +75,31 @@ def _is_dev_tty(pid: int, fd: int) -> bool:
     return status is not None and status.st_rdev == DEV_TTY
 
 
-def _open_by_name(process: Process, held: list[int]) -> None:
+def _open_by_name(process: Process, held: Collection[int]) -> None:
     pid = process.pid
+    name = f"/dev/pts/{os.minor(procfs.terminal(pid))}"
+    if not can_be_named(pid):
+        raise _refused(process, "its terminal is of another kind")
     try:
         with ptrace.stopped(pid, seconds=_SECONDS) as traced:
+            watches = list(_watches(pid))
             for fd in held:
-                _replace(traced, fd)
+                _replace(traced, fd, name, [one for one in watches if one.fd == fd])
     except OSError as error:
-        raise ReclaimError(
-            Reason.DEVICE_OPEN,
-            pid=process.ns_pid,
-            name=process.name,
-            device="/dev/tty",
-            detail=str(error),
-        ) from error
+        raise _refused(process, str(error)) from error
 
 
-def _replace(traced: Traced, fd: int) -> None:
-    if not can_be_named(traced.pid, fd):
-        raise OSError(0, f"descriptor {fd} is watched, or of another terminal")
-    name = f"/dev/pts/{os.minor(procfs.terminal(traced.pid))}"
+def _refused(process: Process, detail: str) -> ReclaimError:
+    return ReclaimError(
+        Reason.DEVICE_OPEN,
+        pid=process.ns_pid,
+        name=process.name,
+        device="/dev/tty",
+        detail=detail,
+    )
+
+
+def _replace(traced: Traced, fd: int, name: str, watches: Collection[_Watch]) -> None:
     flags = int(procfs.fdinfo(traced.pid, fd)["flags"], 8)
     with traced.text(name) as path:
         new = traced.call("openat", _AT_FDCWD, path, flags | os.O_NOCTTY, 0)
@@ -90,17 +107,22 @@ def _replace(traced: Traced, fd: int) -> None:
             for one in (fd, new):
                 # Answered for its own terminal only. Another devpts has that name, too.
                 traced.call("ioctl", one, _TIOCGSID, path)
+            for watch in watches:
+                traced.call("epoll_ctl", watch.epoll, _EPOLL_CTL_DEL, fd, 0)
             traced.call("dup3", new, fd, flags & os.O_CLOEXEC)
         finally:
             traced.call("close", new)
+    for watch in watches:
+        with traced.text(EVENT.pack(watch.events, watch.data)) as event:
+            traced.call("epoll_ctl", watch.epoll, _EPOLL_CTL_ADD, fd, event)
 
 
-def _watched(pid: int) -> set[int]:
-    """Descriptors that the process's epoll instances watch."""
-    return {
-        int(line.split()[1])
-        for one in procfs.descriptors(pid)
-        if one.target == _EPOLL
-        for line in procfs.text(pid, f"fdinfo/{one.fd}").splitlines()
-        if line.startswith("tfd:")
-    }
+def _watches(pid: int) -> Iterator[_Watch]:
+    """What the process's epoll instances watch."""
+    for one in procfs.descriptors(pid):
+        if one.target != _EPOLL:
+            continue
+        for line in procfs.text(pid, f"fdinfo/{one.fd}").splitlines():
+            if line.startswith("tfd:"):
+                _, fd, _, events, _, data, *_ = line.split()
+                yield _Watch(one.fd, int(fd), int(events, 16), int(data, 16))

@@ -284,9 +284,11 @@ _TYPES: Final = [
     ),
     _row(
         "/dev/tty, watched by epoll",
-        f"{_OWN_TERMINAL}watch = select.epoll(); watch.register(own)",
-        "flags(own)",
-        "refused",
+        f"{_OWN_TERMINAL}watch = select.epoll()\n"
+        "watch.register(own, select.EPOLLIN | select.EPOLLET)\n",
+        "info(watch.fileno(), 'tfd')[0][1:], watch.poll(0), os.write(m, b'key\\n'), "
+        "watch.poll(5) == [(own, select.EPOLLIN)], os.read(own, 99)",
+        note="As `/dev/tty`.",
     ),
     _row("/dev/ptmx", "m = os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY)", "flags(m)"),
     *(
