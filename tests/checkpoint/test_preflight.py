@@ -307,7 +307,7 @@ own = os.open("/dev/tty", os.O_RDWR)
 
 def test_examine_dev_tty_of_ones_own_terminal_is_fine(run):
     """It is opened by its own name (``terminals``)."""
-    watched = "import select; watch = select.epoll(); watch.register(own)"
+    watched = "watch = select.epoll(); watch.register(own)"
     assert examine(run(DEV_TTY + watched)) == []
 
 
@@ -315,6 +315,7 @@ def test_examine_dev_tty_of_a_terminal_that_is_left_is_found(run):
     leave = "import signal; signal.signal(1, signal.SIG_IGN); "
     found = only(run(DEV_TTY + leave + "fcntl.ioctl(own, termios.TIOCNOTTY)"))
     assert found.code == "device_open"
+    assert "/dev/tty" in found.message
 
 
 @pytest.mark.parametrize("device", ["/dev/loop-control", "/dev/fuse", "/dev/loop0"])

@@ -374,9 +374,7 @@ def test_restore_gives_files_and_says_what_is_missing(tmp_path):
     client = Client(tmp_path / RESTORE_SOCKET)
     client.ask("missing.img")
     assert client.exists() is False
-    received = {}
-    for name in files:
-        received[name] = read_from(client, name)
+    received = {name: read_from(client, name) for name in files}
     client.close()
     server.finish()
     assert server.failure is None

@@ -59,47 +59,41 @@ def open_by_name(tree: Snapshot) -> None:
         ReclaimError: one could not be (``device_open``).
     """
     for process in tree.processes:
-        if not procfs.terminal(process.pid):
-            continue
-        held = [
-            one.fd
-            for one in procfs.descriptors(process.pid)
-            if _is_dev_tty(process.pid, one.fd)
-        ]
+        terminal = procfs.terminal(process.pid)
+        held = list(_held(process.pid)) if terminal else []
         if held:
-            _open_by_name(process, held)
+            _open_by_name(process, held, f"/dev/pts/{os.minor(terminal)}")
 
 
-def _is_dev_tty(pid: int, fd: int) -> bool:
-    status = procfs.target_status(pid, f"fd/{fd}")
-    return status is not None and status.st_rdev == DEV_TTY
+def _held(pid: int) -> Iterator[int]:
+    """Descriptors of the process that are ``/dev/tty``."""
+    for one in procfs.descriptors(pid):
+        if one.target.startswith("/"):
+            status = procfs.target_status(pid, f"fd/{one.fd}")
+            if status is not None and status.st_rdev == DEV_TTY:
+                yield one.fd
 
 
-def _open_by_name(process: Process, held: Collection[int]) -> None:
-    pid = process.pid
-    name = f"/dev/pts/{os.minor(procfs.terminal(pid))}"
-    if not can_be_named(pid):
-        raise _refused(process, "its terminal is of another kind")
+def _open_by_name(process: Process, held: Collection[int], name: str) -> None:
     try:
-        with ptrace.stopped(pid, seconds=_SECONDS) as traced:
-            watches = list(_watches(pid))
+        with ptrace.stopped(process.pid, seconds=_SECONDS) as traced:
+            watches = list(_watches(process.pid))
             for fd in held:
                 _replace(traced, fd, name, [one for one in watches if one.fd == fd])
     except OSError as error:
-        raise _refused(process, str(error)) from error
-
-
-def _refused(process: Process, detail: str) -> ReclaimError:
-    return ReclaimError(
-        Reason.DEVICE_OPEN,
-        pid=process.ns_pid,
-        name=process.name,
-        device="/dev/tty",
-        detail=detail,
-    )
+        raise ReclaimError(
+            Reason.DEVICE_OPEN,
+            pid=process.ns_pid,
+            name=process.name,
+            device="/dev/tty",
+            detail=str(error),
+        ) from error
 
 
 def _replace(traced: Traced, fd: int, name: str, watches: Collection[_Watch]) -> None:
+    if len(watches) > 1:
+        # It may be one instance that has two descriptors: told twice, it would fail.
+        raise OSError(0, f"descriptor {fd} is watched more than once")
     flags = int(procfs.fdinfo(traced.pid, fd)["flags"], 8)
     with traced.text(name) as path:
         new = traced.call("openat", _AT_FDCWD, path, flags | os.O_NOCTTY, 0)

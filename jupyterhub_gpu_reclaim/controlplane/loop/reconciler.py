@@ -168,8 +168,8 @@ def _live(row: SessionRow, observed: Observed) -> Action:
         saved = observed.checkpoint(tree.checkpoint)
         if saved and (missed or observed.hub is HubState.STOPPED):
             return Action(ActionKind.FOUND_CAPTURED, tree, saved)
-        goes_on = {HubState.RUNNING} if saved else {HubState.RUNNING, HubState.STOPPED}
-        return Action(ActionKind.THAW, tree) if observed.hub in goes_on else NOTHING
+        settled = observed.hub in {HubState.RUNNING, HubState.STOPPED}
+        return Action(ActionKind.THAW, tree) if settled else NOTHING
     if not tree.runs:
         return NOTHING
     if observed.unknown():
