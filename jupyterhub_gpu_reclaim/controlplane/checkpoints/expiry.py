@@ -72,19 +72,30 @@ def is_fallback(row: CheckpointRow) -> bool:
 
 
 def outdated(
-    sessions: Sessions, key: SessionKey, settings: Settings
+    sessions: Sessions,
+    key: SessionKey,
+    settings: Settings,
+    *,
+    found: Iterable[CheckpointRow] = (),
+    newer: str = "",
 ) -> list[CheckpointRow]:
     """Return the changed rows of save points, now that there is a newer one.
 
     The named ones, and the last few of the others, are set aside, where their user
     finds them; the rest is kept for the time of grace.
+
+    Args:
+        sessions: where the journal and the clock are.
+        key: the session.
+        settings: how many are kept, and for how long.
+        found: rows of those that the journal does not know yet.
+        newer: the newer one, if the journal knows it.
     """
     now, incarnation = sessions.clock.now(), sessions.row(key).incarnation
-    rows = [row for row in sessions.journal.checkpoints(key) if is_fallback(row)]
+    known = [row for row in sessions.journal.checkpoints(key) if row.id != newer]
+    rows = [*filter(is_fallback, known), *found]
     spare = [
-        row
-        for row in sessions.journal.checkpoints(key)
-        if row.keeping is Keeping.ASIDE and row.is_of(incarnation)
+        row for row in known if row.keeping is Keeping.ASIDE and row.is_of(incarnation)
     ]
     plain = [row.id for row in [*spare, *rows] if not row.name]
     # The newer one is kept as well, and counts.

@@ -236,12 +236,19 @@ def _note_unknown(
     before = {parent} | lineage.goes_back_to(parent or row.checkpoint, observed)
     rows += _passed_over(sessions, row.key, before)
     rows = _supersede(rows, before, sessions.clock.now() + settings.grace)
-    point = save_point_of(row, observed)
-    if point is not None:
-        rows = [each for each in rows if each.id != point.id]
-        rows += expiry.outdated(sessions, row.key, settings)
-        rows.append(expiry.save_point(point, sessions.clock.now()))
-        changes["checkpoint"] = point.id
+    points = _save_points(row, observed)
+    if points:
+        its = {
+            info.id: expiry.save_point(info, sessions.clock.now()) for info in points
+        }
+        rows = [each for each in rows if each.id not in its]
+        point = save_point_of(row, observed)
+        if point is not None:
+            changes["checkpoint"] = point.id
+            rows.append(its.pop(point.id))
+        newer = row.checkpoint if point is None else ""
+        earlier = its.values()
+        rows += expiry.outdated(sessions, row.key, settings, found=earlier, newer=newer)
     if not row.since:  # nothing that runs or is suspended: only what may come back
         sessions.journal.keep(rows)
         sessions.touch(row.key)
@@ -266,20 +273,34 @@ def _passed_over(
 
 
 def save_point_of(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
-    """Return the save point of a running session, if nobody noted it.
+    """Return the newest save point of a running session, if nobody noted it.
 
-    It may date from before a suspend that was taken back, if there is no other.
+    It is newer than what the session goes back to now. It may date from before a
+    suspend that was taken back, which the journal knows.
     """
-    has_none = not row.checkpoint
+    known = observed.checkpoint(row.checkpoint)
+    since = (0, 0) if known is None else known.stamp
+    points = _save_points(row, observed)
+    return lineage.newest(info for info in points if info.stamp > since)
+
+
+def _save_points(row: SessionRow, observed: Observed) -> list[CheckpointInfo]:
+    """Return what nobody noted and a running session may go back to, the oldest first.
+
+    Not what a person has set aside, nor anything older than that.
+    """
     own = [
         info
         for info in observed.unknown()
-        if info.incarnation == row.incarnation
-        and (info.stamp > row.stamp or (has_none and info.goes_on))
+        if info.incarnation == row.incarnation != ""
+        and (info.goes_on or info.stamp > row.stamp)
     ]
-    newest = max(own, key=lambda info: info.stamp, default=None)
-    set_aside = newest is not None and newest.aside is not None
-    return newest if row.phase in LIVE and not set_aside else None
+    aside = lineage.newest(info for info in own if info.aside is not None)
+    return [
+        info
+        for info in own
+        if row.phase in LIVE and (aside is None or info.stamp > aside.stamp)
+    ]
 
 
 def _of_others(sessions: Sessions, row: SessionRow) -> list[CheckpointRow]:

@@ -48,8 +48,10 @@ or no row    gone                        running      ask the Hub for a stop³, 
              captured, newer checkpoint⁵ stopped      found captured (→ RELEASING)
              captured, set aside since   stopped      kill³
              captured, saved nowhere     stopped      thaw; it is reported then
-             holding; restoring; running stopped      kill³: SUSPENDED, if it is kept
-             as the row's own                         what it comes from
+             holding, restoring          stopped      kill³: restoring, if it is kept
+                                                      what it comes from
+             running as the row's own    stopped      adopt³ if SUSPENDED in what it
+                                                      comes from; kill³ if STOPPED
              running, otherwise          stopped      leave it, report it
              gone, newer checkpoint⁵     stopped      found saved (→ SUSPENDED)
              gone, unknown checkpoint    stopped      set it aside
@@ -319,7 +321,7 @@ def _processes_at_rest(row: SessionRow, observed: Observed) -> Action | None:
 
     A session that the journal has never heard of may have been used for hours: a
     journal that was put back. The row's own tree was stopped, or runs from a resume
-    that was given up.
+    that was given up: it may have been used since, and if not, it falls idle.
     """
     suspended = row.phase is Phase.SUSPENDED
     for tree in observed.left():
@@ -335,10 +337,10 @@ def _processes_at_rest(row: SessionRow, observed: Observed) -> Action | None:
                 return Action(ActionKind.FOUND_CAPTURED, tree, kept)
             return Action(ActionKind.KILL, tree, patient=True)
         own = tree.runs and tree.incarnation == row.incarnation
-        if suspended:
-            over = same and kept and (own or tree.state is TreeState.RESTORING)
-        else:
-            over = own or (kept and tree.state is TreeState.RESTORING)
+        if own and suspended and same:
+            return Action(ActionKind.ADOPT, tree, patient=True)
+        restoring = tree.state is TreeState.RESTORING and kept is not None
+        over = (restoring and same) if suspended else (restoring or own)
         if over or tree.state is TreeState.HOLDING:
             return Action(ActionKind.KILL, tree, patient=True)
     running = observed.running()
