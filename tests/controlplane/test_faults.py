@@ -431,6 +431,20 @@ async def test_return_that_was_given_up_without_an_answer_is_ended_when_it_is_ba
     assert await world.hub.start(KEY) == "restore"
 
 
+async def test_return_that_was_called_off_without_an_answer_is_ended_when_it_is_back(
+    world,
+):
+    """It is nobody's session that runs: its end was ordered, and may still come."""
+    controller, agent, mine = await _restored_behind_the_hub(world)
+    await controller.cancelled(mine)
+    world.hub.states[KEY] = "stopped"
+    await asyncio.sleep(3 * world.settings.orphan_grace)
+    assert world.phase(controller) == "suspended"
+    agent.answers = True
+    await world.until(lambda: not world.node.living(KEY))
+    assert await world.hub.start(KEY) == "restore"
+
+
 async def _comes_back_from_its_checkpoint(world, controller, agent, mine):
     visit = msgspec.structs.replace(mine, incarnation="i3")
     plan = await controller.plan_start(visit)

@@ -684,6 +684,69 @@ async def test_save_point_of_before_is_kept_no_longer_by_who_finds_what_came_bac
     assert keeping == [Keeping.SUPERSEDED, Keeping.SUPERSEDED]
 
 
+async def test_journals_of_a_return_that_was_given_up_end_nothing_that_was_used_since(
+    world, tmp_path
+):
+    """It went on all the same, and its user came; then all memories are older."""
+    first = await running(world, "saved")
+    saved = await suspend(world, first)
+    world.node.hold_at = "criu"
+    world.hub.states[KEY] = "spawning"
+    mine = Placement(key=KEY, incarnation="i2", checkpoint=saved)
+    assert (await first.plan_start(mine)).action == "restore"
+    world.node.hold(KEY, "i2")
+    await first.placed(mine)
+    await world.until(lambda: stands(world, TreeState.RESTORING))
+    kill = world.node.kill
+
+    async def silent(incarnation):
+        raise Unreachable(Reason.NODE_SILENT, node=incarnation)
+
+    world.node.kill = silent
+    await first.cancelled(mine)
+    await world.kill(first)
+    backup = Backup(world, tmp_path)
+    world.node.kill, world.node.hold_at = kill, ""
+    await world.until(lambda: stands(world, TreeState.RUNNING))
+    second = await world.controller()
+    assert await world.hub.start(KEY) == "adopt"
+    world.node.places["i2"].contents = "used"
+    world.hub.states[KEY] = "stopped"  # its database is put back as well
+    third = await restored_journal(world, second, backup)
+    await world.until(lambda: world.phase(third) == "running")
+    newer = await suspend(world, third)
+    assert world.node.saved[newer][1] == "used"
+
+
+async def test_save_point_that_an_old_journal_missed_is_what_the_session_goes_back_to(
+    world, tmp_path
+):
+    """A later suspend was taken back, whose stamp the journal knows."""
+    first = await running(world)
+    older = await suspend(world, first)
+    await resume(world, first, "as saved")
+    backup = Backup(world, tmp_path)
+    await first.users.save(KEY, "ada", "")
+    await world.until(lambda: first._sessions.row(KEY).checkpoint != older)
+    point = first._sessions.row(KEY).checkpoint
+    world.node.hold_at = "commit"
+    await first.users.suspend(KEY, "ada")
+    await world.until(lambda: stands(world, TreeState.CAPTURING))
+    await world.kill(first)
+    world.hub.states[KEY] = "checking"  # it was put back as well, and takes no order
+    world.node.hold_at = ""
+    await world.until(lambda: stands(world, TreeState.CAPTURED))
+    backup.put_back()
+    second = await world.controller()
+    await world.until(lambda: stands(world, TreeState.RUNNING))
+    world.hub.states[KEY] = "running"
+    journal = second._sessions.journal
+    await world.until(lambda: journal.checkpoint(point) is not None)
+    assert second._sessions.row(KEY).checkpoint == point
+    row = journal.checkpoint(point)
+    assert (row.keeping, row.expires) == (Keeping.SUPERSEDED, None)
+
+
 class SilentOnceFound:
     """An agent whose store does not answer a start; others find something meanwhile."""
 

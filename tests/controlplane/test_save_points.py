@@ -535,9 +535,8 @@ async def test_save_point_that_nobody_heard_of_is_what_the_session_goes_back_to(
     await world.until(lambda: row(controller).intent is Intent.NONE)
     newest = row(controller).checkpoint
     assert kept(controller)[newest] is Keeping.SUPERSEDED
-    # Not heard of yet, or heard of before the newest, or after: as any earlier one that
-    # its user may go back to, until the next is made.
-    assert kept(controller).get(new) in {None, Keeping.SUPERSEDED, Keeping.ASIDE}
+    # Not heard of yet, or heard of before the newest, or after.
+    assert kept(controller).get(new) in {None, Keeping.SUPERSEDED}
     lost(world, place.incarnation)
     await world.until(lambda: world.phase(controller) == "suspended")
     assert row(controller).checkpoint == newest

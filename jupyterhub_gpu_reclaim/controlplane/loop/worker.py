@@ -184,7 +184,8 @@ class Worker:
         """
         if action.kind in self._handlers:
             return await self._handlers[action.kind](row, action)
-        if action.kind is ActionKind.RESTORED and self._is_to_end(row, observed):
+        back = action.kind in {ActionKind.RESTORED, ActionKind.ADOPT}
+        if back and self._is_to_end(row, observed):
             return await self._give_up(row, action)
         self._note_outside(row, action, observed, remembered)
         return 0.0
