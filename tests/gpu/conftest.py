@@ -44,6 +44,12 @@ def pytest_collection_modifyitems(config, items) -> None:
                 item.add_marker(skip)
 
 
+def pytest_runtest_logreport(report) -> None:
+    """Tell at once what failed: a lent machine's time may be over before the end."""
+    if report.failed and "tests/gpu/" in report.nodeid:
+        print(f"\n{report.nodeid}\n{report.longreprtext[-1500:]}", flush=True)
+
+
 @pytest.fixture(scope="session")
 def driver():
     made = Driver()

@@ -65,6 +65,7 @@ def test_agent_killed_in_a_capture_the_card_is_filled_again(fragile, places_of, 
 LARGE = {
     "jax": """
 import jax, jax.numpy as jnp
+assert jax.default_backend() == "gpu", jax.devices()
 x = jax.random.normal(jax.random.key(0), (1 << 31,))
 x.block_until_ready()
 """,
