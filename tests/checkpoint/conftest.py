@@ -383,7 +383,7 @@ class Engine:
         )
 
     def await_free(self, place: Place, image: Image) -> None:
-        """As the agent does after a return that failed: its sockets may close yet."""
+        """As the agent does before a return: what has ended may have sockets yet."""
         pairs = inet.connections_of(bytes(image["files.img"]))
         assert ports.await_free(place.init_pid, (), pairs, seconds=5) == []
 
@@ -399,6 +399,7 @@ class Engine:
         self.rehearse(world.place, Dumped(kept.files, result, opened, ()))
         world.place.kill()
         place = places.hold()
+        self.await_free(place, image)
         restored = self.restore(place, image, result, opened=opened)
         proceed(restored, result.stopped)
         return world.at(place)
@@ -425,6 +426,7 @@ class Saved:
 
     def back(self, engine: Engine, place: Place) -> World:
         """All of it, in that place."""
+        engine.await_free(place, self.image)
         restored = engine.restore(place, self.image, self.result)
         proceed(restored, self.result.stopped)
         return self.world.at(place)

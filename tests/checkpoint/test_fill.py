@@ -245,7 +245,6 @@ def fails(saved, engine, places, kind, **options) -> ReclaimError:
     with pytest.raises(ReclaimError) as caught:
         engine.restore(place, source, saved.result, **options)
     assert place.living == ()
-    engine.await_free(place, saved.image)
     assert_whole(saved.back(engine, place))
     return caught.value
 
