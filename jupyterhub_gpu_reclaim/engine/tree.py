@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
@@ -85,20 +84,11 @@ def _launch(words: list[str], env: Mapping[str, str] | None, *, holding: bool) -
             raise Refused(
                 Reason.TIMED_OUT, step="launch", seconds=_LAUNCH_SECONDS
             ) from None
-        facts = _facts(report.read())
+        facts = launcher.reported(report.read())
     if "error" in facts or not facts.get("start"):
         why = facts.get("error") or "Its init has not reported."
         raise Refused(Reason.LAUNCH_FAILED, why=why)
     return Tree(facts["pid"], facts["start"])
-
-
-def _facts(report: bytes) -> dict[str, Any]:
-    """All lines of a report."""
-    return {
-        name: fact
-        for line in report.splitlines()
-        for name, fact in json.loads(line).items()
-    }
 
 
 def end(tree: Tree) -> None:

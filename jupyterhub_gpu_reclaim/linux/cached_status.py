@@ -12,10 +12,9 @@ import os
 import struct
 from typing import Final
 
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD, checked
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_AT_FDCWD: Final = -100
 _DONT_SYNC: Final = 0x4000
 _BASIC: Final = 0x7FF
 #: ``struct statx`` (linux/stat.h): links, uid, gid, mode, inode, size, blocks, the
@@ -31,7 +30,7 @@ def cached_status(path: str) -> os.stat_result:
     """
     buffer = ctypes.create_string_buffer(_STATX.size)
     where = os.fsencode(path)
-    checked(_libc.statx(_AT_FDCWD, where, _DONT_SYNC, _BASIC, buffer), "statx")
+    checked(_libc.statx(AT_FDCWD, where, _DONT_SYNC, _BASIC, buffer), "statx")
     links, uid, gid, mode, inode, size, blocks, *rest = _STATX.unpack(buffer.raw)
     accessed, accessed_ns, changed, changed_ns, modified, modified_ns, *devices = rest
     special, device = os.makedev(*devices[:2]), os.makedev(*devices[2:])

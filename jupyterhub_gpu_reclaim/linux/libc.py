@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import Final
+
+#: The working directory, where a call wants a folder's descriptor; <linux/fcntl.h>.
+AT_FDCWD: Final = -100
 
 
 def checked(result: int, *name: str) -> int:

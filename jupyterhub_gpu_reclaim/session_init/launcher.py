@@ -21,7 +21,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # <linux/sched.h>, <linux/mount.h>
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = (
@@ -90,6 +90,15 @@ def report(fd: int, **facts: object) -> None:
     """Write one line of the report; a reader that has gone away is no error."""
     with contextlib.suppress(BrokenPipeError):
         os.write(fd, json.dumps(facts).encode() + b"\n")
+
+
+def reported(report: bytes) -> dict[str, Any]:
+    """The facts of a report, as far as it is written."""
+    facts: dict[str, Any] = {}
+    for line in report.splitlines():
+        with contextlib.suppress(ValueError):
+            facts.update(json.loads(line))
+    return facts
 
 
 def _sentence(error: Exception) -> str:

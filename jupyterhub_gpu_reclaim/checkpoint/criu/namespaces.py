@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.linux.descriptors import readable
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _OPEN_TREE, _MOUNT_SETATTR = 428, 442
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
 # <linux/mount.h>, <linux/fcntl.h>, <linux/fs.h>
-_AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
 _OPEN_TREE_CLONE: Final = 1
 _CLOEXEC, _SET_STRING, _CREATE = 1, 1, 6
@@ -67,7 +66,7 @@ def open_detached(path: Path, *, read_only: bool) -> int:
     """
     descriptor = _mount_call(
         _OPEN_TREE,
-        _AT_FDCWD,
+        AT_FDCWD,
         ctypes.c_char_p(os.fsencode(path)),
         _OPEN_TREE_CLONE | os.O_CLOEXEC,
     )

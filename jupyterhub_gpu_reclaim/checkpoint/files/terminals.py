@@ -19,6 +19,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.epoll import EVENT
+from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -32,7 +33,6 @@ DEV_TTY: Final = os.makedev(5, 0)
 PTYS: Final = range(136, 144)
 #: Seconds in which the threads of one process must stand still.
 _SECONDS: Final = 10.0
-_AT_FDCWD: Final = -100
 _TIOCGSID: Final = 0x5429  # <asm-generic/ioctls.h>
 _EPOLL: Final = "anon_inode:[eventpoll]"
 _EPOLL_CTL_ADD, _EPOLL_CTL_DEL = 1, 2  # <sys/epoll.h>
@@ -96,7 +96,7 @@ def _replace(traced: Traced, fd: int, name: str, watches: Collection[_Watch]) ->
         raise OSError(0, f"descriptor {fd} is watched more than once")
     flags = int(procfs.fdinfo(traced.pid, fd)["flags"], 8)
     with traced.text(name) as path:
-        new = traced.call("openat", _AT_FDCWD, path, flags | os.O_NOCTTY, 0)
+        new = traced.call("openat", AT_FDCWD, path, flags | os.O_NOCTTY, 0)
         try:
             for one in (fd, new):
                 # Answered for its own terminal only. Another devpts has that name, too.

@@ -45,6 +45,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES, held_by
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.libc import AT_FDCWD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -387,7 +388,7 @@ def _failed(process: Process, why: object) -> ReclaimError:
 _CALL_SECONDS: Final = 10.0
 
 # <linux/fcntl.h>, <linux/mman.h>: the same on every known machine.
-_AT_FDCWD, _READ_WRITE, _CLOEXEC = -100, 2, 0o2000000
+_READ_WRITE, _CLOEXEC = 2, 0o2000000
 _NO_ACCESS, _PRIVATE_ANONYMOUS_FIXED_NORESERVE = 0, 0x2 | 0x20 | 0x10 | 0x4000
 
 
@@ -418,7 +419,7 @@ def give_up(process: Process) -> None:
 def _replace_devices(traced: ptrace.Traced, held: HeldDevices) -> None:
     if held.descriptors:
         with traced.text("/dev/null") as path:
-            null = traced.call("openat", _AT_FDCWD, path, _READ_WRITE | _CLOEXEC)
+            null = traced.call("openat", AT_FDCWD, path, _READ_WRITE | _CLOEXEC)
         for descriptor in held.descriptors:
             traced.call("dup3", null, descriptor.fd, _CLOEXEC)
         traced.call("close", null)

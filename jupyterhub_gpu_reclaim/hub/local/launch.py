@@ -7,8 +7,6 @@ is cancelled or takes too long leaves no session behind.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import signal
 import sys
@@ -125,26 +123,18 @@ async def _end_launch(process: Popen[bytes], report: _Report) -> None:
     await asyncio.wait({report.reading}, timeout=_END_SECONDS)
     process.kill()
     await asyncio.to_thread(process.wait)
-    facts = _facts(report.text)
+    facts = launcher.reported(report.text)
     if facts.get("start"):
         LocalSession(_location(facts)).signal(signal.SIGKILL)
 
 
 def _read_place(report: bytes) -> Location:
     """Read the init's place from the launcher's report; raise its error."""
-    facts = _facts(report)
+    facts = launcher.reported(report)
     if "error" in facts or not facts.get("start"):
         why = facts.get("error") or "Its init has not reported."
         raise Refused(Reason.LAUNCH_FAILED, why=why, detail=repr(report[:500]))
     return _location(facts)
-
-
-def _facts(report: bytes) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for line in report.splitlines():
-        with contextlib.suppress(ValueError):
-            facts.update(json.loads(line))
-    return facts
 
 
 def _location(facts: Mapping[str, Any]) -> Location:
