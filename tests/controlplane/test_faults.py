@@ -373,7 +373,7 @@ class KillsLate:
         return [msgspec.structs.replace(each, ending=self.deleted) for each in trees]
 
 
-async def _restored_behind_the_hub(world, state="running"):
+async def restored_behind_the_hub(world, state="running"):
     """Suspended, and brought back so far; the Hub's start has not ended yet."""
     agent = KillsLate(world.clients()[0])
     await world.running("tensors")
@@ -393,7 +393,7 @@ async def _restored_behind_the_hub(world, state="running"):
 
 async def test_visit_adopts_nothing_whose_end_was_ordered_and_not_answered(world):
     """That order may still be carried out, and the user would be at work by then."""
-    controller, agent, mine = await _restored_behind_the_hub(world)
+    controller, agent, mine = await restored_behind_the_hub(world)
     await controller.cancelled(mine)
     assert world.phase(controller) == "suspended"
     await _comes_back_from_its_checkpoint(world, controller, agent, mine)
@@ -403,7 +403,7 @@ async def test_visit_adopts_no_return_that_the_service_itself_has_given_up(world
     """The Hub was killed in the start; its node does not answer the order to end it."""
     world.silence = 1.0
     world.node.hold_at = "criu"
-    controller, agent, mine = await _restored_behind_the_hub(world, "restoring")
+    controller, agent, mine = await restored_behind_the_hub(world, "restoring")
     world.hub.states[KEY] = "stopped"
     await world.until(lambda: agent.asked)
     world.hub.states[KEY] = "spawning"
@@ -420,7 +420,7 @@ async def test_return_that_was_given_up_without_an_answer_is_ended_when_it_is_ba
     """Else the next visit would end it, maybe after its checkpoint's time."""
     world.silence = 1.0
     world.node.hold_at = "criu"
-    controller, agent, _ = await _restored_behind_the_hub(world, "restoring")
+    controller, agent, _ = await restored_behind_the_hub(world, "restoring")
     world.hub.states[KEY] = "stopped"
     await world.until(lambda: agent.asked)
     world.node.hold_at = ""
@@ -435,7 +435,7 @@ async def test_return_that_was_called_off_without_an_answer_is_ended_when_it_is_
     world,
 ):
     """It is nobody's session that runs: its end was ordered, and may still come."""
-    controller, agent, mine = await _restored_behind_the_hub(world)
+    controller, agent, mine = await restored_behind_the_hub(world)
     await controller.cancelled(mine)
     world.hub.states[KEY] = "stopped"
     await asyncio.sleep(3 * world.settings.orphan_grace)
@@ -458,7 +458,7 @@ async def _comes_back_from_its_checkpoint(world, controller, agent, mine):
 
 async def test_visit_does_not_adopt_what_runs_in_a_pod_that_is_being_deleted(world):
     """Its kubelet may be out of sight, and ends it as soon as it is back."""
-    controller, agent, mine = await _restored_behind_the_hub(world)
+    controller, agent, mine = await restored_behind_the_hub(world)
     visit = msgspec.structs.replace(mine, incarnation="i3")
     agent.deleted = True
     plan = await controller.plan_start(visit)

@@ -684,38 +684,32 @@ async def test_save_point_of_before_is_kept_no_longer_by_who_finds_what_came_bac
     assert keeping == [Keeping.SUPERSEDED, Keeping.SUPERSEDED]
 
 
-async def test_journals_of_a_return_that_was_given_up_end_nothing_that_was_used_since(
+async def test_journal_put_back_before_an_older_state_is_back_finds_the_newest(
     world, tmp_path
 ):
-    """It went on all the same, and its user came; then all memories are older."""
-    first = await running(world, "saved")
-    saved = await suspend(world, first)
-    world.node.hold_at = "criu"
-    world.hub.states[KEY] = "spawning"
-    mine = Placement(key=KEY, incarnation="i2", checkpoint=saved)
-    assert (await first.plan_start(mine)).action == "restore"
-    world.node.hold(KEY, "i2")
-    await first.placed(mine)
-    await world.until(lambda: stands(world, TreeState.RESTORING))
-    kill = world.node.kill
-
-    async def silent(incarnation):
-        raise Unreachable(Reason.NODE_SILENT, node=incarnation)
-
-    world.node.kill = silent
-    await first.cancelled(mine)
-    await world.kill(first)
+    """Its user has asked for the older one, which no memory but the store's knows."""
+    first = await running(world, "older")
+    older = await suspend(world, first)
+    await first.users.start_fresh(KEY, "ada")
+    assert await world.hub.start(KEY) == "cold"
+    await world.until(lambda: world.phase(first) == "running")
     backup = Backup(world, tmp_path)
-    world.node.kill, world.node.hold_at = kill, ""
-    await world.until(lambda: stands(world, TreeState.RUNNING))
-    second = await world.controller()
-    assert await world.hub.start(KEY) == "adopt"
-    world.node.places["i2"].contents = "used"
+    world.node.living(KEY)[0].contents = "newer"
+    await suspend(world, first)
+    world.hub.refuses_start = "Too many servers run."
+    await first.users.bring_back(KEY, older, "ada")
+    await world.until(lambda: first._sessions.row(KEY).failure)
+    await world.until(lambda: first._sessions.runtime(KEY).compared)
+    await asyncio.sleep(3 * world.settings.tick_interval)  # what is to be told is
+    world.hub.refuses_start = ""
     world.hub.states[KEY] = "stopped"  # its database is put back as well
-    third = await restored_journal(world, second, backup)
-    await world.until(lambda: world.phase(third) == "running")
-    newer = await suspend(world, third)
-    assert world.node.saved[newer][1] == "used"
+    world.hub.pointers.pop(KEY, None)
+    second = await restored_journal(world, first, backup)
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert second.users.session(KEY).failure.code == "saved_found"
+    await second.users.resume(KEY, "ada")
+    await world.until(lambda: world.phase(second) == "running")
+    assert contents(world) == "newer"
 
 
 async def test_save_point_that_an_old_journal_missed_is_what_the_session_goes_back_to(

@@ -20,7 +20,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.controlplane.loop.reconciler import settle
 from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 
 KEY = SessionKey("ada")
@@ -125,7 +125,9 @@ TABLE = [
     (row("releasing"), R, [tree("napping")], ActionKind.ROLLED_BACK),
     (row("suspended"), R, [tree("napping")], ActionKind.ADOPT),
     (row("suspended"), S, [tree("napping")], ActionKind.ADOPT),
-    (row("suspended"), S, [tree("napping", checkpoint="")], ActionKind.REPORT),
+    (row("suspended"), S, [tree("napping", checkpoint="")], ActionKind.ADOPT),
+    (row("suspended"), S, [tree("running", ending=True)], ActionKind.NOTHING),
+    (row("suspended", intent=Intent.RESUME), S, [tree("running")], ActionKind.NOTHING),
     (row("resuming"), R, [tree("napping")], ActionKind.RESTORED),
     (row("stopped"), R, [tree("napping")], ActionKind.ADOPT),
     (row("stopped"), S, [tree("napping")], ActionKind.KILL),

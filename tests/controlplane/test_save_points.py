@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
@@ -541,6 +542,61 @@ async def test_save_point_that_nobody_heard_of_is_what_the_session_goes_back_to(
     await world.until(lambda: world.phase(controller) == "suspended")
     assert row(controller).checkpoint == newest
     assert row(controller).failure.code == "ended_since_saved"
+
+
+async def test_older_save_point_takes_no_place_of_one_that_is_not_listed_just_now(
+    world,
+):
+    """The agents see an older state of the same store for a while."""
+    world.change(grace=0.1)
+    controller, incarnation = await running(world)
+    older = await saved(world, controller)
+    before = dict(world.node.saved)
+    newer = await saved(world, controller)
+    await world.until(lambda: older not in kept(controller))
+    now = dict(world.node.saved)
+    await world.kill(controller)
+    world.change(grace=60.0)
+    world.node.saved = before
+    controller = await world.controller()
+    await world.until(lambda: older in kept(controller))
+    world.node.saved = now
+    assert row(controller).checkpoint == newer
+    lost(world, incarnation)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert row(controller).checkpoint == newer
+
+
+async def test_save_points_that_are_found_late_are_kept_by_their_age(world):
+    world.change(save_points=2)
+    controller, _ = await running(world)
+    second = await saved(world, controller)
+    await world.kill(controller)
+    info, image = world.node.saved[second]
+    for name, number in (("first", 0), ("third", info.generation + 1)):
+        found = msgspec.structs.replace(info, id=name, generation=number)
+        world.node.saved[name] = (found, image)
+    controller = await world.controller()
+    await world.until(lambda: row(controller).checkpoint == "third")
+    keeping = kept(controller)
+    assert keeping[second] is Keeping.ASIDE
+    assert keeping["first"] is Keeping.SUPERSEDED
+
+
+@pytest.mark.parametrize("points", [1, 2])
+async def test_suspend_that_is_taken_back_gives_its_save_point_back(world, points):
+    world.change(save_points=points, grace=0.3, release_limit=0.3)
+    controller, incarnation = await running(world)
+    point = await saved(world, controller)
+    world.hub.refuses_stop = True
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "releasing")
+    await world.until(lambda: world.phase(controller) == "running")
+    await asyncio.sleep(1)  # the time of grace is over
+    assert row(controller).checkpoint == point
+    lost(world, incarnation)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert row(controller).checkpoint == point
 
 
 async def test_save_point_that_nobody_heard_of_comes_back_by_its_users_word_alone(

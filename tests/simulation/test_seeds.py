@@ -83,6 +83,8 @@ FOUND = (
     # Both databases put back: to before a save point and a suspend that was taken back;
     # to after a return was called off, which went on and was used.
     *(13300000495, 13302601157),
+    # Both databases put back while an older state was on its way back.
+    14100400444,
 )
 
 

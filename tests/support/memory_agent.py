@@ -332,7 +332,7 @@ class MemoryAgent(Generic[S]):
         )
         self.keep(info, image)
         self._gpu_memory[info.id] = session.gpu_memory
-        session.parent = info.id
+        session.checkpoint, session.parent = "", info.id
         operation.add(Event(checkpoint=info))
 
     def _call_off_save(self, incarnation: str) -> None:

@@ -35,6 +35,9 @@ def take(
 ) -> SessionRow:
     """Make the wanted checkpoint the one the session is suspended in, and resume it.
 
+    Until it is back, the former one is set aside in the journal only
+    (``expiry.came_from``).
+
     Args:
         sessions: where the journal is.
         row: stopped or suspended.
@@ -48,9 +51,7 @@ def take(
     rows: list[CheckpointRow] = []
     if row.checkpoint != checkpoint:
         seconds = None if gone else settings.set_aside
-        rows = expiry.kept(
-            sessions, row.checkpoint, Keeping.ASIDE, seconds, by_word=not gone
-        )
+        rows = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
     wanted = expiry.kept(sessions, checkpoint, Keeping.CURRENT)
     info = wanted[0].info if wanted else None
     return sessions.apply(

@@ -97,7 +97,8 @@ def outdated(
     spare = [
         row for row in known if row.keeping is Keeping.ASIDE and row.is_of(incarnation)
     ]
-    plain = [row.id for row in [*spare, *rows] if not row.name]
+    by_age = sorted([*spare, *rows], key=lambda row: (row.stamp, row.id))
+    plain = [row.id for row in by_age if not row.name]
     # The newer one is kept as well, and counts.
     over = plain[: max(0, len(plain) + 1 - settings.save_points)]
     changed = []
@@ -162,19 +163,39 @@ def kept(
     return [row.kept(keeping, now, expires, by_word=by_word)]
 
 
-def came_from(sessions: Sessions, row: SessionRow, grace: float) -> list[CheckpointRow]:
+def came_from(
+    sessions: Sessions, row: SessionRow, grace: float | None
+) -> list[CheckpointRow]:
     """Return the row of a session's parent checkpoint: kept for the time of grace.
 
     If a rule saves the session, it is kept until that is done: the session always has
-    something to go back to.
+    something to go back to. A newer one that a person has passed over for it is set
+    aside by their word from now on: had the store been told before it is back, a
+    journal that is put back would find nothing but what is set aside.
 
     Args:
         sessions: where the journal and the clock are.
         row: the session.
-        grace: seconds.
+        grace: seconds; None: until there is a newer one.
     """
     seconds = None if sessions.saved_every(row.key) else grace
-    return kept(sessions, row.checkpoint, Keeping.SUPERSEDED, seconds)
+    rows = kept(sessions, row.checkpoint, Keeping.SUPERSEDED, seconds)
+    return [
+        *rows,
+        *(each for back in rows for each in _passed_over(sessions, row, back)),
+    ]
+
+
+def _passed_over(
+    sessions: Sessions, row: SessionRow, back: CheckpointRow
+) -> list[CheckpointRow]:
+    """Return the newer one that its user had before, set aside by their word."""
+    other = sessions.journal.checkpoint(row.dismissed)
+    if other is None or other.keeping is not Keeping.ASIDE or other.stamp < back.stamp:
+        return []
+    if other.expires is None:  # missing: nobody has decided
+        return []
+    return [other.kept(Keeping.ASIDE, other.changed, other.expires, by_word=True)]
 
 
 def settled(
@@ -189,11 +210,26 @@ def settled(
     ]
 
 
-def former(sessions: Sessions, key: SessionKey) -> str:
-    """Return the checkpoint that a running session came from, while it is kept."""
-    rows = sessions.journal.checkpoints(key)
-    ids = [row.id for row in rows if row.keeping is Keeping.SUPERSEDED]
-    return ids[-1] if ids else ""
+def back_again(sessions: Sessions, session: SessionRow) -> list[CheckpointRow]:
+    """Return the row of what a session goes back to, now that a newer one is given up.
+
+    That is its last save point, kept as before, or what it came from, while that is
+    kept; empty if there is none.
+    """
+    rows = [
+        row
+        for row in sessions.journal.checkpoints(session.key)
+        if row.keeping is Keeping.SUPERSEDED
+        or (row.keeping is Keeping.ASIDE and row.is_of(session.incarnation))
+    ]
+    return [
+        row.kept(
+            Keeping.SUPERSEDED,
+            row.changed,
+            None if row.is_of(session.incarnation) else row.expires,
+        )
+        for row in rows[-1:]
+    ]
 
 
 async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:

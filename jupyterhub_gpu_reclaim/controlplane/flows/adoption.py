@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common.models import Phase
+from jupyterhub_gpu_reclaim.common.models import HubState, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, lineage
@@ -48,14 +48,16 @@ def running(
 ) -> SessionRow:
     """Adopt a tree that the journal did not know as running.
 
-    The checkpoint that it came from is kept as after a return, as are those before it;
-    any other one is set aside, because it is not what runs. Whose the session is, the
+    The checkpoint that it came from is kept as after a return, as are those before it
+    (without limit if the Hub says that nothing runs: it may never have answered); any
+    other one is set aside, because it is not what runs. Whose the session is, the
     tree knows better than a journal that was lost or put back; what is saved of others
     is not theirs.
     """
     came_from = bool(row.checkpoint) and row.checkpoint == _came_from(tree)
     if came_from:
-        kept = expiry.came_from(sessions, row, settings.grace)
+        grace = None if observed.hub is HubState.STOPPED else settings.grace
+        kept = expiry.came_from(sessions, row, grace)
     else:
         kept = _older(sessions, row, _came_from(tree), observed, settings)
     ending.forget(sessions, row.key, tree.incarnation)
@@ -223,7 +225,7 @@ def _note_unknown(
     While the session's own checkpoint is missing in the store, an older one may be all
     there is, and is kept without limit.
     """
-    missing = row.phase is Phase.SUSPENDED and not observed.checkpoint(row.checkpoint)
+    missing = row.checkpoint != "" and not observed.checkpoint(row.checkpoint)
     seconds = None if missing else settings.set_aside
     rows = _aside_rows(sessions, row, observed, seconds)
     changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
@@ -236,13 +238,14 @@ def _note_unknown(
     before = {parent} | lineage.goes_back_to(parent or row.checkpoint, observed)
     rows += _passed_over(sessions, row.key, before)
     rows = _supersede(rows, before, sessions.clock.now() + settings.grace)
-    points = _save_points(row, observed)
+    known = sessions.journal.checkpoint(row.checkpoint)
+    point = save_point_of(row, observed, known)
+    points = [] if missing and point is None else _save_points(row, observed)
     if points:
         its = {
             info.id: expiry.save_point(info, sessions.clock.now()) for info in points
         }
         rows = [each for each in rows if each.id not in its]
-        point = save_point_of(row, observed)
         if point is not None:
             changes["checkpoint"] = point.id
             rows.append(its.pop(point.id))
@@ -272,13 +275,19 @@ def _passed_over(
     ]
 
 
-def save_point_of(row: SessionRow, observed: Observed) -> CheckpointInfo | None:
+def save_point_of(
+    row: SessionRow, observed: Observed, known: CheckpointRow | None
+) -> CheckpointInfo | None:
     """Return the newest save point of a running session, if nobody noted it.
 
-    It is newer than what the session goes back to now. It may date from before a
-    suspend that was taken back, which the journal knows.
+    It may date from before a suspend that was taken back, which the journal knows.
+
+    Args:
+        row: the session.
+        observed: the store's answer.
+        known: what the session goes back to as far as the journal knows, be it listed
+            or not; only a newer one takes its place.
     """
-    known = observed.checkpoint(row.checkpoint)
     since = (0, 0) if known is None else known.stamp
     points = _save_points(row, observed)
     return lineage.newest(info for info in points if info.stamp > since)

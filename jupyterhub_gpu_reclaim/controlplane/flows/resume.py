@@ -158,10 +158,17 @@ class Resumer:
         now = self._sessions.row(row.key)
         return (now.phase, now.incarnation) == (row.phase, row.incarnation)
 
-    def restored(self, row: SessionRow) -> SessionRow:
-        """RESUMING -> RUNNING: it answers; its checkpoint is kept for a while."""
+    def restored(self, row: SessionRow, *, answered: bool = True) -> SessionRow:
+        """RESUMING -> RUNNING: it is back; its checkpoint is kept for a while.
+
+        Args:
+            row: the session.
+            answered: whether it has answered the Hub; until it is known to have, its
+                checkpoint is kept without limit.
+        """
         self._sessions.counters.ended("resume", "ok")
-        superseded = expiry.came_from(self._sessions, row, self._settings.grace)
+        grace = self._settings.grace if answered else None
+        superseded = expiry.came_from(self._sessions, row, grace)
         superseded += expiry.settled(self._sessions, row.key, self._settings.set_aside)
         now = self._sessions.clock.now()
         operation = self._sessions.operation(row.key)

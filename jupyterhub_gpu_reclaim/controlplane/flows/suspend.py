@@ -290,12 +290,13 @@ class Suspender:
             self._sessions, row.checkpoint, Keeping.TO_DELETE, seconds=0
         )
         to_delete += bring_back.rows_to_call_off(self._sessions, row, self._settings)
+        back = expiry.back_again(self._sessions, row)
         after = self._sessions.apply(
             row.key,
             SessionEvent.THAWED,
             failure=failure,
-            checkpoints=to_delete,
-            checkpoint=expiry.former(self._sessions, row.key),
+            checkpoints=[*to_delete, *back],
+            checkpoint=back[0].id if back else "",
             failures=row.failures + 1,
             backoff_until=now + self._settings.backoff,
             # a stop by the Hub that comes now may still be ours: ``Stops.plan``

@@ -50,8 +50,9 @@ or no row    gone                        running      ask the Hub for a stop³, 
              captured, saved nowhere     stopped      thaw; it is reported then
              holding, restoring          stopped      kill³: restoring, if it is kept
                                                       what it comes from
-             running as the row's own    stopped      adopt³ if SUSPENDED in what it
-                                                      comes from; kill³ if STOPPED
+             running as the row's own    stopped      adopt³ if SUSPENDED, unless its
+                                                      pod ends or its user has asked
+                                                      for a start; kill³ if STOPPED
              running, otherwise          stopped      leave it, report it
              gone, newer checkpoint⁵     stopped      found saved (→ SUSPENDED)
              gone, unknown checkpoint    stopped      set it aside
@@ -100,6 +101,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
     ActionKind,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.asked import Want
+from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.asked import Asked
@@ -337,8 +339,9 @@ def _processes_at_rest(row: SessionRow, observed: Observed) -> Action | None:
                 return Action(ActionKind.FOUND_CAPTURED, tree, kept)
             return Action(ActionKind.KILL, tree, patient=True)
         own = tree.runs and tree.incarnation == row.incarnation
-        if own and suspended and same:
-            return Action(ActionKind.ADOPT, tree, patient=True)
+        if own and suspended:
+            over = tree.ending or row.intent is Intent.RESUME
+            return NOTHING if over else Action(ActionKind.ADOPT, tree, patient=True)
         restoring = tree.state is TreeState.RESTORING and kept is not None
         over = (restoring and same) if suspended else (restoring or own)
         if over or tree.state is TreeState.HOLDING:

@@ -193,10 +193,12 @@ class Worker:
     def _is_to_end(self, row: SessionRow, observed: Observed) -> bool:
         """Whether what is back was given up before, by an order that had no answer.
 
-        It would be ended at the next visit, when its checkpoint may be gone.
+        It would be ended at the next visit, when its checkpoint may be gone. Where that
+        is gone already, what is back is all there is.
         """
         ordered = ending.is_ordered(self._sessions, row.key, row.incarnation)
-        return ordered and observed.hub is not HubState.RUNNING
+        kept = observed.checkpoint(row.checkpoint) is not None
+        return ordered and kept and observed.hub is not HubState.RUNNING
 
     def _note_outside(
         self,
@@ -215,7 +217,8 @@ class Worker:
             case ActionKind.RELEASED:
                 self._suspender.released(row)
             case ActionKind.RESTORED:
-                self._resumer.restored(row)
+                answered = observed.hub is not HubState.STOPPED
+                self._resumer.restored(row, answered=answered)
             case ActionKind.ADOPT if action.tree is not None:
                 adoption.running(sessions, row, action.tree, observed, settings)
             case ActionKind.VANISHED:

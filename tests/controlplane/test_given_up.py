@@ -1,0 +1,149 @@
+"""A return that was given up, and whose tree runs all the same.
+
+Nobody can tell from outside whether it was used: it is taken over, never ended for that
+alone, and what it came from is kept until it is known to have answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import Failure, Placement, TreeState
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from tests.controlplane.conftest import KEY
+from tests.controlplane.test_faults import KillsLate, restored_behind_the_hub
+from tests.controlplane.test_old_journal import (
+    Backup,
+    restored_journal,
+    running,
+    stands,
+    suspend,
+)
+
+
+@pytest.fixture
+def given_up(world):
+    """Call a return off without an answer; its service ends, and it runs as i2.
+
+    Returns:
+        A function that does so, and returns the checkpoint.
+    """
+
+    async def silent(incarnation):
+        raise Unreachable(Reason.NODE_SILENT, node=incarnation)
+
+    async def make():
+        first = await running(world, "saved")
+        saved = await suspend(world, first)
+        world.hub.states[KEY] = "spawning"
+        world.node.hold_at = "criu"
+        mine = Placement(key=KEY, incarnation="i2", checkpoint=saved)
+        assert (await first.plan_start(mine)).action == "restore"
+        world.node.hold(KEY, "i2")
+        await first.placed(mine)
+        await world.until(lambda: stands(world, TreeState.RESTORING))
+        kill, world.node.kill = world.node.kill, silent
+        await first.cancelled(mine)
+        await world.kill(first)
+        world.hub.states[KEY] = "stopped"
+        world.node.kill, world.node.hold_at = kill, ""
+        await world.until(lambda: stands(world, TreeState.RUNNING))
+        return saved
+
+    return make
+
+
+async def used(world, tmp_path):
+    """Its user comes to it and works; then all memories are those of before."""
+    second = await world.controller()
+    backup = Backup(world, tmp_path)
+    assert await world.hub.start(KEY) == "adopt"
+    world.node.places["i2"].contents = "used"
+    return second, backup
+
+
+async def back_to(world, controller, backup):
+    world.hub.states[KEY] = "stopped"  # the Hub's database is put back as well
+    third = await restored_journal(world, controller, backup)
+    await world.until(lambda: world.phase(third) == "running")
+    return third
+
+
+async def test_both_databases_put_back_end_nothing_that_was_used_since(
+    world, given_up, tmp_path
+):
+    await given_up()
+    third = await back_to(world, *await used(world, tmp_path))
+    newer = await suspend(world, third)
+    assert world.node.saved[newer][1] == "used"
+
+
+async def test_the_same_after_a_save_point(world, given_up, tmp_path):
+    await given_up()
+    second, backup = await used(world, tmp_path)
+    await second.users.save(KEY, "ada", "")
+    await world.until(lambda: len(world.node.saved) == 2)
+    (point,) = {info.id for info, _ in world.node.saved.values() if info.goes_on}
+    third = await back_to(world, second, backup)
+    await world.until(lambda: third._sessions.row(KEY).checkpoint == point)
+
+
+async def test_the_same_after_a_suspend_that_failed(world, given_up, tmp_path):
+    await given_up()
+    second, backup = await used(world, tmp_path)
+    world.node.capture_failure = Failure(code="capture_failed", message="No.")
+    await second.users.suspend(KEY, "ada")
+    await world.until(lambda: second._sessions.row(KEY).failures)
+    world.node.capture_failure = None
+    await back_to(world, second, backup)
+
+
+async def test_what_it_came_from_is_kept_while_nobody_has_had_an_answer(
+    world, given_up
+):
+    """It may hang; then what was saved is all that there is."""
+    world.change(grace=0.2)
+    saved = await given_up()
+    second = await world.controller()
+    await world.until(lambda: world.phase(second) == "running")
+    await asyncio.sleep(1)
+    world.node.end("i2")
+    await world.until(lambda: world.phase(second) == "suspended")
+    assert second.users.session(KEY).checkpoint == saved
+
+
+async def test_nothing_is_taken_over_in_a_pod_that_is_being_deleted(world, given_up):
+    saved = await given_up()
+    agent = KillsLate(world.clients()[0])
+    agent.answers = agent.deleted = True
+    second = await world.controller(agent=agent)
+    await asyncio.sleep(3 * world.settings.orphan_grace)
+    assert world.phase(second) == "suspended"
+    world.node.end("i2")  # its kubelet is back
+    assert await world.hub.start(KEY) == "restore"
+    assert saved in world.node.saved
+
+
+async def test_its_users_order_to_resume_starts_its_server_which_joins_it(
+    world, given_up
+):
+    await given_up()
+    world.change(orphan_grace=20.0)
+    second = await world.controller()
+    await second.users.resume(KEY, "ada")
+    await world.until(lambda: world.hub.states[KEY] == "running")
+    assert [place.incarnation for place in world.node.living(KEY)] == ["i2"]
+
+
+async def test_order_to_end_it_is_not_repeated_where_it_is_all_there_is(world):
+    """The store was put back to before it was suspended; the order has no answer."""
+    controller, agent, mine = await restored_behind_the_hub(world)
+    await controller.cancelled(mine)
+    world.hub.states[KEY] = "stopped"
+    world.node.saved.clear()
+    agent.answers = True
+    await world.until(lambda: world.phase(controller) == "running")
+    assert world.node.living(KEY)
