@@ -115,6 +115,15 @@ async def test_what_it_came_from_is_kept_while_nobody_has_had_an_answer(
     assert second.users.session(KEY).checkpoint == saved
 
 
+async def test_what_it_came_from_has_its_time_once_its_user_has_it(world, given_up):
+    world.change(grace=0.3)
+    saved = await given_up()
+    second = await world.controller()
+    await world.until(lambda: world.phase(second) == "running")
+    assert await world.hub.start(KEY) == "adopt"
+    await world.until(lambda: saved not in world.node.saved)
+
+
 async def test_nothing_is_taken_over_in_a_pod_that_is_being_deleted(world, given_up):
     saved = await given_up()
     agent = KillsLate(world.clients()[0])
@@ -136,6 +145,30 @@ async def test_its_users_order_to_resume_starts_its_server_which_joins_it(
     await second.users.resume(KEY, "ada")
     await world.until(lambda: world.hub.states[KEY] == "running")
     assert [place.incarnation for place in world.node.living(KEY)] == ["i2"]
+
+
+async def test_its_users_order_to_bring_it_back_does_so_too(world, given_up):
+    saved = await given_up()
+    world.change(orphan_grace=20.0)
+    second = await world.controller()
+    await second.users.bring_back(KEY, saved, "ada")
+    await world.until(lambda: world.hub.states[KEY] == "running")
+    assert [place.incarnation for place in world.node.living(KEY)] == ["i2"]
+
+
+async def test_stop_of_what_was_to_be_ended_leaves_what_is_saved(world):
+    """The store is not asked for the answer, which is no sign that it is gone there."""
+    world.silence = 1.0
+    world.node.hold_at = "criu"
+    controller, agent, mine = await restored_behind_the_hub(world, "restoring")
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: agent.asked)
+    world.hub.states[KEY] = "stopping"
+    await asyncio.sleep(0.2)  # a look that still saw it stopped has ended
+    world.node.hold_at = ""
+    await world.until(lambda: stands(world, TreeState.RUNNING))
+    agent.answers = True
+    assert (await controller.plan_stop(mine)).action == "release"
 
 
 async def test_order_to_end_it_is_not_repeated_where_it_is_all_there_is(world):

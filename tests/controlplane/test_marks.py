@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
@@ -52,26 +51,6 @@ async def test_what_was_put_aside_is_marked_until_it_comes_back(world):
     await first.users.bring_back(KEY, saved, "ada", save_running=True)
     await world.until(lambda: world.hub.states[KEY] == "stopped")
     await world.until(lambda: word(world, saved) is None)
-
-
-async def test_newer_state_is_marked_once_the_older_one_is_back(world):
-    """Until then, whoever has an older journal finds the newest."""
-    first = await running(world, "older")
-    older = await suspend(world, first)
-    assert await world.hub.start(KEY) == "restore"
-    await world.until(lambda: world.phase(first) == "running")
-    newer = await suspend(world, first)
-    world.hub.refuses_start = "Too many servers run."
-    await first.users.bring_back(KEY, older, "ada")
-    await world.until(lambda: first._sessions.row(KEY).failure)
-    await world.until(lambda: first._sessions.runtime(KEY).compared)
-    await asyncio.sleep(3 * world.settings.tick_interval)  # what is to be told is
-    assert word(world, newer) is None
-    world.hub.refuses_start = ""
-    await first.users.resume(KEY, "ada")
-    await world.until(lambda: world.phase(first) == "running")
-    await world.until(lambda: word(world, newer))
-    assert word(world, newer) == Aside(until=row(first, newer).expires)
 
 
 async def test_journal_lost_after_a_fresh_start_the_next_one_is_cold_and_offers_it(

@@ -684,10 +684,10 @@ async def test_save_point_of_before_is_kept_no_longer_by_who_finds_what_came_bac
     assert keeping == [Keeping.SUPERSEDED, Keeping.SUPERSEDED]
 
 
-async def test_journal_put_back_before_an_older_state_is_back_finds_the_newest(
+async def test_journal_put_back_after_an_older_state_was_brought_back_finds_that(
     world, tmp_path
 ):
-    """Its user has asked for the older one, which no memory but the store's knows."""
+    """Its user has asked for it, which no memory but the store's knows."""
     first = await running(world, "older")
     older = await suspend(world, first)
     await first.users.start_fresh(KEY, "ada")
@@ -706,10 +706,11 @@ async def test_journal_put_back_before_an_older_state_is_back_finds_the_newest(
     world.hub.pointers.pop(KEY, None)
     second = await restored_journal(world, first, backup)
     await world.until(lambda: world.phase(second) == "suspended")
+    assert second.users.session(KEY).checkpoint == older
     assert second.users.session(KEY).failure.code == "saved_found"
     await second.users.resume(KEY, "ada")
     await world.until(lambda: world.phase(second) == "running")
-    assert contents(world) == "newer"
+    assert contents(world) == "older"
 
 
 async def test_save_point_that_an_old_journal_missed_is_what_the_session_goes_back_to(

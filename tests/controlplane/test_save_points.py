@@ -562,6 +562,8 @@ async def test_older_save_point_takes_no_place_of_one_that_is_not_listed_just_no
     await world.until(lambda: older in kept(controller))
     world.node.saved = now
     assert row(controller).checkpoint == newer
+    rows = controller._sessions.journal.checkpoints(KEY)
+    assert [each.id for each in rows if each.expires is None] == [newer]
     lost(world, incarnation)
     await world.until(lambda: world.phase(controller) == "suspended")
     assert row(controller).checkpoint == newer
@@ -581,22 +583,6 @@ async def test_save_points_that_are_found_late_are_kept_by_their_age(world):
     keeping = kept(controller)
     assert keeping[second] is Keeping.ASIDE
     assert keeping["first"] is Keeping.SUPERSEDED
-
-
-@pytest.mark.parametrize("points", [1, 2])
-async def test_suspend_that_is_taken_back_gives_its_save_point_back(world, points):
-    world.change(save_points=points, grace=0.3, release_limit=0.3)
-    controller, incarnation = await running(world)
-    point = await saved(world, controller)
-    world.hub.refuses_stop = True
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "releasing")
-    await world.until(lambda: world.phase(controller) == "running")
-    await asyncio.sleep(1)  # the time of grace is over
-    assert row(controller).checkpoint == point
-    lost(world, incarnation)
-    await world.until(lambda: world.phase(controller) == "suspended")
-    assert row(controller).checkpoint == point
 
 
 async def test_save_point_that_nobody_heard_of_comes_back_by_its_users_word_alone(

@@ -251,6 +251,9 @@ class StartPlanner:
         if not known or tree.incarnation != row.incarnation:
             seen = answer.observed
             adoption.running(self._sessions, row, tree, seen, self._settings)
+        elif expiry.is_unanswered(self._sessions, row):
+            kept = expiry.came_from(self._sessions, row, self._settings.grace)
+            self._sessions.update(row.key, checkpoints=kept)
         elif row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:
             self._sessions.update(row.key, failure=None)
         return StartPlan(

@@ -35,9 +35,6 @@ def take(
 ) -> SessionRow:
     """Make the wanted checkpoint the one the session is suspended in, and resume it.
 
-    Until it is back, the former one is set aside in the journal only
-    (``expiry.came_from``).
-
     Args:
         sessions: where the journal is.
         row: stopped or suspended.
@@ -51,9 +48,13 @@ def take(
     rows: list[CheckpointRow] = []
     if row.checkpoint != checkpoint:
         seconds = None if gone else settings.set_aside
-        rows = expiry.kept(sessions, row.checkpoint, Keeping.ASIDE, seconds)
+        rows = expiry.kept(
+            sessions, row.checkpoint, Keeping.ASIDE, seconds, by_word=not gone
+        )
     wanted = expiry.kept(sessions, checkpoint, Keeping.CURRENT)
-    info = wanted[0].info if wanted else None
+    # What runs from it already, unknown to the Hub, is still the session's own.
+    other = row.checkpoint != checkpoint
+    info = wanted[0].info if wanted and other else None
     return sessions.apply(
         row.key,
         SessionEvent.BROUGHT_BACK,
@@ -98,5 +99,8 @@ def rows_to_call_off(
     if not row.bring_back:
         return []
     if row.bring_back == row.checkpoint:  # it came back from that one
-        return expiry.kept(sessions, row.bring_back, Keeping.SUPERSEDED, settings.grace)
+        known = sessions.journal.checkpoint(row.bring_back)
+        own = known is not None and known.is_of(row.incarnation)
+        seconds = None if own else settings.grace
+        return expiry.kept(sessions, row.bring_back, Keeping.SUPERSEDED, seconds)
     return expiry.kept(sessions, row.bring_back, Keeping.ASIDE, settings.set_aside)

@@ -21,6 +21,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal import notes, schema
 from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    HIDDEN,
     CheckpointRow,
     Intent,
     Keeping,
@@ -69,6 +70,13 @@ def save_point(info: CheckpointInfo, now: float, name: str = "") -> CheckpointRo
 def is_fallback(row: CheckpointRow) -> bool:
     """Whether it is kept as long as its session runs, or until there is a newer one."""
     return row.keeping is Keeping.SUPERSEDED and row.expires is None
+
+
+def is_unanswered(sessions: Sessions, session: SessionRow) -> bool:
+    """Whether what a session came from is kept until it is known to have answered."""
+    row = sessions.journal.checkpoint(session.checkpoint)
+    own = row is None or not is_fallback(row) or row.is_of(session.incarnation)
+    return not own and not sessions.saved_every(session.key)
 
 
 def outdated(
@@ -169,9 +177,7 @@ def came_from(
     """Return the row of a session's parent checkpoint: kept for the time of grace.
 
     If a rule saves the session, it is kept until that is done: the session always has
-    something to go back to. A newer one that a person has passed over for it is set
-    aside by their word from now on: had the store been told before it is back, a
-    journal that is put back would find nothing but what is set aside.
+    something to go back to.
 
     Args:
         sessions: where the journal and the clock are.
@@ -179,23 +185,7 @@ def came_from(
         grace: seconds; None: until there is a newer one.
     """
     seconds = None if sessions.saved_every(row.key) else grace
-    rows = kept(sessions, row.checkpoint, Keeping.SUPERSEDED, seconds)
-    return [
-        *rows,
-        *(each for back in rows for each in _passed_over(sessions, row, back)),
-    ]
-
-
-def _passed_over(
-    sessions: Sessions, row: SessionRow, back: CheckpointRow
-) -> list[CheckpointRow]:
-    """Return the newer one that its user had before, set aside by their word."""
-    other = sessions.journal.checkpoint(row.dismissed)
-    if other is None or other.keeping is not Keeping.ASIDE or other.stamp < back.stamp:
-        return []
-    if other.expires is None:  # missing: nobody has decided
-        return []
-    return [other.kept(Keeping.ASIDE, other.changed, other.expires, by_word=True)]
+    return kept(sessions, row.checkpoint, Keeping.SUPERSEDED, seconds)
 
 
 def settled(
@@ -211,25 +201,32 @@ def settled(
 
 
 def back_again(sessions: Sessions, session: SessionRow) -> list[CheckpointRow]:
-    """Return the row of what a session goes back to, now that a newer one is given up.
+    """Return the row of what a session goes back to, now that its suspend is given up.
 
     That is its last save point, kept as before, or what it came from, while that is
     kept; empty if there is none.
     """
+    given_up = sessions.journal.checkpoint(session.checkpoint)
+    parent = given_up.info.parent if given_up is not None and given_up.info else ""
     rows = [
         row
         for row in sessions.journal.checkpoints(session.key)
-        if row.keeping is Keeping.SUPERSEDED
-        or (row.keeping is Keeping.ASIDE and row.is_of(session.incarnation))
+        if row.id != session.checkpoint
+        and row.keeping not in HIDDEN
+        and (row.id == parent or row.is_of(session.incarnation))
     ]
     return [
-        row.kept(
-            Keeping.SUPERSEDED,
-            row.changed,
-            None if row.is_of(session.incarnation) else row.expires,
-        )
+        row.kept(Keeping.SUPERSEDED, row.changed, _as_long(sessions, session, row))
         for row in rows[-1:]
     ]
+
+
+def _as_long(
+    sessions: Sessions, session: SessionRow, row: CheckpointRow
+) -> float | None:
+    """Return until when a session that goes on keeps it; None: until a newer one."""
+    until_newer = row.is_of(session.incarnation) or sessions.saved_every(session.key)
+    return None if until_newer else row.expires
 
 
 async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:

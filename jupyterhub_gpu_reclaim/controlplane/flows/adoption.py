@@ -101,7 +101,6 @@ def lost(
     """
     now = sessions.clock.now()
     known = sessions.journal.checkpoint(saved.id)
-    name = known.name if known is not None else ""
     failure = failure_of(Reason.ENDED_AFTER_RETURN)
     order: dict[str, Any] = {}
     stands = known is not None and expiry.is_fallback(known)
@@ -115,7 +114,7 @@ def lost(
         row.key,
         SessionEvent.LOST,
         failure=failure,
-        checkpoints=[msgspec.structs.replace(expiry.current(saved, now), name=name)],
+        checkpoints=[_current(sessions, saved)],
         checkpoint=saved.id,
         **lineage.highest(row, [saved]),
         **order,
@@ -177,6 +176,7 @@ def saved(
             incarnation, or of a checkpoint; empty: none, or not asked.
     """
     newest = None if observed.whole() else lineage.missed(row, observed)
+    newest = newest or _brought_back(sessions, row, observed)
     if newest is None:
         _note_unknown(sessions, row, observed, settings)
         return
@@ -190,13 +190,41 @@ def saved(
         row.key,
         SessionEvent.FOUND_SAVED,
         failure=None if sure else _question(newest, sessions.clock.now()),
-        checkpoints=[*rows, expiry.current(newest, sessions.clock.now())],
+        checkpoints=[*rows, _current(sessions, newest)],
         account=_account_in(row, newest),
         session=newest.session,
         incarnation=newest.incarnation,
         checkpoint=newest.id,
         **lineage.highest(row, observed.saved or ()),
     )
+
+
+def _brought_back(
+    sessions: Sessions, row: SessionRow, observed: Observed
+) -> CheckpointInfo | None:
+    """Return what a person has brought back, as the store says, and no journal.
+
+    A journal that was put back: it has missed a newer checkpoint, which was set aside
+    since; and what it has set aside itself is not, in the store.
+    """
+    older = any(info.stamp > row.stamp for info in observed.unknown())
+    if not older or row.phase is not Phase.STOPPED or observed.whole():
+        return None
+    aside = {
+        each.id
+        for each in sessions.journal.checkpoints(row.key)
+        if each.keeping is Keeping.ASIDE and each.info and each.info.aside is not None
+    }
+    infos = observed.saved or ()
+    return lineage.newest(i for i in infos if i.id in aside and i.aside is None)
+
+
+def _current(sessions: Sessions, info: CheckpointInfo) -> CheckpointRow:
+    """Return its row, as what the session is suspended in; it keeps its name."""
+    known = sessions.journal.checkpoint(info.id)
+    name = known.name if known is not None else ""
+    current = expiry.current(info, sessions.clock.now())
+    return msgspec.structs.replace(current, name=name)
 
 
 def _question(found: CheckpointInfo, now: float) -> Failure:
@@ -226,7 +254,8 @@ def _note_unknown(
     there is, and is kept without limit.
     """
     missing = row.checkpoint != "" and not observed.checkpoint(row.checkpoint)
-    seconds = None if missing else settings.set_aside
+    suspended = row.phase is Phase.SUSPENDED
+    seconds = None if missing and suspended else settings.set_aside
     rows = _aside_rows(sessions, row, observed, seconds)
     changes: dict[str, Any] = lineage.highest(row, observed.saved or ())
     running = observed.tree(row.incarnation)

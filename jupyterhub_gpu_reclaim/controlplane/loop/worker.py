@@ -197,8 +197,8 @@ class Worker:
         is gone already, what is back is all there is.
         """
         ordered = ending.is_ordered(self._sessions, row.key, row.incarnation)
-        kept = observed.checkpoint(row.checkpoint) is not None
-        return ordered and kept and observed.hub is not HubState.RUNNING
+        gone = observed.saved is not None and not observed.checkpoint(row.checkpoint)
+        return ordered and not gone and observed.hub is not HubState.RUNNING
 
     def _note_outside(
         self,
