@@ -13,6 +13,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import Failure, Placement, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from tests.controlplane.conftest import KEY
 from tests.controlplane.test_faults import KillsLate, restored_behind_the_hub
 from tests.controlplane.test_old_journal import (
@@ -122,6 +123,17 @@ async def test_what_it_came_from_has_its_time_once_its_user_has_it(world, given_
     await world.until(lambda: world.phase(second) == "running")
     assert await world.hub.start(KEY) == "adopt"
     await world.until(lambda: saved not in world.node.saved)
+
+
+async def test_refusal_is_over_once_its_own_user_has_it(world, given_up):
+    """Another account's start was refused, as ``owners`` does."""
+    await given_up()
+    second = await world.controller()
+    await world.until(lambda: world.phase(second) == "running")
+    refused = failure_of(Reason.NOT_ADOPTED, user="ada", why="It is another's.")
+    second._sessions.update(KEY, failure=refused)
+    assert await world.hub.start(KEY) == "adopt"
+    assert second._sessions.row(KEY).failure is None
 
 
 async def test_nothing_is_taken_over_in_a_pod_that_is_being_deleted(world, given_up):

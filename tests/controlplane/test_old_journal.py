@@ -713,6 +713,35 @@ async def test_journal_put_back_after_an_older_state_was_brought_back_finds_that
     assert contents(world) == "older"
 
 
+@pytest.mark.parametrize("remembers", [True, False])
+@pytest.mark.parametrize("looked", [True, False])
+async def test_journal_put_back_after_that_was_left_as_well_finds_nothing(
+    world, tmp_path, remembers, looked
+):
+    """It came back, went on, was suspended anew, and its user started fresh."""
+    first = await running(world, "older")
+    older = await suspend(world, first)
+    await first.users.start_fresh(KEY, "ada")
+    await world.until(lambda: world.node.saved[older][0].aside)
+    backup = Backup(world, tmp_path)
+    await first.users.bring_back(KEY, older, "ada")
+    await world.until(lambda: world.phase(first) == "running")
+    world.hub.pointers.pop(KEY, None)
+    world.node.living(KEY)[0].contents = "worked on"
+    await world.until(lambda: world.node.saved[older][0].aside is None)
+    newer = await suspend(world, first)
+    await first.users.start_fresh(KEY, "ada")
+    await world.until(lambda: world.node.saved[newer][0].aside)
+    if not remembers:
+        world.hub.pointers.pop(KEY, None)
+    if not looked:
+        world.change(tick_interval=60.0)
+    second = await restored_journal(world, first, backup)
+    if looked:
+        await world.until(lambda: second._sessions.journal.checkpoint(newer))
+    assert await world.hub.start(KEY) == "cold"
+
+
 async def test_save_point_that_an_old_journal_missed_is_what_the_session_goes_back_to(
     world, tmp_path
 ):

@@ -193,6 +193,7 @@ TABLE = [
     ),
     (row("resuming"), S, [], ActionKind.GIVE_UP),
     (row("resuming"), P, [], ActionKind.WAIT),
+    (row("resuming"), R, [], ActionKind.GIVE_UP),
     (
         row("resuming", placed=True),
         P,

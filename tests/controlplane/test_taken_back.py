@@ -113,3 +113,25 @@ async def test_where_a_rule_saves_it_has_something_to_go_back_to_all_along(world
     await taken_back(world, controller)
     await asyncio.sleep(1)  # the time of grace is over
     assert row(controller).checkpoint == first
+
+
+async def test_what_was_wanted_back_instead_has_its_time_again(world):
+    controller = await test_old_journal.running(world)
+    older = await suspend(world, controller)
+    await resume(world, controller, "new")
+    world.hub.refuses_stop = True
+    await controller.users.bring_back(KEY, older, "ada", save_running=True)
+    await taken_back(world, controller)
+    assert controller._sessions.journal.checkpoint(older).expires is not None
+
+
+async def test_what_was_wanted_back_stays_where_a_rule_saves_and_it_is_not_saved(world):
+    world.change(grace=0.3, save_every=3600.0)
+    controller = await test_old_journal.running(world, "one")
+    older = await suspend(world, controller)
+    await resume(world, controller, "new")
+    world.node.capture_failure = Failure(code="capture_failed", message="No.")
+    await controller.users.bring_back(KEY, older, "ada", save_running=True)
+    await world.until(lambda: row(controller).failures)
+    await asyncio.sleep(1)  # the time of grace is over
+    assert row(controller).checkpoint == older

@@ -85,6 +85,8 @@ FOUND = (
     *(13300000495, 13302601157),
     # Both databases put back while an older state was on its way back.
     14100400444,
+    # A start that was called off, which the Hub takes for running.
+    16000000331,
 )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -251,14 +251,22 @@ class StartPlanner:
         if not known or tree.incarnation != row.incarnation:
             seen = answer.observed
             adoption.running(self._sessions, row, tree, seen, self._settings)
-        elif expiry.is_unanswered(self._sessions, row):
-            kept = expiry.came_from(self._sessions, row, self._settings.grace)
-            self._sessions.update(row.key, checkpoints=kept)
-        elif row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:
-            self._sessions.update(row.key, failure=None)
+        else:
+            self._note_answered(row)
         return StartPlan(
             action="adopt", incarnation=tree.incarnation, session=tree.session
         )
+
+    def _note_answered(self, row: SessionRow) -> None:
+        """Note that the Hub has it: its parent has its time, a refusal is over."""
+        changes: dict[str, Any] = {}
+        if expiry.is_unanswered(self._sessions, row):
+            grace = self._settings.grace
+            changes["checkpoints"] = expiry.came_from(self._sessions, row, grace)
+        if row.failure is not None and row.failure.code == Reason.NOT_ADOPTED.value:
+            changes["failure"] = None
+        if changes:
+            self._sessions.update(row.key, **changes)
 
     # --- after the plan
     def placed(self, placement: Placement) -> None:

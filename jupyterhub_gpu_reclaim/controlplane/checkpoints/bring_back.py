@@ -101,6 +101,6 @@ def rows_to_call_off(
     if row.bring_back == row.checkpoint:  # it came back from that one
         known = sessions.journal.checkpoint(row.bring_back)
         own = known is not None and known.is_of(row.incarnation)
-        seconds = None if own else settings.grace
+        seconds = None if own or sessions.saved_every(row.key) else settings.grace
         return expiry.kept(sessions, row.bring_back, Keeping.SUPERSEDED, seconds)
     return expiry.kept(sessions, row.bring_back, Keeping.ASIDE, settings.set_aside)

@@ -200,11 +200,14 @@ def settled(
     ]
 
 
-def back_again(sessions: Sessions, session: SessionRow) -> list[CheckpointRow]:
+def back_again(
+    sessions: Sessions, session: SessionRow, grace: float
+) -> list[CheckpointRow]:
     """Return the row of what a session goes back to, now that its suspend is given up.
 
     That is its last save point, kept as before, or what it came from, while that is
-    kept; empty if there is none.
+    kept (for the time of grace, in seconds, if it was wanted back); empty if there is
+    none.
     """
     given_up = sessions.journal.checkpoint(session.checkpoint)
     parent = given_up.info.parent if given_up is not None and given_up.info else ""
@@ -216,17 +219,21 @@ def back_again(sessions: Sessions, session: SessionRow) -> list[CheckpointRow]:
         and (row.id == parent or row.is_of(session.incarnation))
     ]
     return [
-        row.kept(Keeping.SUPERSEDED, row.changed, _as_long(sessions, session, row))
+        row.kept(
+            Keeping.SUPERSEDED, row.changed, _as_long(sessions, session, row, grace)
+        )
         for row in rows[-1:]
     ]
 
 
 def _as_long(
-    sessions: Sessions, session: SessionRow, row: CheckpointRow
+    sessions: Sessions, session: SessionRow, row: CheckpointRow, grace: float
 ) -> float | None:
     """Return until when a session that goes on keeps it; None: until a newer one."""
-    until_newer = row.is_of(session.incarnation) or sessions.saved_every(session.key)
-    return None if until_newer else row.expires
+    if row.is_of(session.incarnation) or sessions.saved_every(session.key):
+        return None
+    wanted = row.keeping is Keeping.WANTED
+    return sessions.clock.now() + grace if wanted else row.expires
 
 
 async def collect(sessions: Sessions, agent: Agent, set_aside: float) -> None:

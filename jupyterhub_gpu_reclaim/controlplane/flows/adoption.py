@@ -205,7 +205,8 @@ def _brought_back(
     """Return what a person has brought back, as the store says, and no journal.
 
     A journal that was put back: it has missed a newer checkpoint, which was set aside
-    since; and what it has set aside itself is not, in the store.
+    since; and what it has set aside itself is not, in the store. What came back from
+    that, and was saved again, has been set aside with it.
     """
     older = any(info.stamp > row.stamp for info in observed.unknown())
     if not older or row.phase is not Phase.STOPPED or observed.whole():
@@ -216,6 +217,7 @@ def _brought_back(
         if each.keeping is Keeping.ASIDE and each.info and each.info.aside is not None
     }
     infos = observed.saved or ()
+    aside -= {info.parent for info in infos}
     return lineage.newest(i for i in infos if i.id in aside and i.aside is None)
 
 

@@ -290,7 +290,7 @@ class Suspender:
             self._sessions, row.checkpoint, Keeping.TO_DELETE, seconds=0
         )
         to_delete += bring_back.rows_to_call_off(self._sessions, row, self._settings)
-        back = expiry.back_again(self._sessions, row)
+        back = expiry.back_again(self._sessions, row, self._settings.grace)
         after = self._sessions.apply(
             row.key,
             SessionEvent.THAWED,

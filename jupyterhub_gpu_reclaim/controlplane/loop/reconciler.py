@@ -68,7 +68,8 @@ RESUMING     restoring                   any          attach to the restore
              restoring                   stopped      kill³ (→ SUSPENDED)
              holding                     stopped      kill (→ SUSPENDED)
              gone, another one runs      running      adopt that one
-             gone                        stopped      restore failed (→ SUSPENDED)
+             gone                        stopped,     restore failed (→ SUSPENDED)
+                                         running³
 ===========  ==========================  ===========  ================================
 
 ¹ or spawning: the Hub has stopped it, and its user is back already.
@@ -357,7 +358,10 @@ def _resuming(row: SessionRow, observed: Observed, *, waits: bool) -> Action:
         other = _unknown_to_the_journal(observed)
         if other is not None:
             return Action(ActionKind.ADOPT, other)
-        return Action(ActionKind.GIVE_UP) if ended else WAIT
+        # A start that was called off may leave a Hub that takes it for running.
+        if ended or observed.hub is HubState.RUNNING:
+            return Action(ActionKind.GIVE_UP, patient=not ended)
+        return WAIT
     if tree.state is TreeState.HOLDING:
         failed = tree.failure is not None and tree.checkpoint == row.checkpoint
         retries = waits and no_room(tree.failure)

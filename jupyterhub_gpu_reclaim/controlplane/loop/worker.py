@@ -197,7 +197,9 @@ class Worker:
         is gone already, what is back is all there is.
         """
         ordered = ending.is_ordered(self._sessions, row.key, row.incarnation)
-        gone = observed.saved is not None and not observed.checkpoint(row.checkpoint)
+        gone = observed.checkpoint(row.checkpoint) is None
+        if observed.saved is None:  # nobody has asked: what stands may be all there is
+            gone = observed.frozen() is not None
         return ordered and not gone and observed.hub is not HubState.RUNNING
 
     def _note_outside(
