@@ -25,6 +25,23 @@ async def taken_back(world, controller):
     await world.until(lambda: world.phase(controller) == "running")
 
 
+async def came_back(world):
+    """One that has come back; what it came from."""
+    controller = await test_old_journal.running(world)
+    older = await suspend(world, controller)
+    await resume(world, controller, "new")
+    return controller, older
+
+
+async def wants_it_back_instead(world):
+    """Its user has asked for what it came from; that is taken back."""
+    controller, older = await came_back(world)
+    world.hub.refuses_stop = True
+    await controller.users.bring_back(KEY, older, "ada", save_running=True)
+    await taken_back(world, controller)
+    return controller, older
+
+
 async def ends_and_goes_back(world, controller) -> str:
     lost(world, row(controller).incarnation)
     await world.until(lambda: world.phase(controller) in {"suspended", "stopped"})
@@ -68,12 +85,7 @@ async def test_save_point_that_was_to_be_brought_back_stays_where_it_is_not_save
 
 
 async def test_what_it_came_from_was_to_be_brought_back(world):
-    controller = await test_old_journal.running(world)
-    older = await suspend(world, controller)
-    await resume(world, controller, "new")
-    world.hub.refuses_stop = True
-    await controller.users.bring_back(KEY, older, "ada", save_running=True)
-    await taken_back(world, controller)
+    controller, older = await wants_it_back_instead(world)
     assert await ends_and_goes_back(world, controller) == older
 
 
@@ -106,30 +118,21 @@ async def test_it_goes_back_to_what_it_came_from_not_to_what_came_between(world)
 
 async def test_where_a_rule_saves_it_has_something_to_go_back_to_all_along(world):
     world.change(grace=0.3, save_every=3600.0)
-    controller = await test_old_journal.running(world, "one")
-    first = await suspend(world, controller)
-    await resume(world, controller, "two")
+    controller, older = await came_back(world)
     await controller.users.suspend(KEY, "ada")
     await taken_back(world, controller)
     await asyncio.sleep(1)  # the time of grace is over
-    assert row(controller).checkpoint == first
+    assert row(controller).checkpoint == older
 
 
 async def test_what_was_wanted_back_instead_has_its_time_again(world):
-    controller = await test_old_journal.running(world)
-    older = await suspend(world, controller)
-    await resume(world, controller, "new")
-    world.hub.refuses_stop = True
-    await controller.users.bring_back(KEY, older, "ada", save_running=True)
-    await taken_back(world, controller)
+    controller, older = await wants_it_back_instead(world)
     assert controller._sessions.journal.checkpoint(older).expires is not None
 
 
 async def test_what_was_wanted_back_stays_where_a_rule_saves_and_it_is_not_saved(world):
     world.change(grace=0.3, save_every=3600.0)
-    controller = await test_old_journal.running(world, "one")
-    older = await suspend(world, controller)
-    await resume(world, controller, "new")
+    controller, older = await came_back(world)
     world.node.capture_failure = Failure(code="capture_failed", message="No.")
     await controller.users.bring_back(KEY, older, "ada", save_running=True)
     await world.until(lambda: row(controller).failures)
