@@ -517,8 +517,8 @@ def _found_saved(state: State) -> State:
     observed, row = _observed(state), _row(state.row)
     newest = None if observed.whole() else lineage.missed(row, observed)
     if newest is None:
-        known = [one for one in _kept(state.row) if one.id == row.checkpoint]
-        point = adoption.save_point_of(row, observed, known[0] if known else None)
+        mine = (one for one in _kept(state.row) if one.id == row.checkpoint)
+        point = adoption.save_point_of(row, observed, next(mine, None))
         if point is not None:
             order = "" if state.row.order == "save" else state.row.order
             noted |= {"checkpoint": int(point.id), "order": order}

@@ -381,6 +381,11 @@ async def restored_behind_the_hub(world, state="running"):
     await world.until(lambda: world.phase(controller) == "running")
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
+    return controller, agent, await begin_return(world, controller, state)
+
+
+async def begin_return(world, controller, state):
+    """Bring a suspended session back so far, as i2; where it is."""
     world.hub.states[KEY] = "spawning"
     saved = controller.users.session(KEY).checkpoint
     mine = Placement(key=KEY, incarnation="i2", checkpoint=saved)
@@ -388,6 +393,16 @@ async def restored_behind_the_hub(world, state="running"):
     world.node.hold(KEY, "i2")
     await controller.placed(mine)
     await world.until(lambda: world.node.places["i2"].state.value == state)
+    return mine
+
+
+async def asked_to_end(world):
+    """In the middle of its return; the Hub has stopped it, and its node is silent."""
+    world.silence = 1.0
+    world.node.hold_at = "criu"
+    controller, agent, mine = await restored_behind_the_hub(world, "restoring")
+    world.hub.states[KEY] = "stopped"
+    await world.until(lambda: agent.asked)
     return controller, agent, mine
 
 
@@ -401,11 +416,7 @@ async def test_visit_adopts_nothing_whose_end_was_ordered_and_not_answered(world
 
 async def test_visit_adopts_no_return_that_the_service_itself_has_given_up(world):
     """The Hub was killed in the start; its node does not answer the order to end it."""
-    world.silence = 1.0
-    world.node.hold_at = "criu"
-    controller, agent, mine = await restored_behind_the_hub(world, "restoring")
-    world.hub.states[KEY] = "stopped"
-    await world.until(lambda: agent.asked)
+    controller, agent, mine = await asked_to_end(world)
     world.hub.states[KEY] = "spawning"
     await asyncio.sleep(0.5)  # a look that still saw it stopped has ended
     world.node.hold_at = ""
@@ -418,11 +429,7 @@ async def test_return_that_was_given_up_without_an_answer_is_ended_when_it_is_ba
     world,
 ):
     """Else the next visit would end it, maybe after its checkpoint's time."""
-    world.silence = 1.0
-    world.node.hold_at = "criu"
-    controller, agent, _ = await restored_behind_the_hub(world, "restoring")
-    world.hub.states[KEY] = "stopped"
-    await world.until(lambda: agent.asked)
+    controller, agent, _ = await asked_to_end(world)
     world.node.hold_at = ""
     await world.until(lambda: world.node.living(KEY))
     agent.answers = True

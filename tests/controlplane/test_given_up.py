@@ -11,11 +11,16 @@ import asyncio
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
-from jupyterhub_gpu_reclaim.common.models import Failure, Placement, TreeState
+from jupyterhub_gpu_reclaim.common.models import Failure, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
 from tests.controlplane.conftest import KEY
-from tests.controlplane.test_faults import KillsLate, restored_behind_the_hub
+from tests.controlplane.test_faults import (
+    KillsLate,
+    asked_to_end,
+    begin_return,
+    restored_behind_the_hub,
+)
 from tests.controlplane.test_old_journal import (
     Backup,
     restored_journal,
@@ -39,13 +44,8 @@ def given_up(world):
     async def make():
         first = await running(world, "saved")
         saved = await suspend(world, first)
-        world.hub.states[KEY] = "spawning"
         world.node.hold_at = "criu"
-        mine = Placement(key=KEY, incarnation="i2", checkpoint=saved)
-        assert (await first.plan_start(mine)).action == "restore"
-        world.node.hold(KEY, "i2")
-        await first.placed(mine)
-        await world.until(lambda: stands(world, TreeState.RESTORING))
+        mine = await begin_return(world, first, "restoring")
         kill, world.node.kill = world.node.kill, silent
         await first.cancelled(mine)
         await world.kill(first)
@@ -170,11 +170,7 @@ async def test_its_users_order_to_bring_it_back_does_so_too(world, given_up):
 
 async def test_stop_of_what_was_to_be_ended_leaves_what_is_saved(world):
     """The store is not asked for the answer, which is no sign that it is gone there."""
-    world.silence = 1.0
-    world.node.hold_at = "criu"
-    controller, agent, mine = await restored_behind_the_hub(world, "restoring")
-    world.hub.states[KEY] = "stopped"
-    await world.until(lambda: agent.asked)
+    controller, agent, mine = await asked_to_end(world)
     world.hub.states[KEY] = "stopping"
     await asyncio.sleep(0.2)  # a look that still saw it stopped has ended
     world.node.hold_at = ""

@@ -46,14 +46,14 @@ def take(
     """
     checkpoint, by = checkpoint or row.bring_back, by or row.intent_by
     rows: list[CheckpointRow] = []
-    if row.checkpoint != checkpoint:
+    other = row.checkpoint != checkpoint
+    if other:
         seconds = None if gone else settings.set_aside
         rows = expiry.kept(
             sessions, row.checkpoint, Keeping.ASIDE, seconds, by_word=not gone
         )
     wanted = expiry.kept(sessions, checkpoint, Keeping.CURRENT)
-    # What runs from it already, unknown to the Hub, is still the session's own.
-    other = row.checkpoint != checkpoint
+    # What runs from the same one already, unknown to the Hub, is still its own.
     info = wanted[0].info if wanted and other else None
     return sessions.apply(
         row.key,
@@ -100,7 +100,7 @@ def rows_to_call_off(
         return []
     if row.bring_back == row.checkpoint:  # it came back from that one
         known = sessions.journal.checkpoint(row.bring_back)
-        own = known is not None and known.is_of(row.incarnation)
-        seconds = None if own or sessions.saved_every(row.key) else settings.grace
+        stays = expiry.until_newer(sessions, row, known)
+        seconds = None if stays else settings.grace
         return expiry.kept(sessions, row.bring_back, Keeping.SUPERSEDED, seconds)
     return expiry.kept(sessions, row.bring_back, Keeping.ASIDE, settings.set_aside)

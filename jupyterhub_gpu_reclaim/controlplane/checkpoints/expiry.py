@@ -72,11 +72,22 @@ def is_fallback(row: CheckpointRow) -> bool:
     return row.keeping is Keeping.SUPERSEDED and row.expires is None
 
 
+def until_newer(
+    sessions: Sessions, session: SessionRow, row: CheckpointRow | None
+) -> bool:
+    """Whether a session that goes on keeps it until there is a newer one.
+
+    It is a save point of it, or a rule saves the session.
+    """
+    own = row is not None and row.is_of(session.incarnation)
+    return own or bool(sessions.saved_every(session.key))
+
+
 def is_unanswered(sessions: Sessions, session: SessionRow) -> bool:
     """Whether what a session came from is kept until it is known to have answered."""
     row = sessions.journal.checkpoint(session.checkpoint)
-    own = row is None or not is_fallback(row) or row.is_of(session.incarnation)
-    return not own and not sessions.saved_every(session.key)
+    fallback = row is not None and is_fallback(row)
+    return fallback and not until_newer(sessions, session, row)
 
 
 def outdated(
@@ -230,7 +241,7 @@ def _as_long(
     sessions: Sessions, session: SessionRow, row: CheckpointRow, grace: float
 ) -> float | None:
     """Return until when a session that goes on keeps it; None: until a newer one."""
-    if row.is_of(session.incarnation) or sessions.saved_every(session.key):
+    if until_newer(sessions, session, row):
         return None
     wanted = row.keeping is Keeping.WANTED
     return sessions.clock.now() + grace if wanted else row.expires
