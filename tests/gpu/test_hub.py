@@ -1,20 +1,16 @@
 """A real Hub and its proxy beside the card, on which a user's kernel computes.
 
 Sessions are started by the Hub's spawner, judged and saved by the service's own policy,
-and visited over the proxy. Where OUT is set, the managers' page and the API's answers
-of three moments are left in that folder.
+and visited over the proxy.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import tempfile
 import time
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,24 +213,6 @@ def metric(admin: Admin, name: str) -> float:
     return float(lines[f"jupyterhub_gpu_reclaim_{name}"])
 
 
-def keep(admin: Admin, moment: str) -> None:
-    """Leave the page and the API's answers for whoever wants to look at them."""
-    if not (out := os.environ.get("OUT")):
-        return
-    paths = ("sessions", "lines", "totals?hours=24", "store", "queue")
-    answers = {path: admin.call("GET", path) for path in paths}
-    Path(out, f"{moment}.json").write_text(json.dumps(answers, indent=1))
-    where = f"{admin.stack.url}/services/gpu-reclaim/all"
-    page = admin.user.http.get(where, timeout=60)
-    static = files("jupyterhub_gpu_reclaim") / "service" / "web" / "static"
-    whole = re.sub(
-        r'<link rel="stylesheet" href="[^"]*/static/([\w.]+)">',
-        lambda found: f"<style>{(static / found[1]).read_text()}</style>",
-        page.text,
-    )
-    Path(out, f"{moment}.html").write_text(whole)
-
-
 def wait_for_nothing_but(code: str, admin: Admin, name: str) -> None:
     """Until that is the only reason why it is not suspended."""
     deadline = time.monotonic() + PATIENCE
@@ -266,12 +244,10 @@ def test_kernel_that_computes_unseen_is_saved_by_itself_once_it_rests(
     assert view["usage"]["busy_kernel"] is None
     if work.on_card:
         shows_its_card(view)
-    keep(admin, "working")
     person.run("go.clear()")
     admin.wait(person.name, phase="suspended", seconds=120)
     assert metric(admin, 'suspends_total{cause="idle"}') == 1
     assert held - used(nvml) >= work.on_card * GIB
-    keep(admin, "suspended")
     print(f"visited after an idle time: there in {person.visit():.1f} s")
     person.finds_all_as_it_was()
 
@@ -293,4 +269,3 @@ def test_card_of_a_session_that_a_manager_suspends_counts_as_reclaimed(
     admin.resume(person.name)
     admin.wait(person.name, phase="running", seconds=PATIENCE)
     person.finds_all_as_it_was()
-    keep(admin, "back")

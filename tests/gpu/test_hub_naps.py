@@ -15,7 +15,6 @@ from tests.gpu.test_hub import (
     Person,
     Work,
     admin,
-    keep,
     logs,
     metric,
     nvml,
@@ -52,7 +51,6 @@ def test_kernel_that_rests_naps_by_itself_and_a_cell_has_its_card_back(
     admin.wait(person.name, phase="napping", seconds=PATIENCE)
     assert held - used(nvml) >= GIB
     assert metric(admin, "napping_gpu_memory_bytes") >= GIB
-    keep(admin, "napping")
     person.server.json("GET", "kernels")  # as every open page does
     assert admin.session(person.name)["phase"] == "napping"
     began = time.monotonic()
@@ -74,6 +72,5 @@ def test_kernel_that_naps_on_is_saved_out_of_its_nap_and_comes_back(
     (preflight, gpu) = admin.session(person.name)["steps"][:2]
     print(f"saved out of its nap: {gpu['step']} took {gpu['seconds']:.2f} s")
     assert preflight["state"] == gpu["state"] == "done"
-    keep(admin, "saved-out-of-a-nap")
     print(f"visited after a nap and a suspend: there in {person.visit():.1f} s")
     person.finds_all_as_it_was()
