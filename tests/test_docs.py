@@ -126,8 +126,8 @@ def test_commands_that_pages_show_are_understood() -> None:
     parser = generate["program"]()
     lines = "\n".join(page.read_text() for page in GUIDES).replace("\\\n", " ")
     shown = re.findall(
-        r"(?:^|[`$ ])jupyterhub-gpu-reclaim"
-        r"((?: (?:sessions|why|suspend|resume|keep|criu|store)\b)[^`#|;(\n]*)",
+        r"(?:^|[`$ /])jupyterhub-gpu-reclaim"
+        r"((?: [a-z-]+\b)[^`#|;(&>\n]*)",
         lines,
         re.MULTILINE,
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def export(args: argparse.Namespace) -> int:
     """Write a checkpoint with everything it needs into a file."""
-    other = _other_keys(args)
+    other = _other_keys(args, twice=True)
     store = open_store(args)
     path = Path(args.file).absolute()
     with progress(f"writing {path.name}") as bar:
@@ -70,10 +70,10 @@ def import_(args: argparse.Namespace) -> int:
     return 0
 
 
-def _other_keys(args: argparse.Namespace) -> Wrapper | None:
+def _other_keys(args: argparse.Namespace, *, twice: bool = False) -> Wrapper | None:
     if args.with_key_file:
         return load_keys(file=Path(args.with_key_file))
     place = args.passphrase_file
     if not place:
         return None
-    return Passphrase(read_passphrase(place))
+    return Passphrase(read_passphrase(place, twice=twice))
