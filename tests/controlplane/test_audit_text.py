@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
+import jupyterhub_gpu_reclaim
 from jupyterhub_gpu_reclaim.common.models import Decision, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
@@ -24,6 +27,30 @@ def test_everything_that_can_happen_has_a_sentence(what):
     # What ended it is a sentence of its own: that need not have been by themselves.
     assert told.endswith("So it is." if what == "vanished" else ". So it is.")
     assert what not in told or what in PLAIN
+
+
+def words_of_the_audit() -> set[str]:
+    """Every word that is written in the code for what happened."""
+    calls = [
+        node
+        for path in Path(jupyterhub_gpu_reclaim.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "audit_line"
+    ]
+    return {
+        word.value
+        for call in calls
+        for word in ast.walk(call.args[2])
+        if isinstance(word, ast.Constant) and word.value != "ask to "
+    }
+
+
+def test_every_word_of_the_audit_has_a_sentence():
+    words = words_of_the_audit()
+    assert len(words) > 20
+    for what in words - {"keep"}:
+        line = AuditRow(at=1.0, key=KEY, who="ada", what=what, message="")
+        assert sentence(line) != f"ada: {what}.", what
 
 
 def test_sentences_name_who_asked_and_for_how_long():

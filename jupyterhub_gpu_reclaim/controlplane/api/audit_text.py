@@ -45,6 +45,7 @@ _SENTENCES = {
     "save point failed": "It could not be saved while it ran.",
     "ask to nap": "{who} asked it to nap.",
     "ask to wake": "{who} asked to wake it.",
+    "waits for a GPU": "It waits for a GPU.",
     "naps": "It began to nap: its GPU memory was moved to the machine's memory.",
     "wakes": "It woke up and got its GPU memory back.",
     "makes room": "It was made to nap so that another session could wake.",
@@ -62,6 +63,8 @@ _SENTENCES = {
     "started": "It was started.",
     "stopped": "It was stopped.",
     "vanished": "Its programs ended by themselves.",
+    "report": "Programs of it run that the Hub does not know of.",
+    "end second tree": "{who} ended programs of it that the Hub did not know of:",
     "lost": "Its programs ended; the checkpoint that it goes back to was kept.",
     "discarded": "Its checkpoint was deleted.",
     "put_aside": "{who} started fresh; its checkpoint was put aside.",
@@ -76,12 +79,14 @@ _SENTENCES = {
     "export": "{who} downloaded a checkpoint of it, encrypted with a passphrase:",
     "journal rebuilt": "{who} chose to resume its newest checkpoint.",
     "idle time": "{who} chose its idle time:",
+    "renew login": "{who} let its next start make its old login valid again.",
     "revoke tabs": "{who} revoked the key of its open tabs.",
     "opt out": "{who} set it never to be suspended when idle.",
     "opt in": "{who} set it to be suspended when idle again.",
     "discard": "{who} deleted a checkpoint that had been put aside.",
     "retention": "A checkpoint that had been put aside was deleted.",
     "deletion ahead": "A checkpoint of it will be deleted.",
+    "new account": "The former account's session was put away.",
     "user deleted": "{who} deleted its user; what is suspended is kept for a while.",
     "forget": "Its server was deleted, and all its checkpoints.",
     "forgotten": "Its deletion is complete.",
@@ -110,8 +115,8 @@ def sentence(line: AuditRow | AuditLine) -> str:
     beginning = _SENTENCES.get(line.what, f"{who}: {line.what}.").replace("{who}", who)
     if line.what in {"discard", "ask to bring back"}:
         return beginning  # the message is an id
-    if line.what == "vanished" and line.message:
-        return line.message  # it need not have been by themselves
+    if line.what in {"vanished", "report"} and line.message:
+        return line.message  # the whole of it; "vanished" need not be by themselves
     return f"{beginning} {line.message}".strip()
 
 
