@@ -25,6 +25,7 @@ memory or folders shared between processes       ``process_unsupported``
 a thread with a table of files of its own        ``process_unsupported``
 a deadline from the scheduler                    ``process_unsupported``
 more addresses than CRIU can have twice          ``process_unsupported``
+a program that is in memory only (memfd)         ``process_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
@@ -35,6 +36,7 @@ a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
 a file of /proc that is not its own to set       ``handle_unsupported``
 the name of a socket (O_PATH)                    ``handle_unsupported``
+a UNIX socket whose file was renamed or linked   ``handle_unsupported``
 a watch on a deleted file, a lease for writing   ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
@@ -387,6 +389,12 @@ def _addresses(view: _View) -> Iterator[Finding]:
         yield view.found(Reason.PROCESS_UNSUPPORTED, what=what)
 
 
+def _program(view: _View) -> Iterator[Finding]:
+    if procfs.link(view.process.pid, "exe").startswith("/memfd:"):
+        what = "runs a program that is in memory only (memfd)"
+        yield view.found(Reason.PROCESS_UNSUPPORTED, what=what)
+
+
 def _pidfds(view: _View) -> Iterator[Finding]:
     kinds = set()
     for one in view.descriptors:
@@ -606,6 +614,7 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _pidfds,
     _threads,
     _addresses,
+    _program,
     _namespaces,
     _devices,
     _traced,

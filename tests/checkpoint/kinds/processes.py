@@ -470,6 +470,18 @@ _REFUSED = (
 
 _LOST = (
     lost(
+        "processor time that it has used (times, getrusage, process_time)",
+        "Counted from the return on, and so is its limit (ulimit -t).",
+    ),
+    refused(
+        "a program that is in memory only (memfd, fexecve)",
+        "process_unsupported",
+        "fd = os.memfd_create('program')\n"
+        "os.write(fd, open('/bin/sleep', 'rb').read())\n"
+        "subprocess.Popen(['sleep', '999'], executable=f'/proc/self/fd/{fd}',"
+        " pass_fds=[fd])",
+    ),
+    lost(
         "keys (keyctl) of a session, process or thread",
         "Each session begins with an empty keyring after a return; keys of a user"
         " (`@u`) stay with the machine. A Kerberos login in `KEYRING:session` has to"
