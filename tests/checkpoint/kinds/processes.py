@@ -474,6 +474,13 @@ _LOST = (
         "Counted from the return on, and so is its limit (ulimit -t).",
     ),
     refused(
+        "as many open files as it may have (ulimit -n)",
+        "process_unsupported",
+        "resource.setrlimit(7, (40, 40))\n"
+        "while len(os.listdir('/proc/self/fd')) < 39: keep.append(os.dup(0))",
+        "Three have to be free.",
+    ),
+    refused(
         "a program that is in memory only (memfd, fexecve)",
         "process_unsupported",
         "fd = os.memfd_create('program')\n"
