@@ -25,6 +25,8 @@ memory or folders shared between processes       ``process_unsupported``
 a thread with a table of files of its own        ``process_unsupported``
 a deadline from the scheduler                    ``process_unsupported``
 more addresses than CRIU can have twice          ``process_unsupported``
+nearly as many open files as it may have         ``process_unsupported``
+a program that is in memory only (memfd)         ``process_unsupported``
 a user namespace other than ours                 ``user_namespace``
 another namespace than the session's             ``foreign_namespace``
 a device other than the harmless ones            ``device_open``
@@ -35,6 +37,7 @@ a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
 a file of /proc that is not its own to set       ``handle_unsupported``
 the name of a socket (O_PATH)                    ``handle_unsupported``
+a UNIX socket whose file was renamed or linked   ``handle_unsupported``
 a watch on a deleted file, a lease for writing   ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
@@ -176,6 +179,9 @@ _SHARED: Final = {
 _SPAWN_SECONDS: Final = 0.05
 #: Of the 128 TiB that x86 has for a program, CRIU's own program lies in the middle.
 _MOST_ADDRESSES: Final = 80 << 40
+#: The soft limit of open files in /proc/<pid>/limits; unlimited has no number.
+_LIMIT: Final = re.compile(r"^Max open files +([0-9]+) ", re.MULTILINE)
+_OWN_FILES: Final = 3
 _PIDFDS: Final = ("anon_inode:[pidfd]", "pidfd:[")
 _PIDFD_THREAD: Final = os.O_EXCL  # <linux/pidfd.h>
 
@@ -384,6 +390,20 @@ def _addresses(view: _View) -> Iterator[Finding]:
     )
     if total > _MOST_ADDRESSES:
         what = f"has reserved too much memory ({text.size(total)} with its parent)"
+        yield view.found(Reason.PROCESS_UNSUPPORTED, what=what)
+
+
+def _room(view: _View) -> Iterator[Finding]:
+    """CRIU's own code, which runs in the process, opens a few files of its own."""
+    found = _LIMIT.search(procfs.text(view.process.pid, "limits"))
+    if found and int(found[1]) < len(view.descriptors) + _OWN_FILES:
+        what = f"has {len(view.descriptors)} files open, of {found[1]} at most"
+        yield view.found(Reason.PROCESS_UNSUPPORTED, what=what)
+
+
+def _program(view: _View) -> Iterator[Finding]:
+    if procfs.link(view.process.pid, "exe").startswith("/memfd:"):
+        what = "runs a program that is in memory only (memfd)"
         yield view.found(Reason.PROCESS_UNSUPPORTED, what=what)
 
 
@@ -606,6 +626,8 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _pidfds,
     _threads,
     _addresses,
+    _room,
+    _program,
     _namespaces,
     _devices,
     _traced,

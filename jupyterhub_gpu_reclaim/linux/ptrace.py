@@ -49,6 +49,8 @@ _SYSCALL_STOP: Final = signal.SIGTRAP | 0x80
 #: As many bytes as any known machine has registers, and more.
 _MOST_REGISTERS: Final = 1024
 _WORD: Final = (1 << 64) - 1
+#: -ERESTART_RESTARTBLOCK and -ERESTARTNOHAND (include/linux/errno.h).
+_RESTART_BLOCK, _NO_HANDLER = _WORD - 515, _WORD - 513
 _DISPATCH: Final = struct.Struct("=4Q")
 _PAUSE_SECONDS: Final = 0.0005
 #: A thread stops within microseconds if a processor is free.
@@ -276,6 +278,27 @@ def standing(
         yield threads.keys()
 
 
+def begin_again(pid: int, calls: Mapping[int, int], *, seconds: float) -> None:
+    """Have the kernel begin calls again that it would only take up; blocks.
+
+    A thread that was not in such a call is left as it was.
+
+    Args:
+        pid: of a process that a signal has stopped; it stays so.
+        calls: thread → the number of the call in which the signal has met it.
+        seconds: until its threads must stand still.
+
+    Raises:
+        TraceFailed: as :func:`stopped`.
+    """
+    machine = _machine()
+    others = frozenset(tasks(pid)) - calls.keys()
+    with _held(pid, others, seconds) as threads:
+        for tid, thread in threads.items():
+            if tid in calls:
+                thread.begin_again(machine, calls[tid])
+
+
 @contextlib.contextmanager
 def _held(
     pid: int, but: frozenset[int], seconds: float
@@ -369,6 +392,16 @@ class _Thread:
             _ptrace(_CONT, self._tid)
         _set_registers(self._tid, self._registers)
         self.unmask()
+
+    def begin_again(self, machine: Architecture, number: int) -> None:
+        """See the function of that name; not for a 32-bit program."""
+        registers = _get_registers(self._tid)
+        if len(registers) != machine.registers.size:
+            return
+        values = list(machine.registers.unpack(registers))
+        if values[machine.result] == _RESTART_BLOCK and machine.no_restart is not None:
+            values[machine.result], values[machine.no_restart] = _NO_HANDLER, number
+            _set_registers(self._tid, machine.registers.pack(*values))
 
     def unmask(self) -> None:
         """Let the signals in again that were let in before."""

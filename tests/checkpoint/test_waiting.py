@@ -1,5 +1,8 @@
-"""What came in while an event loop was away is heard before its clock is looked at."""
+"""Waits do not end early, and what came in meanwhile is heard before the clock is."""
 
+import os
+import platform
+import signal
 import socket
 import sys
 import time
@@ -9,7 +12,9 @@ import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.images import restart_wait
+from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.checkpoint.tree.waits import begins_alike
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.linux import ptrace
 
@@ -139,3 +144,91 @@ def test_thread_that_did_something_else_is_left_as_it_was(registers):
 def test_image_that_is_none_is_damage():
     with pytest.raises(RestoreFailed):
         restart_wait(b"not CRIU's")
+
+
+#: One thread for each wait that is the same from its beginning; each says if it ends.
+WAITS = """
+import ctypes
+libc = ctypes.CDLL(None)
+
+class Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+ended = []
+semaphore = ctypes.create_string_buffer(64)
+
+def wait(name, *arguments):
+    getattr(libc, name)(*arguments)
+    ended.append(name)
+
+def address(seconds):
+    times.append(Time(int(seconds), 0))
+    return ctypes.byref(times[-1])
+
+times = []
+over = address(600)
+clock = address(600)
+waits = [
+    ("nanosleep", over, over),
+    ("nanosleep", address(600), None),
+    ("usleep", 600_000_000),
+    ("clock_nanosleep", 1, 0, clock, clock),
+    ("poll", None, 0, -1),
+    ("sem_timedwait", semaphore, address(time.time() + 600)),
+]
+threads = [threading.Thread(target=wait, args=one, daemon=True) for one in waits]
+for thread in threads:
+    thread.start()
+def wait_in():
+    found = [open(f"/proc/self/task/{one.native_id}/syscall").read().split()[0]
+             for one in threads]
+    return "running" not in found
+while not wait_in():
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def waiting(places):
+    world = places.world()
+    world(f"{WAITS}\nlen(threads)")
+    return world
+
+
+def stop_and_continue(place) -> None:
+    """As a session that stands still for a while, and goes on."""
+    for signal_ in (signal.SIGSTOP, signal.SIGCONT):
+        for process in place.tree.processes:
+            os.kill(process.pid, signal_)
+        time.sleep(0.2)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="as the kernel has it there")
+@pytest.mark.parametrize("before", [False, True])
+def test_wait_does_not_end_with_a_save_or_a_return(engine, places, waiting, before):
+    if before:
+        stop_and_continue(waiting.place)
+    result = engine.dump(waiting.place, engine.image().sink)
+    thaw(waiting.place.tree, result.stopped)
+    time.sleep(0.2)
+    assert waiting("ended") == []
+
+    again = engine.cycle(waiting, places)
+    time.sleep(0.2)
+    assert again("ended") == []
+
+
+@pytest.mark.parametrize(
+    ("number", "arguments"),
+    [
+        (7, [0, 0, 1000, 0]),  # poll, for a second
+        (35, [1, 2]),  # nanosleep that tells of the rest elsewhere
+        (230, [1, 0, 1, 2]),  # clock_nanosleep: likewise
+        (230, [1, 1, 1, 0]),  # until a given time: the kernel begins it again
+        (202, [1, 0x80, 0, 1]),  # futex, for a time
+        (202, [1, 0x189, 0, 0]),  # without one: the kernel begins it again
+        (232, [1, 2, 3, 4]),  # epoll_wait
+    ],
+)
+def test_wait_that_would_be_another_one_is_not_begun_again(number, arguments):
+    assert not begins_alike(number, arguments)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import os
 import select
 import socket
 from typing import TYPE_CHECKING, Final
@@ -30,6 +31,7 @@ _UDP_CORK, _TCP_ULP = 1, 31
 #: SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, and room for more groups than there are.
 _NETLINK, _MEMBERSHIPS, _GROUP_BYTES = 270, 9, 64
 _SIOCOUTQ: Final = 0x5411
+_SIOCUNIXFILE: Final = 0x89E0  # <linux/un.h>
 _MOST_INSTRUCTIONS: Final = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -39,6 +41,8 @@ def unsavable(end: socket.socket) -> Iterator[str]:
     if _has_program(end):
         yield "a socket with an eBPF program"
     family, kind, protocol = options.kind_of(end)
+    if family == socket.AF_UNIX and (name := _moved(end, kind)):
+        yield f"a UNIX socket whose file was renamed or linked ({name})"
     if family == socket.AF_NETLINK:
         groups = end.getsockopt(_NETLINK, _MEMBERSHIPS, _GROUP_BYTES)
         if any(groups[4:]):
@@ -102,6 +106,28 @@ def of_process(pid: int, numbers: Iterable[int]) -> tuple[set[str], set[str]]:
             never.update(unsavable(end))
             later.update(waiting(end))
     return never, later
+
+
+def _moved(end: socket.socket, kind: int) -> str:
+    """The name that others cannot find a socket by any more, as they have a newer one.
+
+    Made again, it would have the name that it was given first, and its file be another
+    one. Empty for any other socket, and one whose file is deleted.
+    """
+    name = datagrams.name_of(end)
+    listens = end.getsockopt(socket.SOL_SOCKET, _ACCEPTS)
+    if name[:1] in {b"", b"\0"} or not (listens or kind == socket.SOCK_DGRAM):
+        return ""
+    file = _libc.ioctl(end.fileno(), _SIOCUNIXFILE, 0)
+    if file < 0:
+        return ""
+    try:
+        links = os.fstat(file).st_nlink
+        found = os.readlink(f"/proc/self/fd/{file}".encode())  # noqa: PTH115 - any bytes
+    finally:
+        os.close(file)
+    is_found = found.rpartition(b"/")[2] == name.rpartition(b"/")[2]
+    return "" if links == 0 or (links == 1 and is_found) else os.fsdecode(name)
 
 
 def _option(end: socket.socket, level: int, name: int) -> bool:

@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import HeldImages, Unlinked
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.sockets import state
-from jupyterhub_gpu_reclaim.checkpoint.tree import attributes, freeze, stdio
+from jupyterhub_gpu_reclaim.checkpoint.tree import attributes, freeze, stdio, waits
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -132,6 +132,7 @@ def dump(
         objects = system_v.look(session.init_pid)
         system_v.refuse(objects, {process.uid for process in tree.processes})
         terminals.open_by_name(tree)
+        waits.begin_again(tree)
         arguments += watched.arguments(tree)
         sockets = state.read(tree)
         with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:

@@ -470,6 +470,25 @@ _REFUSED = (
 
 _LOST = (
     lost(
+        "processor time that it has used (times, getrusage, process_time)",
+        "Counted from the return on, and so is its limit (ulimit -t).",
+    ),
+    refused(
+        "as many open files as it may have (ulimit -n)",
+        "process_unsupported",
+        "resource.setrlimit(7, (40, 40))\n"
+        "while len(os.listdir('/proc/self/fd')) < 39: keep.append(os.dup(0))",
+        "Three have to be free.",
+    ),
+    refused(
+        "a program that is in memory only (memfd, fexecve)",
+        "process_unsupported",
+        "fd = os.memfd_create('program')\n"
+        "os.write(fd, open('/bin/sleep', 'rb').read())\n"
+        "subprocess.Popen(['sleep', '999'], executable=f'/proc/self/fd/{fd}',"
+        " pass_fds=[fd])",
+    ),
+    lost(
         "keys (keyctl) of a session, process or thread",
         "Each session begins with an empty keyring after a return; keys of a user"
         " (`@u`) stay with the machine. A Kerberos login in `KEYRING:session` has to"

@@ -658,6 +658,23 @@ REFUSED = [
             "1",
         ),
     ),
+    *(
+        Kind(
+            f"UNIX socket whose file was {how}",
+            "refused",
+            "it would have its first name again",
+            _program(
+                "import os\n"
+                "one = socket.socket(socket.AF_UNIX); one.bind('a'); one.listen()\n"
+                + call,
+                "1",
+            ),
+        )
+        for how, call in (
+            ("renamed", "os.rename('a', 'b')"),
+            ("linked (supervisord)", "os.link('a', 'b'); os.unlink('a')"),
+        )
+    ),
 ]
 
 KINDS: list[Kind] = [*OPTIONS, *STATES, *REFUSED]

@@ -1,0 +1,110 @@
+"""Keeps calls from ending early in which the threads of a stopped tree wait.
+
+Where a signal has stopped a thread that waits, the kernel takes the call up again, and
+a program never learns of it. How long it still has to wait the kernel keeps to itself
+(ERESTART_RESTARTBLOCK), and forgets once CRIU has run its own code in the thread. Then
+the call fails with EINTR, in the session that goes on after a save as in the one that
+comes back, and without a signal nobody expects that: ``sleep`` of Perl and PHP ends at
+once, and ``tail -f`` with an error. So before CRIU such a call is marked as one that
+the kernel begins again by its arguments (ERESTARTNOHAND); a signal with a handler
+still ends it.
+
+Only calls that are the same from their beginning: a wait without an end (poll), up to a
+given time (futex), or for what the kernel has written over the time that was asked for
+(nanosleep). A sleep whose program does not ask for the rest begins as a whole: it may
+last longer, but not shorter. Other waits with a length end with EINTR: whoever waits so
+again and again would else never get to what is due.
+
+AArch64 begins them again by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.processes import DEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+
+#: Seconds in which the threads of one process must stand still.
+_SECONDS: Final = 10.0
+# Numbers of x86-64.
+_POLL, _NANOSLEEP, _FUTEX, _RESTART, _CLOCK_NANOSLEEP = 7, 35, 202, 219, 230
+_FUTEX_WAIT_BITSET: Final = 9
+_FUTEX_OPERATION: Final = 0x7F
+_TIMER_ABSTIME: Final = 1
+#: ``mov $number, %eax; syscall``, as C libraries and Go have it.
+_CALL: Final = struct.Struct("<BI2s")
+_MOV_EAX: Final = 0xB8
+
+
+def begin_again(tree: Snapshot) -> None:
+    """Mark the interrupted waits of a tree that stands; idempotent.
+
+    Raises:
+        ReclaimError: a process does not stand still (``capture_failed``).
+    """
+    machine = architecture.here()
+    if machine is None or machine.no_restart is None:
+        return
+    for process in tree.processes:
+        if process.state in DEAD:
+            continue
+        found = {tid: _interrupted(tid) for tid in ptrace.tasks(process.pid)}
+        waits = {tid: number for tid, number in found.items() if number is not None}
+        if not waits:
+            continue
+        try:
+            ptrace.begin_again(process.pid, waits, seconds=_SECONDS)
+        except OSError as error:
+            why = f"process {process.ns_pid} ({process.name}) does not stand still"
+            raise ReclaimError(
+                Reason.CAPTURE_FAILED, why=why, detail=str(error)
+            ) from error
+
+
+def _interrupted(tid: int) -> int | None:
+    """The call that a stopped thread waits in, if it is to begin again."""
+    words = procfs.text(tid, "syscall").split()
+    if len(words) != 9:
+        return None  # it runs code of its own
+    number, counter = int(words[0]), int(words[8], 16)
+    if number == _RESTART:  # stopped once more: only its code tells what it was
+        number = _number_at(tid, counter)
+    arguments = [int(word, 16) for word in words[1:7]]
+    return number if begins_alike(number, arguments) else None
+
+
+def begins_alike(number: int, arguments: Sequence[int]) -> bool:
+    """Whether a wait is the same from its beginning as from where it was. Pure."""
+    if number == _POLL:
+        return bool(arguments[2] & 1 << 31)  # a negative int
+    if number == _FUTEX:
+        operation = arguments[1] & _FUTEX_OPERATION
+        return operation == _FUTEX_WAIT_BITSET and arguments[3] != 0
+    if number == _NANOSLEEP:
+        return arguments[1] in {0, arguments[0]}
+    if number == _CLOCK_NANOSLEEP:
+        is_relative = not arguments[1] & _TIMER_ABSTIME
+        return is_relative and arguments[3] in {0, arguments[2]}
+    return False
+
+
+def _number_at(tid: int, counter: int) -> int:
+    """The number of the call behind which a thread's code goes on; -1 if not known."""
+    try:
+        with Path(f"/proc/{tid}/mem").open("rb", buffering=0) as memory:
+            code = os.pread(memory.fileno(), _CALL.size, counter - _CALL.size)
+        first, number, call = _CALL.unpack(code)
+    except (OSError, struct.error):
+        return -1
+    return number if (first, call) == (_MOV_EAX, b"\x0f\x05") else -1
