@@ -174,7 +174,7 @@ def events() -> str:
 The lines of `ReclaimService.event_log`: JSON, one a line, in the form of JupyterHub's
 own event log (`__timestamp__` in UTC, `__schema__`, `__schema_version__`). A new
 version of a schema only adds fields, or has a new number. The schemas are in
-`jupyterhub_gpu_reclaim/events/schemas`; this page is generated from them.
+`jupyterhub_gpu_reclaim/service/events/schemas`; this page is generated from them.
 """
     return page("The event log", about, *lines[:-1])
 
