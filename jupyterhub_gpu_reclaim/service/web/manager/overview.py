@@ -167,8 +167,7 @@ def _freed(present: Point) -> Number:
 
 
 def _stored(views: Sequence[SessionView]) -> Number:
-    kept = [info for view in views for info in (view.last_suspend, *view.saved)]
-    stored = sum(info.stored_bytes for info in kept if info is not None)
+    stored = sum(state.stored_bytes for view in views for state in view.kept)
     return Number(words.size(stored), "in the store", "of all sessions")
 
 
