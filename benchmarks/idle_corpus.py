@@ -3,9 +3,8 @@
     sudo .venv/bin/python -m benchmarks.idle_corpus [--only WORDS] [--at-once 6]
 
 Each situation of ``idle_situations.py`` is played in a real Jupyter server of its own
-(``idle_stage.py``), watched by the real sampler, and judged by the real policy: by the
-rules of today, and by those before what is not idle was looked at more closely, from
-the same samples. Times are seconds in place of minutes (``IDLE_AFTER`` for
+(``idle_stage.py``), watched by the real sampler, and judged by the real policy. Times
+are seconds in place of minutes (``IDLE_AFTER`` for
 ``IdlePolicy.idle_after`` and so on). Needs ``benchmarks/requirements.txt``, tmux and
 curl, and takes eight minutes of two cores, and as many again where the programs of
 ``idle_programs.py`` are installed. Prints a table: what it is, what it ought to be
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import sys
 import tempfile
 import time
@@ -27,8 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from benchmarks.idle_situations import SITUATIONS
 from benchmarks.idle_stage import PlayedCard, Stage
@@ -44,7 +40,7 @@ from tests.support.other_machine import other_machine
 
 if TYPE_CHECKING:
     from benchmarks.idle_situations import Situation
-    from jupyterhub_gpu_reclaim.common.models import Decision, Sample, Usage
+    from jupyterhub_gpu_reclaim.common.models import Sample, Usage
 
 #: Seconds in place of 15 minutes, of an hour, of an hour, and of ten minutes.
 IDLE_AFTER, PROMPT_AFTER, CONNECTIONS_AFTER, UNUSED = 20.0, 40.0, 40.0, 15.0
@@ -57,29 +53,23 @@ SETTLE = 3.0
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one set of rules says of a situation."""
+    """What the rules say of a situation, by the deciding reason."""
 
     idle: bool
     code: str
     usage: Usage
 
-    @classmethod
-    def of(cls, decision: Decision, usage: Usage) -> Judgement:
-        """Of the deciding reason."""
-        return cls(decision.reclaim, decision.code, usage)
-
 
 @dataclass(frozen=True)
 class Result:
-    """A situation with its verdicts; ``trouble`` if it could not be played."""
+    """A situation with its verdict; ``trouble`` if it could not be played."""
 
     situation: Situation
-    today: Judgement | None = None
-    before: Judgement | None = None
+    judgement: Judgement | None = None
     trouble: str = ""
 
 
-def today(samples: list[Sample], idle_after: float) -> Judgement:
+def judged(samples: list[Sample], idle_after: float) -> Judgement:
     """By the rules as they are."""
     policy = IdlePolicy(
         idle_after=idle_after,
@@ -87,37 +77,15 @@ def today(samples: list[Sample], idle_after: float) -> Judgement:
         connections_after=CONNECTIONS_AFTER,
     )
     window = Window(span=idle_after, interval=3 * INTERVAL, unused=UNUSED, page=PAGE)
-    return _judged(policy, window, samples)
-
-
-def before(samples: list[Sample], idle_after: float) -> Judgement:
-    """By the rules before: no data, pages, prompts, connections, other terminals."""
-    policy = IdlePolicy(
-        idle_after=idle_after,
-        busy_data_rate=None,
-        page_data_rate=None,
-        prompt_idle_after=None,
-        connections_after=0,
-    )
-    window = Window(span=idle_after, interval=3 * INTERVAL, unused=math.inf)
-    unseen = {"last_typed": None, "last_asked": None}
-    blind = [msgspec.structs.replace(one, **unseen) for one in samples]
-    return _judged(policy, window, blind, mean=True)
-
-
-def _judged(
-    policy: IdlePolicy, window: Window, samples: list[Sample], *, mean: bool = False
-) -> Judgement:
     for sample in samples:
         window.add(sample)
     now = samples[-1].at
     usage = window.usage(now)
-    if mean:
-        usage = msgspec.structs.replace(usage, gpu_peak_percent=usage.gpu_percent)
     snapshot = SessionSnapshot(
         key=samples[-1].key, phase=Phase.RUNNING, usage=usage, started_at=0.0
     )
-    return Judgement.of(policy.reasons(snapshot, now)[0], usage)
+    decision = policy.reasons(snapshot, now)[0]
+    return Judgement(decision.reclaim, decision.code, usage)
 
 
 def watch(stage: Stage, seconds: float) -> list[Sample]:
@@ -137,14 +105,14 @@ def watch(stage: Stage, seconds: float) -> list[Sample]:
     return asyncio.run(look())
 
 
-def played(situation: Situation, *, extension: bool) -> tuple[list[Sample], float]:
+def played(situation: Situation) -> tuple[list[Sample], float]:
     """Samples of a situation, and the time after which it should be idle.
 
     Raises:
         RuntimeError: something of it did not go on.
     """
     with tempfile.TemporaryDirectory(prefix="gri-", dir="/tmp") as name:
-        stage = Stage(Path(name), extension=extension)
+        stage = Stage(Path(name))
         try:
             situation.play(stage)
             time.sleep(SETTLE)
@@ -157,19 +125,15 @@ def played(situation: Situation, *, extension: bool) -> tuple[list[Sample], floa
 
 
 def judge(situation: Situation) -> Result:
-    """Play it and judge it; once more without our extension, if that matters."""
+    """Play it and judge it."""
     if situation.program is not None and situation.program.folder is None:
         lacks = f"not played: {situation.program.installed} is not on the PATH"
         return Result(situation, trouble=lacks)
     try:
-        samples, after = played(situation, extension=True)
-        now = today(samples, after)
-        if situation.needs_extension:
-            samples, after = played(situation, extension=False)
-        result = Result(situation, now, before(samples, after))
+        result = Result(situation, judged(*played(situation)))
     except Exception:  # noqa: BLE001 - the others are played
         result = Result(situation, trouble=traceback.format_exc())
-    code = result.today.code if result.today else result.trouble
+    code = result.judgement.code if result.judgement else result.trouble
     print(f"# {situation.title}: {code}", file=sys.stderr)
     return result
 
@@ -177,15 +141,14 @@ def judge(situation: Situation) -> Result:
 def table(results: list[Result]) -> str:
     """As Markdown."""
     lines = [
-        "| situation | ought to be | today | before | who would complain |",
-        "|---|---|---|---|---|",
+        "| situation | ought to be | judged | who would complain |",
+        "|---|---|---|---|",
     ]
     for result in results:
         one = result.situation
         lines.append(
             f"| {one.title} | {'idle' if one.is_idle else 'in use'}"
-            f" | {_cell(one, result.today)} | {_cell(one, result.before)}"
-            f" | {one.complains} |"
+            f" | {_cell(one, result.judgement)} | {one.complains} |"
         )
     return "\n".join(lines)
 
@@ -200,35 +163,35 @@ def _cell(one: Situation, judgement: Judgement | None) -> str:
 def pages(results: list[Result]) -> str:
     """What pages of real programs have sent, in bytes a second; as Markdown."""
     lines = [
-        "| situation | the most of 10 s | by itself | today |",
+        "| situation | the most of 10 s | by itself | judged |",
         "|---|--:|--:|---|",
     ]
     for result in results:
-        if result.situation.program is None or result.today is None:
+        if result.situation.program is None or result.judgement is None:
             continue
-        usage = result.today.usage
+        usage = result.judgement.usage
         lines.append(
             f"| {result.situation.title} | {usage.page_peak_rate or 0:.1f}"
             f" | {usage.page_quiet_rate or 0:.1f}"
-            f" | {_cell(result.situation, result.today)} |"
+            f" | {_cell(result.situation, result.judgement)} |"
         )
     return "\n".join(lines)
 
 
 def totals(results: list[Result]) -> str:
-    """How many are wrong, each way, by both sets of rules; as Markdown."""
-    whole = [one for one in results if one.today and one.before]
-    lines = ["| | today | before | of |", "|---|--:|--:|--:|"]
+    """How many are wrong, each way; as Markdown."""
+    lines = ["| | wrong | of |", "|---|--:|--:|"]
     for is_idle, name in (
         (False, "in use, and would be suspended"),
         (True, "idle, and would be kept"),
     ):
-        mine = [one for one in whole if one.situation.is_idle is is_idle]
-        wrong = [
-            sum(j is not None and j.idle is not is_idle for j in judged)
-            for judged in ([o.today for o in mine], [o.before for o in mine])
+        mine = [
+            one.judgement
+            for one in results
+            if one.judgement and one.situation.is_idle is is_idle
         ]
-        lines.append(f"| {name} | {wrong[0]} | {wrong[1]} | {len(mine)} |")
+        wrong = sum(judgement.idle is not is_idle for judgement in mine)
+        lines.append(f"| {name} | {wrong} | {len(mine)} |")
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httpx
@@ -45,37 +46,10 @@ class Situation:
     play: Play
     watched: float = 0.0
     idle_after: float = 0.0
-    needs_extension: bool = False
     program: Program | None = None
 
 
 SITUATIONS: list[Situation] = []
-
-
-def idle(
-    title: str,
-    complains: str = "whoever waits for the GPU",
-    *,
-    watched: float = 0.0,
-    idle_after: float = 0.0,
-    needs_extension: bool = False,
-) -> Callable[[Play], Play]:
-    """A situation that ought to be called idle."""
-
-    def add(play: Play) -> Play:
-        one = Situation(
-            title,
-            is_idle=True,
-            complains=complains,
-            play=play,
-            watched=watched,
-            idle_after=idle_after,
-            needs_extension=needs_extension,
-        )
-        SITUATIONS.append(one)
-        return play
-
-    return add
 
 
 def used(
@@ -84,24 +58,20 @@ def used(
     *,
     watched: float = 0.0,
     idle_after: float = 0.0,
-    needs_extension: bool = False,
+    is_idle: bool = False,
 ) -> Callable[[Play], Play]:
     """A situation that must not be called idle."""
 
     def add(play: Play) -> Play:
-        one = Situation(
-            title,
-            is_idle=False,
-            complains=complains,
-            play=play,
-            watched=watched,
-            idle_after=idle_after,
-            needs_extension=needs_extension,
-        )
+        one = Situation(title, is_idle, complains, play, watched, idle_after)
         SITUATIONS.append(one)
         return play
 
     return add
+
+
+#: A situation that ought to be called idle.
+idle = partial(used, complains="whoever waits for the GPU", is_idle=True)
 
 
 WORK = "sum(range(200_000))"
@@ -123,14 +93,13 @@ def _(stage: Stage) -> None:
 
 @idle(
     "a forgotten tab that asks the kernel for its use (jupyter-resource-usage)",
-    needs_extension=True,
 )
 def _(stage: Stage) -> None:
     page = stage.page(stage.kernel())
     stage.every(2, lambda: page.send("usage_request", "control"))
 
 
-@idle("a forgotten tab that connects again and again", needs_extension=True)
+@idle("a forgotten tab that connects again and again")
 def _(stage: Stage) -> None:
     kernel = stage.kernel()
 
@@ -189,7 +158,7 @@ def _(stage: Stage) -> None:
     page.close()
 
 
-@idle("a cell in `input()` that nobody answers", watched=46, needs_extension=True)
+@idle("a cell in `input()` that nobody answers", watched=46)
 def _(stage: Stage) -> None:
     stage.cell(stage.kernel(), "input('?')").wait_for_question()
 
@@ -609,14 +578,13 @@ def _(stage: Stage) -> None:
 @used(
     "text is written in a file without a kernel, and saved",
     THERE,
-    needs_extension=True,
 )
 def _(stage: Stage) -> None:
     body = {"type": "file", "format": "text", "content": "Hello"}
     stage.later(ONCE, lambda: stage.server.client.put("api/contents/a.md", json=body))
 
 
-@used("files are opened and renamed in the browser", THERE, needs_extension=True)
+@used("files are opened and renamed in the browser", THERE)
 def _(stage: Stage) -> None:
     (stage.home / "a.txt").write_text("Hello")
 
@@ -635,7 +603,6 @@ def _(stage: Stage) -> None:
 @used(
     "something is changed in a panel of that kind, as a commit is",
     THERE,
-    needs_extension=True,
 )
 def _(stage: Stage) -> None:
     ask = _open_panel(stage)

@@ -58,10 +58,9 @@ class Stage:
 
     Args:
         folder: of its own; its path has to be short.
-        extension: whether our server extension is installed.
     """
 
-    def __init__(self, folder: Path, *, extension: bool = True) -> None:
+    def __init__(self, folder: Path) -> None:
         self._places: list[Place] = []
 
         def place(*words: str, env: dict[str, str] | None = None) -> Place:
@@ -69,7 +68,7 @@ class Stage:
             return self._places[-1]
 
         switch = "--ServerApp.jpserver_extensions="
-        options = (f"{switch}{EXTENSION}={extension}", f"{switch}{PROXY}=True")
+        options = (f"{switch}{EXTENSION}=True", f"{switch}{PROXY}=True")
         self.server = Jupyter(folder, place, *options)
         self.home = self.server.home
         self.over = threading.Event()

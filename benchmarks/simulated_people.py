@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -46,16 +46,6 @@ class Habits:
     #: stretch of work is one cell.
     cell: tuple[float, float] | None = None
     thought: tuple[float, float] = (45.0, 1.1)
-    #: How much people's pauses differ from each other: sigma. 0: all have the same.
-    differ: float = 0.0
-
-    def of(self, rng: random.Random) -> Habits:
-        """One person's own."""
-        if not self.differ:
-            return self
-        short = self.short_pause * rng.lognormvariate(0, self.differ)
-        long_share = min(0.9, self.long_share * rng.lognormvariate(0, self.differ))
-        return replace(self, short_pause=short, long_share=long_share)
 
 
 class World(Protocol):
@@ -89,28 +79,10 @@ class Meeting:
 
 
 @dataclass
-class Pauses:
-    """When people left and came back, and when they will."""
-
-    left_at: dict[SessionKey, float] = field(default_factory=dict)
-    back_at: dict[SessionKey, float] = field(default_factory=dict)
-    of: dict[SessionKey, list[float]] = field(default_factory=dict)  #: the past ones
-
-    def leave(self, key: SessionKey, now: float, seconds: float = math.inf) -> None:
-        self.left_at[key], self.back_at[key] = now, now + seconds
-
-    def come(self, key: SessionKey, now: float) -> None:
-        left = self.left_at.pop(key, None)
-        if left is not None:
-            self.of.setdefault(key, []).append(now - left)
-
-
-@dataclass
 class Seen:
     """All that people met."""
 
     meetings: list[Meeting] = field(default_factory=list)
-    pauses: Pauses = field(default_factory=Pauses)
     visits: int = 0
     given_up: int = 0  #: visits that ended because patience did
     served: int = 0  #: visits with any work done
@@ -127,7 +99,6 @@ async def person(
 ) -> None:
     """One person's days."""
     rng = random.Random(f"{seed} {number}")
-    habits = habits.of(random.Random(f"habits of {seed} {number}"))
     key = SessionKey(f"user{number:05}")
     median, sigma = habits.vram
     vram = int(min(78 * GB, median * rng.lognormvariate(0, sigma)))
@@ -144,7 +115,6 @@ async def person(
         await asyncio.sleep(arrival - world.clock.now())
         each = _Person(world, key, vram, habits, rng, seen)
         came = await each.visit(stay) and await each.leave()
-        seen.pauses.leave(key, world.clock.now())
         seen.visits += 1
         seen.given_up += not came
         seen.served += each.cells > 0
@@ -174,7 +144,6 @@ class _Person:
                 pause = median * rng.lognormvariate(0, sigma)
             else:
                 pause = rng.expovariate(1 / habits.short_pause)
-            self.seen.pauses.leave(self.key, self.world.clock.now(), pause)
             await asyncio.sleep(pause)
         return True
 
@@ -209,7 +178,6 @@ class _Person:
         return True
 
     async def _come(self) -> bool:
-        self.seen.pauses.come(self.key, self.world.clock.now())
         mean = self.habits.patience
         patience = 5 * MINUTE + self.rng.expovariate(1 / mean)
         met = await self.world.come(self.key, self.vram, patience)

@@ -19,7 +19,6 @@ from benchmarks.simulated_gpus import Gpus, Place
 from benchmarks.simulated_memory import POD
 from benchmarks.simulated_node import SimulatedAgent, SimulatedHub
 from benchmarks.simulated_people import SOON, Meeting
-from benchmarks.simulated_returns import Expecting
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import HubState, Phase, SessionKey, TreeState
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
@@ -38,9 +37,8 @@ from jupyterhub_gpu_reclaim.sampling.window import Window
 from simulation.loop import LoopClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from benchmarks.simulated_people import Pauses
     from jupyterhub_gpu_reclaim.common.models import SessionView
     from jupyterhub_gpu_reclaim.controlplane.model.accounting import Counters
 
@@ -80,8 +78,6 @@ class Rules:
     beat: float = BEAT  #: between two samples, and two ticks
     overlooked: float = 0.0  #: share of stretches of work that look idle
     mistaken: float = 0.0  #: share of idle stretches that look like work
-    #: what tells who is expected back soon, and so is not suspended; None: nothing
-    expected: Callable[[Pauses, SessionKey, float, float], bool] | None = None
 
 
 async def allocated(place: Place, clock: LoopClock, until: float) -> bool:
@@ -171,14 +167,11 @@ class Ours:
         machine: what there is.
         journal: SQLAlchemy URL of its journal.
         rules: how it is set.
-        pauses: of its people.
     """
 
     agents = SimulatedAgent
 
-    def __init__(
-        self, machine: Machine, journal: str, rules: Rules, pauses: Pauses
-    ) -> None:
+    def __init__(self, machine: Machine, journal: str, rules: Rules) -> None:
         self.clock = LoopClock()
         self._rules, self._chance = rules, random.Random("misjudged")
         self.gpus = machine.cards()
@@ -189,8 +182,7 @@ class Ours:
         )
         pressure = PressurePolicy(idle, pressure_idle_after=rules.under_pressure)
         guards = Guards()
-        usual = Expecting(idle, pauses, rules.expected) if rules.expected else idle
-        decide = Decider(guards, [usual, pressure])
+        decide = Decider(guards, [idle, pressure])
         naps = NapPolicy(
             idle,
             seats=machine.seats,

@@ -8,13 +8,11 @@ Simulated people (``simulated_people.py``) in simulated time (``simulation/loop.
 meet one strategy: ``nothing``, ``kill`` (idle-culler's rule, ``--hours``), or the real
 controller, policy, work queue and SQLite journal over a simulated node and Hub
 (``simulated_node.py``): ``idle``, ``pressure`` (sooner while somebody waits), ``naps``
-(and a suspend after an hour), ``naps-idle`` (and one after 15 min), ``naps-pressure``;
-``oracle`` and ``habit`` are ``idle`` that expects people back
-(``simulated_returns.py``). With ``--shared`` people run cells, and share cards whose
-memory has an end; ``simulation_seats.py`` compares that. With ``--spot`` nodes are
-taken away (``simulated_spot.py``); ``simulation_spot.py`` compares that.
-``simulation_plots.py`` draws the files. With ``--scale`` it measures what beats of the
-service cost instead.
+(and a suspend after an hour), ``naps-idle`` (and one after 15 min), ``naps-pressure``.
+With ``--shared`` people run cells, and share cards whose memory has an end;
+``simulation_seats.py`` compares that. With ``--spot`` nodes are taken away
+(``simulated_spot.py``); ``simulation_spot.py`` compares that. ``simulation_plots.py``
+draws the files. With ``--scale`` it measures what beats of the service cost instead.
 """
 
 from __future__ import annotations
@@ -37,11 +35,9 @@ from benchmarks.simulated_people import (
     HOUR,
     Habits,
     Meeting,
-    Pauses,
     Seen,
     person,
 )
-from benchmarks.simulated_returns import by_habit, by_oracle
 from benchmarks.simulated_spot import Spot, SpotOurs, SpotPlain
 from benchmarks.simulated_strategies import BEAT, Machine, Ours, Plain, Rules, wrong
 from simulation.loop import run
@@ -58,8 +54,6 @@ RULES = {
     "naps": Rules(nap_after=180.0, idle_after=HOUR),
     "naps-idle": Rules(nap_after=180.0),
     "naps-pressure": Rules(nap_after=180.0, idle_after=HOUR, under_pressure=BEAT),
-    "oracle": Rules(expected=by_oracle),
-    "habit": Rules(expected=by_habit),
 }
 
 
@@ -75,7 +69,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--beat", type=float, default=BEAT, help="of the service, s")
     parser.add_argument("--room-after", type=float, default=60.0, help="of naps, s")
-    parser.add_argument("--differ", type=float, default=0.0, help="Habits.differ")
     parser.add_argument(
         "--overlooked", type=float, default=0.0, help="share of work that looks idle"
     )
@@ -125,7 +118,7 @@ def simulate(options: Any) -> dict[str, Any]:
     }
 
 
-def _world(options: Any, journal: str, pauses: Pauses) -> Ours | Plain:
+def _world(options: Any, journal: str) -> Ours | Plain:
     machine = Machine(gpus=options.gpus, seats=options.seats)
     if options.shared:
         memory, host = GB * options.card_gb, GB * options.host_gb
@@ -148,20 +141,20 @@ def _world(options: Any, journal: str, pauses: Pauses) -> Ours | Plain:
         save_every=options.save_every,
     )
     if options.spot:
-        return SpotOurs(spot, machine, journal, rules, pauses)
-    return Ours(machine, journal, rules, pauses)
+        return SpotOurs(spot, machine, journal, rules)
+    return Ours(machine, journal, rules)
 
 
 def _habits(options: Any) -> Habits:
     habits = Habits()
     vram = GB * options.vram_gb, habits.vram[1]
     cell = CELL if options.shared else None
-    return replace(habits, vram=vram, cell=cell, differ=options.differ)
+    return replace(habits, vram=vram, cell=cell)
 
 
 async def _week(options: Any, journal: str) -> dict[str, Any]:
     seen, habits = Seen(), _habits(options)
-    world = _world(options, journal, seen.pauses)
+    world = _world(options, journal)
     points: list[list[int]] = []
     await world.start()
     people = [

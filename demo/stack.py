@@ -160,7 +160,6 @@ class Stack:
             ],
             env=env | processes.mark(self.folder),
         )
-        self._until("agent", lambda: self.agent("GET", "/healthz") is not None)
 
     def start_hub(self) -> None:
         """Start the Hub, its proxy and the service, and wait for all three."""

@@ -83,7 +83,7 @@ _AWAITED = frozenset({"restore", trees.RECOVER, trees.NAP, nap.WAKE, trees.SAVE}
 
 @dataclass(kw_only=True, eq=False)
 class LocalNode:
-    """Everything that the service may ask of this node (``http.routes.Node``)."""
+    """Answers all that the service may ask of this node, or raises ``ReclaimError``."""
 
     placements: Placements
     operations: Operations

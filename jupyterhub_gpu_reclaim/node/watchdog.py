@@ -53,7 +53,7 @@ class Watched(NamedTuple):
     placement: str
     realm: str
     patience: float  #: without an agent, until frozen sessions are let go on
-    gpu_lock: float  #: as in ``parts.Limits``, like the next two
+    gpu_lock: float  #: as in ``TimeLimits``, like the next two
     dump: float
     criu: float
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.service.node_watch import ANSWER_SECONDS
@@ -14,15 +14,9 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
+    from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
 
 _log = logging.getLogger(__name__)
-
-
-class Agents(Protocol):
-    """The part that knows of notices."""
-
-    async def node_notices(self) -> list[NodeNotice]:
-        """List the notices of nodes that are about to go."""
 
 
 class DrainWatch:
@@ -35,7 +29,7 @@ class DrainWatch:
     """
 
     def __init__(
-        self, agents: Agents, follow: Callable[[Sequence[NodeNotice]], None]
+        self, agents: AnyAgent, follow: Callable[[Sequence[NodeNotice]], None]
     ) -> None:
         self._agents = agents
         self._follow = follow

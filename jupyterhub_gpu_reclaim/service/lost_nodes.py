@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.service.node_watch import ANSWER_SECONDS
@@ -22,18 +22,9 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
+    from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
 
 _log = logging.getLogger(__name__)
-
-
-class Cluster(Protocol):
-    """The questions and orders to the cluster."""
-
-    async def is_down(self, node: str) -> bool:
-        """Whether the API server says that it is not ready, or knows no such node."""
-
-    async def forsake(self, node: str) -> int:
-        """Delete the sessions' pods there by force; returns their number."""
 
 
 class LostNodes:
@@ -46,7 +37,7 @@ class LostNodes:
             up.
     """
 
-    def __init__(self, cluster: Cluster, clock: Clock, after: float) -> None:
+    def __init__(self, cluster: AnyAgent, clock: Clock, after: float) -> None:
         self._cluster = cluster
         self._clock = clock
         self._after = after

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
+    from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
 
     #: Settles something with the nodes, as they were heard of now; never raises
     #: ``ReclaimError``.
@@ -33,16 +33,6 @@ _log = logging.getLogger(__name__)
 #: Seconds between two rounds, and for an answer: a silence is known within their sum.
 EVERY_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
-
-
-class Nodes(Protocol):
-    """The agents, by node."""
-
-    def nodes(self) -> list[str]:
-        """The nodes' names; an empty one is the Hub's own machine."""
-
-    async def status(self, node: str) -> NodeStatus:
-        """The status of that node."""
 
 
 class NodeWatch:
@@ -57,7 +47,7 @@ class NodeWatch:
 
     def __init__(
         self,
-        agents: Nodes,
+        agents: AnyAgent,
         clock: Clock,
         told: Callable[[Mapping[str, float]], None],
         settles: Sequence[Settle] = (),
@@ -73,9 +63,12 @@ class NodeWatch:
         return [self._known[node] for node in sorted(self._known)]
 
     async def run(self) -> None:
-        """Ask the agents for ever."""
+        """Ask the agents for ever; a fault ends nothing."""
         while True:
-            await self.ask()
+            try:
+                await self.ask()
+            except Exception:  # noqa: BLE001 the watch goes on, whatever it was
+                _log.exception("the watch of the nodes failed; it goes on")
             await self._clock.sleep(EVERY_SECONDS)
 
     async def ask(self) -> None:
@@ -116,17 +109,8 @@ class NodeWatch:
 
 @contextlib.asynccontextmanager
 async def watching(watch: NodeWatch) -> AsyncIterator[None]:
-    """Watch while the block lasts; a fault in it ends nothing else."""
-
-    async def run() -> None:
-        while True:
-            try:
-                await watch.run()
-            except Exception:  # noqa: BLE001 the watch goes on, whatever it was
-                _log.exception("the watch of the nodes failed; it goes on")
-                await asyncio.sleep(EVERY_SECONDS)
-
-    task = asyncio.create_task(run())
+    """Watch while the block lasts."""
+    task = asyncio.create_task(watch.run())
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.controlplane.decide.store import settle
@@ -17,18 +17,11 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.node_status import (
         NodeHealth,
         StoreOrder,
-        StoreStatus,
     )
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+    from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
 
 _log = logging.getLogger(__name__)
-
-
-class Agents(Protocol):
-    """The agents, by node."""
-
-    async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
-        """Tell that node which store is meant."""
 
 
 class StoreWatch:
@@ -39,7 +32,7 @@ class StoreWatch:
         journal: remembers it.
     """
 
-    def __init__(self, agents: Agents, journal: Journal) -> None:
+    def __init__(self, agents: AnyAgent, journal: Journal) -> None:
         self._agents = agents
         self._journal = journal
 

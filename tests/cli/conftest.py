@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.cli.main import main
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Step
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.format.keys import load_keys, make_key_file
 from jupyterhub_gpu_reclaim.store.repository import Repository
+from tests.support.manual_clock import ManualClock
 
 ADA, BOB = SessionKey("ada", "lab"), SessionKey("b[bold]o\x1bb")
 SAME = os.urandom(2_000_000)

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -24,6 +23,7 @@ from jupyterhub_gpu_reclaim.service.clients.pods import (
     Thing,
     WatchEvent,
 )
+from tests.support.manual_clock import ManualClock
 
 
 class Waiting(ManualClock):

@@ -10,13 +10,13 @@ import os
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.store.backend import exists
 from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
 from tests.support.faulty_backend import turn_bit
+from tests.support.manual_clock import ManualClock
 
 #: Several blocks, of which one is damaged.
 PAGES = os.urandom(1_200_000)

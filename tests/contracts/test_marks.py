@@ -2,7 +2,6 @@
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import Aside, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -19,6 +18,7 @@ from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 from jupyterhub_gpu_reclaim.store.verification import Verification
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
+from tests.support.manual_clock import ManualClock
 
 ASIDE, FOR_EVER = Aside(until=1234.5), Aside(until=None)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
@@ -23,6 +22,7 @@ from jupyterhub_gpu_reclaim.store.repository import Repository
 from simulation.doubles.store import RepositoryInMemory, StoreInMemory
 from simulation.loop import Program
 from tests.store.doubles import KEYS
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
@@ -21,6 +20,7 @@ from jupyterhub_gpu_reclaim.store.backends.identified import (
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
+from tests.support.manual_clock import ManualClock
 
 KEY = SessionKey("ada")
 ID = "5" * 32

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     GpuSample,
@@ -31,6 +30,7 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.totals import (
     STEP,
     TotalsLog,
 )
+from tests.support.manual_clock import ManualClock
 
 ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
 START = 1_700_000_000.0 // STEP * STEP

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import KeepQuota
 from tests.controlplane.conftest import KEY
+from tests.support.manual_clock import ManualClock
 
 HOUR = 3600.0
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.models import BELIEVED, Phase, Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.term import HIGHEST
@@ -20,6 +19,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease, LeaseHolder
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from tests.controlplane.conftest import DELETED, KEY
+from tests.support.manual_clock import ManualClock
 from tests.support.postgres import Postgres
 
 #: A program on another machine: nobody here can see whether it lives.

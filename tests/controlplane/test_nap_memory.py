@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
     Nap,
@@ -21,6 +20,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions import reclaimed
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from tests.support.manual_clock import ManualClock
 
 HOUR = 3600.0
 GB = 10**9

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     GpuSample,
@@ -27,6 +26,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import added
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from tests.support.manual_clock import ManualClock
 
 ADA, BOB, EVE, ZOE = (SessionKey(name) for name in ("ada", "bob", "eve", "zoe"))
 

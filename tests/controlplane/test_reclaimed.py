@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import Phase, SessionKey, Tree, TreeState
 from jupyterhub_gpu_reclaim.common.report import KEPT, as_csv, bounds, neighbours
@@ -16,6 +15,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions import reclaimed
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from tests.controlplane.conftest import KEY
+from tests.support.manual_clock import ManualClock
 
 HOUR = 3600.0
 OCTOBER, NOVEMBER = bounds("2026-10")

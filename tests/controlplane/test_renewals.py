@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.controlplane.api.starts import (
     RENEWAL_SECONDS,
@@ -14,6 +13,7 @@ from jupyterhub_gpu_reclaim.controlplane.api.starts import (
 )
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from tests.support.manual_clock import ManualClock
 
 ADA, OTHER = SessionKey("ada"), SessionKey("ada", "train")
 

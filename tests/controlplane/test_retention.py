@@ -7,11 +7,11 @@ import dataclasses
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.expiry import give_notice
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from tests.controlplane.conftest import KEY
+from tests.support.manual_clock import ManualClock
 
 BOB = SessionKey("bob")
 

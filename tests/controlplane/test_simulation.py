@@ -11,8 +11,6 @@ from benchmarks import simulation
 from benchmarks.simulated_gpus import GB, Gpus, Place
 from benchmarks.simulated_memory import seconds_back, seconds_out
 from benchmarks.simulated_node import SimulatedAgent
-from benchmarks.simulated_people import Pauses
-from benchmarks.simulated_returns import by_habit
 from benchmarks.simulated_spot import BEGIN, HOST, STORE, Spot, SpotAgent
 from benchmarks.simulated_strategies import Ours
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
@@ -23,7 +21,7 @@ from simulation.loop import LoopClock, run
 def _day(strategy, **more):
     options = {"people": 40, "gpus": 3, "days": 1, "seed": 3, "hours": 1.0, "out": None}
     options |= {"shared": False, "seats": 1, "vram_gb": 12.0}
-    options |= {"beat": 300.0, "differ": 0.0, "room_after": 60.0}
+    options |= {"beat": 300.0, "room_after": 60.0}
     options |= {"overlooked": 0.0, "mistaken": 0.0}
     options |= {"spot": 0, "drain": False, "save_every": 0.0}
     return simulation.simulate(Namespace(strategy=strategy, **options | more))
@@ -198,22 +196,3 @@ def test_save_takes_what_was_measured_and_nodes_share_their_way_to_the_store():
         assert set(agent.saved) == {"second"}
 
     run(story())
-
-
-def test_oracle_never_suspends_whoever_comes_back_soon():
-    days = {"people": 20, "gpus": 20, "beat": 100.0, "differ": 0.7}
-    usual, oracle = _day("idle", **days), _day("oracle", **days)
-    assert oracle["wrong_suspends"] < usual["wrong_suspends"]
-    assert oracle["card_hours"]["seated"] > usual["card_hours"]["seated"]
-
-
-def test_habit_is_made_of_enough_pauses_that_lasted_as_long():
-    pauses, key, minute = Pauses(), SessionKey("ann"), 60.0
-    for length in (5, 20, 22):
-        pauses.leave(key, 0.0)
-        pauses.come(key, length * minute)
-    assert not by_habit(pauses, key, 15 * minute, 0.0)
-    pauses.leave(key, 0.0)
-    pauses.come(key, 25 * minute)
-    assert by_habit(pauses, key, 15 * minute, 0.0)
-    assert not by_habit(pauses, key, 24 * minute, 0.0)

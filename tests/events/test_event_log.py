@@ -13,7 +13,7 @@ import yaml
 from jsonschema import ValidationError
 
 import jupyterhub_gpu_reclaim
-from jupyterhub_gpu_reclaim.common.clock import ManualClock, SystemClock
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import AuditReader
@@ -23,6 +23,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import AuditRow, SessionRow
 from jupyterhub_gpu_reclaim.service.events import feed
 from jupyterhub_gpu_reclaim.service.events.feed import Feed, feeding
 from jupyterhub_gpu_reclaim.service.events.log import EVENTS, SCHEMAS, EventLog, Refusal
+from tests.support.manual_clock import ManualClock
 
 ADA = SessionKey("ada", "lab")
 AT = 1_700_000_000.25

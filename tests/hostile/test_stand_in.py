@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from jupyterhub_gpu_reclaim.service.process import standin
-from jupyterhub_gpu_reclaim.service.process.standin import Outage, StandIn
+from jupyterhub_gpu_reclaim.service.process.standin import StandIn
 
 PREFIX = "/services/gpu-reclaim/"
 
@@ -44,7 +44,7 @@ def get(path: str) -> bytes:
 
 async def test_sentence_with_markup_is_shown_and_not_run(stand_in):
     made, port = stand_in
-    made.state = Outage("idle_after must be a number, not '<script>alert(1)</script>'.")
+    made.why = "idle_after must be a number, not '<script>alert(1)</script>'."
     page = await say(port, get(PREFIX))
     assert page.startswith(b"HTTP/1.1 200 ")
     assert b"<script>" not in page
@@ -102,8 +102,8 @@ async def test_large_body_is_answered_and_not_kept(stand_in):
 
 async def test_answer_never_says_that_a_session_may_start_cold(stand_in):
     made, port = stand_in
-    for state in (Outage(), Outage("The journal is away.")):
-        made.state = state
+    for why in ("", "The journal is away."):
+        made.why = why
         for call in ("plan-start", "plan-stop", "release", "forget"):
             said = await say(port, get(f"{PREFIX}api/spawner/{call}"))
             assert said.startswith(b"HTTP/1.1 503 ")

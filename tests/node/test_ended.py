@@ -6,7 +6,6 @@ import random
 import pytest
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation, Operations
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Records, Stage
@@ -16,6 +15,7 @@ from simulation.doubles.machine import Machine, Machines
 from simulation.doubles.store import StoreInMemory
 from simulation.loop import Program, run
 from simulation.programs import agent_node
+from tests.support.manual_clock import ManualClock
 
 KEY = SessionKey("ann")
 

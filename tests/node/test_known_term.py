@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock, SystemClock
+from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
@@ -24,6 +24,7 @@ from jupyterhub_gpu_reclaim.node.operations.known_term import (
 )
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from tests.support.agent import goes_on, wait_for
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     import httpx

@@ -10,7 +10,6 @@ import stat
 import pytest
 from traitlets import TraitError
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
@@ -18,6 +17,7 @@ from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
 from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from tests.support.agent import wait_for
+from tests.support.manual_clock import ManualClock
 
 KEY = SessionKey("ada")
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.controlplane.journal.audit_log import AuditReader
 from jupyterhub_gpu_reclaim.service.notices import courier
 from jupyterhub_gpu_reclaim.service.notices.courier import Courier, telling
 from jupyterhub_gpu_reclaim.service.notices.notice import SUBJECTS, NotSent
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
+from tests.support.manual_clock import ManualClock
 
 
 class ChannelInMemory:

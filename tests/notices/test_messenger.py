@@ -7,12 +7,12 @@ from email import message_from_bytes, policy
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.service.notices.messenger import Messenger
 from jupyterhub_gpu_reclaim.service.notices.notice import Notice, NotSent
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
+from tests.support.manual_clock import ManualClock
 
 #: One of Apprise's plugins imports it.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from traitlets import TraitError
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.service.notices.settings import Notices
+from tests.support.manual_clock import ManualClock
 
 
 def channels(**settings):

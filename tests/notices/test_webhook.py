@@ -9,10 +9,10 @@ import socket
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.service.notices.notice import Notice, NotSent
 from jupyterhub_gpu_reclaim.service.notices.webhook import Webhook
+from tests.support.manual_clock import ManualClock
 
 SECRET = b"a secret of sixteen letters"
 NOTICE = Notice(

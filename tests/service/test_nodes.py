@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.drain import NodeNotice
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -31,6 +30,7 @@ from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch
 from jupyterhub_gpu_reclaim.service.web import health
 from jupyterhub_gpu_reclaim.service.web.manager.nodes import card_bar
 from tests.controlplane.conftest import KEY
+from tests.support.manual_clock import ManualClock
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.models import GpuSample, Phase, SessionKey
+from jupyterhub_gpu_reclaim.common.models import GpuSample, KeptState, Phase, SessionKey
 from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
 from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, Line
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, StoreUse, Totals
@@ -138,6 +138,22 @@ async def test_summary_shows_the_present_and_the_plot(service, root):
     assert [a["data-state"] for a in Tags(part).all("a") if "data-state" in a] == [
         "suspended"
     ]
+
+
+async def test_summary_counts_every_checkpoint_that_is_in_the_store(service, root):
+    kept = [
+        KeptState(
+            id=f"c{n}",
+            generation=n,
+            created=1.0,
+            stored_bytes=10**9,
+            keeping="superseded",
+        )
+        for n in (3, 2, 1)
+    ]
+    service.control.put("ada", kept=kept)
+    part = (await root.part("all/summary")).body.decode()
+    assert "<dd>3.0 GB</dd>" in part
 
 
 async def test_summary_of_an_hour_shows_what_is_new_here(service, root):

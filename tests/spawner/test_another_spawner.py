@@ -14,7 +14,6 @@ from jupyterhub.spawner import Spawner
 from jupyterhub.utils import subdomain_hook_idna
 from tornado import web
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import StartPlan
 from jupyterhub_gpu_reclaim.hub.spawner.known_servers import KnownServers
@@ -28,6 +27,7 @@ from jupyterhub_gpu_reclaim.hub.spawner.state import (
     Pointer,
     PointerPhase,
 )
+from tests.support.manual_clock import ManualClock
 
 SUSPENDED = Pointer(
     phase=PointerPhase.SUSPENDED, checkpoint="c1", location=Location(name="box-1")

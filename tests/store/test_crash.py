@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
+from tests.support.manual_clock import ManualClock
 
 
 def writer(root, mode):

@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -15,6 +14,7 @@ from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
+from tests.support.manual_clock import ManualClock
 
 RANDOM = os.urandom(700_000)
 

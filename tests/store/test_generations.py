@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -30,6 +29,7 @@ from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint, merge
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 from tests.support.faulty_backend import FailsEveryThird, turn_bit
+from tests.support.manual_clock import ManualClock
 
 PAGE = 4096
 PLAIN = os.urandom(1000 * PAGE)

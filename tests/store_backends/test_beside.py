@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
@@ -16,6 +15,7 @@ from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
+from tests.support.manual_clock import ManualClock
 
 DAY = 24 * 3600.0
 PATIENCE = 20.0

@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -18,6 +17,7 @@ from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 from tests.store_backends.doubles import Unreachable
+from tests.support.manual_clock import ManualClock
 
 PAGES = os.urandom(400_000)
 

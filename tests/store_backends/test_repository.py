@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -17,6 +16,7 @@ from jupyterhub_gpu_reclaim.store.transfer.eviction import evict
 from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 from tests.store.doubles import KEYS
+from tests.support.manual_clock import ManualClock
 from tests.support.object_store import faulty
 
 KEY = SessionKey("ada", "lab")

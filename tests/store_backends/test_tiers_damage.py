@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -18,6 +17,7 @@ from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 from tests.support.faulty_backend import turn_bit
+from tests.support.manual_clock import ManualClock
 
 PAGES = os.urandom(1_200_000)
 PACK, INDEX, MANIFEST = "packs/c1/00000000", "packs/c1/index", "manifests/c1"

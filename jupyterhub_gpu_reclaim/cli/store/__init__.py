@@ -93,11 +93,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     export = add("export", "transfer", "write one checkpoint into a file")
     export.add_argument("id", metavar="ID")
     export.add_argument("file", metavar="FILE", help="must not be there yet")
-    _other_key(export, "wrap its key under", "the store's own")
+    _other_key(export, "wrap its key under")
 
     import_ = add("import", "transfer", "put an exported session into the store")
     import_.add_argument("file", metavar="FILE")
-    _other_key(import_, "open it with", "the store's own")
+    _other_key(import_, "open it with")
 
 
 def _add(
@@ -154,13 +154,13 @@ def _metrics(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _other_key(parser: argparse.ArgumentParser, verb: str, default: str) -> None:
+def _other_key(parser: argparse.ArgumentParser, verb: str) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--passphrase-file",
         metavar="FILE",
         help=f"{verb} the passphrase on the first line of FILE (- asks for it;"
-        f" default: {default} master key)",
+        " default: the store's own master key)",
     )
     group.add_argument(
         "--with-key-file", metavar="FILE", help=f"{verb} the master keys in FILE"

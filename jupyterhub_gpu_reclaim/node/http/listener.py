@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.node.http import routes
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.http.server import Door
-    from jupyterhub_gpu_reclaim.node.http.routes import Node
+    from jupyterhub_gpu_reclaim.node.local_node import LocalNode
     from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 
@@ -33,7 +33,7 @@ class CannotStartError(Exception):
     """The agent cannot start; the message is the sentence to print."""
 
 
-def listen(settings: AgentSettings, node: Node, term: KnownTerm) -> Door:
+def listen(settings: AgentSettings, node: LocalNode, term: KnownTerm) -> Door:
     """A server that answers for that node; it accepts calls from now on.
 
     Args:

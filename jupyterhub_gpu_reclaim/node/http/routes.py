@@ -2,7 +2,7 @@
 
 Every call but ``/healthz``, ``/readyz`` and the greeting needs the bearer token, or its
 stand-in of this run (``common/auth/handshake.py``); a caller without it never learns
-what exists. A handler reads the request, calls the :class:`Node`, and writes the
+what exists. A handler reads the request, calls the :class:`LocalNode`, and writes the
 answer; it decides nothing.
 """
 
@@ -13,7 +13,7 @@ import hmac
 import logging
 import re
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from tornado.iostream import StreamClosedError
@@ -39,17 +39,10 @@ from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator
 
-    from jupyterhub_gpu_reclaim.common.models import (
-        CheckpointInfo,
-        Event,
-        ExportHead,
-        Finding,
-        Identity,
-        Tree,
-    )
-    from jupyterhub_gpu_reclaim.common.node_status import NodeStatus, StoreStatus
+    from jupyterhub_gpu_reclaim.common.models import Event
+    from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 
 T = TypeVar("T")
 
@@ -60,121 +53,6 @@ MAX_SAMPLE_BYTES = 512 << 10
 _REASONS = {401: Reason.FORBIDDEN, 404: Reason.INVALID, 405: Reason.INVALID}
 
 
-class Node(Protocol):
-    """Methods that the calls need of a node; each raises only ``ReclaimError``."""
-
-    async def ready(self) -> list[Finding]:
-        """Find what keeps this node from saving sessions; empty when nothing does."""
-
-    async def status(self) -> NodeStatus:
-        """How this node is, for people."""
-
-    async def obey_store(self, order: StoreOrder) -> StoreStatus:
-        """Take the service's word, which store is meant; idempotent."""
-
-    async def trees(self) -> list[Tree]:
-        """Every incarnation with an init or a record here."""
-
-    async def tree(self, incarnation: str) -> Tree:
-        """The tree of an incarnation, or ``NotFound``."""
-
-    async def samples(self) -> list[Sample]:
-        """Sample what every session does now."""
-
-    async def set_hint(self, incarnation: str, hint: PodHint) -> None:
-        """Take the service's facts about that incarnation; first of all, or not."""
-
-    async def preflight(self, incarnation: str) -> list[Finding]:
-        """Find what keeps a session from being saved; touches nothing."""
-
-    async def capture(
-        self,
-        incarnation: str,
-        checkpoint: str,
-        generation: int,
-        *,
-        seen: float | None = None,
-    ) -> AsyncIterator[Event]:
-        """Capture it, or attach to the capture under way."""
-
-    async def restore(
-        self, incarnation: str, checkpoint: str, *, lazy: bool = False
-    ) -> AsyncIterator[Event]:
-        """Restore it under a holding init, or attach to the restore under way."""
-
-    async def save(
-        self, incarnation: str, checkpoint: str, generation: int
-    ) -> AsyncIterator[Event]:
-        """Save it while it goes on, or attach to that."""
-
-    async def thaw(self, incarnation: str) -> Tree:
-        """Thaw a captured tree; its checkpoint is discarded."""
-
-    async def nap(
-        self,
-        incarnation: str,
-        programs: Collection[int] = (),
-        *,
-        seen: float | None = None,
-    ) -> AsyncIterator[Event]:
-        """Move its GPU memory out, or attach to the nap that begins."""
-
-    async def wake(self, incarnation: str) -> AsyncIterator[Event]:
-        """Move its GPU memory back, or attach to the wake under way."""
-
-    async def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
-        """Follow the wake under way, or the next one; orders nothing."""
-
-    async def release(self, incarnation: str, checkpoint: str) -> Tree:
-        """End a captured tree; only when that checkpoint is committed."""
-
-    async def kill(self, incarnation: str) -> Tree:
-        """End a tree whatever it does, but not during a capture."""
-
-    async def cancel(self, incarnation: str) -> None:
-        """Cancel a capture, a nap that begins, or a wake that waits for room."""
-
-    async def checkpoints(self) -> list[CheckpointInfo]:
-        """The committed checkpoints."""
-
-    async def identity(self, checkpoint: str) -> Identity:
-        """The login of a saved session."""
-
-    async def discard(self, checkpoint: str, *, runs: str = "") -> None:
-        """Delete a checkpoint, if that incarnation runs here; idempotent."""
-
-    async def branch(
-        self,
-        checkpoint: str,
-        branched: str,
-        key: SessionKey,
-        *,
-        session: str,
-        generation: int,
-    ) -> CheckpointInfo:
-        """Commit what it has once more, as another session's; idempotent."""
-
-    async def export(
-        self, checkpoint: str, key: SessionKey, passphrase: str
-    ) -> ExportHead:
-        """Beginning of a file with a checkpoint, which the passphrase opens."""
-
-    async def exported(
-        self, checkpoint: str, name: str, offset: int, length: int
-    ) -> bytes:
-        """Bytes of one of the objects that follow."""
-
-    async def lay_aside(
-        self,
-        checkpoint: str,
-        until: float | None,
-        *,
-        aside: bool = True,
-        word: int = 0,
-    ) -> None:
-        """Seal a person's word about a checkpoint; idempotent."""
-
-
 class Handler(RequestHandler):
     """Common to all handlers: the token check, JSON both ways, errors as ``Failure``.
 
@@ -182,10 +60,12 @@ class Handler(RequestHandler):
     that it is the agent's.
     """
 
-    node: Node
+    node: LocalNode
     run: str
 
-    def initialize(self, node: Node, token: str, run: str, term: KnownTerm) -> None:
+    def initialize(
+        self, node: LocalNode, token: str, run: str, term: KnownTerm
+    ) -> None:
         """Take what the application was made with."""
         self.node = node
         self.run = run
@@ -639,7 +519,7 @@ class NoSuchPath(Handler):
 
 
 def make_application(
-    node: Node, token: str, term: KnownTerm | None = None
+    node: LocalNode, token: str, term: KnownTerm | None = None
 ) -> Application:
     """The calls, bound to that node.
 

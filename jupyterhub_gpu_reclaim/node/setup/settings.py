@@ -171,8 +171,8 @@ class StoreSettings(Configurable):
         "",
         help="""Python class that wraps keys with a key service: `package.module:Class`.
 
-        It has the methods of `store.keys.Wrapper` and is made without arguments. The
-        key service is asked at every suspend and every resume. Set it, instead of
+        It has the methods of `store.format.keys.Wrapper` and is made without arguments.
+        The key service is asked at every suspend and every resume. Set it, instead of
         `master_key_file`, where no key may lie on a disk.
         """,
     ).tag(config=True)

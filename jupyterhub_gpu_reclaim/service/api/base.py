@@ -124,9 +124,9 @@ class Route(RequestHandler):
         self.set_header("Content-Type", "application/json")
         self.finish(codec.encode(value))
 
-    def no_content(self) -> None:
-        """Answer 204."""
-        self.set_status(204)
+    def no_content(self, status: int = 204) -> None:
+        """Answer without a body."""
+        self.set_status(status)
         self.clear_header("Content-Type")
         self.finish()
 

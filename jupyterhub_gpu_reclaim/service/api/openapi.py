@@ -49,7 +49,7 @@ _SECURITY_SCHEMES = {
         "in": "header",
         "name": "Authorization",
         "description": "`token <…>` of this run of the service, which the Hub's process"
-        " alone can make (`vouching.py`).",
+        " alone can make (`common/auth/handshake.py`).",
     },
 }
 

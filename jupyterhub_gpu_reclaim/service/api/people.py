@@ -6,7 +6,7 @@ waits for an operation: it is begun, and the session's view shows its progress.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
@@ -25,6 +25,12 @@ from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.api.base import Count, Forbidden, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
+    from jupyterhub_gpu_reclaim.service.api.base import Person
 
 #: Most lines of a session's history in one answer.
 LONGEST_HISTORY = 1000
@@ -136,44 +142,40 @@ class Why(PersonRoute):
         self.answer(list(self.context.control.users.why(self.key(user, server))))
 
 
-class Suspend(PersonRoute):
-    """Suspend a session."""
+def _order(
+    action: str,
+    summary: str,
+    give: Callable[[UserApi, SessionKey, Person], Awaitable[SessionView]],
+    *,
+    status: int = 202,
+    errors: tuple[int, ...] = (404, 409),
+    for_tabs: bool = False,
+    for_managers: bool = False,
+) -> type[PersonRoute]:
+    """Make the route of an order about one session that needs no more words.
 
-    path: ClassVar = "api/sessions/{user}/{server}/suspend"
-    for_tabs: ClassVar = True
+    Args:
+        action: the end of its path.
+        summary: one line for a person.
+        give: gives the order in the name of the caller; returns before it is done.
+        status: of the answer.
+        errors: beyond those that every caller may meet.
+        for_tabs: whether an open tab may give it for its own session.
+        for_managers: whether only managers may give it.
+    """
+    tabs = for_tabs
 
-    @operation(
-        "Suspend the session now and free its machine",
-        answer=SessionView,
-        status=202,
-        errors=(404, 409),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Begin the suspend; answers before it is done."""
-        key = self.key(user, server)
-        view = await self.context.control.users.suspend(key, self.person.label)
-        self.answer(view, 202)
+    class Order(PersonRoute):
+        path: ClassVar = f"api/sessions/{{user}}/{{server}}/{action}"
+        for_tabs: ClassVar = tabs
 
+        @operation(summary, answer=SessionView, status=status, errors=errors)
+        async def post(self, user: str, server: str) -> None:
+            key = (self.managed if for_managers else self.key)(user, server)
+            view = await give(self.context.control.users, key, self.person)
+            self.answer(view, status)
 
-class Resume(PersonRoute):
-    """Resume a suspended session."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/resume"
-    for_tabs: ClassVar = True
-
-    @operation(
-        "Resume the suspended session",
-        answer=SessionView,
-        status=202,
-        errors=(404, 409),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Begin the resume; answers before it is done."""
-        key, person = self.key(user, server), self.person
-        view = await self.context.control.users.resume(
-            key, person.label, manages=person.manages
-        )
-        self.answer(view, 202)
+    return Order
 
 
 class SaveOrder(Value, frozen=True, kw_only=True):
@@ -201,43 +203,6 @@ class SaveSession(PersonRoute):
         order = self.body(SaveOrder) if self.request.body else SaveOrder()
         users, by = self.context.control.users, self.person.label
         view = await users.save(key, by, order.name)
-        self.answer(view, 202)
-
-
-class NapSession(PersonRoute):
-    """Move a session's GPU memory out."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/nap"
-
-    @operation(
-        "Move the GPU memory of the running session into the machine's; what is sent to"
-        " it moves it back; for administrators",
-        answer=SessionView,
-        status=202,
-        errors=(404, 409),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Begin the nap; answers before it is done."""
-        key = self.managed(user, server)
-        view = await self.context.control.users.nap(key, self.person.label)
-        self.answer(view, 202)
-
-
-class WakeSession(PersonRoute):
-    """Move a session's GPU memory back."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/wake"
-
-    @operation(
-        "Move the GPU memory of the napping session back; for administrators",
-        answer=SessionView,
-        status=202,
-        errors=(404, 409),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Begin the wake; answers before it is done."""
-        key = self.managed(user, server)
-        view = await self.context.control.users.wake(key, self.person.label)
         self.answer(view, 202)
 
 
@@ -331,63 +296,6 @@ class SessionHistory(PersonRoute):
         since = await self.seen_since(user)
         lines = self.context.control.users.audit(key, limit)
         self.answer([line for line in lines if line.at >= since])
-
-
-class RenewLogin(PersonRoute):
-    """Make the login of a suspended session valid again."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/renew-login"
-
-    @operation(
-        "Let the next start restore the session's old login, which the Hub no longer"
-        " knows; for administrators",
-        answer=SessionView,
-        errors=(404,),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Journal the order, for the next start."""
-        if not self.person.manages:
-            raise Forbidden(Reason.FORBIDDEN)
-        key = self.key(user, server)
-        self.answer(
-            await self.context.control.users.renew_login(key, self.person.label)
-        )
-
-
-class RevokeTabs(PersonRoute):
-    """Take the key from a session's open tabs."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/revoke-tabs"
-
-    @operation(
-        "Revoke the key with which open tabs of the session ask and steer, also in the"
-        " hands of a guest; tabs of the next fresh start have another",
-        answer=SessionView,
-        errors=(404,),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Revoke the key."""
-        key = self.key(user, server)
-        view = await self.context.control.users.revoke_tabs(key, self.person.label)
-        self.answer(view)
-
-
-class StartFresh(PersonRoute):
-    """Set the checkpoint aside."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/start-fresh"
-
-    @operation(
-        "Put the suspended session aside, so that the next start is a new one",
-        answer=SessionView,
-        status=202,
-        errors=(404, 409),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Set the checkpoint aside; nothing is started."""
-        key = self.key(user, server)
-        view = await self.context.control.users.start_fresh(key, self.person.label)
-        self.answer(view, 202)
 
 
 class BringBack(Value, frozen=True, kw_only=True):
@@ -494,18 +402,58 @@ ROUTES: tuple[type[Route], ...] = (
     ListSessions,
     ShowSession,
     Why,
-    Suspend,
-    Resume,
+    _order(
+        "suspend",
+        "Suspend the session now and free its machine",
+        lambda users, key, who: users.suspend(key, who.label),
+        for_tabs=True,
+    ),
+    _order(
+        "resume",
+        "Resume the suspended session",
+        lambda users, key, who: users.resume(key, who.label, manages=who.manages),
+        for_tabs=True,
+    ),
     SaveSession,
-    NapSession,
-    WakeSession,
+    _order(
+        "nap",
+        "Move the GPU memory of the running session into the machine's; what is sent to"
+        " it moves it back; for administrators",
+        lambda users, key, who: users.nap(key, who.label),
+        for_managers=True,
+    ),
+    _order(
+        "wake",
+        "Move the GPU memory of the napping session back; for administrators",
+        lambda users, key, who: users.wake(key, who.label),
+        for_managers=True,
+    ),
     KeepSession,
     ChooseIdleTime,
     OptOutSession,
     SessionHistory,
-    RenewLogin,
-    RevokeTabs,
-    StartFresh,
+    _order(
+        "renew-login",
+        "Let the next start restore the session's old login, which the Hub no longer"
+        " knows; for administrators",
+        lambda users, key, who: users.renew_login(key, who.label),
+        status=200,
+        errors=(404,),
+        for_managers=True,
+    ),
+    _order(
+        "revoke-tabs",
+        "Revoke the key with which open tabs of the session ask and steer, also in the"
+        " hands of a guest; tabs of the next fresh start have another",
+        lambda users, key, who: users.revoke_tabs(key, who.label),
+        status=200,
+        errors=(404,),
+    ),
+    _order(
+        "start-fresh",
+        "Put the suspended session aside, so that the next start is a new one",
+        lambda users, key, who: users.start_fresh(key, who.label),
+    ),
     SavedStates,
     SavedOne,
     BringBackSaved,

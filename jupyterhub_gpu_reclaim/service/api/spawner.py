@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Hello
@@ -32,7 +32,9 @@ from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 from jupyterhub_gpu_reclaim.service.api.streams import flushed, with_pauses
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 
 
 class SayHello(VouchedRoute):
@@ -48,41 +50,45 @@ class SayHello(VouchedRoute):
         self.answer(Hello(run=self.context.run))
 
 
-class PlanStart(SpawnerRoute):
-    """The plan for a start."""
+def _call(
+    name: str,
+    summary: str,
+    do: Callable[[Controller, Any], Awaitable[object]],
+    *,
+    body: type = Placement,
+    answer: type | None = None,
+    status: int = 204,
+) -> type[SpawnerRoute]:
+    """Make the route of a call that is passed on, and answered with what came of it.
 
-    path: ClassVar = "api/spawner/plan-start"
+    Args:
+        name: its path below ``api/spawner``.
+        summary: one line for a person.
+        do: takes the body; the call is answered when it is done.
+        body: type of the request's JSON.
+        answer: type of the answer's JSON; None: there is nothing to say.
+        status: of an answer without a body.
+    """
 
-    @operation(
-        "How to start this session",
-        caller="spawner",
-        body=Placement,
-        answer=StartPlan,
-        errors=(404, 409),
-    )
-    async def post(self) -> None:
-        """Answer with a ``StartPlan``."""
-        self.answer(await self.context.control.plan_start(self.body(Placement)))
+    class Call(SpawnerRoute):
+        path: ClassVar = f"api/spawner/{name}"
 
+        @operation(
+            summary,
+            caller="spawner",
+            body=body,
+            answer=answer,
+            status=status if answer is None else 200,
+            errors=(404, 409),
+        )
+        async def post(self) -> None:
+            done = await do(self.context.control, self.body(body))
+            if answer is None:
+                self.no_content(status)
+            else:
+                self.answer(done)
 
-class Placed(SpawnerRoute):
-    """The report that an init holds the session's place."""
-
-    path: ClassVar = "api/spawner/placed"
-
-    @operation(
-        "The place is ready: bring the checkpoint back there",
-        caller="spawner",
-        body=Placement,
-        status=202,
-        errors=(404, 409),
-    )
-    async def post(self) -> None:
-        """Record the place; the worker orders the restore."""
-        await self.context.control.placed(self.body(Placement))
-        self.set_status(202)
-        self.clear_header("Content-Type")
-        await self.finish()
+    return Call
 
 
 class Progress(SpawnerRoute):
@@ -135,122 +141,51 @@ class Progress(SpawnerRoute):
                     return
 
 
-class Cancelled(SpawnerRoute):
-    """The report that a start was cancelled."""
-
-    path: ClassVar = "api/spawner/cancelled"
-
-    @operation(
-        "The start was called off: end what was placed, keep the checkpoint",
-        caller="spawner",
-        body=Placement,
-        status=204,
-        errors=(404, 409),
-    )
-    async def post(self) -> None:
-        """End the init that was placed."""
-        await self.context.control.cancelled(self.body(Placement))
-        self.no_content()
-
-
-class PlanStop(SpawnerRoute):
-    """The plan for a stop."""
-
-    path: ClassVar = "api/spawner/plan-stop"
-
-    @operation(
-        "Whether to stop the programs or to release a captured tree",
-        caller="spawner",
-        body=Placement,
-        answer=StopPlan,
-        errors=(404, 409),
-    )
-    async def post(self) -> None:
-        """Answer with a ``StopPlan``."""
-        self.answer(await self.context.control.plan_stop(self.body(Placement)))
-
-
-class Release(SpawnerRoute):
-    """The release of a captured tree."""
-
-    path: ClassVar = "api/spawner/release"
-
-    @operation(
-        "End the captured tree; answered when it is dead",
-        caller="spawner",
-        body=Placement,
-        status=204,
-        errors=(404, 409),
-    )
-    async def post(self) -> None:
-        """End the tree; answers when it is dead."""
-        await self.context.control.release(self.body(Placement))
-        self.no_content()
-
-
-class Stopped(SpawnerRoute):
-    """The report that a server was stopped for real."""
-
-    path: ClassVar = "api/spawner/stopped"
-
-    @operation(
-        "The programs were really stopped",
-        caller="spawner",
-        body=Placement,
-        status=204,
-        errors=(404, 409),
-    )
-    async def post(self) -> None:
-        """Record the stop."""
-        await self.context.control.stopped(self.body(Placement))
-        self.no_content()
-
-
-class LoginRevoked(SpawnerRoute):
-    """The report that a running server's login was revoked."""
-
-    path: ClassVar = "api/spawner/login-revoked"
-
-    @operation(
-        "The server's login was revoked; the key of its open tabs ends with it",
-        caller="spawner",
-        body=Placement,
-        status=204,
-        errors=(404, 409),
-    )
-    async def post(self) -> None:
-        """Revoke the key for tabs."""
-        await self.context.control.login_revoked(self.body(Placement))
-        self.no_content()
-
-
-class Forget(SpawnerRoute):
-    """The report that a server was deleted."""
-
-    path: ClassVar = "api/spawner/forget"
-
-    @operation(
-        "The server was deleted for ever: discard its checkpoints",
-        caller="spawner",
-        body=Deletion,
-        status=204,
-        errors=(404, 409),
-    )
-    async def post(self) -> None:
-        """Delete what is left of the server."""
-        await self.context.control.forget(self.body(Deletion))
-        self.no_content()
-
-
 ROUTES: tuple[type[Route], ...] = (
     SayHello,
-    PlanStart,
-    Placed,
+    _call(
+        "plan-start",
+        "How to start this session",
+        lambda control, placement: control.plan_start(placement),
+        answer=StartPlan,
+    ),
+    _call(
+        "placed",
+        "The place is ready: bring the checkpoint back there",
+        lambda control, placement: control.placed(placement),
+        status=202,  # the worker orders the restore
+    ),
     Progress,
-    Cancelled,
-    PlanStop,
-    Release,
-    Stopped,
-    LoginRevoked,
-    Forget,
+    _call(
+        "cancelled",
+        "The start was called off: end what was placed, keep the checkpoint",
+        lambda control, placement: control.cancelled(placement),
+    ),
+    _call(
+        "plan-stop",
+        "Whether to stop the programs or to release a captured tree",
+        lambda control, placement: control.plan_stop(placement),
+        answer=StopPlan,
+    ),
+    _call(
+        "release",
+        "End the captured tree; answered when it is dead",
+        lambda control, placement: control.release(placement),
+    ),
+    _call(
+        "stopped",
+        "The programs were really stopped",
+        lambda control, placement: control.stopped(placement),
+    ),
+    _call(
+        "login-revoked",
+        "The server's login was revoked; the key of its open tabs ends with it",
+        lambda control, placement: control.login_revoked(placement),
+    ),
+    _call(
+        "forget",
+        "The server was deleted for ever: discard its checkpoints",
+        lambda control, deletion: control.forget(deletion),
+        body=Deletion,
+    ),
 )

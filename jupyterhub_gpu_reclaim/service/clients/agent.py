@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
-    from jupyterhub_gpu_reclaim.service.clients.authority import HeldLease
+    from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class AgentClient:
         address: str,
         token: str | Path,
         *,
-        lease: HeldLease | None = None,
+        lease: Lease | None = None,
         ca_file: str = "",
         at: str = "",
         quick: float = 15.0,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
     from jupyterhub_gpu_reclaim.service.clients.pod_registry import PodRegistry
     from jupyterhub_gpu_reclaim.service.clients.pods import ClusterNode, Pod
+
+    #: What the service asks: the machine's one agent, or those of a cluster.
+    AnyAgent: TypeAlias = "AgentClient | AgentRouter"
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ lease is ours, its term is raised above what that agent has seen, and it is aske
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError, Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -17,23 +17,12 @@ from jupyterhub_gpu_reclaim.common.term import TERM
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
-    from jupyterhub_gpu_reclaim.common.term import Term
+    from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 
 T = TypeVar("T")
 
 #: Attempts of one request: two installations with the same agents outbid each other.
 _TRIES = 3
-
-
-class HeldLease(Protocol):
-    """The journal's lease, held by this service."""
-
-    @property
-    def stamp(self) -> Term:
-        """The lease's term."""
-
-    def rise(self, above: int) -> None:
-        """Raise the term above that one; ``Unreachable`` if the lease is not ours."""
 
 
 class Authority:
@@ -43,7 +32,7 @@ class Authority:
         lease: ours; None: a person's, who only looks.
     """
 
-    def __init__(self, lease: HeldLease | None = None) -> None:
+    def __init__(self, lease: Lease | None = None) -> None:
         self._lease = lease
 
     def headers(self) -> dict[str, str]:

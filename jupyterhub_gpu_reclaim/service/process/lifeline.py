@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: Variable in our environment with the Hub's pid (``hub/config.py``).
 HUB_PID = "GPU_RECLAIM_HUB_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SECRET_BYTES = 32
 
 
 def die_with_parent(starter: int = 0) -> int:
@@ -120,7 +121,7 @@ class StateFolder:
             os.close(self._lock)
             self._lock = None
 
-    def secret(self, name: str, size: int = 32) -> bytes:
+    def secret(self, name: str) -> bytes:
         """Random bytes kept in the folder (0600), made at the first call.
 
         Raises:
@@ -131,13 +132,13 @@ class StateFolder:
             if not path.exists():
                 fresh = path.with_suffix(".new")
                 fresh.touch(mode=0o600)
-                fresh.write_bytes(os.urandom(size))
+                fresh.write_bytes(os.urandom(_SECRET_BYTES))
                 fresh.replace(path)
             data = path.read_bytes()
         except OSError as error:
             what = f"The file {path} cannot be used: {error.strerror}."
             raise Refused(Reason.STATE_UNUSABLE, what=what) from error
-        if len(data) < size:
+        if len(data) < _SECRET_BYTES:
             what = f"The file {path} is cut short; delete it and start again."
             raise Refused(Reason.STATE_UNUSABLE, what=what)
         return data

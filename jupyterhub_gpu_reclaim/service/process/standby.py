@@ -104,13 +104,12 @@ class _Words:
 def _application(words: _Words) -> Application:
     """The application of a service that waits."""
     base = re.escape(words.prefix)
-    looks = [r for r in pages.rules(words.prefix) if r[1] is pages.Static]
     return Application(
         [
             (rf"{base}healthz", _Alive),
             (rf"{base}api/spawner/.*", _SpawnerWaits),
             (rf"{base}(readyz|metrics|api/.*)", _Waits),
-            *looks,
+            (base + pages.STATIC_PATH, pages.Static, pages.STATIC_FILES),
             (r".*", _Page),
         ],
         context=words,

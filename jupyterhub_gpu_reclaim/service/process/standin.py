@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -41,25 +40,13 @@ _PAGE = """<!doctype html>
 """
 
 
-@dataclass(frozen=True)
-class Outage:
-    """The cause of the service's silence: it is being started, or ``why``."""
-
-    why: str = ""
-
-    @property
-    def reason(self) -> Reason:
-        """The reason for the callers."""
-        return Reason.SERVICE_BROKEN if self.why else Reason.SERVICE_STARTING
-
-
 class StandIn:
     """The stand-in at a listening socket, which it shares and never closes."""
 
     def __init__(
         self, listening: socket.socket, prefix: str, vouching: Vouching | None = None
     ) -> None:
-        self.state = Outage()
+        self.why = ""  #: what keeps the service away; empty: it is being started
         self._vouching = vouching
         self._listening = listening
         self._prefix = prefix
@@ -151,7 +138,8 @@ class StandIn:
         """The answer to a path: status, type and body."""
         if path == f"{self._prefix}healthz":
             return "200 OK", "application/json", _json({"version": __version__})
-        reason, why = self.state.reason, self.state.why
+        why = self.why
+        reason = Reason.SERVICE_BROKEN if why else Reason.SERVICE_STARTING
         message = reason.sentence(why=why)
         if not path.startswith(self._prefix) or path.startswith(
             (f"{self._prefix}api/", f"{self._prefix}readyz", f"{self._prefix}metrics")

@@ -30,7 +30,7 @@ from jupyterhub_gpu_reclaim.service.process.reporting import (
     Pulse,
     heard,
 )
-from jupyterhub_gpu_reclaim.service.process.standin import Outage, StandIn
+from jupyterhub_gpu_reclaim.service.process.standin import StandIn
 from jupyterhub_gpu_reclaim.service.settings.environment import (
     PROBLEMS,
     SPAWNER_TOKEN,
@@ -159,12 +159,12 @@ class Supervisor:
 
     def _show_failure(self, why: str, detail: str = "") -> None:
         """Show the reason, and wait longer next time; without one, just start it."""
-        self._standin.state = Outage(why)
+        self._standin.why = why
         self._wait, self._delay = self._delay, min(2 * self._delay, LATEST)
         _log(f"{why or detail} Started again in {self._wait:.0f} s.")
 
     def _show_problems(self, why: str) -> None:
-        self._standin.state = Outage(why)
+        self._standin.why = why
         _log(f"Every session is left alone: {why}")
 
     async def _end_child(self, child: asyncio.subprocess.Process) -> None:

@@ -61,7 +61,7 @@ class HubEnvironment:
         if missing:
             raise _refused(
                 f"{', '.join(missing)} must be set: this program is run by JupyterHub"
-                " as a managed service (see hub_config.configure)."
+                " as a managed service (see hub.config.configure)."
             )
         if len(environment[SPAWNER_TOKEN]) < _SHORTEST_TOKEN:
             raise _refused(f"{SPAWNER_TOKEN} is too short to be a secret.")
@@ -96,7 +96,7 @@ def address_of(environment: Mapping[str, str]) -> tuple[str, int, str]:
         raise _refused(
             "JUPYTERHUB_SERVICE_URL and JUPYTERHUB_SERVICE_PREFIX must be set: this"
             " program is run by JupyterHub as a managed service (see"
-            " hub_config.configure)."
+            " hub.config.configure)."
         )
     return *_address(url), _slashed(prefix)
 

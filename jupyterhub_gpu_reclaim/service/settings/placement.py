@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.service.clients.authority import HeldLease
+    from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
+    from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
     from jupyterhub_gpu_reclaim.service.settings.options import Options
 
     LetGo = Callable[[], Awaitable[None]]
@@ -34,8 +35,8 @@ AGENT_NAME = "gpu-reclaim-agent"
 
 
 async def agent_of(
-    options: Options, token: Path, lease: HeldLease
-) -> tuple[AgentClient | AgentRouter, LetGo]:
+    options: Options, token: Path, lease: Lease
+) -> tuple[AnyAgent, LetGo]:
     """The agent, asked in the name of that lease, and what closes the connections.
 
     Raises:
@@ -54,7 +55,7 @@ async def agent_of(
 
 
 async def _fleet(
-    options: Options, token: Path, lease: HeldLease
+    options: Options, token: Path, lease: Lease
 ) -> tuple[AgentRouter, LetGo]:
     try:
         from jupyterhub_gpu_reclaim.service.clients import kubernetes  # noqa: PLC0415 large
@@ -93,7 +94,7 @@ async def _fleet(
     return fleet, let_go
 
 
-def _connect(options: Options, token: Path, lease: HeldLease, ip: str) -> AgentClient:
+def _connect(options: Options, token: Path, lease: Lease, ip: str) -> AgentClient:
     """The agent there, by the one name that all agents' certificates bear."""
     address = f"https://{AGENT_NAME}:{options.agent_port}"
     ca_file = options.agent_ca_file

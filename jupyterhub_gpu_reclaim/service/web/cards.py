@@ -86,14 +86,6 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class AsideCheckpoint:
-    """A checkpoint that was set aside."""
-
-    id: str
-    about: str
-
-
-@dataclass(frozen=True)
 class OtherCheckpoint:
     """Another checkpoint, which can be brought back."""
 
@@ -154,7 +146,6 @@ class SessionCard:
     can_start_fresh: bool
     can_save: bool  #: whether the session runs, so that it can be saved
     deletes: str  #: the checkpoint that "delete" names; empty: none
-    saved: list[AsideCheckpoint]
     states: list[OtherCheckpoint]
 
 
@@ -182,7 +173,6 @@ def card(
     suspended = view.phase is Phase.SUSPENDED
     has_saved = suspended and bool(view.checkpoint)
     live = view.phase.live
-    states = _states(view, now)
     return SessionCard(
         name=view.key.server or "Default server",
         user=view.key.user,
@@ -221,12 +211,7 @@ def card(
         can_start_fresh=has_saved,
         can_save=live,
         deletes=view.checkpoint if has_saved else "",
-        saved=[
-            AsideCheckpoint(one.id, saved_words(one, now))
-            for one in view.saved
-            if one.id not in {state.id for state in states}
-        ],
-        states=states,
+        states=_states(view, now),
     )
 
 

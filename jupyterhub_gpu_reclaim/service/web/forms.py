@@ -6,8 +6,7 @@ same calls as the API's.
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
 from tornado.web import HTTPError
@@ -19,7 +18,7 @@ from jupyterhub_gpu_reclaim.service.api.base import Forbidden
 from jupyterhub_gpu_reclaim.service.api.exports import ExportOrder, send_export
 from jupyterhub_gpu_reclaim.service.api.people import check_opt_out
 from jupyterhub_gpu_reclaim.service.web.manager.table import Wanted
-from jupyterhub_gpu_reclaim.service.web.pages import DONE, Page
+from jupyterhub_gpu_reclaim.service.web.pages import DONE, SESSION_PATH, Page
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import SessionKey
@@ -166,11 +165,8 @@ _ACTIONS = (
 )
 
 
-def rules(prefix: str) -> list[tuple[Any, ...]]:
-    """The tornado rules of the forms under a URL prefix."""
-    session_path = rf"{re.escape(prefix)}sessions/([^/]+)/([^/]+)"
-    return [
-        (rf"{session_path}/fresh", Fresh),
-        (rf"{session_path}/export", Download),
-        (rf"{session_path}/({_ACTIONS})", Act),
-    ]
+ROUTES = (
+    (f"{SESSION_PATH}/fresh", Fresh),
+    (f"{SESSION_PATH}/export", Download),
+    (f"{SESSION_PATH}/({_ACTIONS})", Act),
+)

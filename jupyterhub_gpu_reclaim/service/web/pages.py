@@ -369,10 +369,6 @@ class Fragment(Page):
 
     is_page: ClassVar = False
 
-    async def prepare(self) -> None:
-        """Log in, and redirect no script to a login."""
-        await PersonRoute.prepare(self)
-
     async def get(self, user: str, server: str) -> None:
         """Show the card."""
         view = self.context.control.users.session(self.key(user, server))
@@ -432,19 +428,19 @@ class Static(StaticFileHandler):
         self.set_header("Access-Control-Allow-Origin", "*")
 
 
-def rules(prefix: str) -> list[tuple[Any, ...]]:
-    """The tornado rules of the pages under a URL prefix."""
-    base = re.escape(prefix)
-    session_path = rf"{base}sessions/([^/]+)/([^/]+)"
-    static = files("jupyterhub_gpu_reclaim") / "service" / "web" / "static"
-    return [
-        (base, Index),
-        (rf"{base}mine", Mine),
-        (rf"{base}log", Log),
-        (rf"{base}messages", Messages),
-        (rf"{base}theme/({'|'.join(THEMES)})", Theme),
-        (session_path, SessionPage),
-        (rf"{session_path}/card", Fragment),
-        (rf"{base}oauth_callback", OAuthCallback),
-        (rf"{base}static/(.+)", Static, {"path": str(static)}),
-    ]
+#: A session's pages: its key, as two segments.
+SESSION_PATH = "sessions/([^/]+)/([^/]+)"
+#: Scripts and styles, which need nothing of the service.
+STATIC_PATH = "static/(.+)"
+STATIC_FILES = {"path": str(files("jupyterhub_gpu_reclaim") / "service/web/static")}
+ROUTES = (
+    ("", Index),
+    ("mine", Mine),
+    ("log", Log),
+    ("messages", Messages),
+    (f"theme/({'|'.join(THEMES)})", Theme),
+    (SESSION_PATH, SessionPage),
+    (f"{SESSION_PATH}/card", Fragment),
+    ("oauth_callback", OAuthCallback),
+    (STATIC_PATH, Static, STATIC_FILES),
+)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tornado.web import Application
 
@@ -32,6 +32,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Below the service's prefix: patterns, and what answers there.
+_PAGES: tuple[tuple[Any, ...], ...] = (
+    *pages.ROUTES,
+    *forms.ROUTES,
+    *overview.ROUTES,
+    *bulk.ROUTES,
+    *nodes.ROUTES,
+    *report.ROUTES,
+    *store.ROUTES,
+    *settings.ROUTES,
+)
 #: Largest request body that is read, in bytes; the calls of ours need a few hundred.
 MAX_BODY = 64 * 1024
 
@@ -50,14 +61,7 @@ def application(context: Context, *, cookie_secret: bytes) -> Application:
         [
             *api,
             (rf"{base}api/.*", NothingHere),
-            *pages.rules(context.prefix),
-            *forms.rules(context.prefix),
-            *overview.rules(context.prefix),
-            *bulk.rules(context.prefix),
-            *nodes.rules(context.prefix),
-            *report.rules(context.prefix),
-            *store.rules(context.prefix),
-            *settings.rules(context.prefix),
+            *((base + path, *page) for path, *page in _PAGES),
             (r".*", pages.NoPage),
         ],
         context=context,

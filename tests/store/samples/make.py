@@ -8,11 +8,11 @@ import random
 import sys
 from pathlib import Path
 
-from jupyterhub_gpu_reclaim.common.clock import ManualClock
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Step
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
+from tests.support.manual_clock import ManualClock
 
 RANDOM = random.Random(1).randbytes(5 * 4096)
 TEXT = b"kernel state " * 5000

@@ -7,8 +7,7 @@ that is refused does not keep the others from it; the page says how many were, a
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common import text as words
@@ -113,6 +112,4 @@ class Bulk(SessionsPage):
                 await users.keep(key, _KEEP_SECONDS, by, manages=True)
 
 
-def rules(prefix: str) -> list[tuple[Any, ...]]:
-    """The tornado rule under a URL prefix."""
-    return [(rf"{re.escape(prefix)}all/bulk", Bulk)]
+ROUTES = (("all/bulk", Bulk),)

@@ -6,14 +6,12 @@ the card itself; the rest is held by programs that are no session's.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
-from jupyterhub_gpu_reclaim.service.api.base import PersonRoute
 from jupyterhub_gpu_reclaim.service.api.operators import node_of
 from jupyterhub_gpu_reclaim.service.web.health import called
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
@@ -272,40 +270,29 @@ class DrainButton(ManagerPage):
         self.redirect(f"{self.context.prefix}nodes", status=303)
 
 
-class _ForScript(ManagerPage):
-    """A part of a page, for the script that keeps it up to date."""
+class NodesPart(NodesPage):
+    """The list of nodes alone, for the script that keeps the page up to date."""
 
     is_page: ClassVar = False
-
-    async def prepare(self) -> None:
-        """Let managers in, and redirect no script to a login."""
-        await PersonRoute.prepare(self)
-        if not self._finished:
-            self.check_manages()
-
-
-class NodesPart(_ForScript, NodesPage):
-    """The list of nodes alone."""
 
     async def get(self) -> None:
         """Show the list."""
         self.page("nodes_list.html", nodes=self.nodes(), xsrf=self.xsrf())
 
 
-class HealthPart(_ForScript):
-    """The strip alone."""
+class HealthPart(ManagerPage):
+    """The strip alone, likewise."""
+
+    is_page: ClassVar = False
 
     async def get(self) -> None:
         """Show the strip."""
         self.page("health.html")
 
 
-def rules(prefix: str) -> list[tuple[Any, ...]]:
-    """The tornado rules of these pages under a URL prefix."""
-    base = re.escape(prefix)
-    return [
-        (rf"{base}nodes", NodesPage),
-        (rf"{base}nodes/list", NodesPart),
-        (rf"{base}nodes/(drain|undrain)", DrainButton),
-        (rf"{base}health", HealthPart),
-    ]
+ROUTES = (
+    ("nodes", NodesPage),
+    ("nodes/list", NodesPart),
+    ("nodes/(drain|undrain)", DrainButton),
+    ("health", HealthPart),
+)

@@ -7,14 +7,12 @@ too.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.service.api.base import PersonRoute
 from jupyterhub_gpu_reclaim.service.web.cards import state_of
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 from jupyterhub_gpu_reclaim.service.web.manager.table import SORTS, Wanted, table
@@ -148,12 +146,6 @@ class Part(SessionsPage):
 
     is_page: ClassVar = False
 
-    async def prepare(self) -> None:
-        """Let managers in, and redirect no script to a login."""
-        await PersonRoute.prepare(self)
-        if not self._finished:
-            self.check_manages()
-
     async def get(self, part: str) -> None:
         """Show the part."""
         views = self.context.control.users.sessions()
@@ -175,8 +167,7 @@ def _freed(present: Point) -> Number:
 
 
 def _stored(views: Sequence[SessionView]) -> Number:
-    kept = [info for view in views for info in (view.last_suspend, *view.saved)]
-    stored = sum(info.stored_bytes for info in kept if info is not None)
+    stored = sum(state.stored_bytes for view in views for state in view.kept)
     return Number(words.size(stored), "in the store", "of all sessions")
 
 
@@ -191,10 +182,4 @@ def _waiters(views: Sequence[SessionView], now: float) -> list[Waiter]:
     return sorted(waiters, key=lambda one: one.place)[:_MOST_SHOWN]
 
 
-def rules(prefix: str) -> list[tuple[Any, ...]]:
-    """The tornado rules of these pages under a URL prefix."""
-    base = re.escape(prefix)
-    return [
-        (rf"{base}all", Overview),
-        (rf"{base}all/(table|summary)", Part),
-    ]
+ROUTES = (("all", Overview), ("all/(table|summary)", Part))

@@ -11,16 +11,12 @@ class ManagerPage(Page):
     """A page about all users' sessions."""
 
     async def prepare(self) -> None:
-        """Let managers in."""
-        await super().prepare()
-        if not self._finished:  # it is, where it leads to the login
-            self.check_manages()
-
-    def check_manages(self) -> None:
-        """Reject other people.
+        """Let managers in.
 
         Raises:
             Forbidden: it is for managers.
         """
-        if not self.person.manages:
+        await super().prepare()
+        # It has ended where it leads to the login.
+        if not self._finished and not self.person.manages:
             raise Forbidden(Reason.FORBIDDEN)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from jupyterhub_gpu_reclaim.common.report import as_csv, month_at, neighbours
 from jupyterhub_gpu_reclaim.service.api.history import report_of
@@ -81,10 +80,4 @@ def _number(hours: float | None) -> str:
     return f"{hours:,.{1 if hours >= 10 else 2}f}" if hours else ""
 
 
-def rules(prefix: str) -> list[tuple[Any, ...]]:
-    """The tornado rules of these pages under a URL prefix."""
-    base = re.escape(prefix)
-    return [
-        (rf"{base}report", ReportPage),
-        (rf"{base}report\.csv", ReportFile),
-    ]
+ROUTES = (("report", ReportPage), (r"report\.csv", ReportFile))

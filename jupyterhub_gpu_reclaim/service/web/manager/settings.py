@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 
 
@@ -20,6 +17,4 @@ class SettingsPage(ManagerPage):
         )
 
 
-def rules(prefix: str) -> list[tuple[Any, ...]]:
-    """The tornado rule under a URL prefix."""
-    return [(rf"{re.escape(prefix)}settings", SettingsPage)]
+ROUTES = (("settings", SettingsPage),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -131,6 +130,4 @@ def _row(one: Stored, now: float) -> StoredRow:
     )
 
 
-def rules(prefix: str) -> list[tuple[Any, ...]]:
-    """The tornado rule under a URL prefix."""
-    return [(rf"{re.escape(prefix)}store", StorePage)]
+ROUTES = (("store", StorePage),)
