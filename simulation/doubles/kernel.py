@@ -27,7 +27,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver
-from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
@@ -404,7 +404,7 @@ class Kernel:
             return Survey()
         if kernel[0].stopped:  # an emptied one has the driver's library still
             return Survey(stopped=tuple(kernel))
-        return Survey(users=(GpuUser(kernel[0], None),))  # type: ignore[arg-type]
+        return Survey(users=(kernel[0],))
 
     def held_by(self, pid: int) -> bool:
         tree = self.tree(pid)
