@@ -286,9 +286,7 @@ class Kernel:
             pids=PIDS,
             stopped=tuple(sorted(stopped)),
             pipes=(),
-            files={"pages-1.img": len(memory)},
             seconds=1.0,
-            log="",
         )
 
     def rehearsal(self, *what: Any) -> rehearsal.Rehearsal | Unrehearsed:
@@ -361,7 +359,7 @@ class Kernel:
             since=_now(),
             active=_now(),
         )
-        return RestoreResult(place.snapshot(), 1.0, "")
+        return RestoreResult(place.snapshot(), 1.0)
 
     def fill(
         self, init: Any, result: RestoreResult, *, cancel: Any, **more: Any
