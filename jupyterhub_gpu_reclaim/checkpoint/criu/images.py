@@ -59,9 +59,8 @@ MAX_ENTRY_BYTES: Final = 64 << 20
 
 _U32 = struct.Struct("<I")
 
-#: Bits of a pagemap entry's flags: its pages stand in an earlier image; they may be
-#: loaded lazily; they stand in this one (CRIU's ``PE_PARENT``, ``LAZY``, ``PRESENT``).
-IN_PARENT: Final = 1
+#: Bits of a pagemap entry's flags: its pages may be loaded lazily; they stand in this
+#: image (CRIU's ``PE_LAZY``, ``PE_PRESENT``).
 LAZY: Final = 2
 PRESENT: Final = 4
 
@@ -257,7 +256,6 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "pagemap_entry": (
         ("vaddr", 1, "uint64"),
         ("compat_nr_pages", 2, "uint32"),
-        ("in_parent", 3, "bool"),
         ("flags", 4, "uint32"),
         ("nr_pages", 5, "uint64"),
     ),
@@ -526,13 +524,7 @@ def read_pagemap(pagemap_img: bytes) -> tuple[int, list[Area]]:
     for payload in payloads:
         entry = parse("pagemap_entry", payload)
         pages = entry.nr_pages if entry.HasField("nr_pages") else entry.compat_nr_pages
-        flags = entry.flags
-        # As old versions wrote it (CRIU's init_compat_pagemap_entry).
-        if entry.in_parent:
-            flags |= IN_PARENT
-        elif not entry.HasField("flags"):
-            flags = PRESENT
-        areas.append(Area(entry.vaddr, pages, flags))
+        areas.append(Area(entry.vaddr, pages, entry.flags))
     return parse("pagemap_head", first).pages_id, areas
 
 
@@ -540,14 +532,12 @@ def write_pagemap(pages_id: int, areas: Iterable[Area]) -> bytes:
     """A pagemap image of those areas, which must be in ascending order."""
     payloads = [serialize(_CLASSES["pagemap_head"](pages_id=pages_id))]
     for area in areas:
-        entry: Any = _CLASSES["pagemap_entry"](
+        entry = _CLASSES["pagemap_entry"](
             vaddr=area.address,
             compat_nr_pages=min(area.pages, 0xFFFFFFFF),
             flags=area.flags,
             nr_pages=area.pages,
         )
-        if area.flags & IN_PARENT:
-            entry.in_parent = True
         payloads.append(serialize(entry))
     return join(PAGEMAP_MAGIC, payloads)
 

@@ -230,7 +230,7 @@ HUGE_PAGE: Final = 2 << 20
 _NEARLY_FULL: Final = 20
 # madvise(2), as bits of a vma_entry's madv.
 _HUGEPAGE, _NOHUGEPAGE = 1 << 14, 1 << 15
-_KNOWN_FLAGS: Final = images.IN_PARENT | images.LAZY | images.PRESENT
+_KNOWN_FLAGS: Final = images.LAZY | images.PRESENT
 
 
 class Range(NamedTuple):

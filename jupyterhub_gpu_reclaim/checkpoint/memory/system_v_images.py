@@ -75,14 +75,12 @@ class SavedObjects:
 
     Args:
         source: of CRIU's images.
-        filled: whether the segments get their contents; not where nothing of it is to
-            run.
 
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
     """
 
-    def __init__(self, source: ImageSource, *, filled: bool = True) -> None:
+    def __init__(self, source: ImageSource) -> None:
         self._source = source
         self.images: dict[str, bytes] = {}
         self.wanted: dict[str, list[dict[str, Any]]] = {}
@@ -103,10 +101,6 @@ class SavedObjects:
             "msg": list(self._queues(theirs)),
             "shm": list(self._segments(theirs)),
         }
-        if not filled:
-            self._pages.clear()
-            for one in self.wanted["shm"]:
-                one["pages"] = []
         self._attached = self._attachments()
         if self.wanted["sem"]:
             self._restart_waits()
