@@ -135,9 +135,9 @@ STOPPING = sum(1 << one - 1 for one in (signal.SIGSTOP, signal.SIGCONT, signal.S
 def shown(tree) -> dict[tuple[int, int], dict[str, object]]:
     """What the kernel shows of the threads of a tree, by their numbers in it."""
     return {
-        (process.ns_pid, index): shown_of(process.pid, tid)
+        (process.ns_pid, procfs.inner_id(process.pid, tid)): shown_of(process.pid, tid)
         for process in tree.processes
-        for index, tid in enumerate(sorted(ptrace.tasks(process.pid)))
+        for tid in ptrace.tasks(process.pid)
     }
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import functools
 import json
 import mmap
 import os
@@ -38,6 +39,7 @@ from jupyterhub_gpu_reclaim.checkpoint.memory.plan import (
     PAGE,
     REGULAR,
     ImageSource,
+    whole,
 )
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -82,6 +84,7 @@ class SavedObjects:
 
     def __init__(self, source: ImageSource) -> None:
         self._source = source
+        self._read = functools.partial(whole, source)
         self.images: dict[str, bytes] = {}
         self.wanted: dict[str, list[dict[str, Any]]] = {}
         self._pages: list[str] = []  #: images of contents, a segment each
@@ -139,10 +142,6 @@ class SavedObjects:
                         uids = procfs.status(process.pid)["Uid"].split()
                         lend(number, int(uids[1]))
                         _attach(traced, number, base, areas)
-
-    def _read(self, name: str) -> bytes | None:
-        source = self._source
-        return None if source.size(name) is None else b"".join(source.stream(name))
 
     def _tasks(self) -> Iterator[int]:
         tree = self._read("pstree.img")

@@ -40,6 +40,7 @@ from jupyterhub_gpu_reclaim.linux import (
     scheduling,
 )
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.procfs import inner_id
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attribute
     threads = {}
     for tid in ptrace.tasks(pid):
         one = _outside(pid, tid)
-        threads[_inner(pid, tid)] = msgspec.structs.replace(
+        threads[inner_id(pid, tid)] = msgspec.structs.replace(
             one,
             **{
                 name: None
@@ -180,7 +181,7 @@ def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attribute
         )
     states, lock, dispatch = _inside(pid)
     for tid, asked in dispatch.items():
-        number = _inner(pid, tid)
+        number = inner_id(pid, tid)
         threads[number] = msgspec.structs.replace(threads[number], dispatch=asked)
     return Attributes(
         core_filter=_chosen(pid, init.pid, _CORE_FILTER),
@@ -189,10 +190,6 @@ def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attribute
         states=states,
         threads=threads,
     )
-
-
-def _inner(pid: int, tid: int) -> int:
-    return int(procfs.status(pid, tid).get("NSpid", "0").split()[-1])
 
 
 class _File(NamedTuple):
@@ -380,7 +377,7 @@ def _apply_outside(
     left: _Left = {}
     for tid in ptrace.tasks(process.pid):
         now = _outside(process.pid, tid)
-        thread = wanted.threads.get(_inner(process.pid, tid), ThreadAttributes())
+        thread = wanted.threads.get(inner_id(process.pid, tid), ThreadAttributes())
         for name, change in _CHANGES.items():
             value: Any = getattr(thread, name)
             value = getattr(usual, name) if value is None else value
@@ -428,7 +425,7 @@ def _refuse_weaker(process: Process, wanted: Attributes) -> None:
     """
     for tid in ptrace.tasks(process.pid):
         status = procfs.status(process.pid, tid)
-        thread = wanted.threads.get(_inner(process.pid, tid))
+        thread = wanted.threads.get(inner_id(process.pid, tid))
         before = thread.given_back if thread is not None else {}
         for name in PROTECTING & before.keys():
             if status.get(name) != before[name]:
@@ -446,7 +443,7 @@ def _apply_inside(process: Process, wanted: Attributes, left: _Left) -> None:
     Raises:
         RestoreFailed: a folder is gone, or it could not be made to do it.
     """
-    inner = {_inner(process.pid, tid): tid for tid in ptrace.tasks(process.pid)}
+    inner = {inner_id(process.pid, tid): tid for tid in ptrace.tasks(process.pid)}
     threads = {
         inner[number]: one
         for number, one in wanted.threads.items()

@@ -38,8 +38,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     RolledBack,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.linux.procfs import PROC
+from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -202,13 +201,9 @@ def _rolled_back(error: OSError | ReclaimError) -> RolledBack:
 
 def _ids(snapshot: Snapshot) -> tuple[int, ...]:
     """Every process and thread id of the stopped tree, in the session's namespace."""
-    found = set()
-    for process in snapshot.processes:
-        for task in (PROC / str(process.pid) / "task").glob("*/status"):
-            try:
-                text = task.read_text(errors="replace")
-            except OSError:
-                continue
-            line = text.partition("\nNSpid:")[2].partition("\n")[0]
-            found.add(int(line.split()[-1]))
-    return tuple(sorted(found))
+    found = {
+        procfs.inner_id(process.pid, tid)
+        for process in snapshot.processes
+        for tid in ptrace.tasks(process.pid)
+    }
+    return tuple(sorted(found - {0}))
