@@ -424,16 +424,8 @@ def first(image: bytes, magic: int) -> tuple[bytes, bytes]:
     return only(image[:end], magic), image[end:]
 
 
-def with_data(
-    image: bytes, magic: int, kind: str, length: str
-) -> Iterator[tuple[Any, bytes, bytes]]:
-    """The messages of an image in which plain data follows each.
-
-    Args:
-        image: as CRIU wrote it.
-        magic: with which it must begin.
-        kind: of its messages.
-        length: the field with the number of bytes that follow.
+def packets(image: bytes) -> Iterator[tuple[Any, bytes, bytes]]:
+    """The messages of ``sk-queues.img``, in which plain data follows each.
 
     Yields:
         The message, its bytes with their length, and the data.
@@ -442,14 +434,14 @@ def with_data(
         RestoreFailed: it is no such image, or is cut off (``checkpoint_damaged``).
     """
     at = 2 * _U32.size
-    list(split(image[:at], magic))
+    list(split(image[:at], SK_QUEUES_MAGIC))
     while at < len(image):
         size = int.from_bytes(image[at : at + _U32.size], "little")
         middle = at + _U32.size + size
-        entry = parse(kind, image[at + _U32.size : middle])
-        end = middle + getattr(entry, length)
+        entry = parse("sk_packet_entry", image[at + _U32.size : middle])
+        end = middle + entry.length
         if end > len(image):
-            raise damaged(f"the data of a {kind} is cut off")
+            raise damaged("what waits in a socket is cut off")
         yield entry, image[at:middle], image[middle:end]
         at = end
 

@@ -59,7 +59,7 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import architecture, procfs
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
-from jupyterhub_gpu_reclaim.linux.sock_diag import unix_streams
+from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -274,10 +274,12 @@ def _talks_to(pid: int, servers: Collection[int]) -> bool:
     if not mine:
         return False
     try:
-        streams = unix_streams(pid)
+        there = unix_sockets(pid)
     except Refused:
         return False  # it has ended
-    return any(one.inode in mine and one.peer in servers for one in streams)
+    return any(
+        one.is_connected and one.inode in mine and one.peer in servers for one in there
+    )
 
 
 _log = logging.getLogger(__name__)
