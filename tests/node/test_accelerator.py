@@ -441,7 +441,7 @@ class FourCards(gpu.WellDriver):
     """A node of which a pod has a part."""
 
     def cards(self) -> list[Card]:
-        return [Card(f"{number:032x}", "NVIDIA Test", 1 << 30) for number in range(4)]
+        return [Card(f"{number:032x}", "NVIDIA Test") for number in range(4)]
 
 
 def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
