@@ -74,6 +74,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.checkpoint.memory import protection, system_v
 from jupyterhub_gpu_reclaim.checkpoint.sockets import refusals
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
+from jupyterhub_gpu_reclaim.checkpoint.sockets.options import kind_of
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -100,9 +101,6 @@ if TYPE_CHECKING:
 #: Open files of a session's programs together; each is looked at several times.
 MOST_FILES: Final = 65_536
 
-_SO_PROTOCOL: Final = 38
-_SO_DOMAIN: Final = 39
-_MPTCP: Final = 262
 MULTIPATH_TCP: Final = "multipath TCP"
 
 _FAMILIES: Final = frozenset(
@@ -118,8 +116,8 @@ _FAMILY_WORDS: Final = {
 #: IP, ICMP, TCP, UDP, ICMPv6, UDP-Lite (CRIU's ``can_dump_ipproto``).
 _PROTOCOLS: Final = frozenset({0, 1, 6, 17, 58, 136})
 _PROTOCOL_WORDS: Final = {
-    132: "SCTP",
-    _MPTCP: MULTIPATH_TCP,
+    socket.IPPROTO_SCTP: "SCTP",
+    socket.IPPROTO_MPTCP: MULTIPATH_TCP,
 }
 
 
@@ -134,9 +132,7 @@ def unsupported_kind(pid: int, fd: int) -> str:
 
 
 def _socket_kind(one: socket.socket) -> str:
-    family = one.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN)
-    protocol = one.getsockopt(socket.SOL_SOCKET, _SO_PROTOCOL)
-    kind = one.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+    family, kind, protocol = kind_of(one)
     if family not in _FAMILIES:
         return _FAMILY_WORDS.get(family, f"family {family}")
     if family not in {socket.AF_INET, socket.AF_INET6}:

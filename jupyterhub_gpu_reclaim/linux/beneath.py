@@ -29,7 +29,7 @@ _HOW = struct.Struct("=QQQ")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def open_in_root(root: int, path: bytes, flags: int, mode: int = 0) -> int:
+def open_in_root(root: int, path: bytes, flags: int) -> int:
     """Open a path as a process sees it whose root folder is ``root``.
 
     Absolute links and ``..`` stay inside. Returns a descriptor.
@@ -37,7 +37,7 @@ def open_in_root(root: int, path: bytes, flags: int, mode: int = 0) -> int:
     Raises:
         OSError: as ``open`` does.
     """
-    return _open(root, path, flags, mode, _IN_ROOT | _NO_MAGICLINKS)
+    return _open(root, path, flags, 0, _IN_ROOT | _NO_MAGICLINKS)
 
 
 def open_file_in_root(root: int, path: bytes) -> int:

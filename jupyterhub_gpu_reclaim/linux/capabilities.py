@@ -60,10 +60,10 @@ def names(bits: int) -> list[str]:
     return [name(n) for n in range(bits.bit_length()) if bits >> n & 1]
 
 
-def missing(needed: int, has: int, user: str = "any user") -> Iterator[Finding]:
+def missing(needed: int, has: int) -> Iterator[Finding]:
     """A finding for each of a set that another one lacks."""
     for one in names(needed & ~has):
-        yield finding(Reason.CAPABILITY_MISSING, capability=one, user=user)
+        yield finding(Reason.CAPABILITY_MISSING, capability=one, user="any user")
 
 
 def findings() -> Iterator[Finding]:

@@ -233,7 +233,7 @@ def groups_of(pid: int, *, at_host: bool = False) -> list[Group]:
 
 def memory_limit(pid: int) -> int | None:
     """The tightest memory limit above a process, in bytes; None for no limit."""
-    group = _with(pid, "memory")
+    group = _memory_group(pid)
     if group is None:
         return None
     limits = [_limit(folder, group.version) for folder in _upwards(group)]
@@ -252,7 +252,7 @@ def headroom(pid: int, lifted: LimitRecord | None = None) -> dict[str, int]:
     Returns:
         Bytes by the folder of each group that has a limit.
     """
-    group = _with(pid, "memory")
+    group = _memory_group(pid)
     if group is None:
         return {}
     off = set()
@@ -301,7 +301,7 @@ def find_memory_limit(pid: int, pod: str = "") -> LimitRecord:
             limit as well, that of all its containers together. Limits of groups
             further up belong to others and are left alone.
     """
-    group = _with(pid, "memory")
+    group = _memory_group(pid)
     if group is None:
         return LimitRecord()
     folders = [group.folder]
@@ -379,8 +379,8 @@ def create(parents: Iterable[Group], name: str) -> list[Group]:
     return made
 
 
-def _with(pid: int, controller: str) -> Group | None:
-    return next((g for g in groups_of(pid) if controller in g.controllers), None)
+def _memory_group(pid: int) -> Group | None:
+    return next((g for g in groups_of(pid) if "memory" in g.controllers), None)
 
 
 def _v2(folder: Path) -> frozenset[str]:

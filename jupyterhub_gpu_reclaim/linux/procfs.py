@@ -111,6 +111,11 @@ def status(
     return {name: value.strip() for name, _, value in pairs}
 
 
+def inner_id(pid: int, thread: int) -> int:
+    """A thread's id in its own pid namespace; 0 when it is gone."""
+    return int(status(pid, thread).get("NSpid", "0").split()[-1])
+
+
 def name(pid: int) -> str:
     """The process' short name; ``?`` when it is gone."""
     return text(pid, "comm").strip() or "?"

@@ -266,11 +266,6 @@ def connections(pid: int, inodes: Container[int]) -> list[TcpConnection]:
     return found
 
 
-def unix_streams(pid: int) -> list[UnixSocket]:
-    """Every connected UNIX stream (or packet) socket of that namespace."""
-    return [one for one in unix_sockets(pid) if one.is_connected]
-
-
 def own_addresses(pid: int) -> frozenset[Address]:
     """Every address of the interfaces in the network namespace of ``pid``."""
     found: set[Address] = set()

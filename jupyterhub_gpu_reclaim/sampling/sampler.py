@@ -164,7 +164,7 @@ class Sampler:
         self._client.close()
 
     async def sample_all(self, watched: list[SampleTarget]) -> list[Sample]:
-        """Sample all sessions at once; a slow one delays none of the others."""
+        """Sample all at once; a slow one delays none of the others, none raises."""
         addresses = {each.address for each in watched if each.address is not None}
         self._known = {address: self._known.get(address, {}) for address in addresses}
         self._connections.keep([target.incarnation for target in watched])
@@ -174,13 +174,6 @@ class Sampler:
         return await asyncio.gather(
             *(self._sample_or_problem(target, cards, traffic) for target in watched)
         )
-
-    async def sample(self, watched: SampleTarget) -> Sample:
-        """Sample one session within the time limit; its own failures never raise."""
-        cards, traffic = await asyncio.gather(
-            self._look_at_cards(), self._look_at_networks([watched])
-        )
-        return await self._sample_or_problem(watched, cards, traffic)
 
     async def _sample_or_problem(
         self,

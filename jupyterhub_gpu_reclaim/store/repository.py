@@ -37,7 +37,6 @@ from jupyterhub_gpu_reclaim.store.write.builder import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from collections.abc import Set as AbstractSet
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import (
@@ -359,15 +358,11 @@ class Repository:
         ]
         return sum(entry.length for entry in packs), sorted(needing)
 
-    def sweep(self, *, keep_writing: AbstractSet[str] = frozenset()) -> SweepResult:
-        """Remove unneeded objects; committed checkpoints are not touched.
-
-        Args:
-            keep_writing: ids that are known to be written, beside those with intents.
-        """
+    def sweep(self) -> SweepResult:
+        """Remove unneeded objects; committed checkpoints are not touched."""
         with self._removing:
             with self._active.lock:
-                writing = self._active.ids | keep_writing
+                writing = set(self._active.ids)
             return self._garbage.sweep(writing)
 
     def free_bytes(self) -> int | None:

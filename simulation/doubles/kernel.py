@@ -27,7 +27,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver
-from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
@@ -286,9 +286,7 @@ class Kernel:
             pids=PIDS,
             stopped=tuple(sorted(stopped)),
             pipes=(),
-            files={"pages-1.img": len(memory)},
             seconds=1.0,
-            log="",
         )
 
     def rehearsal(self, *what: Any) -> rehearsal.Rehearsal | Unrehearsed:
@@ -361,7 +359,7 @@ class Kernel:
             since=_now(),
             active=_now(),
         )
-        return RestoreResult(place.snapshot(), 1.0, "")
+        return RestoreResult(place.snapshot(), 1.0)
 
     def fill(
         self, init: Any, result: RestoreResult, *, cancel: Any, **more: Any
@@ -404,7 +402,7 @@ class Kernel:
             return Survey()
         if kernel[0].stopped:  # an emptied one has the driver's library still
             return Survey(stopped=tuple(kernel))
-        return Survey(users=(GpuUser(kernel[0], None),))  # type: ignore[arg-type]
+        return Survey(users=(kernel[0],))
 
     def held_by(self, pid: int) -> bool:
         tree = self.tree(pid)

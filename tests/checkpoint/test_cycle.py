@@ -263,7 +263,6 @@ def test_cycle_without_relay_keeps_clock_output_memory_and_status(places, engine
     begun = time.monotonic()
     inside = world("time.monotonic()")
     result = engine.dump(world.place, lambda name: Taken(image, name))
-    assert result.files == {name: len(data) for name, data in image.items()}
     world.place.kill()
     time.sleep(1.5)
     place = places.hold(relay=False)

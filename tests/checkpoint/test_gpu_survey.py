@@ -35,8 +35,8 @@ def holder():
 def test_survey_tells_a_user_from_its_stale_child(holder):
     one = holder()
     found = survey(gpu.WellDriver(one.pid), one.snapshot())
-    assert [user.process.pid for user in found.users] == [one.pid]
-    assert [child.process.pid for child in found.stale] == [one.child]
+    assert [user.pid for user in found.users] == [one.pid]
+    assert [child.pid for child in found.stale] == [one.child]
     assert not found.others
     assert found.savable == {one.pid, one.child}
 
@@ -53,7 +53,7 @@ def test_survey_another_program_that_inherited_a_device_is_stale(holder, words):
     """Such as orted below a user of MPI, which may have opened others since."""
     one = holder("exec", *words)
     found = survey(gpu.WellDriver(one.pid), one.snapshot())
-    assert [child.process.pid for child in found.stale] == [one.child]
+    assert [child.pid for child in found.stale] == [one.child]
     assert not found.others
 
     give_up(one.process(one.child))

@@ -107,17 +107,6 @@ def test_read_pagemap_old_page_count_is_understood():
     assert images.read_pagemap(image) == (2, [Area(4096, 3, 4)])
 
 
-@pytest.mark.parametrize(
-    ("entry", "flags"),
-    [(b"\x08\x80\x20\x10\x01", images.PRESENT), (b"\x10\x01\x18\x01", 1)],
-    ids=["no flags", "in parent"],
-)
-def test_read_pagemap_old_entry_without_flags_is_understood(entry, flags):
-    image = images.join(images.PAGEMAP_MAGIC, [b"\x08\x02", entry])
-    ((*_, found),) = images.read_pagemap(image)[1]
-    assert found == flags
-
-
 def test_read_pagemap_without_head_is_refused():
     with pytest.raises(RestoreFailed):
         images.read_pagemap(images.join(images.PAGEMAP_MAGIC, []))

@@ -11,7 +11,6 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v
 from jupyterhub_gpu_reclaim.checkpoint.memory.system_v_images import (
     SavedObjects,
-    made,
 )
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RestoreFailed
@@ -141,16 +140,6 @@ def test_image_that_is_cut_off_makes_nothing(saved, places, engine, name):
         engine.restore(place, image, result)
     assert error.value.reason is Reason.CHECKPOINT_DAMAGED
     assert there(place) == {"sem": [], "msg": [], "shm": []}
-
-
-def test_segments_without_their_contents_take_no_memory(saved, places):
-    """For a return that is only tried."""
-    _, image, _ = saved
-    place = places.hold()
-    objects = SavedObjects(image, filled=False)
-    with made(place.init_pid, objects, limit=20, prepare=None):
-        (one,) = system_v.look(place.init_pid).tables["shm"]
-        assert (one["size"], one["rss"]) == (1 << 20, 0)
 
 
 def test_images_that_are_off_are_told_and_never_believed(saved):

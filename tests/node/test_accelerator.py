@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import (
     DriverError,
     Memory,
 )
-from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import huge_pages, processes, ptrace
@@ -145,7 +145,7 @@ def test_a_session_is_described_emptied_and_filled_and_stands_until_it_is_thawed
     (process,) = sleeper.processes
     driver = gpu.WellDriver(process.pid)
     accelerator = make(driver, pid=process.pid)
-    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+    survey = Survey(users=(process,))
     described = accelerator.describe(survey)
     assert described.bytes() == 100
     assert described.users == [process.ns_pid]
@@ -174,7 +174,7 @@ def test_memory_that_is_not_told_counts_as_all_that_is_in_use(
             processes=[ProcessUse(pid=process.pid, memory=None)],
         )
     )
-    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+    survey = Survey(users=(process,))
     assert accelerator.describe(survey).bytes() == expected
 
 
@@ -184,7 +184,7 @@ def test_a_card_that_does_not_tell_who_uses_it_refuses(sleeper, known):
     uses = [ProcessUse(pid=process.pid)] if known else None
     accelerator = told(CardUse(uuid=gpu.CARD.uuid, processes=uses))
     with pytest.raises(Refused) as caught:
-        accelerator.describe(Survey(users=(GpuUser(process, CudaState.RUNNING),)))
+        accelerator.describe(Survey(users=(process,)))
     assert caught.value.reason is Reason.GPU_DRIVER_SILENT
 
 
@@ -194,13 +194,13 @@ def told(card: CardUse) -> Accelerator:
 
 
 def test_a_user_with_nothing_on_a_card_is_told_by_its_memory_or_by_its_thread():
-    shown, computing = (GpuUser(process, CudaState.RUNNING) for process in two())
+    shown, computing = two()
     survey = Survey(users=(shown, computing))
 
     class Telling(gpu.WellDriver):
         def memory(self, pids):
             held = super().memory(pids)
-            return {**held, shown.process.pid: Memory(own=0, borrowed=0)}
+            return {**held, shown.pid: Memory(own=0, borrowed=0)}
 
         def thread(self, pid):
             return 1
@@ -210,12 +210,12 @@ def test_a_user_with_nothing_on_a_card_is_told_by_its_memory_or_by_its_thread():
             raise DriverError("memory", None, "not reported")
 
         def thread(self, pid):
-            return None if pid == shown.process.pid else 1
+            return None if pid == shown.pid else 1
 
-    pids = (shown.process.pid, computing.process.pid)
+    pids = (shown.pid, computing.pid)
     for driver in (Telling(*pids), Silent(*pids)):
         accelerator = Accelerator(driver, Cards(), lock_seconds=1, seconds=1)
-        assert accelerator.without_memory(survey) == [shown.process]
+        assert accelerator.without_memory(survey) == [shown]
 
 
 def test_those_that_had_no_memory_when_they_were_saved_do_not_stay_without_it(sleeper):
@@ -246,7 +246,7 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
     (process,) = sleeper.processes
     driver = gpu.WellDriver(process.pid)
     accelerator = make(driver, pid=process.pid)
-    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+    survey = Survey(users=(process,))
     described = accelerator.describe(survey)
     accelerator.empty(lambda: sleeper, survey, NO_LIMIT)
     crowded = make(driver, free=99)
@@ -263,7 +263,7 @@ def test_fill_without_room_touches_no_driver_and_says_how_much_is_needed(sleeper
 def test_fill_that_waits_for_room_is_called_off(sleeper):
     (process,) = sleeper.processes
     driver = gpu.WellDriver(process.pid)
-    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+    survey = Survey(users=(process,))
     described = make(driver, pid=process.pid).describe(survey)
     card = CardUse(uuid=gpu.CARD.uuid, name=gpu.CARD.name, free=99)
     crowded = Accelerator(
@@ -335,7 +335,7 @@ def test_cards_that_somebody_else_looks_at_are_waited_for_never_taken_for_empty(
     sleeper,
 ):
     (process,) = sleeper.processes
-    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+    survey = Survey(users=(process,))
     use = [ProcessUse(pid=process.pid, memory=100)]
     card = CardUse(uuid=gpu.CARD.uuid, free=9, processes=use)
     options = {"lock_seconds": 1, "seconds": 1, "look_seconds": 0.1}
@@ -360,7 +360,7 @@ def test_fill_of_what_was_never_emptied_needs_no_room():
     try:
         process = holder.process(holder.pid)
         driver = gpu.WellDriver(process.pid)
-        survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+        survey = Survey(users=(process,))
         described = make(driver, pid=process.pid).describe(survey)
         make(driver, free=0).fill(described, NO_LIMIT, holder.snapshot())
         assert driver.calls == []
@@ -396,7 +396,7 @@ def test_the_shell_of_a_program_with_a_gpu_stands_before_it_does():
     with in_a_terminal() as tree:
         *above, shell, program = tree.processes
         driver = gpu.WellDriver(program.pid)
-        survey = Survey(users=(GpuUser(program, CudaState.RUNNING),))
+        survey = Survey(users=(program,))
         make(driver).empty(lambda: tree, survey, NO_LIMIT)
         assert processes.is_stopped(shell)
         wait_for(lambda: processes.is_stopped(program))
@@ -416,7 +416,7 @@ def test_a_shell_that_gets_no_processor_is_waited_for_before_its_program_stops()
     with in_a_terminal() as tree:
         *_, shell, program = tree.processes
         driver = gpu.WellDriver(program.pid)
-        survey = Survey(users=(GpuUser(program, CudaState.RUNNING),))
+        survey = Survey(users=(program,))
         keeper = threading.Thread(target=keep_from_stopping)
         keeper.start()
         assert kept.wait(5)
@@ -441,14 +441,14 @@ class FourCards(gpu.WellDriver):
     """A node of which a pod has a part."""
 
     def cards(self) -> list[Card]:
-        return [Card(f"{number:032x}", "NVIDIA Test", 1 << 30) for number in range(4)]
+        return [Card(f"{number:032x}", "NVIDIA Test") for number in range(4)]
 
 
 def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
     (process,) = sleeper.processes
     driver, init = FourCards(process.pid), sleeper.init.pid
     first, second = (card.uuid for card in driver.cards()[1:3])
-    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+    survey = Survey(users=(process,))
     before = make(driver, visible={process.pid: {first}}.get)
     described = before.describe(survey)
     assert [card.uuid for card in described.cards] == [first]
@@ -465,7 +465,7 @@ def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
 def test_room_on_a_card_counts_only_for_who_needs_it_at_once(sleeper):
     (process,) = sleeper.processes
     driver = gpu.WellDriver(process.pid)
-    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),))
+    survey = Survey(users=(process,))
     described = make(driver, pid=process.pid).describe(survey)
     full, init = make(driver, free=0), sleeper.init.pid
     assert [one.code for one in full.compare(described, init)] == ["gpu_memory"]
@@ -489,7 +489,7 @@ def test_a_machine_with_a_card_is_told_of_huge_pages_that_it_does_not_use():
 def test_findings_name_a_divided_card_and_a_stopped_process(sleeper):
     (process,) = sleeper.processes
     accelerator = make(gpu.WellDriver(process.pid), divided=True)
-    survey = Survey(users=(GpuUser(process, CudaState.RUNNING),), stopped=(process,))
+    survey = Survey(users=(process,), stopped=(process,))
     assert [one.code for one in accelerator.findings(survey, sleeper)] == [
         "gpu_stopped",
         "gpu_mig",
@@ -501,7 +501,7 @@ def test_findings_name_a_client_of_mps_also_one_that_the_driver_does_not_know(
     sleeper, known
 ):
     (process,) = sleeper.processes
-    user = (GpuUser(process, CudaState.RUNNING),)
+    user = (process,)
     survey = Survey(users=user) if known else Survey(others=(process,))
     accelerator = make(gpu.WellDriver(process.pid), pid=process.pid, mps=True)
     assert [one.code for one in accelerator.findings(survey, sleeper)] == ["gpu_mps"]

@@ -10,8 +10,7 @@ import socket
 
 import pytest
 
-from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState
-from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import GpuUser, Survey
+from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import (
@@ -59,7 +58,7 @@ class FullCards:
         self._process, self._count = process, count
 
     def survey(self, snapshot) -> Survey:
-        return Survey(users=(GpuUser(self._process, CudaState.RUNNING),))
+        return Survey(users=(self._process,))
 
     def findings(self, survey, snapshot) -> list:
         return []

@@ -163,8 +163,8 @@ async def test_sample_of_one_proxied_program_says_so_and_counts_its_own_work(sta
     me = os.getpid()
     sampler = Sampler(SystemClock())
     try:
-        taken = await sampler.sample(
-            SampleTarget("i", SessionKey("ann"), me, me, [me], address)
+        (taken,) = await sampler.sample_all(
+            [SampleTarget("i", SessionKey("ann"), me, me, [me], address)]
         )
     finally:
         sampler.close()
@@ -313,7 +313,7 @@ def test_sample_of_a_server_that_talks_nonsense_is_unknown(server, answer):
             port = liar.sockets[0].getsockname()[1]
             sampler = Sampler(SystemClock(), answer_seconds=2.0)
             try:
-                return await sampler.sample(watched(server, port))
+                return (await sampler.sample_all([watched(server, port)]))[0]
             finally:
                 sampler.close()
 
@@ -389,12 +389,16 @@ async def test_sample_of_processes_that_hang_takes_one_thread(monkeypatch):
     sampler = Sampler(SystemClock(), answer_seconds=0.1)
     me = os.getpid()
     one = SampleTarget("i", SessionKey("ann"), me, me, [me], None)
-    problems = [(await sampler.sample(one)).problem for _ in range(3)]
+
+    async def problem() -> str:
+        return (await sampler.sample_all([one]))[0].problem
+
+    problems = [await problem() for _ in range(3)]
     assert len(begun) == 1
     assert "no answer in time" in problems[0]
     assert "has not ended" in problems[1]
     let_go.set()
-    while "has not ended" in (await sampler.sample(one)).problem:
+    while "has not ended" in await problem():
         await asyncio.sleep(0.01)
     assert len(begun) == 2
     sampler.close()
@@ -517,10 +521,10 @@ def looks(server, between, count: int = 2) -> list[Sample]:
 
     async def take() -> list[Sample]:
         sampler = Sampler(SystemClock())
-        taken = [await sampler.sample(watched(server))]
+        taken = await sampler.sample_all([watched(server)])
         for _ in range(count - 1):
             await asyncio.to_thread(between)
-            taken.append(await sampler.sample(watched(server)))
+            taken += await sampler.sample_all([watched(server)])
         sampler.close()
         return taken
 

@@ -60,7 +60,7 @@ async def test_a_second_look_right_after_reaches_back_far_enough():
     sampler = Sampler(SystemClock(), cards)
     now = SystemClock().now()
     for _ in range(2):
-        await sampler.sample(watched("ann", os.getpid()))
+        await sampler.sample_all([watched("ann", os.getpid())])
     sampler.close()
     assert all(now - since >= CARD_SECONDS - 1 for since in cards.asked)
 

@@ -19,7 +19,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import (
 from jupyterhub_gpu_reclaim.linux import processes, ptrace
 
 ILLEGAL_STATE = 401
-CARD = Card(uuid="ab" * 16, name="NVIDIA Test", memory=1 << 30)
+CARD = Card(uuid="ab" * 16, name="NVIDIA Test")
 
 
 class WellDriver:

@@ -46,13 +46,6 @@ class ArchiveLimits(NamedTuple):
     entries: int = 20_000_000
 
 
-class Unpacked(NamedTuple):
-    """Number of entries put back, with notes on what could not be."""
-
-    entries: int
-    notes: tuple[str, ...]  #: what could not be, each a sentence for the log
-
-
 def unpack(
     buffers: Iterable[bytes | bytearray | memoryview],
     folder: int,
@@ -60,7 +53,7 @@ def unpack(
     overlay: bool = False,
     clear: bool = False,
     limits: ArchiveLimits | None = None,
-) -> Unpacked:
+) -> tuple[str, ...]:
     """Unpack everything in a stream that ``pack`` wrote. Idempotent.
 
     Args:
@@ -70,6 +63,9 @@ def unpack(
         clear: empty the folder first (a tmpfs that an earlier attempt left), but for
             other mounts below it.
         limits: how much may be made.
+
+    Returns:
+        What could not be put back, each a sentence for the log.
 
     Raises:
         RestoreFailed: the stream is damaged, would leave the folder or is too large
@@ -110,11 +106,11 @@ class _Unpacker:
         #: folders whose times are set when everything below them has been made
         self._open: list[tuple[bytes, int]] = []
 
-    def run(self, tar: tarfile.TarFile) -> Unpacked:
+    def run(self, tar: tarfile.TarFile) -> tuple[str, ...]:
         for info in tar:
             if END in info.pax_headers:
                 self._leave(b"")
-                return Unpacked(self._entries, tuple(self._notes))
+                return tuple(self._notes)
             self._count(info)
             path = _checked(info.name)
             self._leave(path)

@@ -27,7 +27,7 @@ import os
 import stat
 import tarfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+from typing import IO, TYPE_CHECKING, Final, Protocol, cast
 
 from jupyterhub_gpu_reclaim.checkpoint.archive.tarformat import (
     BLOCK_BYTES,
@@ -140,14 +140,6 @@ class Writer(Protocol):
         """Take the next bytes."""
 
 
-class Packed(NamedTuple):
-    """Size of an archive, with notes on what was left out."""
-
-    entries: int
-    bytes: int  #: length of the stream
-    notes: tuple[str, ...]  #: what was left out, each a sentence for the log
-
-
 def open_mount(pid: int, mount: Mount) -> int:
     """The top folder of a mount that a process sees, as a descriptor.
 
@@ -172,7 +164,7 @@ def open_mount(pid: int, mount: Mount) -> int:
     return folder
 
 
-def pack(folder: int, write: Writer, *, merged: int | None = None) -> Packed:
+def pack(folder: int, write: Writer, *, merged: int | None = None) -> tuple[str, ...]:
     """Stream everything below a folder, the folder's own owner and mode included.
 
     Args:
@@ -180,6 +172,9 @@ def pack(folder: int, write: Writer, *, merged: int | None = None) -> Packed:
         write: takes the stream.
         merged: where the folder is an overlay's upper one, the top folder of what
             programs see; whiteouts and opaque folders are kept then.
+
+    Returns:
+        What was left out, each a sentence for the log.
 
     Raises:
         RolledBack: something cannot be read (``capture_failed``). Errors of ``write``
@@ -221,7 +216,7 @@ class _Packer:
         self._notes: list[str] = []
         self._entries = 0
 
-    def run(self) -> Packed:
+    def run(self) -> tuple[str, ...]:
         try:
             with tarfile.TarFile(
                 fileobj=cast("IO[bytes]", self._sink),  # tell and write suffice
@@ -244,7 +239,7 @@ class _Packer:
             if self._sink.error is not None:
                 raise
             raise _failed(f"{error.strerror}: {error.filename}") from None
-        return Packed(self._entries, self._sink.position, tuple(self._notes))
+        return tuple(self._notes)
 
     def _add(self, tar: tarfile.TarFile, folder: int, path: bytes) -> int:
         """Write the entry of a path below a top folder; the top of what it holds."""

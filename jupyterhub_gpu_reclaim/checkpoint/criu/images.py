@@ -59,9 +59,8 @@ MAX_ENTRY_BYTES: Final = 64 << 20
 
 _U32 = struct.Struct("<I")
 
-#: Bits of a pagemap entry's flags: its pages stand in an earlier image; they may be
-#: loaded lazily; they stand in this one (CRIU's ``PE_PARENT``, ``LAZY``, ``PRESENT``).
-IN_PARENT: Final = 1
+#: Bits of a pagemap entry's flags: its pages may be loaded lazily; they stand in this
+#: image (CRIU's ``PE_LAZY``, ``PE_PRESENT``).
 LAZY: Final = 2
 PRESENT: Final = 4
 
@@ -257,7 +256,6 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "pagemap_entry": (
         ("vaddr", 1, "uint64"),
         ("compat_nr_pages", 2, "uint32"),
-        ("in_parent", 3, "bool"),
         ("flags", 4, "uint32"),
         ("nr_pages", 5, "uint64"),
     ),
@@ -426,16 +424,8 @@ def first(image: bytes, magic: int) -> tuple[bytes, bytes]:
     return only(image[:end], magic), image[end:]
 
 
-def with_data(
-    image: bytes, magic: int, kind: str, length: str
-) -> Iterator[tuple[Any, bytes, bytes]]:
-    """The messages of an image in which plain data follows each.
-
-    Args:
-        image: as CRIU wrote it.
-        magic: with which it must begin.
-        kind: of its messages.
-        length: the field with the number of bytes that follow.
+def packets(image: bytes) -> Iterator[tuple[Any, bytes, bytes]]:
+    """The messages of ``sk-queues.img``, in which plain data follows each.
 
     Yields:
         The message, its bytes with their length, and the data.
@@ -444,14 +434,14 @@ def with_data(
         RestoreFailed: it is no such image, or is cut off (``checkpoint_damaged``).
     """
     at = 2 * _U32.size
-    list(split(image[:at], magic))
+    list(split(image[:at], SK_QUEUES_MAGIC))
     while at < len(image):
         size = int.from_bytes(image[at : at + _U32.size], "little")
         middle = at + _U32.size + size
-        entry = parse(kind, image[at + _U32.size : middle])
-        end = middle + getattr(entry, length)
+        entry = parse("sk_packet_entry", image[at + _U32.size : middle])
+        end = middle + entry.length
         if end > len(image):
-            raise damaged(f"the data of a {kind} is cut off")
+            raise damaged("what waits in a socket is cut off")
         yield entry, image[at:middle], image[middle:end]
         at = end
 
@@ -526,13 +516,7 @@ def read_pagemap(pagemap_img: bytes) -> tuple[int, list[Area]]:
     for payload in payloads:
         entry = parse("pagemap_entry", payload)
         pages = entry.nr_pages if entry.HasField("nr_pages") else entry.compat_nr_pages
-        flags = entry.flags
-        # As old versions wrote it (CRIU's init_compat_pagemap_entry).
-        if entry.in_parent:
-            flags |= IN_PARENT
-        elif not entry.HasField("flags"):
-            flags = PRESENT
-        areas.append(Area(entry.vaddr, pages, flags))
+        areas.append(Area(entry.vaddr, pages, entry.flags))
     return parse("pagemap_head", first).pages_id, areas
 
 
@@ -540,14 +524,12 @@ def write_pagemap(pages_id: int, areas: Iterable[Area]) -> bytes:
     """A pagemap image of those areas, which must be in ascending order."""
     payloads = [serialize(_CLASSES["pagemap_head"](pages_id=pages_id))]
     for area in areas:
-        entry: Any = _CLASSES["pagemap_entry"](
+        entry = _CLASSES["pagemap_entry"](
             vaddr=area.address,
             compat_nr_pages=min(area.pages, 0xFFFFFFFF),
             flags=area.flags,
             nr_pages=area.pages,
         )
-        if area.flags & IN_PARENT:
-            entry.in_parent = True
         payloads.append(serialize(entry))
     return join(PAGEMAP_MAGIC, payloads)
 

@@ -200,7 +200,7 @@ class CriuRun:
             self._server.failure = None
         self._server.fail(error)
 
-    def log(self) -> str:
+    def _log(self) -> str:
         """Text of CRIU's log; empty when CRIU did not get that far."""
         try:
             # No link: the folder has been open to a process inside the session.
@@ -212,7 +212,7 @@ class CriuRun:
 
     def failure(self, reason: Reason, status: int) -> ReclaimError:
         """The error for a CRIU that ended badly, in its own first words."""
-        log = self.log()
+        log = self._log()
         why = criu_module.first_error(log)
         if status < 0:
             why = f"CRIU was ended by {signal.Signals(-status).name}"

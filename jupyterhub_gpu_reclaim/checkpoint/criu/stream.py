@@ -319,8 +319,6 @@ class CaptureServer(StreamServer):
         super().__init__(folder)
         self._sinks = sinks
         self._taking: list[PipeSink] = []
-        #: Length of each file that has come in completely.
-        self.files: dict[str, int] = {}
 
     def _open(self, connection: socket.socket, name: str) -> None:
         pipe = receive_pipe(connection)
@@ -332,9 +330,9 @@ class CaptureServer(StreamServer):
             os.close(pipe)
             return
         if name.startswith(PAGES) and isinstance(sink, PipeSink):
-            self._spawn(pipe, name, lambda end: self._hand_over(end, name, sink))
+            self._spawn(pipe, name, lambda end: self._hand_over(end, sink))
         else:
-            self._spawn(pipe, name, lambda end: self._drain(end, name, sink))
+            self._spawn(pipe, name, lambda end: self._drain(end, sink))
 
     def fail(self, error: Exception) -> None:
         """Fail as the base class does; cancel sinks that empty a pipe themselves."""
@@ -344,7 +342,7 @@ class CaptureServer(StreamServer):
         for sink in taking:
             sink.cancel()
 
-    def _hand_over(self, pipe: int, name: str, sink: PipeSink) -> None:
+    def _hand_over(self, pipe: int, sink: PipeSink) -> None:
         with self._lock:
             self._taking.append(sink)
         if self._ended.is_set():
@@ -353,14 +351,13 @@ class CaptureServer(StreamServer):
         total = sink.take_pipe(pipe)
         sink.close()
         with self._lock:
-            self.files[name] = total
             self.bytes += total
 
-    def _drain(self, pipe: int, name: str, sink: Sink) -> None:
+    def _drain(self, pipe: int, sink: Sink) -> None:
         os.set_blocking(pipe, False)
         # Made once for the file: fresh memory would cost more than the reading.
         view = memoryview(bytearray(BLOCK))
-        total = filled = 0
+        filled = 0
         while self._ready(pipe, select.POLLIN):
             try:
                 count = os.readv(pipe, [view[filled:]])
@@ -369,13 +366,11 @@ class CaptureServer(StreamServer):
             filled += count
             if filled == BLOCK or (count == 0 and filled):
                 sink.write(view[:filled])
-                total += filled
                 with self._lock:
                     self.bytes += filled
                 filled = 0
             if count == 0:
                 sink.close()
-                self.files[name] = total
                 return
 
 

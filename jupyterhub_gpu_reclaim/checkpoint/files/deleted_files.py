@@ -463,23 +463,17 @@ class Unlinked:
         after = images.join(images.REMAP_MAGIC, [*before, *remaps])
         return {**kept, FILES: files, REMAPS: after}
 
-    def save(self, held: HeldImages, sinks: Callable[[str], Sink]) -> dict[str, int]:
-        """Save their descriptions, and those without a name; image → its length."""
-        lengths = {}
+    def save(self, held: HeldImages, sinks: Callable[[str], Sink]) -> None:
+        """Save their descriptions, and those without a name."""
         for name, data in self.rewrite(held.kept).items():
             sink = sinks(name)
             sink.write(memoryview(data))
             sink.close()
-            lengths[name] = len(data)
         for number, one in self._ghosts():
-            name = f"ghost-file-{number:x}.img"
-            sink = sinks(name)
-            lengths[name] = 0
+            sink = sinks(f"ghost-file-{number:x}.img")
             for block in _contents(one):
                 sink.write(memoryview(block))
-                lengths[name] += len(block)
             sink.close()
-        return lengths
 
     def _ghosts(self) -> Iterable[tuple[int, _File]]:
         nameless = [one for one in self._files.values() if not one.link]

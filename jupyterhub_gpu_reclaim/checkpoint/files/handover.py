@@ -14,6 +14,7 @@ Only what the kernel alone makes is left to CRIU by name: terminals, and files o
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import socket
@@ -45,6 +46,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
     new_instance,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import read_saved
+from jupyterhub_gpu_reclaim.checkpoint.memory.plan import whole
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_root
@@ -163,10 +165,7 @@ def open_all(
     Raises:
         RestoreFailed: a file is gone, may not be opened, or the images are off.
     """
-
-    def read(name: str) -> bytes | None:
-        return None if source.size(name) is None else b"".join(source.stream(name))
-
+    read = functools.partial(whole, source)
     saved = read_saved(read)
     _make_room(len(saved.wishes))
     handover = Handover(saved)

@@ -91,7 +91,6 @@ class FileUse(NamedTuple):
     pid: int  #: in the session's namespace
     where: str  #: ``map_files/…``, ``cwd``, ``root`` or ``exe``
     id: int
-    is_shared: bool = False  #: mapped so that writes reach the file
 
 
 @dataclass
@@ -254,7 +253,7 @@ class _Reader:
         new = self._first + len(self._ways)
         way = self._ways.setdefault((number, flags, is_shared), new)
         saved.holders[way].add(saved.credentials[pid])
-        saved.uses.append(FileUse(pid, where, way, is_shared))
+        saved.uses.append(FileUse(pid, where, way))
         return way
 
     def _split(self, number: int, way: int) -> None:

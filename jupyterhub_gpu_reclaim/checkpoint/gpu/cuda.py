@@ -307,15 +307,8 @@ def _stopped_afterwards(process: Process, threads: _Threads) -> Iterator[None]:
 def _ids(pid: int, thread: int) -> set[int]:
     """A thread's id in our own pid namespace, whichever namespace it came from."""
     return {
-        tid
-        for tid in ptrace.tasks(pid)
-        if thread in (tid, _innermost(procfs.text(pid, f"task/{tid}/status")))
+        tid for tid in ptrace.tasks(pid) if thread in (tid, procfs.inner_id(pid, tid))
     }
-
-
-def _innermost(status: str) -> int:
-    line = status.partition("\nNSpid:")[2].partition("\n")[0]
-    return int(line.split()[-1]) if line.split() else 0
 
 
 def _state(

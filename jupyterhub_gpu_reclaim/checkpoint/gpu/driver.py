@@ -77,7 +77,6 @@ class Card:
 
     uuid: str  #: 32 hexadecimal digits
     name: str
-    memory: int  #: bytes
 
 
 @dataclass(frozen=True, slots=True)

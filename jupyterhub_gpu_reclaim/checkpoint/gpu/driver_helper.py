@@ -270,17 +270,15 @@ class Library:
         return self._call(f"cuCheckpointProcess{call}", pid, ctypes.byref(arguments))
 
     def _card(self, number: int) -> dict[str, Any]:
-        device, total = ctypes.c_int(), ctypes.c_size_t()
+        device = ctypes.c_int()
         uuid = ctypes.create_string_buffer(UUID_BYTES)
         name = ctypes.create_string_buffer(TOTAL_NAME)
         self._call("cuDeviceGet", ctypes.byref(device), number)
         self._call("cuDeviceGetUuid_v2", uuid, device)
         self._call("cuDeviceGetName", name, len(name), device)
-        self._call("cuDeviceTotalMem_v2", ctypes.byref(total), device)
         return {
             "uuid": uuid.raw.hex(),
             "name": name.value.decode(errors="replace"),
-            "memory": total.value,
         }
 
     def _call(self, name: str, *arguments: Any) -> int:

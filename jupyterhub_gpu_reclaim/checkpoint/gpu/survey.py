@@ -59,12 +59,12 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import architecture, procfs
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
-from jupyterhub_gpu_reclaim.linux.sock_diag import unix_streams
+from jupyterhub_gpu_reclaim.linux.sock_diag import unix_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState, Driver, Memory
+    from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver, Memory
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
@@ -89,27 +89,11 @@ class HeldDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuUser:
-    """A process that the driver knows."""
-
-    process: Process
-    state: CudaState
-
-
-@dataclass(frozen=True, slots=True)
-class StaleChild:
-    """A child, and what it inherited."""
-
-    process: Process
-    held: HeldDevices
-
-
-@dataclass(frozen=True, slots=True)
 class Survey:
     """A session's processes as far as they have to do with GPUs."""
 
-    users: tuple[GpuUser, ...] = ()
-    stale: tuple[StaleChild, ...] = ()
+    users: tuple[Process, ...] = ()
+    stale: tuple[Process, ...] = ()
     stopped: tuple[Process, ...] = ()
     others: tuple[Process, ...] = ()
 
@@ -120,8 +104,7 @@ class Survey:
     @property
     def savable(self) -> frozenset[int]:
         """Host pids whose devices are no hindrance."""
-        users = {user.process.pid for user in self.users}
-        return frozenset(users | {child.process.pid for child in self.stale})
+        return frozenset(process.pid for process in (*self.users, *self.stale))
 
 
 def held_by(pid: int) -> HeldDevices:
@@ -149,8 +132,8 @@ def survey(driver: Driver, snapshot: Snapshot) -> Survey:
     stopped = tuple(p for p in concerned if p.stopped)
     asked = [p for p in concerned if not p.stopped]
     states = {p.pid: driver.state(p.pid) for p in asked}
-    users = tuple(GpuUser(p, s) for p in asked if (s := states[p.pid]) is not None)
-    proper = [user.process.pid for user in users]
+    users = tuple(p for p in asked if states[p.pid] is not None)
+    proper = [user.pid for user in users]
     stale, others = [], []
     for process in asked:
         if states[process.pid] is not None or not held[process.pid]:
@@ -158,7 +141,7 @@ def survey(driver: Driver, snapshot: Snapshot) -> Survey:
         if _inherited(process.pid, held, proper) or (
             _below(process, proper, snapshot) and _cannot_use(process.pid, held)
         ):
-            stale.append(StaleChild(process, held[process.pid]))
+            stale.append(process)
         else:
             others.append(process)
     return Survey(users, tuple(stale), stopped, tuple(others))
@@ -291,10 +274,12 @@ def _talks_to(pid: int, servers: Collection[int]) -> bool:
     if not mine:
         return False
     try:
-        streams = unix_streams(pid)
+        there = unix_sockets(pid)
     except Refused:
         return False  # it has ended
-    return any(one.inode in mine and one.peer in servers for one in streams)
+    return any(
+        one.is_connected and one.inode in mine and one.peer in servers for one in there
+    )
 
 
 _log = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ if the process had asked: this cannot make it use more memory than it did.
 from __future__ import annotations
 
 import bisect
+import functools
 import mmap
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -230,7 +231,7 @@ HUGE_PAGE: Final = 2 << 20
 _NEARLY_FULL: Final = 20
 # madvise(2), as bits of a vma_entry's madv.
 _HUGEPAGE, _NOHUGEPAGE = 1 << 14, 1 << 15
-_KNOWN_FLAGS: Final = images.IN_PARENT | images.LAZY | images.PRESENT
+_KNOWN_FLAGS: Final = images.LAZY | images.PRESENT
 
 
 class Range(NamedTuple):
@@ -284,6 +285,11 @@ class ImageSource(Protocol):
         """
 
 
+def whole(source: ImageSource, name: str) -> bytes | None:
+    """All of an image; None where there is none."""
+    return None if source.size(name) is None else b"".join(source.stream(name))
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """Memory that bypasses CRIU, and the images rewritten for that.
@@ -325,10 +331,7 @@ def make_plan(source: ImageSource, *, advise: bool = False) -> MemoryPlan:
         RestoreFailed: the images do not fit together (``checkpoint_damaged``).
         Exception: what the source raises.
     """
-
-    def read(name: str) -> bytes | None:
-        return None if source.size(name) is None else b"".join(source.stream(name))
-
+    read = functools.partial(whole, source)
     files: dict[str, bytes] = {}
     pieces: dict[str, tuple[Piece, ...]] = {}
     seen: set[str] = set()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import functools
 import json
 import mmap
 import os
@@ -38,6 +39,7 @@ from jupyterhub_gpu_reclaim.checkpoint.memory.plan import (
     PAGE,
     REGULAR,
     ImageSource,
+    whole,
 )
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -75,15 +77,14 @@ class SavedObjects:
 
     Args:
         source: of CRIU's images.
-        filled: whether the segments get their contents; not where nothing of it is to
-            run.
 
     Raises:
         RestoreFailed: the images are off (``checkpoint_damaged``).
     """
 
-    def __init__(self, source: ImageSource, *, filled: bool = True) -> None:
+    def __init__(self, source: ImageSource) -> None:
         self._source = source
+        self._read = functools.partial(whole, source)
         self.images: dict[str, bytes] = {}
         self.wanted: dict[str, list[dict[str, Any]]] = {}
         self._pages: list[str] = []  #: images of contents, a segment each
@@ -103,10 +104,6 @@ class SavedObjects:
             "msg": list(self._queues(theirs)),
             "shm": list(self._segments(theirs)),
         }
-        if not filled:
-            self._pages.clear()
-            for one in self.wanted["shm"]:
-                one["pages"] = []
         self._attached = self._attachments()
         if self.wanted["sem"]:
             self._restart_waits()
@@ -145,10 +142,6 @@ class SavedObjects:
                         uids = procfs.status(process.pid)["Uid"].split()
                         lend(number, int(uids[1]))
                         _attach(traced, number, base, areas)
-
-    def _read(self, name: str) -> bytes | None:
-        source = self._source
-        return None if source.size(name) is None else b"".join(source.stream(name))
 
     def _tasks(self) -> Iterator[int]:
         tree = self._read("pstree.img")

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_DOMAIN, _PROTOCOL = 39, 38  # of SOL_SOCKET
-
 
 def _numbers(table: str) -> dict[str, int]:
     """``NAME=number …``."""
@@ -158,9 +156,9 @@ def kind_of(end: socket.socket) -> tuple[int, int, int]:
     """Family, type and protocol of a socket."""
     level = socket.SOL_SOCKET
     return (
-        end.getsockopt(level, _DOMAIN),
+        end.getsockopt(level, socket.SO_DOMAIN),
         end.getsockopt(level, socket.SO_TYPE),
-        end.getsockopt(level, _PROTOCOL),
+        end.getsockopt(level, socket.SO_PROTOCOL),
     )
 
 

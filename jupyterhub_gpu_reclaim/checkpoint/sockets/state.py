@@ -236,9 +236,7 @@ def take_out(
 def _without(queues: bytes, ours: Collection[int]) -> bytes:
     """CRIU's image of messages without those for these entries."""
     kept = [images.join(images.SK_QUEUES_MAGIC, [])]
-    for packet, head, data in images.with_data(
-        queues, images.SK_QUEUES_MAGIC, "sk_packet_entry", "length"
-    ):
+    for packet, head, data in images.packets(queues):
         if packet.id_for not in ours:
             kept += [head, data]
     return b"".join(kept)

@@ -11,8 +11,7 @@ What a process has in common with its session's init was given to it by the plac
 chosen: it is None here, and it becomes what the init of the new place has. So a program
 that could use all processors of one machine can use all of the other.
 
-:func:`differences` compares two trees, such as one that is captured and its rehearsed
-return. Also what CRIU itself gives back is compared (``given_back``).
+Of what CRIU itself gives back, what protects is compared (``given_back``).
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import errno
 import logging
 import mmap
 import os
-import signal
 import struct
 import sys
 from pathlib import Path
@@ -42,6 +40,7 @@ from jupyterhub_gpu_reclaim.linux import (
     scheduling,
 )
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
+from jupyterhub_gpu_reclaim.linux.procfs import inner_id
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed, Unsuited
 
 if TYPE_CHECKING:
@@ -94,7 +93,6 @@ class Attributes(Value, frozen=True, kw_only=True):
         lock: how mlockall(2) locks what it will map: 0, or its flags.
         states: of prctl(2), by their names in ``STATES``.
         threads: by their number in the session.
-        given_back: what CRIU restores, as in its threads.
     """
 
     core_filter: int | None = None
@@ -102,17 +100,6 @@ class Attributes(Value, frozen=True, kw_only=True):
     lock: int = 0
     states: dict[str, int] = msgspec.field(default_factory=dict)
     threads: dict[int, ThreadAttributes] = msgspec.field(default_factory=dict)
-    given_back: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-class Difference(NamedTuple):
-    """An attribute of a thread that changed: its values before and after."""
-
-    pid: int  #: in the session
-    thread: int  #: likewise; 0: the process as a whole
-    name: str
-    before: object
-    after: object
 
 
 #: Thread → what it has to set itself → its value.
@@ -135,24 +122,14 @@ STATES: Final = {
     # The last one: it takes from the process what the others may need.
     "PR_SET_MDWE": _State(66, lambda value: (65, value), 0),
 }
-#: Attributes that CRIU gives back, in /proc/PID/status and beside it.
-_GIVEN_BACK: Final[tuple[str, ...]] = (
-    *("Name", "Umask", "Uid", "Gid", "Groups", "NSpgid", "NSsid"),
-    *("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"),
-    *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
-    *("NoNewPrivs", "Seccomp", "Seccomp_filters"),
-    *("Speculation_Store_Bypass", "SpeculationIndirectBranch"),
-)
-#: Of these, what protects a process, or others from it.
+#: Attributes that CRIU gives back and that protect a process, or others from it.
 PROTECTING: Final = frozenset(
     {"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"}
     | {"NoNewPrivs", "Seccomp", "Seccomp_filters"}
 )
+#: And that a thread has to be given again with a folder of its own.
+_GIVEN_BACK: Final = PROTECTING | {"Umask"}
 
-#: Signals that come of stopping processes and starting them again.
-_STOPPING: Final = sum(
-    1 << (number - 1) for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD)
-)
 _MCL_CURRENT_FUTURE_ONFAULT: Final = (1, 2, 4)
 _CLONE_FS: Final = 0x200
 _PR_SET_TIMERSLACK: Final = 29
@@ -194,7 +171,7 @@ def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attribute
     threads = {}
     for tid in ptrace.tasks(pid):
         one = _outside(pid, tid)
-        threads[_inner(pid, tid)] = msgspec.structs.replace(
+        threads[inner_id(pid, tid)] = msgspec.structs.replace(
             one,
             **{
                 name: None
@@ -204,7 +181,7 @@ def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attribute
         )
     states, lock, dispatch = _inside(pid)
     for tid, asked in dispatch.items():
-        number = _inner(pid, tid)
+        number = inner_id(pid, tid)
         threads[number] = msgspec.structs.replace(threads[number], dispatch=asked)
     return Attributes(
         core_filter=_chosen(pid, init.pid, _CORE_FILTER),
@@ -212,12 +189,7 @@ def _read(process: Process, init: Process, usual: ThreadAttributes) -> Attribute
         lock=lock,
         states=states,
         threads=threads,
-        given_back={"limits": procfs.text(pid, "limits")},
     )
-
-
-def _inner(pid: int, tid: int) -> int:
-    return int(procfs.status(pid, tid).get("NSpid", "0").split()[-1])
 
 
 class _File(NamedTuple):
@@ -247,17 +219,6 @@ def _chosen(pid: int, init_pid: int, file: _File) -> int | None:
 def _outside(pid: int, tid: int) -> ThreadAttributes:
     """Attributes of a thread that the kernel tells others; none of them is None."""
     status = procfs.status(pid, tid)
-    given_back: dict[str, str] = {
-        name: status[name] for name in _GIVEN_BACK if name in status
-    }
-    for name in ("SigPnd", "ShdPnd"):
-        given_back[name] = f"{int(given_back.get(name, '0'), 16) & ~_STOPPING:016x}"
-    # In the session, whose namespace is the last one.
-    for name in ("NSpgid", "NSsid"):
-        given_back[name] = given_back.get(name, "0").split()[-1]
-    given_back["nice"] = str(os.getpriority(os.PRIO_PROCESS, tid))
-    policy = os.sched_getscheduler(tid), os.sched_getparam(tid).sched_priority
-    given_back["policy"] = "{}, priority {}".format(*policy)
     own_folder = tid != pid and not scheduling.shares(pid, tid, scheduling.KCMP_FS)
     return ThreadAttributes(
         affinity=sorted(os.sched_getaffinity(tid)),
@@ -267,7 +228,7 @@ def _outside(pid: int, tid: int) -> ThreadAttributes:
         memory_policy=_memory_policy(pid, tid),
         personality=int(procfs.text(pid, f"task/{tid}/personality") or "0", 16),
         folder=procfs.link(pid, f"task/{tid}/cwd") if own_folder else "",
-        given_back=given_back,
+        given_back={name: status[name] for name in _GIVEN_BACK if name in status},
     )
 
 
@@ -375,46 +336,6 @@ def load(source: ImageSource) -> dict[int, Attributes]:
         ) from None
 
 
-def differences(
-    before: Mapping[int, Attributes], after: Mapping[int, Attributes]
-) -> list[Difference]:
-    """List the differences of the second tree from the first. Pure.
-
-    A process or thread that only one of them has is a difference named ``there``.
-    """
-    found: list[Difference] = []
-    for pid in sorted({*before, *after}):
-        one, other = before.get(pid), after.get(pid)
-        if one is None or other is None:
-            there = one is not None, other is not None
-            found.append(Difference(pid, 0, "there", *there))
-            continue
-        found += _compare(pid, 0, _flat(one), _flat(other))
-        for tid in sorted({*one.threads, *other.threads}):
-            threads = one.threads.get(tid), other.threads.get(tid)
-            if threads[0] is None or threads[1] is None:
-                there = threads[0] is not None, threads[1] is not None
-                found.append(Difference(pid, tid, "there", *there))
-                continue
-            found += _compare(pid, tid, _flat(threads[0]), _flat(threads[1]))
-    return found
-
-
-def _compare(
-    pid: int, tid: int, one: Mapping[str, object], other: Mapping[str, object]
-) -> Iterator[Difference]:
-    for name in sorted({*one, *other}):
-        if one.get(name) != other.get(name):
-            yield Difference(pid, tid, name, one.get(name), other.get(name))
-
-
-def _flat(one: Attributes | ThreadAttributes) -> dict[str, object]:
-    fields = msgspec.structs.asdict(one)
-    fields.pop("threads", None)
-    nested = {**fields.pop("given_back"), **fields.pop("states", {})}
-    return {**fields, **nested}
-
-
 # --- giving back ----------------------------------------------------------------------
 
 
@@ -456,7 +377,7 @@ def _apply_outside(
     left: _Left = {}
     for tid in ptrace.tasks(process.pid):
         now = _outside(process.pid, tid)
-        thread = wanted.threads.get(_inner(process.pid, tid), ThreadAttributes())
+        thread = wanted.threads.get(inner_id(process.pid, tid), ThreadAttributes())
         for name, change in _CHANGES.items():
             value: Any = getattr(thread, name)
             value = getattr(usual, name) if value is None else value
@@ -504,7 +425,7 @@ def _refuse_weaker(process: Process, wanted: Attributes) -> None:
     """
     for tid in ptrace.tasks(process.pid):
         status = procfs.status(process.pid, tid)
-        thread = wanted.threads.get(_inner(process.pid, tid))
+        thread = wanted.threads.get(inner_id(process.pid, tid))
         before = thread.given_back if thread is not None else {}
         for name in PROTECTING & before.keys():
             if status.get(name) != before[name]:
@@ -522,7 +443,7 @@ def _apply_inside(process: Process, wanted: Attributes, left: _Left) -> None:
     Raises:
         RestoreFailed: a folder is gone, or it could not be made to do it.
     """
-    inner = {_inner(process.pid, tid): tid for tid in ptrace.tasks(process.pid)}
+    inner = {inner_id(process.pid, tid): tid for tid in ptrace.tasks(process.pid)}
     threads = {
         inner[number]: one
         for number, one in wanted.threads.items()

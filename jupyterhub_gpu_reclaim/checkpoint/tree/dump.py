@@ -38,8 +38,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     RolledBack,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.linux.procfs import PROC
+from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -60,18 +59,14 @@ class DumpResult:
         pids: every process and thread id in use, in the session's namespace.
         stopped: pids of processes that a signal had stopped before.
         pipes: CRIU's names of the pipes whose reader was outside of the tree.
-        files: image files with their lengths in bytes.
         seconds: how long it took.
-        log: CRIU's log.
     """
 
     root_pid: int
     pids: tuple[int, ...]
     stopped: tuple[int, ...]
     pipes: tuple[str, ...]
-    files: dict[str, int]
     seconds: float
-    log: str
 
 
 def dump(
@@ -149,11 +144,11 @@ def dump(
             )
             cores.refuse_others(tree)
             held.reopen(closed)
-            lengths = unlinked.save(held, sinks)
+            unlinked.save(held, sinks)
             if ours := semaphores.find(tree):
-                lengths |= _save(semaphores.IMAGE, ours, sinks)
-            lengths |= _save(state.IMAGE, sockets, sinks)
-            lengths |= _save(attributes.IMAGE, codec.encode(had), sinks)
+                _save(semaphores.IMAGE, ours, sinks)
+            _save(state.IMAGE, sockets, sinks)
+            _save(attributes.IMAGE, codec.encode(had), sinks)
     except BaseException as error:
         if undo:
             _roll_back(session, stopped)
@@ -165,18 +160,15 @@ def dump(
         pids=_ids(tree),
         stopped=tuple(sorted(stopped)),
         pipes=stdio.names(before),
-        files={**server.files, **lengths},
         seconds=time.monotonic() - begun,
-        log=attempt.log(),
     )
 
 
-def _save(name: str, image: bytes, sinks: Callable[[str], Sink]) -> dict[str, int]:
-    """Save an image of ours; its name and length."""
+def _save(name: str, image: bytes, sinks: Callable[[str], Sink]) -> None:
+    """Save an image of ours."""
     sink = sinks(name)
     sink.write(memoryview(image))
     sink.close()
-    return {name: len(image)}
 
 
 @contextlib.contextmanager
@@ -210,13 +202,9 @@ def _rolled_back(error: OSError | ReclaimError) -> RolledBack:
 
 def _ids(snapshot: Snapshot) -> tuple[int, ...]:
     """Every process and thread id of the stopped tree, in the session's namespace."""
-    found = set()
-    for process in snapshot.processes:
-        for task in (PROC / str(process.pid) / "task").glob("*/status"):
-            try:
-                text = task.read_text(errors="replace")
-            except OSError:
-                continue
-            line = text.partition("\nNSpid:")[2].partition("\n")[0]
-            found.add(int(line.split()[-1]))
-    return tuple(sorted(found))
+    found = {
+        procfs.inner_id(process.pid, tid)
+        for process in snapshot.processes
+        for tid in ptrace.tasks(process.pid)
+    }
+    return tuple(sorted(found - {0}))

@@ -8,10 +8,10 @@ namespace). No process is left there that could observe CRIU or write to the mem
 it works with.
 
 :func:`thaw` ends a failed dump, and a capture that is cancelled or taken back. After a
-dump that succeeded, CRIU (4.1, 4.2: ``cr_dump_finish``) leaves three things behind
-besides the stopped processes, since it expects them to be killed: TCP connections in
-repair mode, which send nothing; ``link_remap.N`` files; and nothing that says so. It
-undoes both only when the dump failed or the tree continues. An agent that was killed
+dump that succeeded, CRIU (4.1, 4.2: ``cr_dump_finish``) leaves TCP connections in
+repair mode, which send nothing, since it expects the stopped processes to be killed; it
+undoes that only when the dump failed or the tree continues. The names that deleted
+files were given (``files.deleted_files``) are there as well. An agent that was killed
 while it cut connections leaves a server that nobody can connect to (``listeners``).
 """
 
@@ -263,7 +263,7 @@ def leave_repair(process: Process) -> int:
 
 
 def remove_link_remaps(process: Process) -> list[str]:
-    """Remove the names that CRIU gave to deleted files of the process; which."""
+    """Remove the names that a capture gave to deleted files of a process; which."""
     removed = []
     with contextlib.ExitStack() as stack:
         try:

@@ -140,7 +140,6 @@ class RestoreResult:
     Attributes:
         tree: its processes.
         seconds: how long it took.
-        log: CRIU's.
         missing: what of its memory is still to be filled.
         links: names of deleted files that the capture has made, which are to go.
         beside: the init and whatever else was stopped beside the tree.
@@ -148,7 +147,6 @@ class RestoreResult:
 
     tree: Snapshot
     seconds: float
-    log: str
     missing: MemoryPlan = field(default_factory=MemoryPlan)
     links: tuple[Link, ...] = ()
     beside: tuple[Process, ...] = ()
@@ -239,9 +237,7 @@ def restore(
             raise _failed(error) from error
         raise
     seconds = time.monotonic() - begun
-    return RestoreResult(
-        tree, seconds, attempt.log(), plan, given.links(), tuple(beside)
-    )
+    return RestoreResult(tree, seconds, plan, given.links(), tuple(beside))
 
 
 class _BeyondCriu:

@@ -131,7 +131,7 @@ class Accelerator:
         for process in survey.stopped:
             yield finding(Reason.GPU_STOPPED, pid=process.ns_pid, name=process.name)
         # One that the driver does not know may be so because of such company.
-        concerned = (*(user.process for user in survey.users), *survey.others)
+        concerned = (*survey.users, *survey.others)
         cards: list[CardUse] = []
         if survey.users:
             cards = self._look()
@@ -142,9 +142,9 @@ class Accelerator:
         for card in cards:
             if card.divided:
                 yield finding(Reason.GPU_MIG, card=card.name)
-        users = [user.process for user in survey.users]
-        counted = _counted(cards)
-        for one in gpu_survey.examine_sharing(self._driver, users, snapshot, counted):
+        for one in gpu_survey.examine_sharing(
+            self._driver, survey.users, snapshot, _counted(cards)
+        ):
             yield finding(one.reason, **one.facts)
 
     def describe(self, survey: Survey) -> Gpus | None:
@@ -156,7 +156,7 @@ class Accelerator:
         """
         if not survey.users:
             return None
-        inner = {user.process.pid: user.process.ns_pid for user in survey.users}
+        inner = {user.pid: user.ns_pid for user in survey.users}
         cards = self._look()
         if any(card.processes is None for card in cards):
             raise Refused(Reason.GPU_DRIVER_SILENT)
@@ -168,7 +168,7 @@ class Accelerator:
         ]
         return Gpus(
             driver=cuda.driver_version(),
-            cards=self._cards(survey.users[0].process.pid, {use.uuid for use in uses}),
+            cards=self._cards(survey.users[0].pid, {use.uuid for use in uses}),
             users=sorted(inner.values()),
             uses=uses,
         )
@@ -202,7 +202,7 @@ class Accelerator:
             standing()
 
         cgroups.lift_memory_limit(limit)
-        users = [user.process for user in survey.users]
+        users = survey.users
         shells = _shells(look(), users)
         for shell in shells:
             processes.stop(shell, _SHELL_SECONDS)
@@ -222,7 +222,7 @@ class Accelerator:
         Raises:
             Refused: the driver does not answer (``gpu_driver_silent``).
         """
-        users = [user.process for user in survey.users]
+        users = survey.users
         try:
             memory = self._driver.memory([one.pid for one in users])
         except DriverError:  # it does not tell; then by the thread that moves memory
@@ -242,8 +242,7 @@ class Accelerator:
 
         A shell would take the terminal away from its program when that stops.
         """
-        users = [user.process for user in survey.users]
-        return [*_shells(snapshot, users), *users]
+        return [*_shells(snapshot, survey.users), *survey.users]
 
     def emptied(
         self, gpus: Gpus, snapshot: Snapshot
@@ -301,9 +300,9 @@ class Accelerator:
             for child in now.stale:
                 if cancel is not None and cancel.is_set:
                     raise ReclaimError(Reason.CANCELLED)
-                cuda.give_up(child.process)
+                cuda.give_up(child)
         else:
-            raise ReclaimError(Reason.GPU_STALE_CHILD, **_name(now.stale[0].process))
+            raise ReclaimError(Reason.GPU_STALE_CHILD, **_name(now.stale[0]))
         counted = _counted(self._look())
         for shared in gpu_survey.examine_sharing(
             self._driver, users, snapshot, counted
@@ -506,7 +505,7 @@ def _refuse_new(
         ReclaimError: another process does (``gpu_begun``, ``gpu_stopped``).
     """
     known = {process.pid for process in users}
-    new = [user.process for user in now.users if user.process.pid not in known]
+    new = [user for user in now.users if user.pid not in known]
     for process in (*new, *now.others):
         raise RolledBack(Reason.GPU_BEGUN, **_name(process))
     ours = {process.pid for process in shells}
@@ -524,7 +523,7 @@ def _name(process: Process) -> dict[str, Any]:
     return {"pid": process.ns_pid, "name": process.name}
 
 
-def _shells(snapshot: Snapshot, users: list[Process]) -> list[Process]:
+def _shells(snapshot: Snapshot, users: Sequence[Process]) -> list[Process]:
     """Processes above the users that share a terminal with them, uppermost first."""
     by_pid = {process.pid: process for process in snapshot.processes}
     found: dict[int, Process] = {}

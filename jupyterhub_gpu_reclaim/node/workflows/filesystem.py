@@ -172,8 +172,8 @@ def save_archives(
                 merged = archive.open_mount(session.init_pid, mount)
                 stack.callback(os.close, merged)
             take = _checked(file.write, cancel)
-            packed = archive.pack(folder, take, merged=merged)
-        for note in packed.notes:
+            notes = archive.pack(folder, take, merged=merged)
+        for note in notes:
             _log.info("%s %s: %s", session.key, mount.target, note)
 
 
@@ -196,7 +196,7 @@ def restore_archives(
         overlay = mount.kind == "overlay"
         folder = archive.open_mount(session.init_pid, mount)
         try:
-            done = reader.unpack(
+            notes = reader.unpack(
                 checkpoint.stream(checkpoint_files.ARCHIVE.format(number=number)),
                 folder,
                 overlay=overlay,
@@ -204,7 +204,7 @@ def restore_archives(
             )
         finally:
             os.close(folder)
-        for note in done.notes:
+        for note in notes:
             _log.info("%s %s: %s", session.key, target, note)
 
 

@@ -170,7 +170,7 @@ class Nap:
         survey = tools.accelerator.survey(trees.without(whole, asleep))
         # A server that shows the use of a GPU is one of them, and must run on.
         spared = tools.accelerator.without_memory(survey)
-        users = [user for user in survey.users if user.process not in spared]
+        users = [user for user in survey.users if user not in spared]
         survey = self._concerned(dataclasses.replace(survey, users=tuple(users)), whole)
         left, partly = [*spared, *asleep], len(survey.users) < len(users)
         snapshot = self._those(whole, left)
@@ -212,8 +212,8 @@ class Nap:
             return survey
         of = trees.groups(tree)
         return Survey(
-            users=tuple(u for u in survey.users if of[u.process.pid] in self._groups),
-            stale=tuple(s for s in survey.stale if of[s.process.pid] in self._groups),
+            users=tuple(u for u in survey.users if of[u.pid] in self._groups),
+            stale=tuple(s for s in survey.stale if of[s.pid] in self._groups),
             stopped=tuple(p for p in survey.stopped if of[p.pid] in self._groups),
             others=tuple(p for p in survey.others if of[p.pid] in self._groups),
         )

@@ -350,7 +350,7 @@ class Recovery:
             self._fail(failed)
             return
         stopped = trees.left_stopped(record, tree)
-        engine.proceed(engine.RestoreResult(tree, 0.0, ""), stopped)
+        engine.proceed(engine.RestoreResult(tree, 0.0), stopped)
         self.releases.records.save(record.at(Stage.RESTORED, record.steps))
         self.releases.ports.let_go(record.checkpoint)
         _log.info("%s continues from %s", session.key, record.checkpoint)

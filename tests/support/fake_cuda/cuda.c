@@ -107,11 +107,6 @@ int cuDeviceGetName(char *name, int size, int device) {
     snprintf(name, size, "Fake GPU");
     return OK;
 }
-int cuDeviceTotalMem_v2(size_t *size, int device) {
-    (void)device;
-    *size = 1 << 30;
-    return OK;
-}
 int cuGetErrorName(int code, const char **name) {
     (void)code;
     *name = "CUDA_ERROR_FAKE";
