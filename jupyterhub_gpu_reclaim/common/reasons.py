@@ -828,7 +828,7 @@ class Reason(Enum):
             "The file {path}, which the session had open, may not be opened by its user"
             " now ({why})."
         ),
-        "Give its user the right to open it, then try again.",
+        "Give its user the right to open it, or move what is in its place, then try again.",
         True,
     )
     FILE_SWAPPED = (

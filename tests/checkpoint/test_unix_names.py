@@ -1,11 +1,15 @@
-"""Datagrams to a name outside of the session, as to /dev/log, through a real return."""
+"""Names of UNIX sockets, inside of the session and outside, through a real return."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 
+import pytest
+
 from jupyterhub_gpu_reclaim.checkpoint.tree.restore import proceed
+from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from tests.checkpoint.conftest import fingerprints
 
 SENDERS = """
@@ -57,6 +61,24 @@ def test_sender_to_a_name_outside_comes_back_even_if_that_is_gone(
     for kind in names:
         answers = world(f"[send(one, b'again') for one in {kind}]")
         assert all(str(one).endswith("Error") for one in answers), (kind, answers)
+
+
+def test_return_to_a_name_that_another_file_has_says_so(places, engine, tmp_path):
+    name = tmp_path / "server"
+    world = places.world()
+    world(f"one = socket.socket(socket.AF_UNIX); one.bind({str(name)!r}); one.listen()")
+    image = engine.image()
+    result = engine.dump(world.place, image.sink, stopped=())
+    opened = fingerprints(world.place)
+    world.place.kill()
+    name.unlink()
+    name.write_text("of somebody else")
+
+    with pytest.raises(RestoreFailed, match="another file has its name") as failed:
+        engine.restore(places.hold(), image, result, opened=opened)
+
+    assert failed.value.reason is Reason.FILE_DENIED
+    assert name.read_text() == "of somebody else"
 
 
 PAIRS = """

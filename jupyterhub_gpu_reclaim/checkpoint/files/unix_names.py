@@ -172,6 +172,8 @@ def make(one: Named, root: int) -> socket.socket:
     except OSError as error:
         made.close()
         why = error.strerror or "it cannot be bound"
+        if error.errno == errno.EADDRINUSE:
+            why = "another file has its name"
         raise refused(Reason.FILE_DENIED, one.name, why) from None
     made.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, one.passes[0])
     made.setsockopt(socket.SOL_SOCKET, _PASSSEC, one.passes[1])
