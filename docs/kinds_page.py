@@ -54,6 +54,10 @@ _ON_KINDS = """
 Not tried: PostgreSQL and other programs that change their user (these tests ran without
 CAP_SYS_RESOURCE), Julia itself, ray, programs on FUSE or NFS.
 
+What the session itself has mounted, which takes root with CAP_SYS_ADMIN, is not mounted
+again. A session with a file open there is suspended, and its return refused
+(`file_missing`): end such programs before, or mount it where the session is started.
+
 ## Kind by kind
 
 Below is what Linux gives a program. Each row is a test, but for a few, marked as such,
