@@ -65,6 +65,14 @@ _CROWDED_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 10.0
 
 _PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.restype = ctypes.c_long
+_libc.ptrace.argtypes = [
+    ctypes.c_long,
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+]
 
 
 class TraceFailed(OSError):
@@ -436,7 +444,8 @@ class _Thread:
             time.sleep(_PAUSE_SECONDS)
 
     def _is_stopped(self) -> bool:
-        return procfs.stat(self._tid)[:1] == [STOPPED]
+        # /proc/<tid>/stat would add up the times of all the other threads.
+        return procfs.stat(self._tid, self._tid)[:1] == [STOPPED]
 
     def _run_to_syscall_stop(self) -> None:
         while True:
@@ -562,15 +571,7 @@ def _set_registers(tid: int, values: bytes) -> None:
 
 
 def _ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.restype = ctypes.c_long
-    libc.ptrace.argtypes = [
-        ctypes.c_long,
-        ctypes.c_long,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-    ]
-    if libc.ptrace(request, tid, address, data) == -1:
+    if _libc.ptrace(request, tid, address, data) == -1:
         code = ctypes.get_errno()
         if code:
             raise OSError(code, os.strerror(code), f"ptrace of {tid}")
