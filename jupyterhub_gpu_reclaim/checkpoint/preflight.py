@@ -392,8 +392,12 @@ def _addresses(view: _View) -> Iterator[Finding]:
 def _room(view: _View) -> Iterator[Finding]:
     """CRIU's own code, which runs in the process, opens a few files of its own."""
     found = _LIMIT.search(procfs.text(view.process.pid, "limits"))
-    if found and int(found[1]) < len(view.descriptors) + _OWN_FILES:
-        what = f"has {len(view.descriptors)} files open, of {found[1]} at most"
+    if found is None:
+        return
+    # Those with higher numbers it opened before it lowered the limit.
+    count = sum(one.fd < int(found[1]) for one in view.descriptors)
+    if int(found[1]) < count + _OWN_FILES:
+        what = f"has {count} files open, of {found[1]} at most"
         yield view.found(Reason.PROCESS_UNSUPPORTED, what=what)
 
 
