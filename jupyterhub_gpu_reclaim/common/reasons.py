@@ -35,8 +35,14 @@ class Reason(Enum):
         return found if isinstance(found, Reason) else cls.INTERNAL
 
     def sentence(self, **facts: Any) -> str:
-        """The sentence for a person; a fact that is missing shows as its name."""
-        return self.template.format_map(_Facts(facts))
+        """The sentence for a person; a fact that is missing shows as its name.
+
+        Names of files and programs may hold any bytes, and a sentence is sent as UTF-8.
+        """
+        words = self.template.format_map(_Facts(facts))
+        return words.encode("utf-8", "surrogateescape").decode(
+            "utf-8", "backslashreplace"
+        )
 
     @property
     def pattern(self) -> str:
