@@ -38,6 +38,7 @@ a deleted file that it may not read              ``handle_unsupported``
 a file of /proc that is not its own to set       ``handle_unsupported``
 the name of a socket (O_PATH)                    ``handle_unsupported``
 a UNIX socket whose file was renamed or linked   ``handle_unsupported``
+one whose name does not lead to its file         ``handle_unsupported``
 a watch on a deleted file, a lease for writing   ``handle_unsupported``
 a socket of a kind that CRIU does not know       ``socket_unsupported``
 a multipath TCP socket                           ``multipath_tcp``
@@ -86,6 +87,7 @@ from jupyterhub_gpu_reclaim.linux import (
     ptrace,
     scheduling,
 )
+from jupyterhub_gpu_reclaim.linux.beneath import open_root
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow_from
 from jupyterhub_gpu_reclaim.linux.mounts import has_proc
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
@@ -594,7 +596,14 @@ def _sockets(view: _View) -> Iterator[Finding]:
 
 def _held_by_sockets(view: _View) -> Iterator[Finding]:
     numbers = [d.fd for d in view.descriptors if d.target.startswith("socket:")]
-    never, later = refusals.of_process(view.process.pid, numbers)
+    try:
+        root = open_root(f"/proc/{view.init.pid}/root")
+    except OSError:
+        return  # it has just ended
+    try:
+        never, later = refusals.of_process(view.process.pid, numbers, root)
+    finally:
+        os.close(root)
     for kind in sorted(never):
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
     for where in sorted(later):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint import preflight
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -465,6 +466,55 @@ def test_examine_what_waits_in_a_socket_is_found_until_it_is_read(run):
         s.bind((0, 0))
         """)
     assert examine(snapshot) == []
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["./a", "link/a", "m/a", "\0a", "deleted"],
+)
+def test_examine_unix_socket_that_others_find_by_its_name_is_supported(
+    run, tmp_path, names
+):
+    snapshot = run(f"""
+        os.chdir({str(tmp_path)!r})
+        os.mkdir("m"); os.symlink("m", "link")
+        name = {names!r}
+        one = socket.socket(socket.AF_UNIX)
+        one.bind(os.path.abspath(name) if name == "link/a" else name)
+        one.listen()
+        if name == "deleted":
+            os.unlink(name)
+        """)
+    assert examine(snapshot) == []
+
+
+def test_examine_unix_socket_whose_name_is_no_text_is_told_as_text(run, tmp_path):
+    found = only(
+        run(f"""
+        os.chdir({str(tmp_path)!r})
+        one = socket.socket(socket.AF_UNIX); one.bind(b"\\xff"); one.listen()
+        os.rename(b"\\xff", "b")
+        """)
+    )
+    assert "renamed or linked (\\xff)" in found.message
+    codec.encode(found)
+
+
+@pytest.mark.parametrize(("below", "is_found"), [(60, False), (61, True)])
+def test_examine_files_above_the_limit_take_no_room_below_it(run, below, is_found):
+    """They were opened before the limit was lowered."""
+    snapshot = run(f"""
+        import resource
+        for number in range(300):
+            os.dup2(0, 1000 + number)
+        while os.dup(0) < {below} - 1:
+            pass
+        resource.setrlimit(resource.RLIMIT_NOFILE, (63, 4096))
+        """)
+    if is_found:
+        assert "has 61 files open, of 63 at most" in only(snapshot).message
+    else:
+        assert examine(snapshot) == []
 
 
 @pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_SEQPACKET", "SOCK_DGRAM"])

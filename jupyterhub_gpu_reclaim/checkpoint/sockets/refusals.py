@@ -17,6 +17,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import datagrams, options
+from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow_from, unread_bytes
 
 if TYPE_CHECKING:
@@ -36,13 +37,18 @@ _MOST_INSTRUCTIONS: Final = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def unsavable(end: socket.socket) -> Iterator[str]:
-    """Say in words what a socket holds that cannot be saved."""
+def unsavable(end: socket.socket, root: int) -> Iterator[str]:
+    """Say in words what a socket holds that cannot be saved.
+
+    Args:
+        end: the socket.
+        root: of the session, where names are looked up.
+    """
     if _has_program(end):
         yield "a socket with an eBPF program"
     family, kind, protocol = options.kind_of(end)
-    if family == socket.AF_UNIX and (name := _moved(end, kind)):
-        yield f"a UNIX socket whose file was renamed or linked ({name})"
+    if family == socket.AF_UNIX and (words := _misnamed(end, kind, root)):
+        yield words
     if family == socket.AF_NETLINK:
         groups = end.getsockopt(_NETLINK, _MEMBERSHIPS, _GROUP_BYTES)
         if any(groups[4:]):
@@ -97,26 +103,27 @@ def _has_sent(pid: int, fd: int) -> bool:
     return False
 
 
-def of_process(pid: int, numbers: Iterable[int]) -> tuple[set[str], set[str]]:
+def of_process(
+    pid: int, numbers: Iterable[int], root: int
+) -> tuple[set[str], set[str]]:
     """Contents of a process's sockets: :func:`unsavable`, and :func:`waiting`."""
     never: set[str] = set()
     later: set[str] = set()
     for fd in numbers:
         with contextlib.suppress(OSError), borrow_from(pid, fd) as end:
-            never.update(unsavable(end))
+            never.update(unsavable(end, root))
             later.update(waiting(end))
     return never, later
 
 
-def _moved(end: socket.socket, kind: int) -> str:
-    """The name that others cannot find a socket by any more, as they have a newer one.
+def _misnamed(end: socket.socket, kind: int, root: int) -> str:
+    """What is wrong with the name of a UNIX socket, in words; empty for nothing.
 
-    Made again, it would have the name that it was given first, and its file be another
-    one. Empty for any other socket, and one whose file is deleted.
+    It is made again by the name that it was given first, so its file would be another
+    one than that where others look for it. Nothing is wrong where that is deleted.
     """
     name = datagrams.name_of(end)
-    listens = end.getsockopt(socket.SOL_SOCKET, _ACCEPTS)
-    if name[:1] in {b"", b"\0"} or not (listens or kind == socket.SOCK_DGRAM):
+    if name[:1] in {b"", b"\0"}:
         return ""
     file = _libc.ioctl(end.fileno(), _SIOCUNIXFILE, 0)
     if file < 0:
@@ -124,10 +131,41 @@ def _moved(end: socket.socket, kind: int) -> str:
     try:
         links = os.fstat(file).st_nlink
         found = os.readlink(f"/proc/self/fd/{file}".encode())  # noqa: PTH115 - any bytes
+        leads = not name.startswith(b"/") or _leads_to(file, name, root)
     finally:
         os.close(file)
-    is_found = found.rpartition(b"/")[2] == name.rpartition(b"/")[2]
-    return "" if links == 0 or (links == 1 and is_found) else os.fsdecode(name)
+    if links == 0:
+        return ""
+    shown = name.decode("utf-8", "backslashreplace")
+    # Nobody looks for another one by its name.
+    if end.getsockopt(socket.SOL_SOCKET, _ACCEPTS) or kind == socket.SOCK_DGRAM:
+        if links > 1 or found.rpartition(b"/")[2] != name.rpartition(b"/")[2]:
+            return f"a UNIX socket whose file was renamed or linked ({shown})"
+        if not leads:
+            return f"a UNIX socket whose name does not lead to its file ({shown})"
+    # CRIU takes the name off the file's path, to have the folder that it begins at.
+    if not name.startswith(b"/") and not found.endswith(b"/" + _plain(name)):
+        return f"a UNIX socket whose name tells a detour to its file ({shown})"
+    return ""
+
+
+def _plain(name: bytes) -> bytes:
+    """A relative name without ``./`` in front."""
+    while name.startswith(b"./"):
+        name = name[2:].lstrip(b"/")
+    return name
+
+
+def _leads_to(file: int, name: bytes, root: int) -> bool:
+    """Whether a name leads to that file, as a return will look; or cannot be judged."""
+    try:
+        there = open_in_root(root, name, os.O_PATH | os.O_NOFOLLOW)
+    except OSError as error:
+        return error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+    try:
+        return os.path.sameopenfile(there, file)
+    finally:
+        os.close(there)
 
 
 def _option(end: socket.socket, level: int, name: int) -> bool:

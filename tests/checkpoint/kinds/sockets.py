@@ -675,6 +675,39 @@ REFUSED = [
             ("linked (supervisord)", "os.link('a', 'b'); os.unlink('a')"),
         )
     ),
+    *(
+        Kind(
+            f"UNIX socket {which}",
+            "refused",
+            why,
+            _program(
+                "import os\n"
+                "one = socket.socket(socket.AF_UNIX); os.mkdir('d')\n"
+                f"{bind}; one.listen()\n{then}",
+                "1",
+            ),
+        )
+        for which, why, bind, then in (
+            (
+                "whose folder was renamed",
+                "it would be where that was",
+                "one.bind(os.getcwd() + '/d/a')",
+                "os.rename('d', 'e')",
+            ),
+            (
+                "by the name of a folder's descriptor (/proc/self/fd)",
+                "its name leads nowhere without that process",
+                "one.bind(f\"/proc/self/fd/{os.open('d', os.O_PATH)}/a\")",
+                "",
+            ),
+            (
+                "by a relative name with a detour (`d/../a`, a link)",
+                "CRIU cannot tell its folder",
+                "one.bind('d/../a')",
+                "",
+            ),
+        )
+    ),
 ]
 
 KINDS: list[Kind] = [*OPTIONS, *STATES, *REFUSED]
