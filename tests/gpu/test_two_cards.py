@@ -56,7 +56,7 @@ def test_a_session_comes_back_on_the_other_card(session, driver, cards):
 def _swap_cards(one, driver, cards) -> int:
     """Move what is on the first card to the second, and back; the program's pid."""
     survey = gpu_processes.survey(driver, one.place.tree)
-    users = [user.process for user in survey.users]
+    users = survey.users
     assert _cards_of(users[0].pid) == {cards[0]}
     cuda.empty(driver, users, lock_seconds=5, seconds=60)
     first, second, *rest = cards
