@@ -12,8 +12,13 @@ still ends it.
 Only calls that are the same from their beginning: a wait without an end (poll), up to a
 given time (futex), or for what the kernel has written over the time that was asked for
 (nanosleep). A sleep whose program does not ask for the rest begins as a whole: it may
-last longer, but not shorter. Other waits with a length end with EINTR: whoever waits so
-again and again would else never get to what is due.
+last longer, but not shorter, and does not end while saves come faster than it is long.
+Other waits with a length end with EINTR: whoever waits so again and again would else
+never get to what is due.
+
+A call that was taken up before, as after a nap, has no number of its own any more
+(restart_syscall). It is read from the code, where that has it: glibc from 2.41 on and
+musl do not, and such a wait ends with EINTR.
 
 AArch64 begins them again by itself.
 """

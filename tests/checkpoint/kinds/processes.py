@@ -473,6 +473,11 @@ _LOST = (
         "processor time that it has used (times, getrusage, process_time)",
         "Counted from the return on, and so is its limit (ulimit -t).",
     ),
+    lost(
+        "how long a sleep has lasted that does not ask for the rest (usleep)",
+        "It begins anew with each save and each return: one that is longer than the"
+        " time between two save points does not end.",
+    ),
     refused(
         "as many open files as it may have (ulimit -n)",
         "process_unsupported",
