@@ -145,7 +145,7 @@ def _misnamed(end: socket.socket, kind: int, root: int) -> str:
             return f"a UNIX socket whose name does not lead to its file ({shown})"
     # CRIU takes the name off the file's path, to have the folder that it begins at.
     if not name.startswith(b"/") and not found.endswith(b"/" + _plain(name)):
-        return f"a UNIX socket whose name tells a detour to its file ({shown})"
+        return f"a UNIX socket whose relative name is not the end of its path ({shown})"
     return ""
 
 
