@@ -195,6 +195,10 @@ def waiting(places):
     return world
 
 
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
 def stop_and_continue(place) -> None:
     """As a session that stands still for a while, and goes on."""
     for signal_ in (signal.SIGSTOP, signal.SIGCONT):
@@ -207,6 +211,8 @@ def stop_and_continue(place) -> None:
 @pytest.mark.parametrize("before", [False, True])
 def test_wait_does_not_end_with_a_save_or_a_return(engine, places, waiting, before):
     if before:
+        if _version(platform.libc_ver()[1]) >= (2, 41):
+            pytest.skip("this C library's code has no number of a call that goes on")
         stop_and_continue(waiting.place)
     result = engine.dump(waiting.place, engine.image().sink)
     thaw(waiting.place.tree, result.stopped)

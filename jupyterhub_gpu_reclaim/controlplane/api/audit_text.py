@@ -86,7 +86,7 @@ _SENTENCES = {
     "discard": "{who} deleted a checkpoint that had been put aside.",
     "retention": "A checkpoint that had been put aside was deleted.",
     "deletion ahead": "A checkpoint of it will be deleted.",
-    "new account": "The former account's session was put away.",
+    "new account": "The former account's session was put aside.",
     "user deleted": "{who} deleted its user; what is suspended is kept for a while.",
     "forget": "Its server was deleted, and all its checkpoints.",
     "forgotten": "Its deletion is complete.",
