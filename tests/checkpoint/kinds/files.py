@@ -664,6 +664,12 @@ _WATCHES: Final = [
         "refused",
     ),
     _row(
+        "inotify in /proc, /sys or /dev/pts",
+        _WATCH + "watched('/dev/pts', IN_CREATE)",
+        "told()",
+        "refused",
+    ),
+    _row(
         "inotify on a deleted file of which nothing is open",
         _WATCH + "watched(made(), IN_MODIFY); os.unlink('file')",
         "masks(fd)",
