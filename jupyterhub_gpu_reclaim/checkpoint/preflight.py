@@ -70,7 +70,10 @@ from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, process_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
 from jupyterhub_gpu_reclaim.checkpoint.files.process_files import HeldFile, TreeRights
-from jupyterhub_gpu_reclaim.checkpoint.files.watched import watches_deleted
+from jupyterhub_gpu_reclaim.checkpoint.files.watched import (
+    watches_deleted,
+    watches_kernel,
+)
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import DEVICES as GPU_DEVICES
 from jupyterhub_gpu_reclaim.checkpoint.memory import protection, system_v
 from jupyterhub_gpu_reclaim.checkpoint.sockets import refusals
@@ -559,6 +562,8 @@ def _odd_files(view: _View) -> Iterator[Finding]:
     watches = any(one.target == "anon_inode:inotify" for one in view.descriptors)
     if watches and watches_deleted(pid, view.init.pid):
         kinds.add("a watch (inotify) on a deleted file that is still open")
+    if watches and watches_kernel(pid, view.init.pid):
+        kinds.add("a watch (inotify) in /proc, /sys or /dev/pts")
     for kind in sorted(kinds - {""}):
         yield view.found(Reason.HANDLE_UNSUPPORTED, kind=kind)
 

@@ -33,6 +33,7 @@ IDS_MAGIC: Final = 0x54432030
 FS_MAGIC: Final = 0x51403912
 REMAP_MAGIC: Final = 0x59133954
 GHOST_MAGIC: Final = 0x52583605
+LOCKS_MAGIC: Final = 0x54323616
 INVENTORY_MAGIC: Final = 0x58313116
 #: Of System V objects, by the kernel's short name for them.
 IPC_MAGICS: Final = MappingProxyType(
@@ -221,6 +222,14 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         for number, name in enumerate(
             ("key", "uid", "gid", "cuid", "cgid", "mode", "id"), 1
         )
+    ),
+    "file_lock_entry": (
+        ("flag", 1, "uint32"),
+        ("type", 2, "uint32"),
+        ("pid", 3, "int32"),
+        ("fd", 4, "int32"),
+        ("start", 5, "int64"),
+        ("len", 6, "int64"),
     ),
     "ipc_sem_entry": (("desc", 1, "ipc_desc_entry"), ("nsems", 2, "uint32")),
     "ipc_msg_entry": (

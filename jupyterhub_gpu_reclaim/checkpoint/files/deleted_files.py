@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from jupyterhub_gpu_reclaim.checkpoint.buffers import BufferReader
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
+from jupyterhub_gpu_reclaim.checkpoint.files import locks
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     OVERRIDE,
     again,
@@ -314,7 +315,7 @@ class HeldImages:
 
     def __call__(self, name: str) -> Sink:
         """See ``CaptureServer``."""
-        if name in {FILES, REMAPS} or name.startswith(_MEMORIES):
+        if name in {FILES, REMAPS, locks.IMAGE} or name.startswith(_MEMORIES):
             return _KeptImage(name, self.kept)
         return self._sinks(name)
 

@@ -48,6 +48,8 @@ _USUAL: Final = ("/etc", "/", "/home", "/opt", "/root", "/run", "/srv", "/usr", 
 #: Not touched: who answers may be frozen with the session, or far away.
 _WAITING: Final = ("fuse", "nfs", "9p", "ceph", "cifs", "smb", "autofs")
 _OVERLAY: Final = "overlay"
+#: Of the kernel itself: their handles lead to nothing.
+_KERNEL: Final = frozenset({"proc", "sysfs", "devpts"})
 _MINOR_BITS: Final = 20  # linux/kdev_t.h
 
 
@@ -101,6 +103,18 @@ def watches_deleted(pid: int, init_pid: int) -> bool:
         os.close(root)
 
 
+def watches_kernel(pid: int, init_pid: int) -> bool:
+    """Whether a process watches in ``/proc``, ``/sys`` or ``/dev/pts``.
+
+    CRIU finds nothing by a handle there.
+    """
+    devices = {_device(one) for text in _instances(pid) for one in _lines(text)}
+    return bool(devices) and any(
+        mount.kind in _KERNEL and mount.device in devices
+        for mount in read_mounts(init_pid)
+    )
+
+
 def _is_deleted(watch: Watch, mounts: list[Mount], root: int) -> bool:
     for mount in mounts:
         if mount.device != watch.device or mount.kind.startswith(_WAITING):
@@ -113,25 +127,38 @@ def _is_deleted(watch: Watch, mounts: list[Mount], root: int) -> bool:
 
 def watches_in(text: str) -> Iterator[Watch]:
     """The watches of an inotify instance, from its ``fdinfo``. Pure."""
-    for line in text.splitlines():
-        if not line.startswith("inotify "):
-            continue
-        fields = dict(word.partition(":")[::2] for word in line.split()[1:])
+    for fields in _lines(text):
         try:
-            device = int(fields["sdev"], 16)
             handle = bytes.fromhex(fields["f_handle"])
             inode, kind = int(fields["ino"], 16), int(fields["fhandle-type"], 16)
         except (KeyError, ValueError):
             continue  # the file system has no handles
         if len(handle) <= MAX_BYTES:
-            major, minor = device >> _MINOR_BITS, device & (1 << _MINOR_BITS) - 1
-            yield Watch(f"{major}:{minor}", inode, FileHandle(kind, handle))
+            yield Watch(_device(fields), inode, FileHandle(kind, handle))
+
+
+def _lines(text: str) -> Iterator[dict[str, str]]:
+    """The fields of each watch, as its line tells them."""
+    for line in text.splitlines():
+        if line.startswith("inotify "):
+            yield dict(word.partition(":")[::2] for word in line.split()[1:])
+
+
+def _device(fields: dict[str, str]) -> str:
+    """``major:minor`` of the file system that a watch is on."""
+    device = int(fields["sdev"], 16)
+    return f"{device >> _MINOR_BITS}:{device & (1 << _MINOR_BITS) - 1}"
+
+
+def _instances(pid: int) -> Iterator[str]:
+    """What the kernel tells of each inotify instance of a process."""
+    for one in procfs.descriptors(pid):
+        if one.target == "anon_inode:inotify":
+            yield procfs.text(pid, f"fdinfo/{one.fd}")
 
 
 def _watches_of(pid: int) -> Iterator[Watch]:
-    for one in procfs.descriptors(pid):
-        if one.target == "anon_inode:inotify":
-            yield from watches_in(procfs.text(pid, f"fdinfo/{one.fd}"))
+    return itertools.chain.from_iterable(map(watches_in, _instances(pid)))
 
 
 def _on_overlays(

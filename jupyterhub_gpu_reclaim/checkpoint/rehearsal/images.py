@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import PAGES
+from jupyterhub_gpu_reclaim.checkpoint.files import locks
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 
@@ -29,7 +30,6 @@ _GHOST: Final = "ghost-file-"
 #: Of a deleted file: what it was, in front of its contents.
 _GHOST_HEAD_BYTES: Final = 4096
 _FILES: Final = "files.img"
-LOCKS: Final = "filelocks.img"
 _PAGEMAP: Final = "pagemap-"
 _MEMORY: Final = "mm-"
 #: Of an image without entries: two magic numbers.
@@ -103,8 +103,8 @@ class WithoutMemory:
         self.ended = inet.ended_connections(files_image, addresses, cut)
         closed = inet.close_external(files_image, addresses, cut)
         self._files[_FILES] = images.rewrite_files(closed, _without_interface)
-        if LOCKS in self._files:
-            self._files[LOCKS] = without_entries(self._files[LOCKS])
+        if locks.IMAGE in self._files:
+            self._files[locks.IMAGE] = without_entries(self._files[locks.IMAGE])
         for name in list(self._files):
             if name.startswith(_GHOST):
                 self._files[name] = _hollow(self._files[name])

@@ -20,6 +20,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import (
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
 from jupyterhub_gpu_reclaim.checkpoint.files import (
     deleted_files,
+    locks,
     semaphores,
     terminals,
     watched,
@@ -144,6 +145,7 @@ def dump(
             )
             cores.refuse_others(tree)
             held.reopen(closed)
+            locks.add(tree, held.kept)
             unlinked.save(held, sinks)
             if ours := semaphores.find(tree):
                 _save(semaphores.IMAGE, ours, sinks)

@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
+from jupyterhub_gpu_reclaim.checkpoint.files import locks
 from jupyterhub_gpu_reclaim.checkpoint.files.handover import ReplacedImages
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import PAGE, Span, overlap
-from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import LOCKS, without_entries
+from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_entries
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import (
     empty_place,
     scratch_folder,
@@ -188,8 +189,8 @@ def _restore(
     image = b"".join(source.stream(FILES))
     here = sock_diag.own_addresses(session.init_pid)
     files = {FILES: inet.close_external(image, here, world.cut)}
-    if source.size(LOCKS) is not None:
-        files[LOCKS] = without_entries(b"".join(source.stream(LOCKS)))
+    if source.size(locks.IMAGE) is not None:
+        files[locks.IMAGE] = without_entries(b"".join(source.stream(locks.IMAGE)))
     replaced = ReplacedImages(source, files)
     made = engine.restore(
         criu,

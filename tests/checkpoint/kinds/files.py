@@ -515,6 +515,15 @@ _SET: Final = [
         "locks()",
     ),
     _row(
+        "lock: POSIX, of an inherited file",
+        "fd = opened(os.O_RDWR); ready, done = os.pipe()\n"
+        "if not os.fork():\n    fcntl.lockf(fd, fcntl.LOCK_EX, 3, 2)\n"
+        "    os.write(done, b'x'); signal.pause()\n"
+        "os.read(ready, 1)",
+        "struct.unpack('hhqqi4x', fcntl.fcntl(fd, fcntl.F_GETLK,"
+        " struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)))",
+    ),
+    _row(
         "lock: of the open file (OFD)",
         "fd = opened(os.O_RDWR); other = os.open('file', os.O_RDWR)\n"
         "lock = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 2, 3, 0)\n"
@@ -652,6 +661,12 @@ _WATCHES: Final = [
         "inotify on a deleted file",
         _WATCH + "f = opened(os.O_RDWR); watched('file', IN_MODIFY); os.unlink('file')",
         "told(), os.pwrite(f, b'x', 0), told()",
+        "refused",
+    ),
+    _row(
+        "inotify in /proc, /sys or /dev/pts",
+        _WATCH + "watched('/dev/pts', IN_CREATE)",
+        "told()",
         "refused",
     ),
     _row(
