@@ -861,6 +861,15 @@ class Reason(Enum):
         "Put the file back as it was, then try again.",
         True,
     )
+    FILE_LOCKED = (
+        "file_locked",
+        (
+            "The file {path}, on which the session has a lock, is locked by another"
+            " program now."
+        ),
+        "End that program, or wait until it has unlocked the file, then try again.",
+        True,
+    )
     LIBRARY_CHANGED = (
         "library_changed",
         "The library {path}, which the session has loaded, was replaced.",

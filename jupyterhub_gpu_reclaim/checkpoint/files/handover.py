@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, unix_names
+from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, locks, unix_names
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     Credentials,
@@ -179,6 +179,8 @@ def open_all(
     _Opener(handover, place, known, source, stack, scratch=scratch).run(read)
     files.refuse_changed(opened, handover.held(), root)
     _refuse_other_sizes(handover, known)
+    if scratch is None:
+        locks.take(read, saved, handover.descriptors)
     handover.files = {**saved.rewritten, "files.img": _files_image(saved)}
     return handover
 

@@ -1,28 +1,40 @@
-"""Keeps the POSIX locks (``fcntl.lockf``) that a process has on an inherited file.
+"""Locks on files (flock(2), fcntl(2)) as CRIU saves and sets them, and what it lacks.
 
-CRIU (4.2: ``do_dump_gen_file``) drops what it has read of locks where an open file has
-been saved for another process already: of an inherited file, as Apache's and php-fpm's
-workers have one, only the first holder's locks are saved. The others' are added here.
-To set a lock again that is there already changes nothing.
+Of an inherited file CRIU (4.2) saves only the first holder's POSIX locks
+(``fcntl.lockf``): where an open file has been saved for another process already, it
+drops what it has read of locks. The others' are added by :func:`add`. To set a lock
+again that is there already changes nothing.
+
+CRIU waits for a lock that somebody else has taken meanwhile, however long that is.
+:func:`take` refuses such a return before.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
-from typing import TYPE_CHECKING, Final
+import struct
+from typing import TYPE_CHECKING, Any, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.common.findings import refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import SavedFiles
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
 IMAGE: Final = "filelocks.img"
-_POSIX: Final = 1  # CRIU's FL_POSIX
+# CRIU's FL_POSIX, FL_FLOCK and FL_OFD.
+_POSIX, _FLOCK, _OFD = 1, 2, 4
 _KINDS: Final = {"READ": 0, "WRITE": 1}  # F_RDLCK, F_WRLCK
+#: ``struct flock`` of fcntl(2), on 64 bits.
+_RANGE: Final = struct.Struct("hhqqi4x")
 #: A lock that is held, in ``/proc/locks`` and, behind its word, in ``fdinfo``.
 _LOCK: Final = re.compile(
     r"\d+: POSIX +\w+ +(READ|WRITE) +(\d+) +\S+ +(\d+) +(\d+|EOF)$", re.MULTILINE
@@ -68,3 +80,46 @@ def _locks_of(process: Process) -> Iterator[bytes]:
             entry.start = int(start)
             entry.len = 0 if end == "EOF" else int(end) + 1 - entry.start
             yield images.serialize(entry)
+
+
+def take(
+    read: Callable[[str], bytes | None],
+    saved: SavedFiles,
+    descriptors: Mapping[int, int],
+) -> None:
+    """Take a saved tree's locks, as far as an open file and no process has them.
+
+    CRIU sets them once more with the same open files. The others, POSIX locks, are
+    only looked at.
+
+    Args:
+        read: an image by its name; None where there is none.
+        saved: the tree's files.
+        descriptors: entry → the open file that the tree will have.
+
+    Raises:
+        RestoreFailed: somebody has one of them now (``file_locked``).
+    """
+    image = read(IMAGE)
+    for payload in images.split(image, images.LOCKS_MAGIC) if image is not None else ():
+        lock = images.parse("file_lock_entry", payload)
+        _, number = saved.descriptors.get((lock.pid, lock.fd), (0, -1))
+        if number in descriptors and _is_taken(descriptors[number], lock):
+            raise refused(Reason.FILE_LOCKED, saved.entries[number].reg.name)
+
+
+def _is_taken(descriptor: int, lock: Any) -> bool:
+    """Whether another one has it; takes it where not, if an open file can have it."""
+    wanted = _RANGE.pack(lock.type, os.SEEK_SET, lock.start, lock.len, 0)
+    try:
+        if lock.flag & _FLOCK:
+            kind = fcntl.LOCK_EX if lock.type == fcntl.F_WRLCK else fcntl.LOCK_SH
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        elif lock.flag & _OFD:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+        elif lock.flag & _POSIX:
+            found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted)
+            return bool(_RANGE.unpack(found)[0] != fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno in {errno.EAGAIN, errno.EACCES}
+    return False
