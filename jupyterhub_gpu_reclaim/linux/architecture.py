@@ -56,6 +56,7 @@ _X86_64: Final = Architecture(
         {
             "chdir": 80,
             "close": 3,
+            "fcntl": 72,
             "dup3": 292,
             "epoll_ctl": 233,
             "execve": 59,
@@ -100,6 +101,7 @@ _AARCH64: Final = Architecture(
         {
             "chdir": 49,
             "close": 57,
+            "fcntl": 25,
             "dup3": 24,
             "epoll_ctl": 21,
             "execve": 221,

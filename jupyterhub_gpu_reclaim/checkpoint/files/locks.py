@@ -5,6 +5,10 @@ Of an inherited file CRIU (4.2) saves only the first holder's POSIX locks
 drops what it has read of locks. The others' are added by :func:`add`. To set a lock
 again that is there already changes nothing.
 
+CRIU sets locks first and maps files then, and closes each file that it has mapped: with
+that the process loses the POSIX locks that it had on the file, as SQLite and LMDB have
+them on what they share. :func:`give_back` sets them again.
+
 CRIU waits for a lock that somebody else has taken meanwhile, however long that is.
 :func:`take` refuses such a return before.
 """
@@ -21,13 +25,16 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux import procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import SavedFiles
+    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.linux.ptrace import Traced
 
 IMAGE: Final = "filelocks.img"
 # CRIU's FL_POSIX, FL_FLOCK and FL_OFD.
@@ -35,6 +42,8 @@ _POSIX, _FLOCK, _OFD = 1, 2, 4
 _KINDS: Final = {"READ": 0, "WRITE": 1}  # F_RDLCK, F_WRLCK
 #: ``struct flock`` of fcntl(2), on 64 bits.
 _RANGE: Final = struct.Struct("hhqqi4x")
+#: Seconds in which a process must stand still, and set its locks.
+_SECONDS: Final = 10.0
 #: A lock that is held, in ``/proc/locks`` and, behind its word, in ``fdinfo``.
 _LOCK: Final = re.compile(
     r"\d+: POSIX +\w+ +(READ|WRITE) +(\d+) +\S+ +(\d+) +(\d+|EOF)$", re.MULTILINE
@@ -123,3 +132,64 @@ def _is_taken(descriptor: int, lock: Any) -> bool:
     except OSError as error:
         return error.errno in {errno.EAGAIN, errno.EACCES}
     return False
+
+
+def posix(source: ImageSource) -> dict[int, list[Any]]:
+    """The POSIX locks of a saved tree, by the process's pid in the session."""
+    found: dict[int, list[Any]] = {}
+    if source.size(IMAGE) is None:
+        return found
+    for payload in images.split(b"".join(source.stream(IMAGE)), images.LOCKS_MAGIC):
+        lock = images.parse("file_lock_entry", payload)
+        if lock.flag & _POSIX:
+            found.setdefault(lock.pid, []).append(lock)
+    return found
+
+
+def give_back(
+    tree: Snapshot, wanted: Mapping[int, list[Any]], saved: SavedFiles
+) -> None:
+    """Have the processes of a restored tree set those POSIX locks that they lack.
+
+    Args:
+        tree: it is stopped, and stays so.
+        wanted: what :func:`posix` has found.
+        saved: the tree's files.
+
+    Raises:
+        RestoreFailed: somebody has one of them now (``file_locked``).
+        TraceFailed: a process could not be made to set them.
+    """
+    for process in tree.processes:
+        locks = wanted.get(process.ns_pid)
+        if not locks:
+            continue
+        there = {
+            _identity(images.parse("file_lock_entry", payload))
+            for payload in _locks_of(process)
+        }
+        lost = [lock for lock in locks if _identity(lock) not in there]
+        if not lost:
+            continue
+        with ptrace.stopped(process.pid, seconds=_SECONDS) as traced:
+            for lock in lost:
+                if not _set(traced, lock):
+                    _, number = saved.descriptors[lock.pid, lock.fd]
+                    raise refused(Reason.FILE_LOCKED, saved.entries[number].reg.name)
+
+
+def _identity(lock: Any) -> tuple[int, ...]:
+    return lock.type, lock.fd, lock.start, lock.len
+
+
+def _set(traced: Traced, lock: Any) -> bool:
+    """Have a process set it; whether nobody else has it."""
+    wanted = _RANGE.pack(lock.type, os.SEEK_SET, lock.start, lock.len, 0)
+    with traced.text(wanted) as address:
+        try:
+            traced.call("fcntl", lock.fd, fcntl.F_SETLK, address)
+        except TraceFailed as error:
+            if error.errno in {errno.EAGAIN, errno.EACCES}:
+                return False
+            raise
+    return True

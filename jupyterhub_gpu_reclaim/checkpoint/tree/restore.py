@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRun
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
-from jupyterhub_gpu_reclaim.checkpoint.files import handover
+from jupyterhub_gpu_reclaim.checkpoint.files import handover, locks
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import (
     FILES,
     Link,
@@ -273,6 +273,7 @@ class _BeyondCriu:
             self.source, self._init_pid, opened, self._stack, scratch=scratch
         )
         self._saved = given.saved
+        self._locks = locks.posix(self.source)
         self._descriptors = given.saved.descriptors
         given.files[FILES] = peer_order.peers_first(given.files[FILES])
         self._unsent = unsent.take_out(given.files, self.source, self._descriptors)
@@ -287,6 +288,7 @@ class _BeyondCriu:
         unsent.send(tree.processes, self._descriptors, self._unsent)
         self._sockets.give_back(tree)
         peer_credentials.listen_again(tree, self._descriptors, self._saved.entries)
+        locks.give_back(tree, self._locks, self._saved)
 
 
 def fill(

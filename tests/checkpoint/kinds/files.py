@@ -515,6 +515,19 @@ _SET: Final = [
         "locks()",
     ),
     _row(
+        "lock: POSIX, of a file that is mapped",
+        "fd = opened(os.O_RDWR); mapped = mmap.mmap(fd, 4)\n"
+        "fcntl.lockf(fd, fcntl.LOCK_EX, 3, 2); fcntl.lockf(fd, fcntl.LOCK_SH, 0, 9)\n"
+        "def locks():\n    pid = os.fork()\n    if not pid:\n"
+        "        for start in (3, 9, 2):\n"
+        "            try: fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, start)\n"
+        "            except OSError: pass\n"
+        "            else: os._exit(start)\n"
+        "        os._exit(0)\n"
+        "    return os.waitpid(pid, 0)[1]",
+        "locks()",
+    ),
+    _row(
         "lock: POSIX, of an inherited file",
         "fd = opened(os.O_RDWR); ready, done = os.pipe()\n"
         "if not os.fork():\n    fcntl.lockf(fd, fcntl.LOCK_EX, 3, 2)\n"
