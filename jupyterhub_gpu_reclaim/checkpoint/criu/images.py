@@ -129,6 +129,14 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("flags", 2, "uint32"),
         ("counter", 4, "uint64"),
     ),
+    "timerfd_entry": (
+        ("ticks", 5, "uint64"),
+        ("settime_flags", 6, "uint32"),
+        ("vsec", 7, "uint64"),
+        ("vnsec", 8, "uint64"),
+        ("isec", 9, "uint64"),
+        ("insec", 10, "uint64"),
+    ),
     "file_perms_entry": (("mode", 1, "uint32"),),
     "sk_opts_entry": (
         ("so_sndbuf", 1, "uint32"),
@@ -169,6 +177,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("isk", 4, "inet_sk_entry"),
         ("nlsk", 7, "netlink_sk_entry"),
         ("efd", 8, "eventfd_file_entry"),
+        ("tfd", 12, "timerfd_entry"),
         ("ify", 13, "inotify_file_entry"),
         ("usk", 16, "unix_sk_entry"),
         ("fifo", 17, "fifo_entry"),

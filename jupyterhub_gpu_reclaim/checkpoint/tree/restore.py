@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRun
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
-from jupyterhub_gpu_reclaim.checkpoint.files import handover, locks
+from jupyterhub_gpu_reclaim.checkpoint.files import handover, locks, timers
 from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import (
     FILES,
     Link,
@@ -276,6 +276,7 @@ class _BeyondCriu:
         self._locks = locks.posix(self.source)
         self._descriptors = given.saved.descriptors
         given.files[FILES] = peer_order.peers_first(given.files[FILES])
+        given.files[FILES] = timers.keep(given.files[FILES])
         self._unsent = unsent.take_out(given.files, self.source, self._descriptors)
         self._sockets = state.take_out(given.files, self.source, self._descriptors)
         return given

@@ -594,6 +594,20 @@ _EVENTS: Final = [
         "select.select([fd], [], [], 0)[0] == [fd]",
     ),
     _row(
+        "timerfd with an interval that has expired",
+        "fd = libc.timerfd_create(1, os.O_NONBLOCK)\n"
+        "libc.timerfd_settime(fd, 0, struct.pack('4q', 0, 10**7, 0, 1), None)\n"
+        "time.sleep(0.05)",
+        "len(os.read(fd, 8)), select.select([fd], [], [], 1)[0] == [fd]",
+    ),
+    _row(
+        "timerfd at a given time that has been read",
+        "fd = libc.timerfd_create(1, 0)\n"
+        "libc.timerfd_settime(fd, 1, struct.pack('4q', 0, 0, 1, 0), None)\n"
+        "os.read(fd, 8)",
+        "select.select([fd], [], [], 0)[0] == [fd]",
+    ),
+    _row(
         "signalfd",
         "signal.pthread_sigmask(0, {10})\n"
         "fd = libc.signalfd(-1, struct.pack('Q', 1 << 9), 0)\nos.kill(os.getpid(), 10)",
