@@ -514,6 +514,13 @@ _LOST = (
         "[open(f'/proc/{pid}/stat').read().split()[37] for pid in (one, two)]",
     ),
     lost(
+        "that a parent is told of no stop (waitpid with WCONTINUED)",
+        "It is told once that its children go on. An interactive Bash ends its `coproc`"
+        " then, as after each SIGSTOP and SIGCONT.",
+        "pid = os.fork()\nwhile not pid: signal.pause()",
+        "os.waitpid(pid, os.WNOHANG | os.WCONTINUED)[0] == pid",
+    ),
+    lost(
         "mlock(2) of a program's file",
         "It is read again where it is needed; locked memory of its own stays locked.",
     ),
