@@ -54,8 +54,8 @@ _ON_KINDS = """
 Not tried: PostgreSQL and other programs that change their user (these tests ran without
 CAP_SYS_RESOURCE), Julia itself, ray, programs on FUSE or NFS.
 
-`script` (util-linux) stands still after a return, as after SIGSTOP and SIGCONT: it takes
-the stop of its shell for Ctrl-Z. `kill -CONT` lets it go on.
+`script` (util-linux) stands still after a return, as after SIGSTOP and SIGCONT: it
+takes the stop of its shell for Ctrl-Z. `kill -CONT` lets it go on.
 
 What the session itself has mounted, which takes root with CAP_SYS_ADMIN, is not mounted
 again. A session with a file open there is suspended, and its return refused
