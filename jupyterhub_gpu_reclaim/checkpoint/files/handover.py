@@ -180,7 +180,7 @@ def open_all(
     files.refuse_changed(opened, handover.held(), root)
     _refuse_other_sizes(handover, known)
     if scratch is None:
-        locks.take(read, saved, handover.descriptors)
+        locks.take(read(locks.IMAGE), saved, handover.descriptors)
     handover.files = {**saved.rewritten, "files.img": _files_image(saved)}
     return handover
 

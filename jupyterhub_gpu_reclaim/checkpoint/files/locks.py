@@ -29,10 +29,9 @@ from jupyterhub_gpu_reclaim.linux import procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.ptrace import TraceFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import SavedFiles
-    from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
 
@@ -59,18 +58,18 @@ def add(tree: Snapshot, kept: dict[str, bytes]) -> None:
     """
     holders = {int(pid) for _, pid, _, _ in _LOCK.findall(procfs.text("", "locks"))}
     held = [
-        payload
+        images.serialize(lock)
         for process in tree.processes
         if process.pid in holders
-        for payload in _locks_of(process)
+        for lock in _locks_of(process)
     ]
     if held:
         known = images.split(kept[IMAGE], images.LOCKS_MAGIC) if IMAGE in kept else ()
         kept[IMAGE] = images.join(images.LOCKS_MAGIC, dict.fromkeys([*known, *held]))
 
 
-def _locks_of(process: Process) -> Iterator[bytes]:
-    """Entries for each descriptor of a process through which a lock can be set."""
+def _locks_of(process: Process) -> Iterator[Any]:
+    """CRIU's entries for every descriptor of a process that can set a lock."""
     for one in procfs.descriptors(process.pid):
         if not one.target.startswith("/"):
             continue
@@ -88,13 +87,17 @@ def _locks_of(process: Process) -> Iterator[bytes]:
             entry.pid, entry.fd = process.ns_pid, one.fd
             entry.start = int(start)
             entry.len = 0 if end == "EOF" else int(end) + 1 - entry.start
-            yield images.serialize(entry)
+            yield entry
+
+
+def _entries(image: bytes | None) -> Iterator[Any]:
+    """The entries of CRIU's image of locks; None: there is none."""
+    for payload in images.split(image, images.LOCKS_MAGIC) if image is not None else ():
+        yield images.parse("file_lock_entry", payload)
 
 
 def take(
-    read: Callable[[str], bytes | None],
-    saved: SavedFiles,
-    descriptors: Mapping[int, int],
+    image: bytes | None, saved: SavedFiles, descriptors: Mapping[int, int]
 ) -> None:
     """Take a saved tree's locks, as far as an open file and no process has them.
 
@@ -102,16 +105,14 @@ def take(
     only looked at.
 
     Args:
-        read: an image by its name; None where there is none.
+        image: CRIU's, of locks; None where there is none.
         saved: the tree's files.
         descriptors: entry → the open file that the tree will have.
 
     Raises:
         RestoreFailed: somebody has one of them now (``file_locked``).
     """
-    image = read(IMAGE)
-    for payload in images.split(image, images.LOCKS_MAGIC) if image is not None else ():
-        lock = images.parse("file_lock_entry", payload)
+    for lock in _entries(image):
         _, number = saved.descriptors.get((lock.pid, lock.fd), (0, -1))
         if number in descriptors and _is_taken(descriptors[number], lock):
             raise refused(Reason.FILE_LOCKED, saved.entries[number].reg.name)
@@ -134,13 +135,10 @@ def _is_taken(descriptor: int, lock: Any) -> bool:
     return False
 
 
-def posix(source: ImageSource) -> dict[int, list[Any]]:
-    """The POSIX locks of a saved tree, by the process's pid in the session."""
+def posix(image: bytes | None) -> dict[int, list[Any]]:
+    """The POSIX locks of that image of CRIU's, by the process's pid in the session."""
     found: dict[int, list[Any]] = {}
-    if source.size(IMAGE) is None:
-        return found
-    for payload in images.split(b"".join(source.stream(IMAGE)), images.LOCKS_MAGIC):
-        lock = images.parse("file_lock_entry", payload)
+    for lock in _entries(image):
         if lock.flag & _POSIX:
             found.setdefault(lock.pid, []).append(lock)
     return found
@@ -164,10 +162,7 @@ def give_back(
         locks = wanted.get(process.ns_pid)
         if not locks:
             continue
-        there = {
-            _identity(images.parse("file_lock_entry", payload))
-            for payload in _locks_of(process)
-        }
+        there = {_identity(lock) for lock in _locks_of(process)}
         lost = [lock for lock in locks if _identity(lock) not in there]
         if not lost:
             continue

@@ -39,7 +39,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import (
 )
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v_images, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
-from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan
+from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan, whole
 from jupyterhub_gpu_reclaim.checkpoint.sockets import (
     inet,
     peer_credentials,
@@ -273,7 +273,7 @@ class _BeyondCriu:
             self.source, self._init_pid, opened, self._stack, scratch=scratch
         )
         self._saved = given.saved
-        self._locks = locks.posix(self.source)
+        self._locks = locks.posix(whole(self.source, locks.IMAGE))
         self._descriptors = given.saved.descriptors
         given.files[FILES] = peer_order.peers_first(given.files[FILES])
         given.files[FILES] = timers.keep(given.files[FILES])
