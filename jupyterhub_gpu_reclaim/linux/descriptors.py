@@ -1,4 +1,4 @@
-"""Waits for descriptors, counts what they hold, and copies those of other processes.
+"""Waits for descriptors, looks at what they hold, and copies those of other processes.
 
 An agent with many sessions has thousands of descriptors open; select(2) takes none
 above 1023, so :func:`readable` polls. :func:`copied` is pidfd_getfd(2), Linux 5.6: the
@@ -32,6 +32,7 @@ class HasDescriptor(Protocol):
 
 
 T = TypeVar("T", bound=HasDescriptor)
+_SIOCUNIXFILE: Final = 0x89E0  # <linux/un.h>
 
 
 def readable(watched: Iterable[T], seconds: float) -> list[T]:
@@ -47,6 +48,15 @@ def readable(watched: Iterable[T], seconds: float) -> list[T]:
         poll.register(number, select.POLLIN)
     found = poll.poll(max(0.0, seconds) * 1000)
     return [by_number[number] for number, _ in found]
+
+
+def file_of_socket(number: int) -> int:
+    """Open the file that a UNIX socket is bound to, by any name or none (O_PATH).
+
+    Raises:
+        OSError: it has none.
+    """
+    return fcntl.ioctl(number, _SIOCUNIXFILE, 0)
 
 
 def unread_bytes(descriptor: int) -> int:

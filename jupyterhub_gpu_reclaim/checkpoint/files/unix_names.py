@@ -12,7 +12,6 @@ finds it cut. Datagrams that wait in one are sent again (``sockets.state``).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import secrets
@@ -24,7 +23,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
-from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.descriptors import file_of_socket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,10 +32,7 @@ _ESTABLISHED, _CLOSE, _LISTEN = 1, 7, 10
 #: CRIU's mark of a socket that is not the tree's, but a datagram server's outside.
 _EXTERNAL: Final = 1
 _SNDBUFFORCE, _RCVBUFFORCE, _PASSSEC = 32, 33, 34
-#: <linux/un.h>, as the others of <linux/sockios.h>
-_SIOCUNIXFILE: Final = 0x89E0
 _ELSEWHERE: Final = b"/tmp"
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Named(NamedTuple):
@@ -205,7 +201,7 @@ def connect_inside(made: socket.socket, server: socket.socket) -> None:
     Raises:
         OSError: that one is connected to a third.
     """
-    file = checked(_libc.ioctl(server.fileno(), _SIOCUNIXFILE, 0))
+    file = file_of_socket(server.fileno())
     try:
         made.connect(again(file))
     finally:
@@ -222,9 +218,10 @@ def finish(made: socket.socket, one: Named, root: int) -> None:
         made.setsockopt(socket.SOL_SOCKET, option, size // 2)  # Linux doubles it
     if not one.name or one.is_deleted or _is_abstract(one):
         return
-    bound = _libc.ioctl(made.fileno(), _SIOCUNIXFILE, 0)
-    if bound < 0:
-        raise refused(Reason.FILE_SWAPPED, one.name)
+    try:
+        bound = file_of_socket(made.fileno())
+    except OSError:
+        raise refused(Reason.FILE_SWAPPED, one.name) from None
     if not os.fstat(bound).st_nlink:  # its folder is gone
         os.close(bound)
         return

@@ -13,26 +13,23 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import os
 import socket
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux.descriptors import file_of_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _PEEK_OFF: Final = 42
 _SNDBUFFORCE, _BUF_LOCK = 32, 72
-#: <linux/un.h>
-_SIOCUNIXFILE: Final = 0x89E0
 #: More than a message can have but by force, with what comes with it.
 _ROOM, _CONTROL = 1 << 18, 4096
 #: The largest buffer that the kernel takes; it doubles what it is told.
 _MOST: Final = (1 << 30) - 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Datagram(NamedTuple):
@@ -114,9 +111,10 @@ def _address(to: socket.socket) -> Iterator[bytes | str]:
     if not name or name.startswith(b"\0"):
         yield name
         return
-    descriptor = _libc.ioctl(to.fileno(), _SIOCUNIXFILE, 0)
-    if descriptor < 0:
-        raise _failed(OSError(ctypes.get_errno(), "its file is gone"))
+    try:
+        descriptor = file_of_socket(to.fileno())
+    except OSError as error:
+        raise _failed(OSError(error.errno, "its file is gone")) from None
     try:
         yield f"/proc/self/fd/{descriptor}"
     finally:

@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import datagrams, options
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
-from jupyterhub_gpu_reclaim.linux.descriptors import borrow_from, unread_bytes
+from jupyterhub_gpu_reclaim.linux.descriptors import (
+    borrow_from,
+    file_of_socket,
+    unread_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +36,6 @@ _UDP_CORK, _TCP_ULP = 1, 31
 #: SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, and room for more groups than there are.
 _NETLINK, _MEMBERSHIPS, _GROUP_BYTES = 270, 9, 64
 _SIOCOUTQ: Final = 0x5411
-_SIOCUNIXFILE: Final = 0x89E0  # <linux/un.h>
 _MOST_INSTRUCTIONS: Final = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -125,8 +128,9 @@ def _misnamed(end: socket.socket, kind: int, root: int) -> str:
     name = datagrams.name_of(end)
     if name[:1] in {b"", b"\0"}:
         return ""
-    file = _libc.ioctl(end.fileno(), _SIOCUNIXFILE, 0)
-    if file < 0:
+    try:
+        file = file_of_socket(end.fileno())
+    except OSError:
         return ""
     try:
         links = os.fstat(file).st_nlink
