@@ -124,24 +124,6 @@ MUTANTS = (
         "A connection that only says that it lives wakes a kernel.",
     ),
     Mutant(
-        "engine",
-        "test_engine",
-        f"{PACKAGE}/engine/cycle.py",
-        """\
-            thaw(tree)  # first: a store that hangs must not keep it
-        finally:
-            writer.abort()
-""",
-        """\
-            writer.abort()
-        except BaseException as error:
-            raise error
-        else:
-            thaw(tree)
-""",
-        "A tree stands still for ever if what was written of it cannot be removed.",
-    ),
-    Mutant(
         "checkpoint",
         "test_what_comes_back_files test_other_user",
         f"{PACKAGE}/checkpoint/files/reopen.py",

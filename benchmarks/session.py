@@ -60,8 +60,11 @@ from jupyterhub_gpu_reclaim.checkpoint.tree.restore import (
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.engine.images import IMAGES, CheckpointImages
 from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import (
+    IMAGES,
+    CheckpointImages,
+)
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing

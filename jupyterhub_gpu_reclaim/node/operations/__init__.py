@@ -3,7 +3,8 @@
 ``operations`` starts an operation, and lets any number of callers follow its steps.
 ``records`` keeps on disk what it takes to undo it. ``host_memory`` and ``gpu`` promise
 memory before it is used (law 11), and ``gpu`` empties and fills the cards;
-``checkpoint_files`` names what stands in a checkpoint.
+``checkpoint_files`` names what stands in a checkpoint, ``checkpoint_images`` reads
+CRIU's images out of it.
 
 The same order twice attaches to the first, or hears how it ended; another one meanwhile
 is refused (``operation_in_flight``). An operation runs to its end whether or not

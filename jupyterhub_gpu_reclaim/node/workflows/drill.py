@@ -42,12 +42,12 @@ from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.engine.images import CheckpointImages
 from jupyterhub_gpu_reclaim.linux import sock_diag
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_files import (
     FILES,
     CheckpointContents,
 )
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import CheckpointImages
 from jupyterhub_gpu_reclaim.node.operations.host_memory import HostMemory, Need
 from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 from jupyterhub_gpu_reclaim.node.workflows import filesystem

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.checkpoint.files.taken_away import RightsToday, adapt
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.engine.images import IMAGES
 from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
 from jupyterhub_gpu_reclaim.session_init import command_line
 
 if TYPE_CHECKING:
