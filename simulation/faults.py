@@ -63,7 +63,6 @@ class Faults:
             "CRIU and the driver fail": self.criu_fails,
             "the clock jumps": self.clock_jumps,
             "the settings change": self.settings_change,
-            "the service is upgraded": self.upgrade_service,
             "the machine is gone for a while": self.node_gone,
             "the agent is gone for good": self.agent_gone,
             "the API server is away": self.api_server_away,
@@ -351,12 +350,6 @@ class Faults:
         self._world.settings = Settings(**values)
         for service in list(self._world.services):
             service.program.kill()
-
-    async def upgrade_service(self, event: Event) -> None:
-        """The journal is of an older release, the next service of this one."""
-        for service in list(self._world.services):
-            service.program.kill()
-        self._world.age_journal(event.count % 4)
 
     def heal(self) -> None:
         """Everything that can be mended is; what is lost stays lost."""

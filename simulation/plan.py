@@ -169,7 +169,7 @@ DENSE_PAUSES = (0.0, 20.0, 130.0)
 #: Share of dense plans in which it ends, after so many seconds at most.
 DENSE_ENDED, DENSE_END = 0.7, 130.0
 #: What administrators do to many sessions, or to an account, with their weights.
-OPERATIONS = {"drain": 3, "rename": 3, "the service is upgraded": 3}
+OPERATIONS = {"drain": 3, "rename": 3, "the service is killed": 3}
 #: Faults, with their weights.
 FAULTS = {
     "the service is killed": 6,

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import sqlite3
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,48 +72,6 @@ CARD = 16 * GIB
 WANTED = 6 * GIB  #: that a session with a GPU holds of it
 #: Seconds for which a watchdog may keep an agent from starting: it moves memory.
 LOCKED = 30.0
-#: What each version of the journal has added, the newest first, taken away again.
-AGED = (
-    (
-        17,
-        """
-        CREATE TABLE marks (name TEXT PRIMARY KEY, value FLOAT NOT NULL);
-        INSERT INTO marks SELECT CASE kind
-            WHEN 'reader' THEN 'trail:'
-            WHEN 'login renewal' THEN 'renew login:'
-            WHEN 'culler' THEN 'culled:'
-            WHEN 'deletion' THEN 'order to delete:'
-            WHEN 'expiry' THEN 'deletion:'
-            WHEN 'naps' THEN 'naps-counted'
-            WHEN 'tab key' THEN 'tab keys of:'
-            ELSE 'tab keys void until:'
-          END || subject, value FROM notes;
-        DROP TABLE notes;
-        """,
-    ),
-    (
-        16,
-        """
-        DROP TABLE drains;
-        ALTER TABLE sessions DROP COLUMN save_name;
-        ALTER TABLE checkpoints DROP COLUMN name;
-        """,
-    ),
-    (15, "ALTER TABLE deletions DROP COLUMN accounts"),
-    (
-        14,
-        """
-        CREATE TABLE owners AS SELECT user, server, account AS owner, 0.0 AS since,
-          CASE WHEN claimed THEN '*' ELSE '' END AS claimed FROM sessions;
-        ALTER TABLE sessions DROP COLUMN claimed;
-        """,
-    ),
-    (13, "ALTER TABLE deletions ADD COLUMN asked FLOAT NOT NULL DEFAULT 0"),
-    (12, "ALTER TABLE sessions DROP COLUMN account"),
-    (11, "DROP TABLE store"),
-    (10, "DROP TABLE nap_memory"),
-    (9, "ALTER TABLE sessions DROP COLUMN own_idle_time"),
-)
 
 
 class World:
@@ -640,19 +596,6 @@ class World:
         self.journal.write_bytes(main)
         if wal:
             self.journal.with_name("journal.sqlite-wal").write_bytes(wal)
-
-    def age_journal(self, releases: int) -> None:
-        """The journal as so many releases ago: the next service migrates it.
-
-        The service must not run.
-        """
-        with closing(sqlite3.connect(self.journal)) as database:
-            for version, change in AGED[:releases]:
-                database.executescript(change)
-                database.execute(
-                    "DELETE FROM schema_version WHERE version >= ?", (version,)
-                )
-            database.commit()
 
     def substitutes(self) -> list[tuple[Any, str, Any]]:
         """Further names that stand for doubles."""

@@ -1271,13 +1271,10 @@ class Reason(Enum):
     )
     SETTING_INVALID = ("setting_invalid", "{what}")
     STATE_UNUSABLE = ("state_unusable", "{what}")
-    JOURNAL_NEWER = (
-        "journal_newer",
-        (
-            "The journal has version {version}, this release knows {known}: install the"
-            " newer release again."
-        ),
-        "Or put back the backup of the journal from before the update.",
+    OTHER_VERSION = (
+        "other_version",
+        "{what} has version {version}; this release reads version {known} alone.",
+        "For the administrator: install the release that wrote it.",
     )
     HUB_REFUSED = (
         "hub_refused",

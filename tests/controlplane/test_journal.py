@@ -1,15 +1,12 @@
-"""The journal: what is written comes back, also from an older release's file."""
+"""The journal: what is written comes back."""
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import msgspec
 import pytest
-from sqlalchemy import text
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
@@ -22,22 +19,17 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import (
     audit_log,
-    notes,
     schema,
-    store_word,
 )
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import PRUNED_LINES, Journal
-from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     AuditRow,
     CheckpointRow,
     Intent,
     Keeping,
-    MeantStore,
     SessionRow,
 )
 
-SAMPLES = Path(__file__).parent / "samples"
 KEY = SessionKey("ada@example.org", "big one")
 INFO = CheckpointInfo(
     id="ckpt-1",
@@ -165,106 +157,19 @@ def test_journal_failed_write_changes_nothing(journal):
     assert journal.audit() == [AUDIT]
 
 
-def test_marks_of_an_older_release_are_notes(tmp_path):
-    """One of a former release that nothing here reads is left out."""
-    names = {
-        "trail:events": NoteKind.READER,
-        "renew login:/ada/": NoteKind.LOGIN_RENEWAL,
-        "culled:cull-idle": NoteKind.CULLER,
-        "order to delete:0001": NoteKind.DELETION,
-        "deletion:ckpt-1": NoteKind.EXPIRY,
-        "naps-counted": NoteKind.NAPS,
-        "tab keys of:/ada/": NoteKind.TAB_KEY,
-        "tab keys void until:/ada/": NoteKind.NO_TAB_KEYS,
-    }
-    assert {*names.values()} == {*NoteKind}
-    with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
-        database.executescript((SAMPLES / "journal-v14.sql").read_text())
-        rows = [*((name, -7.5) for name in names), ("of long ago", 1.0)]
-        database.executemany("INSERT INTO marks VALUES (?, ?)", rows)
+@pytest.mark.parametrize("version", [0, 2, 17])
+def test_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path, version):
+    file = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE schema_version (version INTEGER PRIMARY KEY)")
+        database.execute("INSERT INTO schema_version VALUES (?)", (version,))
         database.commit()
-    journal = Journal(f"sqlite:///{tmp_path}/old.sqlite")
-    for name, kind in names.items():
-        subject = name.partition(":")[2]
-        assert notes.read(journal, kind, subject) == -7.5
-    noted = [each["subject"] for each in journal.read(schema.notes.select())]
-    assert len(noted) == len(names) + 1  # the sample has one of its own
-    journal.close()
-
-
-@pytest.mark.parametrize("version", [*range(1, 13), 14])
-def test_journal_of_older_release_is_read(version, tmp_path):
-    shutil.copy(SAMPLES / f"journal-v{version}.sql", tmp_path / "dump.sql")
-    with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
-        database.executescript((tmp_path / "dump.sql").read_text())
-    journal = Journal(f"sqlite:///{tmp_path}/old.sqlite")
-    since = [
-        {},
-        {"gpus": 2},
-        {"gpu_name": "NVIDIA A100", "waiting_since": 7.5},
-        {},
-        {"account": "7.20260101T000000000000"},
-        {"bring_back": "ckpt-0", "dismissed": "ckpt-9"},
-        {},
-        {},
-        {"own_idle_time": 1800.0},
-        {},
-        {},
-        {"session": "s1", "account": "7 2026-01-01"},
-    ]
-    added = {name: x for one in since[:version] for name, x in one.items()}
-    assert journal.session(KEY) == msgspec.structs.replace(ROW, **added)
-    naps = journal.session(SessionKey("bob"))
-    told = (naps.phase, naps.intent) if naps is not None else ()
-    assert told == ((Phase.NAPPING, Intent.WAKE) if version >= 7 else ())
-    assert journal.amount("gpu_seconds_reclaimed") == 42.5 * (version >= 3)
-    assert journal.checkpoints(KEY) == [CHECKPOINT]
-    assert journal.audit() == [AUDIT]
-    points = journal.read(schema.totals.select())
-    assert [point["gpus_freed"] for point in points] == [3] * (version >= 2)
-    keeps = journal.read(schema.keeps.select())
-    assert [one["until"] for one in keeps] == [20.0] * (version >= 4)
-    read = notes.read(journal, NoteKind.READER, "notices")
-    assert read == (1.0 if version >= 4 else None)
-    (lease,) = journal.read(schema.lease.select())
-    assert lease["term"] == 3 * (version >= 5)
-    orders = journal.read(schema.deletions.select())
-    assert [one["spared"] for one in orders] == ['["i8"]'] * (version >= 5)
-    # the highest that is known under that name; a mark says 6, for all of them
-    stamps = [(one["term"], one["generation"]) for one in orders]
-    assert stamps == [(0, 4 * (version >= 12))] * (version >= 5)
-    suspensions = journal.read(schema.reclaimed.select())
-    assert [one["gpus"] for one in suspensions] == [0.5] * (version >= 8)
-    naps = journal.read(schema.nap_memory.select())
-    assert [one["bytes"] for one in naps] == [8e9] * (version >= 10)
-    meant = MeantStore("5" * 32, 1, begun=True) if version >= 11 else None
-    assert store_word.meant(journal) == meant
-    journal.close()
-
-
-def test_accounts_that_had_a_table_of_their_own_are_in_the_sessions_rows(tmp_path):
-    with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:
-        database.executescript((SAMPLES / "journal-v12-owners.sql").read_text())
-    journal = Journal(f"sqlite:///{tmp_path}/old.sqlite")
-    rows = {row.key.user: (row.account, row.claimed) for row in journal.sessions()}
-    assert rows == {
-        "ada": ("7.20260101T000000000000", False),
-        "bob": ("*", False),
-        "carl": ("7.20260101T000000000000", True),  # its user was deleted
-        "dora": ("8.20260202T000000000000", True),  # another one had tried
-        "eve": ("", False),
-    }
-    found = journal.read(text("SELECT name FROM sqlite_master WHERE name = 'owners'"))
-    assert not found
-    journal.close()
-
-
-def test_journal_of_newer_release_is_refused_with_a_sentence(journal, tmp_path):
-    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as database:
-        database.execute("INSERT INTO schema_version VALUES (99)")
-        database.commit()
-    with pytest.raises(Refused, match="install the newer release"):
-        Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    with pytest.raises(Refused, match=f"has version {version}; .* version 1") as caught:
+        Journal(f"sqlite:///{file}")
+    assert caught.value.reason is Reason.OTHER_VERSION
+    with closing(sqlite3.connect(file)) as database:
+        tables = database.execute("SELECT name FROM sqlite_master WHERE type='table'")
+        assert tables.fetchall() == [("schema_version",)]
 
 
 def test_journal_that_cannot_be_opened_is_our_error(tmp_path):

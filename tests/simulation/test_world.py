@@ -1,4 +1,4 @@
-"""What the simulated installation does to its journal and its accounts."""
+"""What the simulated installation does to its accounts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import re
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.controlplane.journal import schema
-from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from simulation.doubles.hub import ServerRow
 from simulation.loop import VirtualLoop
 from simulation.plan import Plan
 from simulation.runner import run_seed
-from simulation.world import AGED, World
+from simulation.world import World
 
 ADA = SessionKey("ada")
 
@@ -23,20 +21,6 @@ def world(tmp_path):
     loop = VirtualLoop()
     yield World(Plan(1, (ADA,)), tmp_path, loop)
     loop.close()
-
-
-@pytest.mark.parametrize("releases", range(len(AGED) + 1))
-def test_journal_of_an_older_release_is_migrated(world, releases):
-    newest = len(schema.MIGRATIONS)
-    assert [version for version, _ in AGED] == [newest - n for n in range(len(AGED))]
-    world.put_journal(None)
-    world.age_journal(releases)
-    journal = Journal(f"sqlite:///{world.journal}")
-    versions = {row["version"] for row in journal.read(schema.schema.select())}
-    assert versions == set(range(1, newest + 1))
-    assert journal.sessions() == []
-    assert journal.read(schema.nap_memory.select()) == []
-    journal.close()
 
 
 def test_renamed_account_takes_its_server_along_and_gets_its_name_back(world):

@@ -7,7 +7,7 @@ checkpoints in memory. ``audit_log`` gives each reader of the audit a mark of it
 A change and its audit line are one transaction: all of it or nothing. Each write checks
 the lease in its transaction, and each order to an agent or the Hub checks it first; a
 lost lease is ``journal_held``, a database that does not answer ``StoreError``, and
-nothing is ordered then. Migrations only add; a database of a newer release is refused.
+nothing is ordered then. A database of another version is refused.
 
 Read next: ``journal`` and ``lease``, then "What is durable, and where" in
 ``docs/explanation/architecture.md``.

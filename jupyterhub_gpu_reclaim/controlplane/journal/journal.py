@@ -57,7 +57,7 @@ class Journal:
 
     Raises:
         StoreError: the database cannot be opened or written.
-        Refused: it is of a newer release.
+        Refused: it has another version.
     """
 
     def __init__(self, url: str) -> None:
@@ -67,7 +67,7 @@ class Journal:
         self._engine = _engine(url)
         try:
             with self._engine.begin() as connection:
-                schema.migrate(connection)
+                schema.create(connection)
         except BaseException as error:
             self.close()
             if isinstance(error, SQLAlchemyError):

@@ -1,8 +1,7 @@
-"""The journal's tables and migrations, in order.
+"""The journal's tables.
 
-A released migration is never changed; a new one is added at the end and keeps what is
-there and needed, so that a frozen sample of each version
-(``tests/controlplane/samples``) can be opened.
+A database says which version of them it has. One of another version is refused: nothing
+in it is read or changed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import (
-    DDL,
     Boolean,
     Column,
     Connection,
@@ -23,12 +21,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
-    false,
-    func,
-    inspect,
-    select,
 )
-from sqlalchemy.schema import CreateColumn
 
 from jupyterhub_gpu_reclaim.common import codec, decoders
 from jupyterhub_gpu_reclaim.common.errors import Refused
@@ -41,13 +34,16 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 
 metadata = MetaData()
 
-#: Number of the advisory lock of a migration in PostgreSQL.
-_MIGRATING = 0x67_70_75_72
+#: Of these tables.
+VERSION = 1
+
+#: Number of the advisory lock in PostgreSQL under which the tables are made.
+_CREATING = 0x67_70_75_72
 
 schema = Table(
     "schema_version",
@@ -79,17 +75,17 @@ sessions = Table(
     Column("started_at", Float),
     Column("resumed_at", Float),
     Column("stop_asked", Float),
-    Column("gpus", Integer, nullable=False, server_default="0"),
-    Column("gpu_name", Text, nullable=False, server_default=""),
+    Column("gpus", Integer, nullable=False),
+    Column("gpu_name", Text, nullable=False),
     Column("waiting_since", Float),
-    Column("bring_back", Text, nullable=False, server_default=""),
-    Column("dismissed", Text, nullable=False, server_default=""),
+    Column("bring_back", Text, nullable=False),
+    Column("dismissed", Text, nullable=False),
     Column("own_idle_time", Float),
-    Column("session", Text, nullable=False, server_default=""),
-    Column("account", Text, nullable=False, server_default=""),
-    Column("term", Integer, nullable=False, server_default="0"),
-    Column("claimed", Boolean, nullable=False, server_default=false()),
-    Column("save_name", Text, nullable=False, server_default=""),
+    Column("session", Text, nullable=False),
+    Column("account", Text, nullable=False),
+    Column("term", Integer, nullable=False),
+    Column("claimed", Boolean, nullable=False),
+    Column("save_name", Text, nullable=False),
 )
 
 checkpoints = Table(
@@ -103,7 +99,7 @@ checkpoints = Table(
     Column("info", Text),  # JSON of models.CheckpointInfo
     Column("changed", Float, nullable=False),
     Column("expires", Float),
-    Column("name", Text, nullable=False, server_default=""),
+    Column("name", Text, nullable=False),
     Index("checkpoints_by_session", "user", "server"),
 )
 
@@ -119,6 +115,7 @@ audit = Table(
     Column("code", Text, nullable=False),
     Column("message", Text, nullable=False),
     Index("audit_by_session", "user", "server", "id"),
+    Index("audit_by_user", "user", "id"),
 )
 
 totals = Table(
@@ -185,9 +182,9 @@ deletions = Table(
     Column("server", Text, nullable=False),
     Column("incarnations", Text, nullable=False),  # JSON: and sessions, to be ended
     Column("spared", Text, nullable=False),  # JSON: those that were started since
-    Column("term", Integer, nullable=False, server_default="0"),
-    Column("generation", Integer, nullable=False, server_default="0"),
-    Column("accounts", Text, nullable=False, server_default="[]"),  # JSON
+    Column("term", Integer, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("accounts", Text, nullable=False),  # JSON
     Index("deletions_by_session", "user", "server"),
 )
 
@@ -244,239 +241,34 @@ drains = Table(
     Column("over", Boolean, nullable=False),
 )
 
-audit_by_user = Index("audit_by_user", audit.c.user, audit.c.id)
 
+def create(connection: Connection) -> None:
+    """Make what a new database lacks, inside the caller's transaction.
 
-def _first(connection: Connection) -> None:
-    """Version 1: everything above."""
-    metadata.create_all(connection)
-
-
-def _totals(connection: Connection) -> None:
-    """Version 2: the totals over time, and how many GPUs a session had held."""
-    totals.create(connection, checkfirst=True)
-    _add_column(connection, sessions.c.gpus)
-
-
-def _waiting(connection: Connection) -> None:
-    """Version 3: the GPU queue, and counters that last."""
-    amounts.create(connection, checkfirst=True)
-    _add_column(connection, sessions.c.gpu_name)
-    _add_column(connection, sessions.c.waiting_since)
-
-
-def _courtesy(connection: Connection) -> None:
-    """Version 4: how much "keep" users have had.
-
-    Notes were in a table of their own, ``marks``, from here to version 17.
+    Raises:
+        Refused: it has another version.
     """
-    keeps.create(connection, checkfirst=True)
-    audit_by_user.create(connection, checkfirst=True)
-
-
-def _deletion(connection: Connection) -> None:
-    """Version 5: one service at a time, orders to delete.
-
-    Accounts behind names had a table of their own, too, until version 14.
-    """
-    for table in (lease, deletions):
-        table.create(connection, checkfirst=True)
-    if not connection.execute(lease.select()).first():
+    _lock(connection)
+    schema.create(connection, checkfirst=True)
+    found = connection.execute(schema.select()).scalars().all()
+    if not found:
+        metadata.create_all(connection)
+        connection.execute(schema.insert().values(version=VERSION))
         nobody = {"holder": "", "term": 0, "beat": 0, "seconds": 0.0, "place": ""}
         connection.execute(lease.insert().values(id=1, **nobody))
+    elif found != [VERSION]:
+        version = max(found)
+        what = "The journal"
+        raise Refused(Reason.OTHER_VERSION, what=what, version=version, known=VERSION)
 
 
-def _bring_back(connection: Connection) -> None:
-    """Version 6: which checkpoint comes back next, and which was put away last."""
-    _add_column(connection, sessions.c.bring_back)
-    _add_column(connection, sessions.c.dismissed)
-
-
-def _naps(connection: Connection) -> None:
-    """Version 7: the phase ``napping``, and orders to nap and to wake.
-
-    No table changes; but an older release does not know these words and has to refuse
-    the journal, not to fail at the first row.
-    """
-    del connection
-
-
-def _reclaimed(connection: Connection) -> None:
-    """Version 8: reclaimed GPU time by suspension, for the report of a month."""
-    reclaimed.create(connection, checkfirst=True)
-
-
-def _own_idle_time(connection: Connection) -> None:
-    """Version 9: the idle time that a session's user has chosen."""
-    _add_column(connection, sessions.c.own_idle_time)
-
-
-def _nap_memory(connection: Connection) -> None:
-    """Version 10: GPU memory that naps have moved out, for the report of a month."""
-    nap_memory.create(connection, checkfirst=True)
-
-
-def _store(connection: Connection) -> None:
-    """Version 11: which store is meant."""
-    store.create(connection, checkfirst=True)
-
-
-def _session_ids(connection: Connection) -> None:
-    """Version 12: ids of sessions, and the accounts that they belong to."""
-    _add_column(connection, sessions.c.session)
-    _add_column(connection, sessions.c.account)
-
-
-def _stamps(connection: Connection) -> None:
-    """Version 13: the order among checkpoints is a stamp, of a term and a generation.
-
-    A pending order to delete had the time instead. What is there now has no term: of
-    that, the order covers what is not above the highest generation that the journal
-    knows under that name.
-    """
-    _add_column(connection, sessions.c.term)
-    known = {column["name"] for column in inspect(connection).get_columns("deletions")}
-    if "asked" not in known:
-        return
-    # Made anew: SQLite drops columns only from its version 3.35 on.
-    columns = [each for each in deletions.columns if each.name in known - {"id"}]
-    orders = [dict(each) for each in connection.execute(select(*columns)).mappings()]
-    deletions.drop(connection)
-    deletions.create(connection)
-    for order in orders:
-        connection.execute(deletions.insert().values(**order))
-    for table in (sessions, checkpoints):
-        mine = (table.c.user == deletions.c.user) & (
-            table.c.server == deletions.c.server
-        )
-        query = select(func.max(table.c.generation)).where(mine)
-        highest = func.coalesce(query.scalar_subquery(), 0)
-        connection.execute(
-            deletions.update()
-            .where(deletions.c.generation < highest)
-            .values(generation=highest)
-        )
-
-
-def _accounts(connection: Connection) -> None:
-    """Version 14: the account is in the session's row alone.
-
-    A name without a row had nothing that anybody could inherit.
-    """
-    _add_column(connection, sessions.c.claimed)
-    if not inspect(connection).has_table("owners"):
-        return
-    owners = Table("owners", MetaData(), autoload_with=connection)
-    for known in connection.execute(owners.select()).mappings().all():
-        mine = of_session(sessions, SessionKey(known["user"], known["server"]))
-        row = sessions.update().where(mine)
-        connection.execute(row.values(claimed=known["claimed"] != ""))
-        nobodys = row.where(sessions.c.account == "")
-        connection.execute(nobodys.values(account=known["owner"]))
-    owners.drop(connection)
-
-
-def _deleted_accounts(connection: Connection) -> None:
-    """Version 15: whose the deleted servers were."""
-    _add_column(connection, deletions.c.accounts)
-
-
-def _drains(connection: Connection) -> None:
-    """Version 16: nodes that are drained; orders to save, and names of save points.
-
-    An older release does not know the word for such an order, as of version 7.
-    """
-    drains.create(connection, checkfirst=True)
-    _add_column(connection, sessions.c.save_name)
-    _add_column(connection, checkpoints.c.name)
-
-
-#: How the names of marks began, and the kinds of the notes that they became.
-_MARKS = {
-    "trail:": "reader",
-    "renew login:": "login renewal",
-    "culled:": "culler",
-    "order to delete:": "deletion",
-    "deletion:": "expiry",
-    "naps-counted": "naps",
-    "tab keys of:": "tab key",
-    "tab keys void until:": "no tab keys",
-}
-
-
-def _notes(connection: Connection) -> None:
-    """Version 17: notes have a kind and a subject; both were in the name of a mark."""
-    notes.create(connection, checkfirst=True)
-    if not inspect(connection).has_table("marks"):
-        return
-    marks = Table("marks", MetaData(), autoload_with=connection)
-    for mark in connection.execute(marks.select()).mappings().all():
-        for prefix, kind in _MARKS.items():
-            if mark["name"].startswith(prefix):
-                subject = mark["name"].removeprefix(prefix)
-                row = {"kind": kind, "subject": subject, "value": mark["value"]}
-                connection.execute(notes.insert().values(**row))
-    marks.drop(connection)
-
-
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
-    _first,
-    _totals,
-    _waiting,
-    _courtesy,
-    _deletion,
-    _bring_back,
-    _naps,
-    _reclaimed,
-    _own_idle_time,
-    _nap_memory,
-    _store,
-    _session_ids,
-    _stamps,
-    _accounts,
-    _deleted_accounts,
-    _drains,
-    _notes,
-)
-
-
-def _add_column(connection: Connection, column: Column[Any]) -> None:
-    """Add a column to its table, unless a new database has it from the start."""
-    table = column.table.name
-    known = {each["name"] for each in inspect(connection).get_columns(table)}
-    if column.name not in known:
-        made = CreateColumn(column).compile(dialect=connection.dialect)
-        connection.execute(DDL(f"ALTER TABLE {table} ADD COLUMN {made}"))
-
-
-def _lock_migrations(connection: Connection) -> None:
-    """Keep other services from migrating the same database at the same time."""
+def _lock(connection: Connection) -> None:
+    """Keep other services from making the same tables at the same time."""
     if connection.dialect.name == "sqlite":
         # Its driver begins a transaction only before rows change, not before tables do.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     elif connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
-
-
-def migrate(connection: Connection) -> int:
-    """Bring a database to the newest version, inside the caller's transaction.
-
-    Returns:
-        The version it had before; 0 for a new one.
-
-    Raises:
-        Refused: it was written by a newer release of ours.
-    """
-    _lock_migrations(connection)
-    schema.create(connection, checkfirst=True)
-    found = connection.execute(schema.select()).scalars().all()
-    version = max(found, default=0)
-    if version > len(MIGRATIONS):
-        raise Refused(Reason.JOURNAL_NEWER, version=version, known=len(MIGRATIONS))
-    for number, migration in enumerate(MIGRATIONS[version:], start=version + 1):
-        migration(connection)
-        connection.execute(schema.insert().values(version=number))
-    return version
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATING})")
 
 
 def of_session(table: Any, key: SessionKey) -> Any:
