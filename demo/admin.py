@@ -21,8 +21,7 @@ class Admin:
         self.stack = stack
         self.user = user or User(stack.url, "admin", stack.password)
         self.user.login()
-        path = f"users/{self.user.name}/tokens"
-        made = self.user.hub("POST", path, json={"expires_in": 3600})
+        made = self.user.hub("POST", "users/admin/tokens", json={"expires_in": 3600})
         self.headers = {"Authorization": f"token {made.json()['token']}"}
 
     def call(self, method: str, path: str, **kwargs: Any) -> Any:

@@ -469,11 +469,6 @@ class AgentOverWire:
     async def discard(self, checkpoint: str, *, runs: str = "") -> None:
         await self._slow("discard", checkpoint, runs=runs)
 
-    async def branch(
-        self, checkpoint: str, branched: str, key: SessionKey, **facts: Any
-    ) -> Any:
-        return await self._slow("branch", checkpoint, branched, key, **facts)
-
     async def export(self, *args: Any) -> Any:
         return await self._slow("export", *args)
 
@@ -526,8 +521,7 @@ class HubOverWire:
     async def stop(self, key: SessionKey) -> None:
         await self._wire.ask("stop", key, limit=60.0)
 
-    async def start(self, key: SessionKey, like: SessionKey | None = None) -> None:
-        del like
+    async def start(self, key: SessionKey) -> None:
         await self._wire.ask("start", key, limit=60.0)
 
 

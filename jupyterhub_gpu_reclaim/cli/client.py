@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.common.drain import HERE, DrainOrder, DrainReport
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
 from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import (
-    Branched,
     Compared,
     Decision,
     KeptState,
@@ -123,11 +122,6 @@ class SessionsClient:
         path = f"sessions/{key.path}/saved/{checkpoint}/bring-back"
         body = {"save_running": save_running}
         return await self._ask("POST", path, SessionView, body)
-
-    async def branch(self, key: SessionKey, checkpoint: str, server: str) -> Branched:
-        """Begin to open a checkpoint as another server."""
-        path = f"sessions/{key.path}/saved/{checkpoint}/branch"
-        return await self._ask("POST", path, Branched, {"server": server})
 
     async def export(
         self,

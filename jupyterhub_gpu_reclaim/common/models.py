@@ -282,9 +282,6 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     #: Of the service that ordered it (``common/term.py``); 0: none was heard of, or an
     #: older agent has not written it.
     term: int = 0
-    #: The checkpoint of another of its user's sessions that it was branched from: its
-    #: programs have that one's names and ports. Empty: it was captured itself.
-    branch_of: str = ""
     #: It is a save point: what was saved has gone on since, and may be newer.
     goes_on: bool = False
     #: What the mark beside it says, where checkpoints are listed; None: no such word,
@@ -505,8 +502,6 @@ class StartPlan(Value, frozen=True, kw_only=True):
     owned: bool = False
     suspension: Suspension | None = None  #: of what is restored
     session: str = ""  #: id of what is restored or adopted; empty: not known
-    #: whether what is restored gets the login and the address of a fresh start
-    branch: bool = False
 
 
 class StopPlan(Value, frozen=True, kw_only=True):
@@ -639,20 +634,6 @@ class SessionView(Value, frozen=True, kw_only=True):
     #: all its checkpoints, the newest generation first; also what is in ``saved``
     kept: list[KeptState] = []
     facts: SessionFacts = SessionFacts()
-
-
-#: What a user should know of two sessions that were one.
-BRANCH_WARNING = (
-    "Both servers use the same home folder: save notebooks under another name in one of"
-    " them, and write no file from both. Terminals and connections do not come along."
-)
-
-
-class Branched(Value, frozen=True, kw_only=True):
-    """A server that a checkpoint is opened as, beside its session."""
-
-    session: SessionView  #: the new one, which is about to start
-    warning: str = BRANCH_WARNING
 
 
 class Compared(Value, frozen=True, kw_only=True):

@@ -1103,11 +1103,6 @@ class Reason(Enum):
             " users for example, ask your administrator to resume them for you first."
         ),
     )
-    BRANCH_IMPOSSIBLE = (
-        "branch_impossible",
-        "This cannot be opened as a server beside the session: {why}.",
-        "Go back to it instead: what runs is saved first and can be brought back.",
-    )
     RENAME_SUSPENDED = (
         "rename_suspended",
         "A suspended server cannot be renamed: its address and login are part of it.",

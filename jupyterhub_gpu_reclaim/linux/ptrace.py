@@ -28,7 +28,7 @@ from jupyterhub_gpu_reclaim.linux import architecture, procfs
 from jupyterhub_gpu_reclaim.linux.processes import STOPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.linux.architecture import Architecture
 
@@ -199,69 +199,6 @@ def _machine() -> Architecture:
     return machine
 
 
-def execute(
-    pid: int,
-    program: str,
-    words: Sequence[bytes],
-    environment: Sequence[bytes],
-    *,
-    seconds: float,
-) -> None:
-    """Have a stopped process become another program, as by execve(2).
-
-    It keeps its pid, its children and its rights, and stays stopped.
-
-    Args:
-        pid: of the process, which a signal has stopped.
-        program: the file, as the process itself finds it.
-        words: the command line.
-        environment: ``NAME=value`` each.
-        seconds: until it must stand still.
-
-    Raises:
-        TraceFailed: it could not; it is stopped as before, or has ended.
-    """
-    machine = _machine()
-    # Its other threads end in this, which they could not while they are held.
-    leader = _seize(pid, time.monotonic() + seconds)
-    if leader is None:
-        raise TraceFailed(0, f"process {pid} has ended")
-    try:
-        leader.begin()
-        traced = Traced(pid, leader, machine, _find_code(pid, machine), {})
-        try:
-            traced.call("execve", *_arguments(traced, program, words, environment))
-        except BaseException:
-            leader.end()
-            raise
-        leader.unmask()
-    finally:
-        leader.detach()
-    leader.wait_stopped_again()
-
-
-def _arguments(
-    traced: Traced,
-    program: str,
-    words: Sequence[bytes],
-    environment: Sequence[bytes],
-) -> tuple[int, int, int]:
-    """The three of execve(2), in new memory of the process, which it then loses."""
-    texts = [os.fsencode(program), *words, *environment]
-    length = sum(len(text) + 1 for text in texts)
-    pointers = 8 * (len(words) + len(environment) + 2)
-    start = traced.call(
-        "mmap", 0, pointers + length, _PROT_READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0
-    )
-    ends = itertools.accumulate((len(text) + 1 for text in texts), initial=0)
-    file, *places = [start + pointers + at for at in ends][:-1]
-    lists = [*places[: len(words)], 0, *places[len(words) :], 0]
-    data = struct.pack(f"={len(lists)}Q", *lists) + b"\0".join(texts) + b"\0"
-    with _memory(traced.pid, os.O_RDWR) as memory:
-        os.pwrite(memory, data, start)
-    return file, start, start + 8 * (len(words) + 1)
-
-
 @contextlib.contextmanager
 def standing(
     pid: int, *, but: Collection[int], seconds: float
@@ -399,7 +336,8 @@ class _Thread:
         while self._wait() >> 16 != _EVENT_STOP:
             _ptrace(_CONT, self._tid)
         _set_registers(self._tid, self._registers)
-        self.unmask()
+        mask = ctypes.create_string_buffer(self._mask, 8)
+        _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(mask))
 
     def begin_again(self, machine: Architecture, number: int) -> None:
         """See the function of that name; not for a 32-bit program."""
@@ -410,11 +348,6 @@ class _Thread:
         if values[machine.result] == _RESTART_BLOCK and machine.no_restart is not None:
             values[machine.result], values[machine.no_restart] = _NO_HANDLER, number
             _set_registers(self._tid, machine.registers.pack(*values))
-
-    def unmask(self) -> None:
-        """Let the signals in again that were let in before."""
-        mask = ctypes.create_string_buffer(self._mask, 8)
-        _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(mask))
 
     def detach(self) -> None:
         """Let it go; one that has ended meanwhile needs nothing."""

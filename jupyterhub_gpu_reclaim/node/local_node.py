@@ -37,7 +37,6 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.ended import EndedSessions
 from jupyterhub_gpu_reclaim.node.sessions.placements import Session
-from jupyterhub_gpu_reclaim.node.workflows import branch as branching
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap, save
 from jupyterhub_gpu_reclaim.node.workflows.again import looking_again
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
@@ -435,46 +434,6 @@ class LocalNode:
         self.term.confirm()
         await asyncio.to_thread(self.tools.store.delete, checkpoint)
         await asyncio.to_thread(self.tools.ports.let_go, checkpoint)
-
-    async def branch(
-        self,
-        checkpoint: str,
-        branched: str,
-        key: SessionKey,
-        *,
-        session: str,
-        generation: int,
-    ) -> CheckpointInfo:
-        """Commit what it has once more, as another session's; idempotent.
-
-        Args:
-            checkpoint: its id.
-            branched: id of the new one.
-            key: of the session that the new one is of.
-            session: id of that one.
-            generation: of the new one.
-
-        Raises:
-            NotFound: ``checkpoint_missing``.
-            Refused: ``branch_impossible``.
-        """
-        store, term = self.tools.store, self.term.of_order
-
-        def work() -> CheckpointInfo:
-            branching.refuse(
-                checkpoint_files.CheckpointContents(store.open(checkpoint))
-            )
-            return store.branch(
-                checkpoint,
-                id=branched,
-                key=key,
-                session=session,
-                generation=generation,
-                term=term,
-            )
-
-        self.term.confirm()
-        return await asyncio.to_thread(work)
 
     async def export(
         self, checkpoint: str, key: SessionKey, passphrase: str

@@ -8,7 +8,6 @@ are worth keeping.
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -156,47 +155,6 @@ class Repository:
             session=session,
             account=account,
             term=term,
-        )
-
-    def branch(
-        self,
-        checkpoint: str,
-        *,
-        id: str,  # noqa: A002 - its name everywhere
-        key: SessionKey,
-        session: str,
-        generation: int,
-        term: int = 0,
-    ) -> CheckpointInfo:
-        """Commit another one with the same contents, of another session of its user.
-
-        No pack is written, and each of the two can be deleted before the other.
-        Idempotent.
-
-        Args:
-            checkpoint: which; it stays as it is.
-            id: of the new one.
-            key: of the session that it is to be of.
-            session: id of that one.
-            generation: of the new one.
-            term: of the service that orders it; 0: none.
-
-        Raises:
-            StoreError: ``CHECKPOINT_EXISTS``, one of that id is there already, and not
-                by this very call.
-        """
-        if self.exists(id) and self.info(id).branch_of == checkpoint:
-            return self.info(id)
-        builder = self._builder
-        if not self.saved_here(checkpoint):
-            builder = replace(
-                builder,
-                backend=self._backend,
-                catalogue=self._catalogue,
-                garbage=self._garbage,
-            )
-        return builder.branch(
-            checkpoint, id, key, session=session, generation=generation, term=term
         )
 
     def exists(self, checkpoint: str) -> bool:

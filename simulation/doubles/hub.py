@@ -178,9 +178,8 @@ class HubProcess:
         row = self.database.servers.get(key)
         return HubState.RUNNING if row and row.running else HubState.STOPPED
 
-    async def start(self, key: SessionKey, like: SessionKey | None = None) -> None:
+    async def start(self, key: SessionKey) -> None:
         """``POST …/server``: a start, for which it waits for ten seconds."""
-        del like
         if key.user not in self.database.accounts:
             raise Refused(Reason.HUB_REFUSED, why="no such user")
         if self.pending.get(key) == "spawn":

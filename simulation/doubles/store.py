@@ -195,23 +195,6 @@ class RepositoryInMemory:
         )
         return Writer(self, info)
 
-    def branch(
-        self,
-        checkpoint: str,
-        *,
-        id: str,  # noqa: A002 - its name everywhere
-        **facts: Any,
-    ) -> CheckpointInfo:
-        """Commit another one with the same contents, of another session."""
-        found = self._found(checkpoint)
-        there = self.store.there.get(id)
-        if there is not None and there.info.branch_of != checkpoint:
-            raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=id)
-        changes = {"id": id, "incarnation": id, "parent": "", "branch_of": checkpoint}
-        info = msgspec.structs.replace(found.info, **changes, **facts)
-        self.store.there[id] = Saved(info, found.files)
-        return info
-
     def ended(self, checkpoint: str) -> None:
         """A writer of ours has ended."""
         self._writing.discard(checkpoint)

@@ -209,26 +209,3 @@ def test_of_two_words_about_a_checkpoint_the_higher_one_counts(store):
     assert [info.aside for info in store.list()] == [None]
     missing = refusal(store.lay_aside, "c2", None, MarkNumber(9, 9))
     assert missing.reason is Reason.CHECKPOINT_MISSING
-
-
-def test_branch_is_another_sessions_and_either_may_be_deleted_first(store):
-    saved(store)
-    facts = {"key": SessionKey("ann", "b"), "session": "s2", "generation": 4, "term": 2}
-    info = store.branch("c1", id="b1", **facts)
-    assert store.branch("c1", id="b1", **facts) == info
-    assert (info.key, info.session, info.stamp) == (facts["key"], "s2", (2, 4))
-    assert (info.branch_of, info.incarnation, info.parent) == ("c1", "b1", "")
-    assert store.info("c1").key == ANN
-    store.delete("c1")
-    assert store.open("b1").read("memory") == b"what it knows"
-    saved(store, "c2")
-    store.branch("c2", id="b2", **facts)
-    store.delete("b2")
-    assert store.open("c2").read("memory") == b"what it knows"
-    assert refusal(lambda: store.branch("c1", id="b3", **facts)).reason is (
-        Reason.CHECKPOINT_MISSING
-    )
-    assert refusal(lambda: store.branch("c2", id="b1", **facts)).reason is (
-        Reason.CHECKPOINT_EXISTS
-    )
-    assert store.exists("b1")

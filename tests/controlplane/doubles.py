@@ -442,8 +442,7 @@ class HubInMemory:
             if (place.key, place.state) == (key, TreeState.HOLDING):
                 self.node.end(place.incarnation)
 
-    async def start(self, key: SessionKey, like: SessionKey | None = None) -> str:
-        del like
+    async def start(self, key: SessionKey) -> str:
         self.states[key] = "spawning"
         incarnation = uuid.uuid4().hex
         pointer = self.pointers.get(key, "")
@@ -577,9 +576,7 @@ class _Server(_HubHandler):
     async def post(self, user: str, server: str | None = None) -> None:
         key = SessionKey(user, server or "")
         self.hub.orders.append(f"start {key}")
-        if self.request.body:
-            assert key not in self.hub.states  # else it has options of its own
-            self.hub.options[key] = json.loads(self.request.body)
+        assert not self.request.body
         state = self.hub.states.get(key, "stopped")
         if self.hub.refuses_start:
             self.fail(400, self.hub.refuses_start)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from demo.admin import Admin
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing, Passphrase
@@ -23,13 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from demo.user import Server, User
+    from demo.admin import Admin
+    from demo.user import User
     from tests.support.stack import Stack
 
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_save_point_is_opened_beside_its_session_which_is_killed_and_comes_back_as_it(
+def test_killed_session_comes_back_as_it_was_saved_if_its_user_wants_that(
     stack: Stack, admin: Admin, user: User
 ) -> None:
     server = user.server()
@@ -42,13 +42,6 @@ def test_save_point_is_opened_beside_its_session_which_is_killed_and_comes_back_
         # The same connection goes on.
         kernel.run("x.append('later'); log.write('one\\n'); log.flush()")
     assert admin.session(user.name)["phase"] == "running"
-
-    there = opened_beside(stack, admin, user)
-    with there.kernel(kernel.id) as beside, kernel:
-        assert beside.run("x.append('beside'); print(x)").text == (
-            "['as saved', 'beside']\n"
-        )
-        assert kernel.run("print(x)").text == "['as saved', 'later']\n"
 
     tree = next(
         t for t in stack.trees() if t["key"] == {"user": user.name, "server": ""}
@@ -69,19 +62,6 @@ def test_save_point_is_opened_beside_its_session_which_is_killed_and_comes_back_
         kernel.run("log.write('two\\n'); log.flush()")
     log = stack.folder / "homes" / user.name / "run.log"
     assert log.read_text() == "one\ntwo\n"
-    with there.kernel(kernel.id) as beside:
-        assert beside.run("print(x)").text == "['as saved', 'beside']\n"
-    user.hub("DELETE", f"users/{user.name}/servers/beside", json={"remove": True})
-
-
-def opened_beside(stack: Stack, admin: Admin, user: User) -> Server:
-    """The save point of a session as another server of its user."""
-    mine, path = Admin(stack, user), f"sessions/{user.name}/-/saved"
-    (saved,) = mine.call("GET", path)
-    mine.call("POST", f"{path}/{saved['id']}/branch", json={"server": "beside"})
-    assert admin.wait(user.name, "beside", phase="running")["failure"] is None
-    user.visit(f"/user/{user.name}/beside/lab")
-    return user.server("beside")
 
 
 @pytest.mark.long

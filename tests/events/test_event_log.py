@@ -131,7 +131,6 @@ WITHOUT_A_WORD = {
     "ask to nap",
     "ask to save",
     "ask to wake",
-    "branch",
     "brought_back",
     "end second tree",
     "export",

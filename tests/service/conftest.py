@@ -357,13 +357,6 @@ class SessionsInMemory:
             raise Refused(Reason.SESSION_RUNS)
         return self.session(key)
 
-    async def branch(
-        self, key: SessionKey, checkpoint: str, server: str, by: str
-    ) -> SessionView:
-        self.calls.append(("branch", key, checkpoint, server, by))
-        self.session(key)
-        return self.put(key.user, server, phase=Phase.SUSPENDED)
-
     async def export(
         self, key: SessionKey, checkpoint: str, passphrase: str, by: str
     ) -> FileInMemory:

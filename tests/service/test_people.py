@@ -150,20 +150,6 @@ async def test_saved_states_are_listed_and_one_is_brought_back(service, failure)
     assert (await service.call(path, method="POST", body=body)).code == 202
 
 
-async def test_saved_state_is_opened_beside_its_session_with_a_warning(service):
-    service.control.put("ada", kept=STATES)
-    path, body = "api/sessions/ada/-/saved/c1/branch", {"server": "beside"}
-    done = await service.call(path, method="POST", body=body)
-    assert done.code == 202
-    answer = json.loads(done.body)
-    assert answer["session"]["key"] == {"user": "ada", "server": "beside"}
-    assert "same home folder" in answer["warning"]
-    assert service.control.calls == [("branch", ADA, "c1", "beside", "ada")]
-    service.control.put("bob", kept=STATES)
-    path = path.replace("ada", "bob")
-    assert (await service.call(path, method="POST", body=body)).code == 404
-
-
 async def test_saved_states_of_others_are_for_managers(service):
     service.control.put("bob", phase=Phase.SUSPENDED, kept=STATES)
     path = "api/sessions/bob/-/saved/c1/bring-back"

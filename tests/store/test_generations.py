@@ -529,33 +529,3 @@ def test_block_that_was_not_opened_is_never_committed(verdict):
     with pytest.raises(StoreError, match="block 7 of packs/c1/3") as caught:
         merge([("a", PAGE)], PAGE, [report], base, found)
     assert caught.value.reason is Reason.CHECKPOINT_DAMAGED
-
-
-def test_branch_writes_no_pack_and_its_next_generation_builds_upon_it(store, backend):
-    save(store, 1)
-    save(store, 2, changed(PLAIN, 0.1))
-    packs = backend.list("packs/c")
-    key = SessionKey("ada", "branch")
-    info = store.branch("c2", id="b1", key=key, session="s", generation=1)
-    assert [entry.name for entry in backend.list("packs/b1")] == ["packs/b1/index"]
-    assert info.stored_bytes < len(PLAIN) // 50
-    store.delete("c1")
-    store.delete("c2")
-    assert store.verify("b1") == []
-    assert {e.name for e in backend.list("packs/c")} <= {e.name for e in packs}
-    writer = store.begin(id="b2", key=key, incarnation="i", generation=2)
-    writer.add("pages", changed(PLAIN, 0.1))
-    assert writer.commit().stored_bytes < len(PLAIN) // 50
-    store.delete("b1")
-    assert store.verify("b2") == []
-    store.delete("b2")
-    assert store.sweep().removed == []
-    assert not backend.list("packs/")
-
-
-def test_branch_of_what_another_user_has_is_refused_and_leaves_nothing(store, backend):
-    save(store, 1)
-    before = backend.list("")
-    with pytest.raises(StoreError):
-        store.branch("c1", id="b", key=SessionKey("eve"), session="s", generation=1)
-    assert backend.list("") == before

@@ -246,7 +246,6 @@ class Place:
         *command: str,
         env=None,
         user: str = "ann",
-        server: str = "",
         options: Sequence[str] = (),
     ) -> None:
         self.incarnation = uuid.uuid4().hex
@@ -258,7 +257,7 @@ class Place:
                     *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
                     *(sys.executable, "-I", "-S", str(INIT), mode),
                     *("--incarnation", self.incarnation),
-                    *("--user", user, "--server", server, "--relay"),
+                    *("--user", user, "--server", "", "--relay"),
                     *("--realm", folder.name),
                     *options,
                     *(["--", *command] if command else []),

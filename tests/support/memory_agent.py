@@ -472,31 +472,6 @@ class MemoryAgent(Generic[S]):
                 raise _wrong(session, "be discarded")
         self.drop(checkpoint)
 
-    async def branch(
-        self,
-        checkpoint: str,
-        branched: str,
-        key: SessionKey,
-        *,
-        session: str,
-        generation: int,
-    ) -> CheckpointInfo:
-        """Commit what a checkpoint has once more, as another session's; idempotent."""
-        info = msgspec.structs.replace(
-            self._info(checkpoint),
-            id=branched,
-            key=key,
-            incarnation=branched,
-            session=session,
-            generation=generation,
-            term=self.term(),
-            parent="",
-            branch_of=checkpoint,
-            aside=None,
-        )
-        self.saved[branched] = info, self.saved[checkpoint][1]
-        return info
-
     async def export(
         self, checkpoint: str, key: SessionKey, passphrase: str
     ) -> ExportHead:

@@ -21,7 +21,6 @@ TESTS = Path(__file__).parents[1]
 #: In this order.
 GROUPS = (
     (
-        "e2e/test_branch.py",
         "e2e/test_changed_files.py",
         "e2e/test_cycle.py",
         "e2e/test_drain.py",

@@ -37,7 +37,7 @@ from jupyterhub_gpu_reclaim.linux.sock_diag import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable
 
 #: States in which both ends hold a connection that CRIU can take up again.
 _CONNECTED: Final = frozenset(
@@ -265,35 +265,6 @@ def connections_of(files_img: bytes) -> frozenset[TcpConnection]:
         for entry in images.file_entries(files_img)
         if _is_inet(entry) and _is_connection(entry.isk)
         for link in [_link(entry.isk)]
-    )
-
-
-def with_ports(files_img: bytes, ports: Mapping[int, int]) -> bytes:
-    """``files.img`` with other numbers for some of its own TCP ports.
-
-    Both ends of its connections to them are changed. Nothing in it may lead out
-    (:func:`close_external`).
-    """
-
-    def change(entry: Any) -> bool:
-        if not _is_inet(entry) or entry.isk.proto != socket.IPPROTO_TCP:
-            return False
-        before = entry.isk.src_port, entry.isk.dst_port
-        after = tuple(ports.get(port, port) for port in before)
-        entry.isk.src_port, entry.isk.dst_port = after
-        return before != after
-
-    return images.rewrite_files(files_img, change) if ports else files_img
-
-
-def listening(files_img: bytes) -> frozenset[int]:
-    """The ports that its TCP listeners have."""
-    return frozenset(
-        entry.isk.src_port
-        for entry in images.file_entries(files_img)
-        if _is_inet(entry)
-        and entry.isk.proto == socket.IPPROTO_TCP
-        and entry.isk.state == TcpState.LISTEN
     )
 
 

@@ -7,7 +7,6 @@ touched.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import logging
@@ -60,24 +59,6 @@ def await_free(
         if not found or time.monotonic() >= deadline:
             return _told(found, uid)
         time.sleep(_LOOK_AGAIN)  # the kernel has no event for a port that is free again
-
-
-def choose(init_pid: int, count: int) -> list[int]:
-    """So many TCP ports that are free in a session's network just now.
-
-    Raises:
-        OSError: the session is not there.
-    """
-    with contextlib.ExitStack() as stack:
-        made = [
-            stack.enter_context(
-                netns.make_socket(init_pid, socket.AF_INET, socket.SOCK_STREAM)
-            )
-            for _ in range(count)
-        ]
-        for one in made:
-            one.bind(("0.0.0.0", 0))  # noqa: S104 - for a moment, and nobody listens
-        return [one.getsockname()[1] for one in made]
 
 
 def check_free(

@@ -200,17 +200,6 @@ def _register_for_saved(add: Callable[..., argparse.ArgumentParser]) -> None:
         help="suspend the session first, if it runs; it can be brought back likewise",
     )
 
-    branch = add(
-        "branch", "saved_states", "open a checkpoint beside its session, as a server"
-    )
-    branch.add_argument("target", metavar="USER[/SERVER]")
-    branch.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
-    branch.add_argument("server", metavar="NAME", help="of the other server")
-    branch.epilog = (
-        "The session stays as it is, and the other server has its kernels and a login"
-        f" of its own. Both use the same home folder. {branch.epilog}"
-    )
-
     export = add("export", "saved_states", "download a checkpoint into a file")
     export.add_argument("target", metavar="USER[/SERVER]")
     export.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")

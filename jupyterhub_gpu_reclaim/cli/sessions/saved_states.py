@@ -1,7 +1,7 @@
-"""``saved``, ``bring-back``, ``branch``, ``export``, ``journal``: checkpoints.
+"""``saved``, ``bring-back``, ``export``, ``journal``: checkpoints.
 
-All of it is asked of the service. ``bring-back`` and ``branch`` only begin;
-``sessions`` shows the progress.
+All of it is asked of the service. ``bring-back`` only begins; ``sessions`` shows the
+progress.
 """
 
 from __future__ import annotations
@@ -53,17 +53,6 @@ def bring_back(args: argparse.Namespace) -> int:
         print_json(view)
     else:
         say(f"{key}: {checkpoint} is coming back; what it was in is put aside")
-    return DONE
-
-
-def branch(args: argparse.Namespace) -> int:
-    """Begin to open a checkpoint as another server."""
-    key, checkpoint, server = key_of(args.target), args.checkpoint, args.server
-    answer = ask(args, lambda client: client.branch(key, checkpoint, server))
-    if args.json:
-        print_json(answer)
-    else:
-        say(f"{answer.session.key}: {checkpoint} is starting. {answer.warning}")
     return DONE
 
 

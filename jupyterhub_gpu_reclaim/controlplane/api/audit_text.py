@@ -75,7 +75,6 @@ _SENTENCES = {
     "found aside": "A checkpoint of it was found and put aside.",
     "brought_back": "Another checkpoint of it was chosen.",
     "ask to bring back": "{who} asked for another checkpoint of it.",
-    "branch": "{who} opened a checkpoint of it beside it, as the server",
     "export": "{who} downloaded a checkpoint of it, encrypted with a passphrase:",
     "journal rebuilt": "{who} chose to resume its newest checkpoint.",
     "idle time": "{who} chose its idle time:",

@@ -19,7 +19,6 @@ from jupyterhub_gpu_reclaim.controlplane.api.starts import (
 )
 from jupyterhub_gpu_reclaim.controlplane.api.stops import StopPlanner
 from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.branches import Branches
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
@@ -171,7 +170,6 @@ class Controller:
             judge=judge,
             queue=queue,
             renames=renames,
-            branches=Branches(sessions, agent, hub, deletions, new_id),
             settings=settings,
         )
         #: calls about nodes

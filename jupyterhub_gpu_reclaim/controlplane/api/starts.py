@@ -201,10 +201,7 @@ class StartPlanner:
             raise
         if self._sessions.row(key) != row:
             return None
-        if self._is_branch(row):
-            self._sessions.tab_keys.begun(key, placement.tab_key)
-        else:
-            self._sessions.tab_keys.comes_back(key, identity)
+        self._sessions.tab_keys.comes_back(key, identity)
         self._together.come_back(row)
         self._sessions.begin(key, "resume")
         row = self._sessions.apply(
@@ -223,12 +220,7 @@ class StartPlanner:
             identity=identity,
             suspension=self._sessions.suspension(row),
             session=row.session,
-            branch=self._is_branch(row),
         )
-
-    def _is_branch(self, row: SessionRow) -> bool:
-        saved = self._sessions.journal.checkpoint(row.checkpoint)
-        return bool(saved and saved.info and saved.info.branch_of)
 
     async def _adopt_running(
         self, answer: Answer, tree: Tree, placement: Placement

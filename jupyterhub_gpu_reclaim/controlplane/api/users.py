@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionView
-    from jupyterhub_gpu_reclaim.controlplane.checkpoints.branches import Branches
     from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
     from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
@@ -112,11 +111,9 @@ class UserApi:
         judge: Judge,
         queue: WorkQueue,
         renames: Renames,
-        branches: Branches,
         settings: Settings,
     ) -> None:
         self._sessions = sessions
-        self._branches = branches
         self._agent = agent
         self._deletions = deletions
         self._judge = judge
@@ -489,38 +486,6 @@ class UserApi:
             owners.trust(self._sessions, key)
         self._queue.add(key)
         return self._sessions.view(key)
-
-    async def branch(
-        self, key: SessionKey, checkpoint: str, server: str, by: str
-    ) -> SessionView:
-        """Open a checkpoint as another server of the same user, beside the session.
-
-        The session goes on, or stays suspended; the new one has its kernels, its own
-        login, and the same home folder.
-
-        Args:
-            key: the session.
-            checkpoint: its id.
-            server: name of the other server.
-            by: who asks for it.
-
-        Returns:
-            The new session, which is about to start.
-
-        Raises:
-            NotFound: no such session or checkpoint.
-            BadRequest: no server may be called that.
-            Refused: ``branch_impossible``; ``hub_refused``: the Hub does not start it,
-                and nothing is left of it.
-            Unreachable: a part has to be asked, and does not answer.
-            StoreError: likewise.
-        """
-        self._settle_account(key, by, manages=False)
-        self._known_row(key)
-        await self._find_checkpoint(key, checkpoint, manages=False)
-        there = await self._branches.open(key, checkpoint, server, by)
-        self._queue.add(there)
-        return self._sessions.view(there)
 
     async def export(
         self, key: SessionKey, checkpoint: str, passphrase: str, by: str

@@ -149,28 +149,6 @@ class Agent(Protocol):
                 not run any more when it arrives.
         """
 
-    async def branch(
-        self,
-        checkpoint: str,
-        branched: str,
-        key: SessionKey,
-        *,
-        session: str,
-        generation: int,
-    ) -> CheckpointInfo:
-        """Commit a checkpoint's content once more, as another session's; idempotent.
-
-        ``Refused`` (``branch_impossible``) if the copy could not be brought back. An
-        older agent refuses it (``invalid``).
-
-        Args:
-            checkpoint: its id; it stays as it is.
-            branched: id of the new one.
-            key: of the session that the new one is of; of the same user.
-            session: id of that one.
-            generation: of the new one.
-        """
-
     async def export(
         self, checkpoint: str, key: SessionKey, passphrase: str
     ) -> ExportHead:
@@ -225,12 +203,10 @@ class Hub(Protocol):
         Idempotent; ``Refused`` (retryable) while something else is pending.
         """
 
-    async def start(self, key: SessionKey, like: SessionKey | None = None) -> None:
+    async def start(self, key: SessionKey) -> None:
         """Ask for a start; ``Refused`` (retryable) while something else is pending.
 
-        Idempotent: a pending start, or a running server, is left as it is. ``like`` is
-        a server of the same user whose last start's options it gets; None: those of its
-        own.
+        Idempotent: a pending start, or a running server, is left as it is.
         """
 
 

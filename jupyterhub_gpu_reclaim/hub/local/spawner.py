@@ -118,9 +118,7 @@ class SessionProcessSpawner(RealmTraits, LocalProcessSpawner):
                 *[f"{k}={v}" for k, v in loader.items()],
                 *command,
             ]
-        elif (saved := self.reclaim_launch.identity) is None or (
-            saved.api_token != self.api_token
-        ):  # only a branch's server gets its login anew
+        else:
             for secret in _SECRETS:
                 env.pop(secret, None)
         launcher.sweep_cgroups(_CGROUP_PARENT)

@@ -368,13 +368,11 @@ class SessionLifecycle:
                 why="its login is not known",
                 detail="no identity",
             )
-        if plan.branch:
-            identity = msgspec.structs.replace(identity, api_token=minted, port=0)
         number = self._known_login(plan, identity.api_token, minted)
         if plan.session:  # else it was saved without one, and has one from now on
             self._launch(session=plan.session)
         self._repair = await ClientRepair.remember(self._spawner)
-        self._spawner.port = identity.port or self._spawner.port
+        self._spawner.port = identity.port
         self._update_pointer(
             phase=PointerPhase.RESUMING,
             session=self._spawner.reclaim_launch.session,
@@ -402,8 +400,7 @@ class SessionLifecycle:
         reporter.report("Waiting for its first answer …", CEILING)
         self._update_state(confirmed=False)
         self._note_running(identity.api_token, where)
-        if not plan.branch:
-            self.logins.delete(self.logins.token_id(minted))
+        self.logins.delete(self.logins.token_id(minted))
         return where
 
     def _known_login(self, plan: StartPlan, token: str, minted: str) -> int:

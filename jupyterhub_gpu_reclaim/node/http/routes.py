@@ -218,15 +218,6 @@ class ReleaseOrder(Value, frozen=True, kw_only=True):
     checkpoint: Identifier
 
 
-class BranchOrder(Value, frozen=True, kw_only=True):
-    """Body of ``branch``: of the new one."""
-
-    checkpoint: Identifier
-    key: SessionKey
-    session: str
-    generation: int
-
-
 class ExportOrder(Value, frozen=True, kw_only=True):
     """Body of ``export``."""
 
@@ -446,22 +437,6 @@ class DeleteCheckpoint(Handler):
         self.finish()
 
 
-class PostBranch(Handler):
-    """``POST /v1/checkpoints/{id}/branch``."""
-
-    async def post(self, checkpoint: str) -> None:
-        """Commit it once more, as another session's."""
-        order = self.body(BranchOrder)
-        info = await self.node.branch(
-            checkpoint,
-            order.checkpoint,
-            order.key,
-            session=order.session,
-            generation=order.generation,
-        )
-        self.answer(info)
-
-
 class PostExport(Handler):
     """``POST /v1/checkpoints/{id}/export``."""
 
@@ -550,7 +525,6 @@ def make_application(
         ("/v1/samples", GetSamples),
         ("/v1/checkpoints", ListCheckpoints),
         (f"/v1/checkpoints/{name}", DeleteCheckpoint),
-        (f"/v1/checkpoints/{name}/branch", PostBranch),
         (f"/v1/checkpoints/{name}/export", PostExport),
         (f"/v1/checkpoints/{name}/exported", PostExported),
         (f"/v1/checkpoints/{name}/aside", PutAside),

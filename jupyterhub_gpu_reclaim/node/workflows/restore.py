@@ -61,7 +61,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
     this_machine,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.workflows import branch, filesystem, nap
+from jupyterhub_gpu_reclaim.node.workflows import filesystem, nap
 from jupyterhub_gpu_reclaim.node.workflows.lazy import leave_asleep
 from jupyterhub_gpu_reclaim.node.workflows.lost_rights import without_lost
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
@@ -70,10 +70,8 @@ if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
-        Awaitable,
         Callable,
         Collection,
-        Mapping,
         Sequence,
     )
 
@@ -107,7 +105,6 @@ class Fit(NamedTuple):
     images: dict[str, bytes]  #: those that are given again
     ended: frozenset[int]  #: connections that do not come back, by their entries
     files: Sequence[FileFingerprint] = ()  #: that it had open
-    moved: Mapping[int, int] = {}  #: ports that are others here: a branch's
 
 
 class Restore:
@@ -168,11 +165,10 @@ class Restore:
             result = await self._restore(there, fit)
             self._tools.memory.release(self._operation)  # it is in use from here on
             self._cancel.check()
-            address = await self._address(there, result, fit)
             asleep = await self._leave_asleep(there, result)
             yield self._note(Stage.CONTINUING)
             self._tools.ports.let_datagrams_go(self._record.checkpoint)
-            await self._continue(there, result, asleep, address)
+            await self._continue(there, result, asleep)
             if asleep is not None and await self._is_at_work(asleep):
                 self._record = self._record.nap_at(NapStage.WAKING)
         # CancelledError is left out: it is the agent's own end; recovery settles that.
@@ -188,21 +184,6 @@ class Restore:
         yield self._note(Stage.RESTORED)
         self._give_ports_back()
         yield Event(tree=trees.tree_of(self._session, self._record, None))
-
-    async def _address(
-        self,
-        there: checkpoint_files.CheckpointContents,
-        result: engine.RestoreResult,
-        fit: Fit,
-    ) -> jupyter_api.ServerAddress | None:
-        """Address where the server will answer; a branch's server is changed before."""
-        if not there.checkpoint.info.branch_of:
-            return there.address(self._session)
-        login = await self._thread(
-            "branch",
-            lambda: branch.become(self._session, there, result.tree, fit.moved),
-        )
-        return server.address_of(self._session, login)
 
     def _note(self, stage: Stage, **changes: object) -> Record:
         self._record = self._record.at(stage, self._operation.steps, **changes)
@@ -354,21 +335,16 @@ class Restore:
         there: checkpoint_files.CheckpointContents,
         result: engine.RestoreResult,
         asleep: LeftAsleep | None,
-        address: jupyter_api.ServerAddress | None,
     ) -> None:
         """Let it run, and wait until its server answers."""
-        world = there.world
+        address, world = there.address(self._session), there.world
         napping = asleep.pids if asleep is not None else []
         await self._fill_gpus(result)
         self._cancel.check()  # the last moment at which it has done nothing yet
         async with self._progress.step("answer", "Waiting for the server"):
-            if address is None or there.checkpoint.info.branch_of:
-                # A branch's server begins anew, and knows of no time that has gone by.
+            if address is None:
                 stopped = [*world.stopped, *napping]
                 await self._thread("continue", lambda: engine.proceed(result, stopped))
-                if address is not None:
-                    await self._await_answer(address)
-                    await self._await_kernels(address, world.kernels)
                 return
             links = asleep.links if asleep is not None else []
             heard = partial(is_heard, links) if links else None
@@ -437,45 +413,16 @@ class Restore:
             RestoreFailed: it did not, in time (``timed_out``).
         """
         limit = self._limits.answer
-        late = RestoreFailed(Reason.TIMED_OUT, step="answer", seconds=limit)
-        await self._await(lambda: self._answers(address, limit), late)
-
-    async def _await_kernels(
-        self, address: jupyter_api.ServerAddress, kernels: Collection[str]
-    ) -> None:
-        """Wait until a branch's new server has its kernels.
-
-        Raises:
-            RestoreFailed: it has not, in time (``branch_impossible``).
-        """
-
-        async def all_there() -> bool:
-            with contextlib.suppress(ReclaimError):
-                listed = await jupyter_api.ask(
-                    self._tools.client, address, *_KERNELS, seconds=_LIST_SECONDS
-                )
-                return {one.id for one in listed}.issuperset(kernels)
-            return False
-
-        why = "its new server has not found all of its kernels"
-        await self._await(all_there, RestoreFailed(Reason.BRANCH_IMPOSSIBLE, why=why))
-
-    async def _await(
-        self, ready: Callable[[], Awaitable[bool]], late: RestoreFailed
-    ) -> None:
-        """Ask until it is, as long as the server is there.
-
-        Raises:
-            RestoreFailed: ``late``; or its server has ended.
-        """
         try:
-            async with asyncio.timeout(self._limits.answer):
-                while not await ready():
+            async with asyncio.timeout(limit):
+                while not await self._answers(address, limit):
                     self._cancel.check()
                     await self._thread("answer", self._still_there)
                     await self._tools.clock.sleep(0.1)
         except TimeoutError:
-            raise late from None
+            raise RestoreFailed(
+                Reason.TIMED_OUT, step="answer", seconds=limit
+            ) from None
 
     async def _await_lists(self, address: jupyter_api.ServerAddress) -> None:
         """Wait until it has listed its kernels once; its first answers take longest.
@@ -585,10 +532,8 @@ def _compare(
     found += changed
     image = there.checkpoint.read(checkpoint_files.FILES_IMAGE)
     here = sock_diag.own_addresses(init_pid)
-    moved = branch.moved_ports(there, session)
     ended = inet.ended_connections(image, here, world.cut)
     image = inet.close_external(image, here, world.cut)
-    image = inet.with_ports(image, moved)
     image = abstract_names.renew(image, init_pid)
     found += ports.await_free(
         init_pid,
@@ -600,7 +545,7 @@ def _compare(
     held = tools.ports.names(there.checkpoint.info.id)
     names = abstract_names.names_of(image) - held
     found += abstract_names.check_free(init_pid, names, uid=world.uid)
-    return found, Fit({checkpoint_files.FILES: image}, ended, files, moved)
+    return found, Fit({checkpoint_files.FILES: image}, ended, files)
 
 
 def _compare_files(
@@ -611,8 +556,7 @@ def _compare_files(
     found = open_files.compare(files, root)
     own = {Reason.FILE_CHANGED.value, Reason.FILE_SHRANK.value}
     changed = [one for one in found if one.code in own]
-    info = there.checkpoint.info
-    if not changed or not (info.branch_of or _has_run_on(tools, info.id)):
+    if not changed or not _has_run_on(tools, there.checkpoint.info.id):
         return found, files
     for one in changed:
         _log.warning(

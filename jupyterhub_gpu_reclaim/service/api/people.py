@@ -13,7 +13,6 @@ import msgspec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
-    Branched,
     Decision,
     KeptState,
     SessionKey,
@@ -371,33 +370,6 @@ class BringBackSaved(PersonRoute):
         self.answer(view, 202)
 
 
-class Branch(Value, frozen=True, kw_only=True):
-    """The server that a checkpoint is opened as."""
-
-    server: str  #: name of the other server
-
-
-class BranchSaved(PersonRoute):
-    """Open a checkpoint of a session beside the session."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/branch"
-
-    @operation(
-        "Open one checkpoint as another server of the same user, beside the session,"
-        " with its own login; both have the same home folder",
-        body=Branch,
-        answer=Branched,
-        status=202,
-        errors=(404, 409),
-    )
-    async def post(self, user: str, server: str, checkpoint: str) -> None:
-        """Begin to open the checkpoint; answers before it runs."""
-        key, by = self.key(user, server), self.person.label
-        name = self.body(Branch).server
-        view = await self.context.control.users.branch(key, checkpoint, name, by)
-        self.answer(Branched(session=view), 202)
-
-
 ROUTES: tuple[type[Route], ...] = (
     ListSessions,
     ShowSession,
@@ -457,5 +429,4 @@ ROUTES: tuple[type[Route], ...] = (
     SavedStates,
     SavedOne,
     BringBackSaved,
-    BranchSaved,
 )

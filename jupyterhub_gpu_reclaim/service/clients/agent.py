@@ -317,25 +317,6 @@ class AgentClient:
             path += "?" + urlencode({"runs": runs})
         await self._ask("DELETE", path, limit=self._slow)
 
-    async def branch(
-        self,
-        checkpoint: str,
-        branched: str,
-        key: SessionKey,
-        *,
-        session: str,
-        generation: int,
-    ) -> CheckpointInfo:
-        """Have a checkpoint committed once more, as another session's."""
-        body = {
-            "checkpoint": branched,
-            "key": key,
-            "session": session,
-            "generation": generation,
-        }
-        path = f"/v1/checkpoints/{checkpoint}/branch"
-        return await self._post(path, CheckpointInfo, body, limit=self._slow)
-
     async def export(
         self, checkpoint: str, key: SessionKey, passphrase: str
     ) -> ExportHead:

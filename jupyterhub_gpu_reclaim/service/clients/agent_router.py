@@ -429,23 +429,6 @@ class AgentRouter:
             lambda client: client.discard(checkpoint), seconds=_ORDER_SECONDS
         )
 
-    async def branch(
-        self,
-        checkpoint: str,
-        branched: str,
-        key: SessionKey,
-        *,
-        session: str,
-        generation: int,
-    ) -> CheckpointInfo:
-        """Have a checkpoint committed once more, as another session's."""
-        return await self._agents.anyone(
-            lambda client: client.branch(
-                checkpoint, branched, key, session=session, generation=generation
-            ),
-            seconds=_ORDER_SECONDS,
-        )
-
     async def export(
         self, checkpoint: str, key: SessionKey, passphrase: str
     ) -> ExportHead:

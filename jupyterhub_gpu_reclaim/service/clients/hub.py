@@ -188,33 +188,28 @@ class HubClient:
         if answer.status not in {202, 204, 404}:
             raise _refused(answer, f"stop {key}")
 
-    async def start(self, key: SessionKey, like: SessionKey | None = None) -> None:
+    async def start(self, key: SessionKey) -> None:
         """Ask for a start (``start:servers``), with the options of the last one.
 
         The body is empty on purpose: options in it would replace those of the user.
-        With ``like``, it gets those of another server, as far as they are known.
         The answer may come before the server is ready. Idempotent.
 
         Raises:
             Unreachable: no answer.
             Refused: retryable: something is pending there; else: the Hub will not.
         """
-        known = self._users.get(like.user) if like is not None else None
-        other = (known.servers or {}).get(like.server) if known and like else None
-        options = other.user_options if other is not None else None
-        more = {"body": codec.encode(options)} if options else {}
-        answer = await self._order("POST", key, **more)
+        answer = await self._order("POST", key)
         if answer.status in {201, 202}:
             return
         if answer.status == 400 and "already running" in _message(answer):
             return
         raise _refused(answer, f"start {key}")
 
-    async def _order(self, method: str, key: SessionKey, **more: Any) -> Answer:
+    async def _order(self, method: str, key: SessionKey) -> Answer:
         path = f"/users/{_quoted(key.user)}/server"
         if key.server:
             path += f"s/{_quoted(key.server)}"
-        return await self._ask(method, path, limit=self._slow, **more)
+        return await self._ask(method, path, limit=self._slow)
 
     async def _get(
         self, path: str, *, accept: str = "application/json", missing_ok: bool = False

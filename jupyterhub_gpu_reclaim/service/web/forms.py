@@ -69,7 +69,7 @@ class Act(Page):
         elif action == "idle-time":
             chosen = self.seconds() if self.get_body_argument("seconds", "") else None
             await control.users.choose_idle_time(key, chosen, by)
-        elif action in {"bring-back", "branch", "delete"}:
+        elif action in {"bring-back", "delete"}:
             return await self._act_on_saved(key, action)
         elif action == "pin":
             out = self.get_body_argument("out", "") == "1"
@@ -91,9 +91,6 @@ class Act(Page):
             await users.bring_back(
                 key, checkpoint, by, save_running=save, manages=manages
             )
-        elif action == "branch":
-            name = self.get_body_argument("name", "")
-            await users.branch(key, checkpoint, name, by)
         else:
             answer = await users.delete(key, by, checkpoint or None)
             return action if answer.deleted else "delete-later"
@@ -161,7 +158,7 @@ class Fresh(Page):
 
 _ACTIONS = (
     "suspend|resume|save|nap|wake|keep|idle-time|pin|delete|bring-back|renew-login|end-tree"
-    "|revoke-tabs|branch"
+    "|revoke-tabs"
 )
 
 

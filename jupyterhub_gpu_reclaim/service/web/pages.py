@@ -19,7 +19,7 @@ from tornado.web import HTTPError, StaticFileHandler
 
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound
-from jupyterhub_gpu_reclaim.common.models import BRANCH_WARNING, SessionKey
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import sentence
 from jupyterhub_gpu_reclaim.service.api.base import (
@@ -54,7 +54,6 @@ DONE = {
     "unpin": "The session will be suspended when idle again.",
     "delete": "The suspended session was deleted.",
     "bring-back": "Resuming the session from that checkpoint.",
-    "branch": "The other server is starting; it is in the list of sessions.",
     "renew-login": "The login will be restored when the user next opens the session.",
     "revoke-tabs": (
         "Open tabs of the session can no longer see or steer it here; those of its next"
@@ -83,7 +82,6 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["count"] = text.count
-    environment.globals["branch_warning"] = BRANCH_WARNING
     environment.filters["marked"] = marked
     return environment
 

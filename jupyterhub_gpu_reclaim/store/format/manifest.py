@@ -133,8 +133,8 @@ def _check(body: Body, checkpoint: str) -> None:
     origins = body.origins
     if not origins or {body.info.id, origins[0].id} != {checkpoint}:
         raise damaged("the manifest is of another checkpoint")
-    if any(origin.key.user != body.info.key.user for origin in origins):
-        raise damaged("the manifest needs something of another user")
+    if any(origin.key != body.info.key for origin in origins):
+        raise damaged("the manifest needs something of another session")
     if not all(layout.is_id(origin.id) for origin in origins):
         raise damaged("the manifest names an object that cannot be")
     size = body.chunk_bytes

@@ -11,37 +11,28 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import copies_of
 from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format import crypto, layout
 from jupyterhub_gpu_reclaim.store.format.compression import Compression
-from jupyterhub_gpu_reclaim.store.format.manifest import PackRef
 from jupyterhub_gpu_reclaim.store.packing import dedup_index
 from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
 from jupyterhub_gpu_reclaim.store.workers import pack_writers
 from jupyterhub_gpu_reclaim.store.workers.group import CaptureGroup
-from jupyterhub_gpu_reclaim.store.write.commit import (
-    BaseCheckpoint,
-    publish_manifest,
-    write_index,
-)
+from jupyterhub_gpu_reclaim.store.write.commit import BaseCheckpoint
 from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter, Draft
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, SessionKey
+    from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
-    from jupyterhub_gpu_reclaim.store.format.manifest import Body
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -134,73 +125,6 @@ class CheckpointBuilder:
         except BaseException:
             self._ended(checkpoint)
             raise
-
-    def branch(
-        self,
-        checkpoint: str,
-        branched: str,
-        key: SessionKey,
-        *,
-        session: str,
-        generation: int,
-        term: int,
-    ) -> CheckpointInfo:
-        """See :meth:`Repository.branch`."""
-        self._reserve(branched)
-        origin = crypto.Origin(
-            id=branched, key=key, generation=generation, data_key=crypto.new_key()
-        )
-        try:
-            info = self._publish_branch(checkpoint, origin, session=session, term=term)
-        except BaseException:
-            self._discard(branched)
-            raise
-        self._ended(branched)
-        return info
-
-    def _publish_branch(
-        self, checkpoint: str, origin: crypto.Origin, **facts: Any
-    ) -> CheckpointInfo:
-        source = self.catalogue.read(checkpoint)
-        self._keep_packs(origin.id, source)
-        # Only now it is certain that they stay, if it still exists.
-        index = self.catalogue.index(self.catalogue.read(checkpoint))
-        written = write_index(self.backend, origin, index)
-        info = msgspec.structs.replace(
-            source.info,
-            id=origin.id,
-            key=origin.key,
-            incarnation=origin.id,
-            generation=origin.generation,
-            created=self.clock.now(),
-            stored_bytes=written.length,
-            deduplicated_bytes=source.info.logical_bytes,
-            parent="",
-            branch_of=checkpoint,
-            **facts,
-        )
-        packs = [PackRef(p.origin + 1, p.number, p.length) for p in source.packs]
-        body = msgspec.structs.replace(
-            source,
-            info=info,
-            origins=[origin, *source.origins],
-            packs=packs,
-            index=written,
-        )
-        publish_manifest(self.backend, body, self.keys, lambda: None)
-        return info
-
-    def _keep_packs(self, branched: str, source: Body) -> None:
-        """Publish the intent of a branch; nobody removes what it needs from here on.
-
-        Raises:
-            StoreError: somebody does so now.
-        """
-        references = frozenset(origin.id for origin in source.origins)
-        intent = locks.WriteIntent(branched, self.clock.now(), references)
-        for place in copies_of(self.backend):
-            locks.publish_intent(place, intent)
-        locks.refuse_deleted(self.backend, intent)
 
     def _compression(self, expected_bytes: int) -> Compression:
         """The setting; what saves time may cost room, where there is plenty of it."""
