@@ -151,23 +151,6 @@ def test_second_generation_through_workers_is_referenced(store):
     assert store.open("c2").read("pages-7.img") == shifted
 
 
-def test_file_that_is_taken_over_beside_what_comes_through_workers(store):
-    writer = begin(store)
-    take(writer, "pages-1.img", PLAIN)
-    writer.commit()
-    other = os.urandom(4096) + PLAIN
-    writer = begin(store, 2)
-    assert writer.see_whole(["pages-1.img"], lambda: None)
-    writer.carry("pages-9.img", "pages-1.img")
-    take(writer, "pages-7.img", other)
-    second = writer.commit()
-    assert second.logical_bytes == len(PLAIN) + len(other)
-    assert store.verify("c2") == []
-    store.delete("c1")
-    assert store.open("c2").read("pages-9.img") == PLAIN
-    assert store.open("c2").read("pages-7.img") == other
-
-
 def test_take_pipe_after_write_is_refused(store):
     writer = begin(store)
     file = writer.file("a")

@@ -81,7 +81,6 @@ def dump(
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
     undo: bool = True,
-    look: Callable[[Snapshot], None] | None = None,
 ) -> DumpResult:
     """Dump the tree under that init; blocks, so call it in a thread.
 
@@ -98,7 +97,6 @@ def dump(
         cancel: cancels it.
         undo: whether the tree goes on after a failure. Not where something has to be
             given back to it before; then the caller lets it go on.
-        look: called with the tree when all of it stands, and nothing was done to it.
 
     Raises:
         Refused: there is nothing to save.
@@ -120,8 +118,6 @@ def dump(
     try:
         freeze.freeze(session.init_pid, session.init_start, timeout=STOP_PATIENCE)
         tree = processes.snapshot(session.init_pid, session.init_start)
-        if look is not None:
-            look(tree)
         deleted_files.refuse_unreadable(tree)
         attributes.refuse_confined(tree)
         had = attributes.read(tree)

@@ -3,14 +3,11 @@
 CRIU hands their pages over by reference (vmsplice(2)), and here they are dropped
 unread. They are saved behind the dump instead, when the rest of the session goes on
 again: a page has the contents that it had as long as its program has not been on a
-processor. Where it has not been since an earlier checkpoint, its memory is taken over
-from there, and is not read at all.
+processor.
 
-That it has not run is known to the nanosecond (proc(5), schedstat): to be continued and
-stopped again takes time, and so does CRIU's own work in a process, so that a dump which
-was given up leaves nothing to build upon. Which pages there are is compared as well,
-area by area. Memory that is shared with other processes is written to images of its
-own, and is always saved at once.
+That it has not run is known to the nanosecond (proc(5), schedstat). Memory that is
+shared with other processes is written to images of its own, and is always saved at
+once.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import BLOCK, PAGES
@@ -29,53 +26,16 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.checkpoint.criu.images import Area
     from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.staging import StoreFile
-    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+    from jupyterhub_gpu_reclaim.linux.processes import Process
 
 _PAGEMAP: Final = "pagemap-"
-
-
-class Target(Protocol):
-    """A checkpoint that is being written (``store.write.writer.CheckpointWriter``)."""
-
-    def file(self, name: str) -> AbstractContextManager[StoreFile]:
-        """Begin a file, which is complete at the block's end."""
-
-    def carry(self, name: str, former: str) -> int:
-        """Take a file over from the former checkpoint; return its length."""
-
-
-class Former(NamedTuple):
-    """Saved run times and page maps of programs, by their pids in the session."""
-
-    ran: Mapping[int, list[int]]  #: then, see :func:`processes.times_run`
-    pagemaps: Mapping[int, bytes]  #: CRIU's images
-
-
-def pages_of(pagemap: bytes) -> str:
-    """Name of the image with the pages of a pagemap image.
-
-    Raises:
-        ReclaimError: it is damaged.
-    """
-    return f"{PAGES}{images.read_pagemap(pagemap)[0]}.img"
-
-
-def have_not_run(tree: Snapshot, ran: Mapping[int, list[int]]) -> list[Process]:
-    """Processes of the tree that have not been on a processor since ``ran``.
-
-    Args:
-        tree: the session's.
-        ran: see :func:`processes.times_run`, by pids in the session.
-    """
-    some = [one for one in tree.processes if ran.get(one.ns_pid)]
-    return [one for one in some if processes.times_run(one) == ran[one.ns_pid]]
 
 
 class StandingMemory:
@@ -83,40 +43,17 @@ class StandingMemory:
 
     Args:
         sinks: where everything else goes.
-        programs: that stand, and go on standing behind the dump, by their pids in the
-            session. Their memory is left out in any case, that of others if it is
-            saved already.
-        former: what is saved already.
-
-    Raises:
-        ReclaimError: that is damaged.
+        programs: that stand, and go on standing behind the dump.
     """
 
     def __init__(
-        self,
-        sinks: Callable[[str], Sink],
-        programs: Collection[int] = (),
-        former: Former | None = None,
+        self, sinks: Callable[[str], Sink], programs: Iterable[Process]
     ) -> None:
-        former = former or Former({}, {})
         self._sinks = sinks
-        self._programs = frozenset(programs)
-        self._ran = former.ran
-        self._former = {
-            pid: images.read_pagemap(image) for pid, image in former.pagemaps.items()
-        }
-        self._unchanged: set[int] = set()
-        self._standing: dict[int, Process] = {}
+        self._standing = {one.ns_pid: one for one in programs}
         self._last = ""
         self._left_out: dict[int, tuple[str, _LeftOut]] = {}
         self._mark: dict[int, list[int]] = {}
-
-    def look(self, tree: Snapshot) -> None:
-        """See who has not run; the tree stands, and nothing was done to it yet."""
-        stood = {one.ns_pid for one in have_not_run(tree, self._ran)}
-        self._unchanged = stood & self._former.keys()
-        left_out = self._unchanged | self._programs
-        self._standing = {p.ns_pid: p for p in tree.processes if p.ns_pid in left_out}
 
     def __call__(self, name: str) -> Sink:
         """See ``CaptureServer``: a pagemap comes right before its pages."""
@@ -140,10 +77,6 @@ class StandingMemory:
             pid: processes.times_run(one) for pid, one in self._standing.items()
         }
 
-    def ran(self) -> dict[int, list[int]]:
-        """How long each program that was left out had run when it was dumped."""
-        return {pid: self._mark[pid] for pid in self._left_out}
-
     @property
     def logical_bytes(self) -> int:
         """Bytes that were left out."""
@@ -151,40 +84,32 @@ class StandingMemory:
 
     def deliver(
         self,
-        target: Target,
+        begin: Callable[[str], AbstractContextManager[StoreFile]],
         prefix: str,
         kept: Mapping[str, bytes | bytearray],
         cancel: Cancel,
-    ) -> int:
+    ) -> None:
         """Save what was left out.
 
         Args:
-            target: the checkpoint.
+            begin: begins a file of the checkpoint, complete at the block's end.
             prefix: of the names of CRIU's images there.
             kept: the images of this dump, at least the pagemaps.
             cancel: ends it.
-
-        Returns:
-            How many bytes were taken over.
 
         Raises:
             OSError: memory of a program cannot be read: it has ended.
             ReclaimError: the store does not take it, it was cancelled, or a program has
                 run meanwhile.
         """
-        carried = 0
         for pid, (name, left_out) in self._left_out.items():
             number, areas = images.read_pagemap(bytes(kept[f"{_PAGEMAP}{pid}.img"]))
             length = _length(areas)
             if (name, left_out.length) != (f"{PAGES}{number}.img", length):
                 detail = f"{name} does not belong to process {pid}"
                 raise ReclaimError(Reason.INTERNAL, detail=detail)
-            former, before = self._former.get(pid, (0, []))
-            if pid in self._unchanged and areas == before:
-                carried += target.carry(prefix + name, f"{prefix}{PAGES}{former}.img")
-                continue
             process = self._standing[pid]
-            with target.file(prefix + name) as file:
+            with begin(prefix + name) as file:
                 try:
                     hand_over(file, _pages(process.pid, areas), cancel)
                 except OSError:
@@ -193,7 +118,6 @@ class StandingMemory:
                         self._check_stands(process)
                     raise
                 self._check_stands(process)
-        return carried
 
     def _check_stands(self, process: Process) -> None:
         if processes.times_run(process) != self._mark[process.ns_pid]:

@@ -70,18 +70,6 @@ class StoppedProgram(Value, frozen=True, kw_only=True):
     group: int = 0
 
 
-class SavedNap(Value, frozen=True, kw_only=True):
-    """A nap that was saved while it lasted.
-
-    ``ran`` tells of its programs, by their pids in the session, how long each of their
-    threads had been on a processor by then: who has not been on one since is as it was
-    saved (``checkpoint/tree/standing.py``).
-    """
-
-    checkpoint: str
-    ran: dict[int, list[int]]
-
-
 class NapRecord(Value, frozen=True, kw_only=True):
     """Record of a nap: what it takes to wake a session's programs.
 
@@ -99,7 +87,6 @@ class NapRecord(Value, frozen=True, kw_only=True):
     standing: dict[str, int] = msgspec.field(default_factory=dict)
     moving: list[int] = msgspec.field(default_factory=list)
     partly: bool = False  #: programs that were part of it are awake again
-    saved: SavedNap | None = None  #: the newest save point of it
 
     def in_tree(self, snapshot: Snapshot) -> list[Process]:
         """Programs of the nap that are still there, parents before children."""

@@ -24,12 +24,6 @@ from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
-from jupyterhub_gpu_reclaim.checkpoint.tree.standing import (
-    Former,
-    StandingMemory,
-    have_not_run,
-    pages_of,
-)
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
@@ -40,7 +34,6 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.findings import finding, refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event, Finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
@@ -63,7 +56,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     in_thread,
     reported,
 )
-from jupyterhub_gpu_reclaim.node.operations.records import Record, SavedNap, Stage
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.requirements import (
     refuse_beyond_agent,
     refuse_reaching,
@@ -74,8 +67,9 @@ from jupyterhub_gpu_reclaim.node.workflows import filesystem
 from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
     from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
@@ -190,8 +184,6 @@ class Capture:
         self._writer: CheckpointWriter | None = None
         self._committing = False
         self._most = 0
-        self._former: Former | None = None
-        self._standing: StandingMemory  #: of its dump, once that has begun
         self._unread = Unread(list)  #: what its users of a GPU have left, before all
         former = trees.record_of(tools.records, session)
         self._record = Record.of(
@@ -339,7 +331,6 @@ class Capture:
         """From the first thing that is touched to the commit."""
         state = await ask_state(self._tools.client, self._session, login)
         writer = await self._open(snapshot)
-        await self._find_former()
         frozen = self._tools.clock.monotonic()
         standing = await self._empty(survey)
         cut = await self._cut(snapshot)
@@ -360,11 +351,7 @@ class Capture:
         told: Told,
     ) -> Dumped:
         """Stop the tree and write its image; it stays stopped."""
-        prefix = IMAGES
-        self._standing = StandingMemory(
-            lambda name: target.file(prefix + name), self._stands_on(), self._former
-        )
-        kept = KeptImages(self._standing)
+        kept = KeptImages(self._sinks(target))
         result = await self._dump(target, kept, snapshot)
         world = await self._thread(
             "files",
@@ -385,38 +372,9 @@ class Capture:
         target.add(checkpoint_files.WORLD, codec.encode(world))
         return Dumped(kept.files, result, world.files, told.cut)
 
-    def _stands_on(self) -> list[int]:
-        """Pids whose memory can be saved after the dump: none, since all is stopped."""
-        return []
-
-    async def _find_former(self) -> None:
-        """Find out what is saved of a nap that lasts; nothing stands still for it."""
-        nap, writer = self._record.nap, self._writer
-        saved = nap.saved if nap is not None else None
-        if saved is None or writer is None or saved.checkpoint != writer.base:
-            return
-        try:
-            self._former = await in_thread(
-                lambda: self._former_of(saved, writer),
-                step="store",
-                limit=self._limits.dump,
-                cancel=self._cancel,
-            )
-        except ReclaimError as error:
-            self._cancel.check()
-            _log.warning("%s is saved whole: %s", self._session.key, error)
-
-    def _former_of(self, saved: SavedNap, writer: CheckpointWriter) -> Former:
-        """Part of a saved nap that has not run since, and is whole in the store."""
-        prefix = IMAGES
-        there = self._tools.store.open(saved.checkpoint)
-        stood = [one.ns_pid for one in have_not_run(self._tree(), saved.ran)]
-        maps = {pid: there.read(f"{prefix}pagemap-{pid}.img") for pid in stood}
-        pages = {pid: prefix + pages_of(image) for pid, image in maps.items()}
-        whole = writer.see_whole(pages.values(), self._cancel.check)
-        return Former(
-            saved.ran, {pid: maps[pid] for pid in maps if pages[pid] in whole}
-        )
+    def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
+        """Where CRIU's images go."""
+        return lambda name: target.file(IMAGES + name)
 
     async def _archive(self, target: CheckpointWriter | Staging) -> None:
         """Write what is in its private file systems."""
@@ -587,7 +545,7 @@ class Capture:
             # CRIU cannot save a device; it would say so in its own words.
             self._tools.accelerator.refuse_holders(self._tree())
         with tempfile.TemporaryDirectory(dir=self._tools.work) as folder:
-            result = dump.dump(
+            return dump.dump(
                 self._tools.criu.criu(),
                 SessionInit(self._session.init_pid, self._session.init_start),
                 sinks=kept,
@@ -598,18 +556,7 @@ class Capture:
                 cancel=self._cancel,
                 # No process may run before its GPU is filled.
                 undo=not has_gpus,
-                look=self._standing.look,
             )
-        self._standing.mark()
-        self._complete(kept.files)
-        return result
-
-    def _complete(self, kept: Mapping[str, bytes | bytearray]) -> None:
-        """Save what the dump has left out."""
-        assert self._writer is not None
-        carried = self._standing.deliver(self._writer, IMAGES, kept, self._cancel)
-        if carried:
-            _log.info("%s %s of it is saved already", self._session.key, size(carried))
 
     def _tree(self) -> Snapshot:
         return trees.inspect(self._session)

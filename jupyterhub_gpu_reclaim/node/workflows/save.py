@@ -16,12 +16,11 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
 from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
+from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import Event
@@ -29,9 +28,10 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
-from jupyterhub_gpu_reclaim.node.operations.records import NapStage, SavedNap, Stage
+from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows.capture import (
     Capture,
@@ -42,10 +42,14 @@ from jupyterhub_gpu_reclaim.node.workflows.capture import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+    from jupyterhub_gpu_reclaim.checkpoint.criu.stream import Sink
+    from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import KeptImages
     from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import Dumped
+    from jupyterhub_gpu_reclaim.checkpoint.tree.dump import DumpResult
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo
+    from jupyterhub_gpu_reclaim.linux.processes import Process
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import Record
@@ -58,6 +62,7 @@ class Save(Capture):
 
     _goes_on = True
     _staging: Staging | None = None
+    _standing: StandingMemory  #: of its dump, once that has begun
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
         """Run it; the last event is the checkpoint."""
@@ -76,7 +81,6 @@ class Save(Capture):
         yield await self._begun(snapshot, look)
         try:
             await self._open(snapshot)
-            await self._find_former()
             frozen = self._tools.clock.monotonic()
             dumped = await self._stand(snapshot, login, state, look)
             await self._go_on()
@@ -94,8 +98,7 @@ class Save(Capture):
         except Exception as error:
             await (self._discard() if self._cancel.is_set else self._keep())
             raise reported(error, RolledBack, Reason.CAPTURE_FAILED) from error
-        saved = SavedNap(checkpoint=info.id, ran=self._standing.ran())
-        yield self._settled(parent=info.id, saved=saved)
+        yield self._settled(parent=info.id)
         yield Event(checkpoint=info)
 
     def _promise_memory(self, snapshot: Snapshot, look: Look) -> None:
@@ -111,20 +114,26 @@ class Save(Capture):
 
     def _copied(self, snapshot: Snapshot, look: Look) -> int:
         """Bytes of the copy: what stands on is read where it is."""
-        standing = frozenset(self._stands_on())
-        others = [p for p in snapshot.processes if p.ns_pid in standing]
-        left_out = trees.resident_bytes(Snapshot(snapshot.init, tuple(others)))
+        standing = Snapshot(snapshot.init, tuple(self._stands_on()))
+        left_out = trees.resident_bytes(standing)
         return max(0, look.most - left_out)
 
-    def _stands_on(self) -> list[int]:
+    def _stands_on(self) -> list[Process]:
         """Programs that nap: they stand when the rest of it goes on."""
         nap = self._record.nap
         if nap is None or nap.stage is not NapStage.ASLEEP:
             return []
-        return [one.ns_pid for one in nap.in_tree(self._tree())]
+        return nap.in_tree(self._tree())
 
-    def _complete(self, kept: Mapping[str, bytes | bytearray]) -> None:
-        """Nothing yet: what stands on is saved when the rest of it goes on."""
+    def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
+        """What stands on is left out; it is saved when the rest of it goes on."""
+        self._standing = StandingMemory(super()._sinks(target), self._stands_on())
+        return self._standing
+
+    def _run_criu(self, kept: KeptImages) -> DumpResult:
+        result = super()._run_criu(kept)
+        self._standing.mark()
+        return result
 
     async def _stand(
         self,
@@ -158,16 +167,12 @@ class Save(Capture):
                 limit=thaw_limit(self._limits, self._record),
             )
 
-    def _settled(self, parent: str = "", saved: SavedNap | None = None) -> Record:
+    def _settled(self, parent: str = "") -> Record:
         """The record of a tree that goes on.
 
         Args:
             parent: the save point; empty: what it had come from before.
-            saved: what is saved of its nap; None: nothing new.
         """
-        nap = self._record.nap
-        if nap is not None and saved is not None:
-            nap = msgspec.structs.replace(nap, saved=saved)
         return self._note(
             Stage.SETTLED,
             operation="save",
@@ -177,7 +182,6 @@ class Save(Capture):
             gpus=None,
             memory_limit=LimitRecord(),
             failure=None,
-            nap=nap,
         )
 
     async def _store(self, dumped: Dumped, frozen: float) -> CheckpointInfo:
@@ -204,7 +208,7 @@ class Save(Capture):
         self, staging: Staging, writer: CheckpointWriter, dumped: Dumped
     ) -> None:
         staging.deliver(writer.file, self._cancel)
-        super()._complete(dumped.images)
+        self._standing.deliver(writer.file, IMAGES, dumped.images, self._cancel)
 
     def _word(self, rehearsal: Rehearsal) -> None:
         """Wait for the rehearsal; a session that has ended has nothing but the copy.

@@ -79,11 +79,6 @@ class ChunkIndex:
             first += chunks_of(length, chunk_bytes)
         return found
 
-    def of_file(self, name: str, chunk_bytes: int) -> NDArray[np.uint32]:
-        """The refs of that file, which must be there."""
-        first, length = self.places(chunk_bytes)[name]
-        return self.refs[first : first + chunks_of(length, chunk_bytes)]
-
     def blocks_of(self, refs: NDArray[Any]) -> NDArray[np.int64]:
         """The blocks in which refs (none of them 0) stand."""
         return np.searchsorted(self.bases, refs.astype(np.int64), side="left") - 1

@@ -20,8 +20,6 @@ from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener, BlockRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from jupyterhub_gpu_reclaim.store.backend import Backend
@@ -94,21 +92,6 @@ class BaseChunks:
                 self._look(block)
         refs[some[self._verdicts[blocks] != Verdict.WHOLE]] = 0
         return refs
-
-    def look(self, blocks: NDArray[np.int64], check: Callable[[], None]) -> None:
-        """Open blocks of which nothing is known yet.
-
-        Args:
-            blocks: their places in the table.
-            check: called before each; its error ends it.
-
-        Raises:
-            Unavailable: the store does not answer.
-        """
-        for block in blocks.tolist():
-            check()
-            if self._verdicts[block] == Verdict.UNSEEN:
-                self._look(block)
 
     def _look(self, block: int) -> None:
         """Open it, and those behind it that were read with it."""

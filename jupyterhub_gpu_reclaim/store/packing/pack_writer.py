@@ -159,15 +159,6 @@ class PackWriter:
             self._buffer, self._chunks = buffer, self._cut(buffer)
         self._put(file, at // self._chunk, buffer[:whole], self._chunks, length)
 
-    def look(self, blocks: NDArray[np.int64]) -> None:
-        """Open blocks of the last generation, by their places in its table.
-
-        Raises:
-            Unavailable: the store does not answer.
-        """
-        if self._known is not None:
-            self._known.look(blocks, lambda: None)
-
     def report(self) -> Report:
         """Write what is left; the packs settle in the background from now on."""
         if self._filled:

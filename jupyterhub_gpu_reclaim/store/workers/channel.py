@@ -70,14 +70,6 @@ class Taken(msgspec.Struct, tag=True):
     total: int  #: bytes of the file, 0 from workers that did not see the end
 
 
-class Look(msgspec.Struct, tag=True):
-    """Agent: open blocks of the last generation. Descriptor: their places."""
-
-
-class Looked(msgspec.Struct, tag=True):
-    """Worker: all that the store has answered for has its verdict."""
-
-
 class Finish(msgspec.Struct, tag=True):
     """Agent: report, then settle everything."""
 
@@ -122,8 +114,6 @@ Message = (
     | BeginCapture
     | TakePipe
     | Taken
-    | Look
-    | Looked
     | Finish
     | Reported
     | Settled

@@ -7,7 +7,6 @@ one cannot be killed, ``TIMED_OUT`` or ``CANCELLED``.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -24,8 +23,6 @@ from jupyterhub_gpu_reclaim.store.workers.channel import TOKEN_BYTES, close_all
 from jupyterhub_gpu_reclaim.store.workers.handle import hear_all, hear_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from numpy.typing import NDArray
 
     from jupyterhub_gpu_reclaim.store.backend import Spec
@@ -35,9 +32,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.read.memory_restore import CopyPlan
     from jupyterhub_gpu_reclaim.store.workers.handle import WorkerHandle
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
-
-#: How soon workers hear that what they look at is not needed any more.
-_CHECK_SECONDS = 0.05
 
 
 class CaptureGroup:
@@ -84,38 +78,22 @@ class CaptureGroup:
         """
         token_out, token_in = os.pipe2(os.O_CLOEXEC)
         try:
-            with self._ending_all():
-                workers = self._ready()
-                for worker in workers:
-                    worker.send(channel.TakePipe(file), [pipe, token_out, token_in])
-                os.write(token_in, offset.to_bytes(TOKEN_BYTES, "little"))
-                heard = hear_all(workers, None)
+            workers = self._ready()
+            for worker in workers:
+                worker.send(channel.TakePipe(file), [pipe, token_out, token_in])
+            os.write(token_in, offset.to_bytes(TOKEN_BYTES, "little"))
+            heard = hear_all(workers, None)
+        except StoreError:
+            was_cancelled = self._closed
+            self.stop()
+            if was_cancelled:
+                raise StoreError(Reason.CANCELLED) from None
+            raise
         finally:
             close_all([token_out, token_in])
         return max(
             message.total for message, _ in heard if isinstance(message, channel.Taken)
         )
-
-    def look(self, blocks: NDArray[np.int64], check: Callable[[], None]) -> None:
-        """Let all of them open blocks of the last generation.
-
-        Args:
-            blocks: their places in the table, in its order.
-            check: called again and again; its error ends them.
-        """
-        with self._ending_all():
-            workers = self._ready()
-            parts = np.array_split(blocks, len(workers))
-            for worker, part in zip(workers, parts, strict=True):
-                memory = channel.share("blocks", None, part)
-                try:
-                    worker.send(channel.Look(), [memory])
-                finally:
-                    close_all([memory])
-            waiting = {worker.fileno(): worker for worker in workers}
-            while waiting:
-                check()
-                hear_ready(waiting, _CHECK_SECONDS)
 
     def counted(self, column: int) -> int:
         """Sum of one of the counters of all pack writers."""
@@ -166,18 +144,6 @@ class CaptureGroup:
             worker.end()
         # The shared memory has descriptors.
         self._counters, self._verdicts = self._counters.copy(), self._verdicts.copy()
-
-    @contextlib.contextmanager
-    def _ending_all(self) -> Iterator[None]:
-        """Let an error inside end all of them, before some say that they are done."""
-        try:
-            yield
-        except BaseException as error:
-            was_cancelled = self._closed
-            self.stop()
-            if was_cancelled and isinstance(error, StoreError):
-                raise StoreError(Reason.CANCELLED) from None
-            raise
 
     def _ready(self) -> list[WorkerHandle]:
         with self._lock:

@@ -31,7 +31,7 @@ from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -103,25 +103,6 @@ class PackWriters:
                     finally:
                         self._group_turn.release()
         return total
-
-    def look(self, blocks: NDArray[np.int64], check: Callable[[], None]) -> None:
-        """Open blocks of the last generation; what they are is in the verdicts then.
-
-        Args:
-            blocks: their places in the table.
-            check: called again and again; its error ends it.
-
-        Raises:
-            Unavailable: the store does not answer.
-        """
-        if self._base is None:
-            return
-        many = int(self._base.table["stored"][blocks].sum()) > BUFFER_BYTES
-        if many and self._group is not None:
-            with self._group_turn:
-                self._group.look(blocks, check)
-        elif (chunks := self._chunks()) is not None:
-            chunks.look(blocks, check)
 
     def counted(self, column: int) -> int:
         """``LOGICAL``: plain bytes taken so far; ``STORED`` and ``KNOWN`` of them."""

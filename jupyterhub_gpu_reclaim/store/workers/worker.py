@@ -6,7 +6,6 @@ a limit for pipes and tokens, because it is killed when it is no longer needed.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import traceback
@@ -17,7 +16,6 @@ import numpy as np
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.allocator import keep_freed
-from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend
 from jupyterhub_gpu_reclaim.store.format.index import BLOCKS
 from jupyterhub_gpu_reclaim.store.format.manifest import Body
@@ -70,15 +68,6 @@ def _serve(end: socket.socket) -> None:
                 # CRIU must see it when the pipe has no reader any more.
                 close_all(descriptors)
                 channel.send(end, channel.Taken(total))
-            case channel.Look() if writer is not None:
-                _, (blocks,) = channel.shared(
-                    descriptors[0], type(None), np.dtype("<i8")
-                )
-                close_all(descriptors)
-                # What does not answer is not whole: it is saved anew, or that fails.
-                with contextlib.suppress(Unavailable):
-                    writer.look(blocks)
-                channel.send(end, channel.Looked())
             case channel.Finish() if writer is not None:
                 packs, *columns = writer.report()
                 memory = channel.share("report", packs, *columns)

@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Store
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Step, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.catalogue.locks import INTENT_FRESH_SECONDS
-from jupyterhub_gpu_reclaim.store.format.index import BLOCKS, is_name
+from jupyterhub_gpu_reclaim.store.format.index import is_name
 from jupyterhub_gpu_reclaim.store.format.manifest import Body
 from jupyterhub_gpu_reclaim.store.packing.base_blocks import Verdict
 from jupyterhub_gpu_reclaim.store.packing.buffers import BufferCutter
@@ -26,7 +26,6 @@ from jupyterhub_gpu_reclaim.store.packing.pack_writer import (
     KNOWN,
     LOGICAL,
     STORED,
-    Report,
 )
 from jupyterhub_gpu_reclaim.store.write.commit import (
     merge,
@@ -35,7 +34,7 @@ from jupyterhub_gpu_reclaim.store.write.commit import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.common.models import GpuSample
@@ -97,8 +96,6 @@ class CheckpointWriter:
         self._ended = ended
         self._remove = discard
         self._files: dict[str, FileWriter] = {}
-        #: Names in the base of the files that are taken over whole, by their numbers.
-        self._carried: dict[int, str] = {}
         #: Guards the counters and the files; held for moments only.
         self._lock = threading.Lock()
         #: Held while it is committed or removed: one of them wins, whole.
@@ -142,59 +139,6 @@ class CheckpointWriter:
                 self._draft.recipe.chunk_bytes,
             )
             return file
-
-    @property
-    def base(self) -> str:
-        """The checkpoint that :meth:`carry` takes files from; empty: there is none."""
-        return self._base.body.info.id if self._base is not None else ""
-
-    def see_whole(
-        self, names: Iterable[str], check: Callable[[], None]
-    ) -> frozenset[str]:
-        """Open all blocks of files of the base; which of the files are whole.
-
-        Args:
-            names: of the files; what is not there is not whole.
-            check: called again and again; its error ends it.
-
-        Raises:
-            StoreError: the store does not answer.
-        """
-        base = self._base
-        if base is None:
-            return frozenset()
-        chunk = base.body.chunk_bytes
-        found = {}
-        for name in {name for name, _ in base.index.files}.intersection(names):
-            refs = base.index.of_file(name, chunk)
-            found[name] = np.unique(base.index.blocks_of(refs[refs > 0]))
-        if not found:
-            return frozenset()
-        self._pack_writers.look(np.unique(np.concatenate(list(found.values()))), check)
-        whole = self._pack_writers.verdicts() == Verdict.WHOLE
-        return frozenset(name for name, blocks in found.items() if whole[blocks].all())
-
-    def carry(self, name: str, former: str) -> int:
-        """Take a whole file over from the base, where its blocks were seen whole.
-
-        Args:
-            name: of the file, see :meth:`file`.
-            former: its name in the base, one of :meth:`see_whole`.
-
-        Returns:
-            Its length.
-
-        Raises:
-            BadRequest: no such name may be, or the base has no such file.
-            StoreError: the checkpoint has ended.
-        """
-        base = self._base
-        length = dict(base.index.files).get(former) if base is not None else None
-        if length is None:
-            raise BadRequest(Reason.INVALID, what=f"There is no {former} to carry.")
-        with self.file(name) as file:
-            self._carried[file.carry(length)] = former
-        return length
 
     def add(self, name: str, data: bytes) -> None:
         """A whole small file.
@@ -311,9 +255,7 @@ class CheckpointWriter:
         recipe = self._draft.recipe
         reports = self._pack_writers.reports(timeout)
         looked = self._pack_writers.verdicts()
-        carried = self._carried_over()
-        chunk = recipe.chunk_bytes
-        merged = merge(files, chunk, [*reports, carried], self._base, looked)
+        merged = merge(files, recipe.chunk_bytes, reports, self._base, looked)
         self._tell_damage()
         # The packs settle meanwhile; nothing that names them is written before.
         self._pack_writers.settled(timeout)
@@ -327,8 +269,7 @@ class CheckpointWriter:
             created=self._clock.now(),
             logical_bytes=sum(length for _, length in files),
             stored_bytes=own + index.length,
-            deduplicated_bytes=self._pack_writers.counted(KNOWN)
-            + int((carried.refs < 0).sum()) * chunk,
+            deduplicated_bytes=self._pack_writers.counted(KNOWN),
             parent=self._draft.parent,
             session=self._draft.session,
             account=self._draft.account,
@@ -346,22 +287,6 @@ class CheckpointWriter:
         last_look()
         publish_manifest(self._backend, body, self._keys, self._last_look)
         return info
-
-    def _carried_over(self) -> Report:
-        """Report of what is carried over, as if a pack writer had found it there."""
-        rows, refs = [], [np.empty(0, np.int64)]
-        for number, former in self._carried.items():
-            assert self._base is not None
-            chunks = self._base.index.of_file(former, self._base.body.chunk_bytes)
-            rows.append((number, 0, len(chunks)))
-            refs.append(-chunks.astype(np.int64))
-        return Report(
-            packs=[],
-            blocks=np.empty(0, BLOCKS),
-            ids=np.empty((0, 2), np.uint64),
-            rows=np.array(rows, np.int64).reshape(-1, 3),
-            refs=np.concatenate(refs),
-        )
 
     def _tell_damage(self) -> None:
         """Say which packs of the last generation are not what was written."""
@@ -467,12 +392,6 @@ class FileWriter:
         # Nothing may follow a chunk that was filled up.
         self._first = -1
         return self._length
-
-    def carry(self, length: int) -> int:
-        """Mark the file as carried over, with its length; return its number."""
-        self._check_open()
-        self._length, self._first = length, -1
-        return self._number
 
     def cancel(self) -> None:
         """Make a running :meth:`take_pipe` raise soon; the checkpoint is lost.
