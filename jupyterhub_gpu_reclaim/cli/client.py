@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionView,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -167,11 +166,6 @@ class SessionsClient:
         """Compare journal, store and Hub, or correct the journal from the store."""
         method = "POST" if rebuild else "GET"
         return await self._ask(method, "journal", list[Compared])
-
-    async def report(self, month: str) -> Report:
-        """Get what was reclaimed in a month such as ``2026-11``; empty: in this one."""
-        query = f"?month={quote(month, safe='')}" if month else ""
-        return await self._ask("GET", f"report{query}", Report)
 
     async def changes(self) -> AsyncGenerator[SessionView, None]:
         """Yield every session as it is, then each change; ends now and then.

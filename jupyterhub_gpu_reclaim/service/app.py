@@ -328,7 +328,6 @@ class ReclaimService(Application, Options):
             prefix=environment.prefix,
             hub_prefix=environment.hub_prefix,
             created=hub.created,
-            groups=hub.groups_of_all,
             nodes=nodes.now,
             warnings=lambda: [
                 *environment.warnings,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 #: The managers' pages that a person walks through by Tab.
-MANAGERS_PAGES = ("all", "nodes", "store", "report", "log", "settings", "messages")
+MANAGERS_PAGES = ("all", "nodes", "store", "log", "settings", "messages")
 #: Writes down what the page of a restore has shown, for after it has led away.
 KEEP_STEPS = """addEventListener("DOMContentLoaded", () => {
   const page = document.querySelector("#gpu-reclaim-restore");

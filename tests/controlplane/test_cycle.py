@@ -130,9 +130,7 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     controller = await world.controller()
     view = await world.until(lambda: (v := controller.users.sessions()) and v[0].gpus)
     assert [card.name for card in view] == ["A100"]
-    assert controller.totals(1).now.gpus_in_use == 1
-    (line,) = controller.lines({KEY})
-    assert (line.gpu_percent[-1], line.memory[-1]) == (50.0, 9)
+    assert [one.state for one in controller.gpus()] == ["in_use"]
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     counted = controller.metrics_snapshot()
@@ -144,12 +142,12 @@ async def test_gpu_of_a_session_is_counted_and_freed_also_after_a_restart(world)
     controller = await world.controller()
     view = controller.users.session(KEY)
     assert (view.gpus, view.facts.gpus_held) == ([], 1)
-    now = controller.totals(1).now
-    assert (now.gpus_in_use, now.gpus_freed) == (0, 1)
+    (gpu,) = controller.gpus()
+    assert (gpu.model, gpu.state, gpu.number) == ("A100", "freed", 1)
     await controller.users.resume(KEY, "ada")
     await world.until(lambda: controller.users.session(KEY).facts.resumed)
     assert controller.users.session(KEY).facts.resumed.at is not None
-    assert controller.totals(1).now.gpus_freed == 0
+    assert "freed" not in [one.state for one in controller.gpus()]
     counted = controller.metrics_snapshot()
     assert counted.counters.whole["resume"].count == 1
     assert (counted.suspended_bytes, counted.kept) == (0, 0)
@@ -166,4 +164,4 @@ async def test_gpu_that_no_sample_has_seen_yet_counts_as_the_capture_found_it(wo
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
     assert controller.users.session(KEY).facts.gpus_held == 1
-    assert controller.totals(1).now.gpus_freed == 1
+    assert [(one.state, one.number) for one in controller.gpus()] == [("freed", 1)]

@@ -24,7 +24,6 @@ from jupyterhub_gpu_reclaim.controlplane.decide.together import Together
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-from jupyterhub_gpu_reclaim.controlplane.sessions.history import added
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from tests.support.manual_clock import ManualClock
 
@@ -70,7 +69,7 @@ def put(sessions, key, phase=Phase.RUNNING, gpus=0, **more):
     card = GpuSample(uuid=f"GPU-{key.user}")
     sample = Sample(incarnation="", key=key, at=sessions.clock.now(), gpus=[card])
     runtime = sessions.runtime(key)
-    runtime.history = added(runtime.history, sample)
+    runtime.sample = sample
 
 
 def wanted(sessions):

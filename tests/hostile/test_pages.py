@@ -197,7 +197,7 @@ async def test_fetch_of_any_mode_reads_nothing(world, victim):
     paths = [
         "", "mine", "all", "all/table", "all/summary", "store", "log", "metrics",
         "sessions/ada/train", "sessions/ada/train/card", "sessions/ada/train/fresh",
-        "api/sessions", "api/sessions/ada/train", "api/users/ada/history", "api/report",
+        "api/sessions", "api/sessions/ada/train", "api/users/ada/history",
         "tab/ada/train",
     ]  # fmt: skip
     got = await victim.evaluate(

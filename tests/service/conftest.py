@@ -44,11 +44,9 @@ from jupyterhub_gpu_reclaim.common.models import (
     Waiting,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.report import Report, Share
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
-from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, StoreUse, Totals
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.settings.in_force import settings_in_force
@@ -62,7 +60,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
-    from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
+    from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
+    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse
 
 PREFIX = "/services/gpu-reclaim/"
 SPAWNER_TOKEN = "spawner-secret-of-the-tests"
@@ -128,30 +127,12 @@ class SessionsInMemory:
         self.tab_starts: dict[SessionKey, float] = {}
         self.queue: list[Waiting] = []
         self.users_since: dict[str, float] = {}
-        self.lines_known: list[Line] = []
         self.crowded_known: dict[str, CrowdedCard] = {}
-        now = Point(at=1_700_000_000.0)
-        self.totals_known = Totals(now=now, step=300, points=[], gpu_seconds_freed=0)
+        self.gpus_known: list[GpuCount] = []
+        self.gpu_seconds_known = 0.0
         self.store_known: list[StoreUse] = []
         self.nodes_known: list[NodeHealth] = []
         self.silent_known: list[str] = []
-        self.groups_known = {"ada": ["physics"]}
-        share = Share(
-            name="<b>ada</b>", gpu_hours=1.5, suspensions=3, nap_gb_hours=12.25
-        )
-        self.report_known = Report(
-            month="2026-11",
-            begin=1_793_491_200.0,
-            end=1_796_083_200.0,
-            gpu_hours=1.5,
-            suspensions=3,
-            nap_gb_hours=12.25,
-            naps_since=1_793_600_000.0,
-            users=[share],
-            groups=[msgspec.structs.replace(share, name="")],
-            nodes=[msgspec.structs.replace(share, name="")],
-            gpus=[msgspec.structs.replace(share, name="H200")],
-        )
 
     def put(self, user: str, server: str = "", **changes: Any) -> SessionView:
         key = SessionKey(user, server)
@@ -210,13 +191,6 @@ class SessionsInMemory:
 
     def silent_parts(self) -> list[str]:
         return self.silent_known
-
-    async def groups(self) -> dict[str, list[str]]:
-        return self.groups_known
-
-    def report(self, month: str, groups: dict[str, list[str]]) -> Report:
-        self.calls.append(("report", month, groups))
-        return msgspec.structs.replace(self.report_known, month=month)
 
     def why(self, key: SessionKey) -> list[Decision]:
         self.session(key)
@@ -376,15 +350,14 @@ class SessionsInMemory:
         self.calls.append(("rebuild", by))
         return await self.compare()
 
-    def lines(self, keys: set[SessionKey]) -> list[Line]:
-        return [line for line in self.lines_known if line.key in keys]
-
     def crowded(self) -> dict[str, CrowdedCard]:
         return self.crowded_known
 
-    def totals(self, hours: int) -> Totals:
-        self.calls.append(("totals", hours))
-        return self.totals_known
+    def gpus(self) -> list[GpuCount]:
+        return self.gpus_known
+
+    def gpu_seconds(self) -> float:
+        return self.gpu_seconds_known
 
     def store_use(self) -> list[StoreUse]:
         return self.store_known
@@ -514,7 +487,6 @@ async def running() -> AsyncGenerator[Running]:
         prefix=PREFIX,
         hub_prefix="/hub/",
         created=control.created,
-        groups=control.groups,
         nodes=lambda: control.nodes_known,
         settings=lambda: settings_in_force(ReclaimService()),
         limits=Limits(heartbeat=0.1, stalled=5.0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -33,8 +32,7 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     NodeStatus,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
-from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point, Totals
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -161,33 +159,22 @@ def fill(service) -> int:
         if told.get("phase") in (None, Phase.WARNED):
             memory, works = 12 * 10**9, told.get("verdict") is busy
             told["gpus"] = [GpuSample(uuid=user, name="NVIDIA A100", memory=memory)]
-            level = [60.0 + n % 7 * 5 if works or n < 45 else 0.0 for n in range(60)]
-            line = Line(key=key, end=now, gpu_percent=level, memory=[memory] * 60)
-            service.control.lines_known.append(line)
+            told["usage"] = Usage(
+                at=now,
+                watched=900,
+                sample_age=1,
+                last_active=now if works else now - 600,
+                gpu_percent=85.0 if works else 0.0,
+            )
         put(user, server, **told)
-    a_day_behind(service, now)
+    model = "NVIDIA A100"
+    service.control.gpus_known = [
+        GpuCount("", model, "in_use", 14),
+        GpuCount("", model, "idle", 3),
+        GpuCount("", model, "freed", 15),
+    ]
+    service.control.gpu_seconds_known = 9e6
     return len(service.control.views)
-
-
-def a_day_behind(service, now: float) -> None:
-    """Totals as of a course that works by day."""
-    points = []
-    for n in range(288):
-        day = 1 + math.sin(n / 46)
-        busy, freed = int(8 + 10 * day), int(22 - 10 * day)
-        at = now - (288 - n) * 300
-        points.append(
-            Point(at=at, gpus_in_use=busy, gpus_idle=n // 9 % 4, gpus_freed=freed)
-        )
-    present = msgspec.structs.replace(points[-1], at=now, sessions={"suspended": 2})
-    freed = sum(300.0 * point.gpus_freed for point in points)
-    service.control.totals_known = Totals(
-        now=present,
-        step=300,
-        points=points,
-        gpu_seconds_freed=freed,
-        gpu_seconds_reclaimed=9 * freed,
-    )
 
 
 async def test_page_follows_changes_and_an_open_confirmation_stays_open(service, tab):
@@ -301,7 +288,7 @@ async def test_reported_programs_are_ended_and_a_login_renewed_by_a_button(
     page = await tab(path="all")
     await page.get_by_role("button", name="Restore its login: bob").click()
     await expect(page.locator("#notice")).to_contain_text("The login will be restored")
-    ended, renewed = (one for one in service.control.calls if one[0] != "totals")
+    ended, renewed = service.control.calls
     assert ended == ("end_second", SessionKey("ada"), "i2", "root")
     assert renewed == ("renew_login", SessionKey("bob"), "root")
 
@@ -391,7 +378,7 @@ async def test_pages_fit_a_phone_and_a_desk(service, tab):
     for name, width, scheme in (("phone", 375, "dark"), ("desk", 1400, "light")):
         size = {"width": width, "height": 1000}
         page = await tab(viewport=size, color_scheme=scheme)
-        others = ("store", "log", "nodes", "report", "settings", "messages")
+        others = ("store", "log", "nodes", "settings", "messages")
         filled = (("all", many), ("all?by=card", many), ("mine", 2))
         for path, rows in (*filled, *((one, 0) for one in others)):
             await page.goto(service.url + path)

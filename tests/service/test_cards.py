@@ -21,7 +21,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     Suspension,
     Usage,
 )
-from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 from jupyterhub_gpu_reclaim.service.web.cards import ago, ahead, card
 
 NOW = 1_700_000_000.0
@@ -209,9 +208,9 @@ def test_session_at_work_is_not_called_unused_and_is_suspended_only_when_confirm
 
 @pytest.mark.parametrize("phase", [Phase.SUSPENDED, Phase.RUNNING])
 def test_session_that_holds_no_gpu_shows_no_use_of_one(phase):
-    line = Line(key=ADA, end=NOW, gpu_percent=[50.0, 0.0], memory=[])
-    view = SessionView(key=ADA, phase=phase, since=NOW)
-    assert card(view, now=NOW, user_prefix="/", line=line).line is None
+    usage = Usage(at=NOW, watched=1, sample_age=0, last_active=NOW, gpu_percent=50.0)
+    view = SessionView(key=ADA, phase=phase, since=NOW, usage=usage)
+    assert card(view, now=NOW, user_prefix="/").gpu_use == ""
 
 
 def test_checkpoint_that_was_put_aside_may_be_deleted():

@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 
-import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.cli import sessions
@@ -22,7 +21,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     Suspension,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.report import Share
 from tests.service.conftest import checkpoint
 from tests.support.commands import unused
 
@@ -321,32 +319,3 @@ async def test_wake_is_waited_for_until_it_is_awake(command, control):
     code, results = await command.json("wake", "--state=napping", "--yes")
     assert (code, results[0]["how"]) == (0, "done")
     assert command.names("wake") == [ADA]
-
-
-# --- report --------------------------------------------------------------------------
-async def test_report_of_a_month_is_csv_or_json(command, control):
-    code, out, err = await command("report", "--month=2026-11")
-    assert (code, err) == (0, "")
-    assert control.calls == [("report", "2026-11", {"ada": ["physics"]})]
-    assert out.splitlines()[0] == "month,by,name,gpu_hours,suspensions,nap_gb_hours"
-    assert "2026-11,gpu,H200,1.500,3,12.250" in out.splitlines()
-    _, found = await command.json("report")
-    assert control.calls[-1][1] == time.strftime("%Y-%m", time.gmtime())
-    assert found["users"][0]["gpu_hours"] == 1.5
-    users = [Share(name="ada", gpu_hours=1.5, suspensions=3)]
-    control.report_known = msgspec.structs.replace(
-        control.report_known, nap_gb_hours=None, naps_since=None, users=users
-    )  # of a month before naps were counted
-    _, out, _ = await command("report", "--month=2026-11")
-    assert "2026-11,user,ada,1.500,3," in out.splitlines()
-
-
-async def test_report_of_no_month_is_a_sentence_and_users_get_none(
-    command, control, monkeypatch
-):
-    code, _, err = await command("report", "--month=soon")
-    assert (code, err) == (1, "Error: 'soon' is no month such as 2026-11.\n")
-    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "token-ada")
-    code, _, err = await command("report")
-    assert code == 1
-    assert "(forbidden)" in err

@@ -37,7 +37,7 @@ def root(service):
 
 
 def orders(control) -> list[tuple[str, str]]:
-    return [(call[0], str(call[1])) for call in control.calls if call[0] != "totals"]
+    return [(call[0], str(call[1])) for call in control.calls]
 
 
 async def bulk(browser, accept="text/html", **fields):

@@ -265,7 +265,7 @@ async def test_nodes_and_strip_are_for_managers_and_escaped(service):
     service.control.nodes_known = [NodeHealth(node=evil, status=status)]
     service.control.put(evil, facts={"node": evil})
     root = Browser(service, "token-root")
-    for path in ("nodes", "all", "mine", "store", "report"):
+    for path in ("nodes", "all", "mine", "store"):
         page = (await root.get(path)).body.decode()
         assert 'id="health"' in page, path
         assert "1 ready" in page

@@ -20,10 +20,7 @@ from jupyterhub_gpu_reclaim.common.node_status import (
     NodeHealth,
     NodeStatus,
 )
-from jupyterhub_gpu_reclaim.controlplane.sessions.history import MINUTES, Line
-from jupyterhub_gpu_reclaim.controlplane.sessions.totals import STEP, Point, Totals
 from jupyterhub_gpu_reclaim.service.web.manager.table import ROWS, SORTS, Wanted, table
-from jupyterhub_gpu_reclaim.service.web.svg import plot, spark
 
 NOW = 1_700_000_000.0
 
@@ -186,38 +183,3 @@ def test_head_of_a_sorted_column_leads_to_the_other_way_round():
     assert Wanted.of("sort=session&down=1").order == "descending"
     assert Wanted.of("").order == "descending"  # the most that is wasted first
     assert Wanted.of("sort=session").order == "ascending"
-
-
-def test_line_is_drawn_with_gaps_and_told_in_words():
-    values = [None] * (MINUTES - 3) + [100.0, 0.0, 50.0]
-    line = Line(
-        key=SessionKey("ada"), end=NOW, gpu_percent=values, memory=[None] * MINUTES
-    )
-    drawn = spark(line)
-    assert drawn.path.count("M") == 3
-    assert drawn.path.startswith("M57 20v-20.0")
-    assert drawn.newest == "50 %"
-    assert drawn.label == (
-        "GPU use of the last hour: 50 % on average, 100 % at most, 50 % last"
-    )
-
-
-def test_plot_is_parted_where_the_service_was_away_and_told_in_words():
-    points = [
-        Point(at=NOW - n * STEP, gpus_in_use=3, gpus_idle=1, gpus_freed=2)
-        for n in (9, 8, 7, 2, 1)
-    ]
-    now = Point(at=NOW)
-    drawn = plot(Totals(now=now, step=STEP, points=points, gpu_seconds_freed=0), 24)
-    assert [area.name for area in drawn.areas] == ["in-use", "idle", "freed"]
-    assert all(area.path.count("M") == 2 for area in drawn.areas)
-    assert drawn.up == ["10", "5", "0"]
-    assert drawn.across[0] == "24 h ago"
-    assert drawn.across[-1] == "now"
-    assert "in use 3 on average, 3 at most" in drawn.label
-    assert drawn.marks[0].text == "45 min ago: 3 in use, 1 idle, 2 freed GPUs"
-
-
-def test_plot_needs_two_moments():
-    totals = Totals(now=Point(at=NOW), step=STEP, points=[], gpu_seconds_freed=0)
-    assert plot(totals, 24) is None

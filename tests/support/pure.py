@@ -30,8 +30,8 @@ FILES: Final = {
     " readiness ready rootfs sockets thaw",
     "cli": "sessions",
     "contracts": "backend repository",
-    "controlplane": "answers audit_text history nap_memory own_idle_time phases"
-    " preemption reclaimed reconciler store_word streams suspensions workqueue",
+    "controlplane": "answers audit_text own_idle_time phases"
+    " preemption reconciler store_word streams suspensions totals workqueue",
     "hub": "cullers docker_container docker_spawner hub_config tljh_plugin",
     "kube": "agents pod watched",
     "node": "again card_room docker_placements ended listening messages"

@@ -1,9 +1,9 @@
-"""``jupyterhub-gpu-reclaim sessions | why | suspend | report …``: steer a Hub.
+"""``jupyterhub-gpu-reclaim sessions | why | suspend | keep …``: steer a Hub.
 
 Only the arguments are here; each action's imports are made when it runs, so that the
 program starts quickly. ``connection`` finds the service and a token, ``selection``
-picks the sessions, ``listing``, ``actions``, ``save_all``, ``saved_states`` and
-``report`` ask and print, and ``progress`` waits.
+picks the sessions, ``listing``, ``actions``, ``save_all`` and ``saved_states``
+ask and print, and ``progress`` waits.
 
 Everything goes through the service's API: nothing is done on this machine itself, and
 the token says which sessions may be seen. A failure for one session does not affect the
@@ -109,7 +109,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
 
     _register_for_saved(add)
-    _report(add("report", "report", "report what was reclaimed in a month"))
 
     keep = add("keep", "actions", "leave sessions alone for a while")
     _which(keep)
@@ -360,21 +359,6 @@ def _journal(parser: argparse.ArgumentParser) -> None:
         " store, and asks a session's user where the Hub does not remember the same;"
         " rebuild answers in their place that the newest checkpoint is to come back."
         f" It deletes nothing and starts nothing. {parser.epilog}"
-    )
-
-
-def _report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--month",
-        metavar="YYYY-MM",
-        default="",
-        help="which, in UTC (default: this month, up to now)",
-    )
-    parser.epilog = (
-        "For administrators. Prints CSV, or JSON; the page Report has tables. GPU-hours"
-        " that suspended sessions have left to others: a session counts with the GPUs"
-        " that it held, or its share of one. A user of two groups counts in both. Naps"
-        f" count beside that, in GB of GPU memory times hours. {parser.epilog}"
     )
 
 

@@ -61,8 +61,7 @@ SERVICE_SCOPES: tuple[Scope, ...] = (
     ),
     Scope(
         "read:users:groups",
-        "To tell which of the administrator's rules (`Rules.rules`) hold for a user,"
-        " and to sum the report of a month up by group.",
+        "To tell which of the administrator's rules (`Rules.rules`) hold for a user.",
         "Where a rule names a group, no session could be suspended automatically.",
     ),
     Scope(

@@ -40,13 +40,12 @@ from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import ControlLoops
 from jupyterhub_gpu_reclaim.controlplane.loop.wakes import WakeFollower
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.loop.workqueue import WorkQueue
-from jupyterhub_gpu_reclaim.controlplane.sessions import reclaimed
+from jupyterhub_gpu_reclaim.controlplane.sessions import totals
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 from jupyterhub_gpu_reclaim.controlplane.sessions.renames import Renames
-from jupyterhub_gpu_reclaim.controlplane.sessions.totals import TotalsLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
@@ -61,16 +60,17 @@ if TYPE_CHECKING:
         StopPlan,
         Waiting,
     )
-    from jupyterhub_gpu_reclaim.common.report import Report
     from jupyterhub_gpu_reclaim.controlplane.decide.judge import Decide, DecideNap
     from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Choose
     from jupyterhub_gpu_reclaim.controlplane.decide.room import CrowdedCard
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-    from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
+    from jupyterhub_gpu_reclaim.controlplane.model.accounting import (
+        GpuCount,
+        MetricsSnapshot,
+    )
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
-    from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
-    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse, Totals
+    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse
     from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
@@ -206,7 +206,6 @@ class Controller:
         )
         self._line = line
         self._rebuild = Rebuild(sessions, observer, settings)
-        self._tally = TotalsLog(sessions)
         wakes = WakeFollower(sessions, agent, room, queue.add, settings)
         napper.naps, room.look = wakes.refresh, queue.add
         self._loops = ControlLoops(
@@ -219,7 +218,6 @@ class Controller:
             saving=saving,
             warnings=warnings,
             queue=queue,
-            tally=self._tally,
             preemption=Preemption(sessions, choose, together) if choose else None,
             line=line,
             room=room,
@@ -250,17 +248,17 @@ class Controller:
         """The cards that need fewer seats, by their ids."""
         return self._room.crowded()
 
-    def lines(self, keys: set[SessionKey]) -> list[Line]:
-        """GPU use of these sessions in the last hour."""
-        return self._sessions.gpu_lines(keys)
+    def gpus(self) -> list[GpuCount]:
+        """The GPUs by node, model and state; see ``sessions.totals``."""
+        return totals.gpus(self._sessions)
 
-    def totals(self, hours: int) -> Totals:
-        """All sessions together, now and over the last hours (at least 1)."""
-        return self._tally.since(hours)
+    def gpu_seconds(self) -> float:
+        """GPUs times seconds that suspended sessions have left to others."""
+        return totals.gpu_seconds(self._sessions)
 
     def store_use(self) -> list[StoreUse]:
         """The size of each user's checkpoints in the store, the largest first."""
-        return self._tally.store_use()
+        return totals.store_use(self._sessions)
 
     def culled_inside(self, idle_after: float) -> list[str]:
         """Name servers that end idle kernels, or themselves, before they are saved."""
@@ -296,10 +294,6 @@ class Controller:
             nodes: since when each is silent (seconds since the epoch), by name.
         """
         self._sessions.note_silent(nodes)
-
-    def report(self, month: str, groups: Mapping[str, Iterable[str]]) -> Report:
-        """The GPU time that was reclaimed in a month; see ``sessions.reclaimed``."""
-        return reclaimed.of_month(self._sessions, month, groups)
 
     async def compare(self) -> list[Compared]:
         """Compare the journal with the store and the Hub; see ``Rebuild``."""

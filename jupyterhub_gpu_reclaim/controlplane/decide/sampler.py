@@ -12,7 +12,6 @@ import math
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.controlplane.sessions.history import added
 from jupyterhub_gpu_reclaim.sampling.kernel_windows import KernelWindows
 
 if TYPE_CHECKING:
@@ -92,10 +91,6 @@ class SessionSampler:
             row = rows.get(incarnation)
             if row is not None and row.phase is not Phase.STOPPED:
                 self._take(row, sample)
-        now = self._sessions.clock.now()
-        for runtime in self._sessions.runtimes.values():
-            if runtime.history is not None and runtime.history.is_over(now):
-                runtime.history = None
         self.measure()
 
     async def _ask(self, key: SessionKey | None = None) -> None:
@@ -123,7 +118,7 @@ class SessionSampler:
         runtime.seen = sample.at
         if runtime.kernels is not None:
             runtime.kernels.add(sample)
-        runtime.history = added(runtime.history, sample)
+        runtime.sample = sample
 
     def measure(self) -> None:
         """Sum the windows up as of now."""

@@ -23,7 +23,6 @@ class NoteKind(StrEnum):
     CULLER = "culler"  #: when it last ended a session that was not saved (its name)
     DELETION = "deletion"  #: when an order to delete was taken (the order's name)
     EXPIRY = "expiry"  #: when a deletion was announced (checkpoint)
-    NAPS = "naps"  #: since when naps are counted (none)
     TAB_KEY = "tab key"  #: time of the one that counts; negative: later ones (path)
     NO_TAB_KEYS = "no tab keys"  #: time up to which they are revoked (path)
 

@@ -118,18 +118,6 @@ audit = Table(
     Index("audit_by_user", "user", "id"),
 )
 
-totals = Table(
-    "totals",
-    metadata,
-    Column("at", Integer, primary_key=True, autoincrement=False),
-    Column("gpus_known", Integer, nullable=False),
-    Column("gpus_in_use", Integer, nullable=False),
-    Column("gpus_idle", Integer, nullable=False),
-    Column("gpus_freed", Integer, nullable=False),
-    Column("waiting", Integer, nullable=False),
-    Column("sessions", Text, nullable=False),  # JSON: phase -> number
-)
-
 amounts = Table(
     "amounts",
     metadata,
@@ -186,36 +174,6 @@ deletions = Table(
     Column("generation", Integer, nullable=False),
     Column("accounts", Text, nullable=False),  # JSON
     Index("deletions_by_session", "user", "server"),
-)
-
-#: GPU time that a suspension has left to others: one row for each that has ended.
-reclaimed = Table(
-    "reclaimed",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("user", Text, nullable=False),
-    Column("server", Text, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("gpu_name", Text, nullable=False),
-    Column("gpus", Float, nullable=False),  # its share, where several share one
-    Column("begun", Float, nullable=False),
-    Column("ended", Float, nullable=False),
-    Index("reclaimed_by_end", "ended"),
-)
-
-#: GPU memory that a session's naps have moved out: a row for as long as it stays so.
-nap_memory = Table(
-    "nap_memory",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("user", Text, nullable=False),
-    Column("server", Text, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("gpu_name", Text, nullable=False),
-    Column("bytes", Float, nullable=False),
-    Column("begun", Float, nullable=False),
-    Column("ended", Float),  # null: it naps
-    Index("nap_memory_by_end", "ended"),
 )
 
 #: The store that is meant: one row, or none where that is not known yet.

@@ -22,6 +22,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.accounting import MetricsSnapshot
 from jupyterhub_gpu_reclaim.controlplane.model.actions import ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions import totals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
-    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import TotalsLog
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,6 @@ class ControlLoops:
         saving: Saving,
         warnings: Warnings,
         queue: WorkQueue,
-        tally: TotalsLog,
         line: GpuQueue,
         preemption: Preemption | None,
         room: RoomMaker,
@@ -92,7 +91,6 @@ class ControlLoops:
         self._judge = judge
         self._saving = saving
         self._queue = queue
-        self._tally = tally
         self._line = line
         self._preemption = preemption
         self._room = room
@@ -163,7 +161,6 @@ class ControlLoops:
         await self._marks.settle(state.checkpoints())
         self._forget_gone(state)
         self._do_rare_work(self._sessions.clock.now())
-        self._tally.note()
 
     def _take_up_deletions(self) -> None:
         """Queue orders to delete; the workers carry them out, as often as it takes."""
@@ -271,13 +268,8 @@ class ControlLoops:
             save_every=self._settings.save_every,
             risks=risks(self._sessions),
             drained=self._sessions.drains.counts(),
-            gpus=self._tally.gpus(),
-            gpu_seconds=accounting.so_far(
-                self._sessions.journal.sessions(),
-                self._sessions.journal.amount(accounting.GPU_SECONDS),
-                now,
-                self._sessions.seats_per_gpu,
-            ),
+            gpus=totals.gpus(self._sessions),
+            gpu_seconds=totals.gpu_seconds(self._sessions),
         )
 
 

@@ -40,13 +40,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
-from jupyterhub_gpu_reclaim.controlplane.sessions import (
-    keep_quota,
-    nap_memory,
-    reclaimed,
-    suspensions,
-    views,
-)
+from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota, suspensions, views
 from jupyterhub_gpu_reclaim.controlplane.sessions.drains import Drains
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
@@ -63,7 +57,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.controlplane.decide.own_idle_time import OwnIdleTimes
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
-    from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +94,6 @@ class Sessions:
         self.journal = journal
         self.clock = clock
         self.counters = Counters()
-        self.nap_memory = nap_memory.NapMemory(journal, clock)
         #: number of sessions that share one GPU
         self.seats_per_gpu = settings.seats_per_gpu
         #: runtime state of every session that anything is remembered of
@@ -192,12 +184,7 @@ class Sessions:
         unused = (
             keep_quota.end(key, now) if before.kept_until and not row.kept_until else []
         )
-        over = reclaimed.ended(before, now, self.seats_per_gpu, row.phase)
-        if row.phase in {Phase.SUSPENDED, Phase.STOPPED}:
-            over += nap_memory.ended(key, now)
-        self.journal.save(row, audit, checkpoints, more, [*unused, *over])
-        if row.phase in {Phase.SUSPENDED, Phase.STOPPED}:
-            self.nap_memory.forget(key)
+        self.journal.save(row, audit, checkpoints, more, unused)
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
             key,
@@ -311,8 +298,6 @@ class Sessions:
         napping = tree if tree is not None and tree.runs and tree.nap else None
         before, runtime.napping = runtime.napping, napping
         runtime.napping_seen = self.clock.monotonic()
-        nap = napping.nap if napping is not None else None
-        self.nap_memory.note(key, self.row(key).node, nap)
         if napping is None:
             runtime.waking_until = None
         if (before and before.nap) != (napping and napping.nap):
@@ -479,16 +464,6 @@ class Sessions:
             return None
         return self.policies(row.key)
 
-    def gpu_lines(self, keys: set[SessionKey]) -> list[Line]:
-        """Return the last hour of sessions that held a GPU, by user and server."""
-        now = self.clock.now()
-        found = (
-            history.line(key, now)
-            for key in sorted(keys & self.runtimes.keys())
-            if (history := self.runtimes[key].history) is not None
-        )
-        return [line for line in found if any(v is not None for v in line.gpu_percent)]
-
     def waiting(self) -> int:
         """Count the sessions that wait for a GPU."""
         return sum(each.waiting is not None for each in self.runtimes.values())
@@ -531,11 +506,7 @@ class Sessions:
             StoreError: it could not be written; nothing is changed.
         """
         row, now = self.row(key), self.clock.now()
-        ended = [
-            *keep_quota.end(key, now),
-            *reclaimed.ended(row, now, self.seats_per_gpu),
-            *nap_memory.ended(key, now),
-        ]
+        ended = keep_quota.end(key, now)
         left = accounting.leaving(row, now, self.seats_per_gpu)
         self.journal.forget(key, line, checkpoints, left, [*ended, *also])
         self.forget(key)
@@ -544,7 +515,6 @@ class Sessions:
         """Drop a session's runtime state."""
         self.end(key, Reason.CANCELLED)
         self.runtimes.pop(key, None)
-        self.nap_memory.forget(key)
 
     def phases(self) -> Counter[Phase]:
         """Count the sessions by phase."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Failure,
         GpuSample,
         Nap,
+        Sample,
         SessionKey,
         Shortage,
         Tree,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         Waiting,
     )
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import NapTrouble
-    from jupyterhub_gpu_reclaim.controlplane.sessions.history import GpuHistory
     from jupyterhub_gpu_reclaim.controlplane.sessions.streams import OperationEvents
     from jupyterhub_gpu_reclaim.sampling.kernel_windows import KernelWindows
     from jupyterhub_gpu_reclaim.sampling.window import Window
@@ -39,7 +39,7 @@ class Runtime:
     sampled: str = ""  #: incarnation whose samples are in the windows
     seen: float | None = None  #: ``at`` of its last sample, by its agent's clock
     usage: Usage | None = None
-    history: GpuHistory | None = None  #: use in the last hour, for people
+    sample: Sample | None = None  #: its last sample
 
     decisions: list[Decision] = field(default_factory=list)  #: the deciding one first
     nap_decision: Decision | None = None  #: decision whether it naps by itself
@@ -84,7 +84,8 @@ class Runtime:
 
     def cards(self, incarnation: str) -> list[GpuSample]:
         """Return the cards last seen with an incarnation; empty if not known."""
-        return self.history.cards_of(incarnation) if self.history is not None else []
+        mine = self.sample is not None and self.sample.incarnation == incarnation
+        return (self.sample.gpus or []) if self.sample is not None and mine else []
 
     def nap_of(self, incarnation: str) -> Nap | None:
         """Return an incarnation's nap, if it has one and its agent tells of it."""

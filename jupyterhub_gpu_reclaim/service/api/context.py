@@ -90,8 +90,6 @@ class Context:
     hub_prefix: str  #: path of the Hub's own pages, likewise
     #: Time at which the Hub made a user: older things are a former user's of that name.
     created: Callable[[str], Awaitable[float]]
-    #: The groups of every user whom the Hub knows, for reports.
-    groups: Callable[[], Awaitable[dict[str, list[str]]]]
     settings: Callable[[], list[SettingInForce]]  #: for administrators to read
     nodes: Callable[[], list[NodeHealth]]  #: the status of every node
     #: Problems in the Hub's configuration that defeat us, in sentences.

@@ -1,90 +1,25 @@
-"""Sessions over time and all together: last hour, months, history, GPU queue.
+"""History and GPU queue, limited to the sessions that the caller may see.
 
-Reports cover all users and are for managers; all else is limited to the sessions that
-the caller may see. Of other people's sessions the queue only says since when they wait
-and for how many GPUs.
+Of other people's sessions the queue only says since when they wait and for how many
+GPUs.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Waiting
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.report import MONTH, Report, bounds, month_at
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
-from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
 from jupyterhub_gpu_reclaim.service.api.base import (
     Count,
-    ManagerRoute,
     PersonRoute,
     Route,
 )
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
-from jupyterhub_gpu_reclaim.service.api.people import NAMED, named_sessions
-
-#: Lines that are made in one step.
-_AT_ONCE = 500
-
-_Month = Annotated[str, msgspec.Meta(pattern=f"^{MONTH}$")]
-
-
-class Lines(PersonRoute):
-    """GPU use of the last hour."""
-
-    path: ClassVar = "api/lines"
-
-    @operation(
-        "What the sessions that you may see did on their GPUs in the last hour; those"
-        " that held none are left out",
-        answer=list[Line],
-        query=(NAMED,),
-    )
-    async def get(self) -> None:
-        """List the sessions, by user and server."""
-        control = self.context.control
-        keys = named_sessions(self) or {view.key for view in control.users.sessions()}
-        seen = sorted(key for key in keys if self.person.may_see(key))
-        lines: list[Line] = []
-        for at in range(0, len(seen), _AT_ONCE):
-            lines += control.lines(set(seen[at : at + _AT_ONCE]))
-            await asyncio.sleep(0)  # ten thousand in one step would hold others up
-        self.answer(lines)
-
-
-class MonthlyReport(ManagerRoute):
-    """GPU time that was reclaimed in a month."""
-
-    path: ClassVar = "api/report"
-
-    @operation(
-        "GPU-hours that suspended sessions have left to others in a month, by user,"
-        " group, node and GPU; for managers",
-        answer=Report,
-        query=(
-            Query("month", _Month, "Such as `2026-11`; this month by itself. UTC."),
-        ),
-    )
-    async def get(self) -> None:
-        """Answer with the report."""
-        self.answer(await report_of(self))
-
-
-async def report_of(route: Route) -> Report:
-    """The report of the month that the query names.
-
-    Raises:
-        BadRequest: it is no month.
-        Unreachable: the Hub does not tell the groups.
-    """
-    context = route.context
-    month = route.get_query_argument("month", month_at(context.clock.now()))
-    bounds(month)
-    return context.control.report(month, await context.groups())
 
 
 class Queue(PersonRoute):
@@ -151,8 +86,6 @@ class UserHistory(PersonRoute):
 
 
 ROUTES: tuple[type[Route], ...] = (
-    Lines,
-    MonthlyReport,
     Queue,
     UserHistory,
 )

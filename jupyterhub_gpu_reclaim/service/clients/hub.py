@@ -103,19 +103,19 @@ class HubClient:
         """
         found: dict[SessionKey, HubState] = {}
         users: dict[str, _User] = {}
-        for user in await self._all_users("state=active&"):
+        for user in await self._active_users():
             users[user.name] = user
             for name, server in _servers(user, "/users").items():
                 found[SessionKey(user.name, name)] = _state(server)
         self._users = users
         return {key: it for key, it in found.items() if it is not HubState.STOPPED}
 
-    async def _all_users(self, query: str) -> list[_User]:
-        """All users that fit, page by page."""
+    async def _active_users(self) -> list[_User]:
+        """All users with a server, page by page."""
         found: list[_User] = []
         offset: int | None = 0
         while offset is not None:
-            path = f"/users?{query}offset={offset}&limit={PAGE}"
+            path = f"/users?state=active&offset={offset}&limit={PAGE}"
             page = _decode(await self._get(path, accept=_PAGINATION), _UsersPage, path)
             found += page.items
             following = page.pagination.next
@@ -141,15 +141,6 @@ class HubClient:
         """The user's groups (``read:users:groups``) as last told; None: not known."""
         known = self._users.get(user)
         return None if known is None else known.groups
-
-    async def groups_of_all(self) -> dict[str, list[str]]:
-        """The groups of every user (``list:users``, ``read:users:groups``).
-
-        Raises:
-            Unreachable: no answer, or not one for us.
-        """
-        found = await self._all_users("")
-        return {user.name: user.groups or [] for user in found}
 
     def options(self, key: SessionKey) -> dict[str, list[str]] | None:
         """The options that a server was started with, as texts; None: not known."""

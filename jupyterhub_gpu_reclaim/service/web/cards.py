@@ -16,7 +16,6 @@ from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
-from jupyterhub_gpu_reclaim.service.web.svg import spark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
         SessionView,
         Step,
     )
-    from jupyterhub_gpu_reclaim.controlplane.sessions.history import Line
-    from jupyterhub_gpu_reclaim.service.web.svg import Spark
 
 _STATES: dict[Phase, tuple[str, str]] = {
     Phase.RUNNING: ("Running", "good"),
@@ -124,7 +121,7 @@ class SessionCard:
     node: str
     gpu: str  #: what it holds, or had held before it napped or was suspended
     nap: str  #: whether it naps by itself, or why its last nap or wake failed
-    line: Spark | None
+    gpu_use: str  #: "45 %"; empty: not known, or it holds none
     idle: Moment | None
     wasted: str  #: "40 GB·h": memory of GPUs that it holds and does not use
     kept: Moment | None
@@ -154,7 +151,6 @@ def card(
     *,
     now: float,
     user_prefix: str,
-    line: Line | None = None,
     manages: bool = False,
     longest_keep: float = LONGEST_KEEP,
 ) -> SessionCard:
@@ -164,7 +160,6 @@ def card(
         view: the session.
         now: seconds since the epoch.
         user_prefix: URL under which the Hub serves ``user/<name>/``.
-        line: its last hour.
         manages: whether the reader may do what only managers may.
         longest_keep: seconds for which the reader may keep it now.
     """
@@ -189,7 +184,7 @@ def card(
         node=view.facts.node,
         gpu=_gpu(view),
         nap=_nap(view),
-        line=spark(line) if line is not None and view.gpus else None,
+        gpu_use=_gpu_use(view),
         idle=_idle(view, now) if live else None,
         wasted=byte_hours(wasted(view)),
         kept=_kept(view, now) if live else None,
@@ -306,6 +301,11 @@ def _gpu(view: SessionView) -> str:
     if held:  # first, as the table cuts off what is too long
         text = f"{words.size(sum(held))} on {text}"
     return ", ".join(filter(None, [text, out]))
+
+
+def _gpu_use(view: SessionView) -> str:
+    percent = view.usage.gpu_percent if view.usage and view.gpus else None
+    return "" if percent is None else f"{percent:.0f} %"
 
 
 def _nap(view: SessionView) -> str:

@@ -188,14 +188,12 @@ class Page(PersonRoute, HtmlErrors):
     def cards(self, views: Sequence[SessionView]) -> list[SessionCard]:
         """Sessions as the templates print them."""
         control, now = self.context.control, self.context.clock.now()
-        lines = {line.key: line for line in control.lines({v.key for v in views})}
         manages = self.person.manages
         return [
             card(
                 view,
                 now=now,
                 user_prefix=self.user_prefix,
-                line=lines.get(view.key),
                 manages=manages,
                 longest_keep=control.users.longest_keep(view.key, manages=manages),
             )

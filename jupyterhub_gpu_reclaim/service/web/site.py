@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.service.web.manager import (
     bulk,
     nodes,
     overview,
-    report,
     settings,
     store,
 )
@@ -39,7 +38,6 @@ _PAGES: tuple[tuple[Any, ...], ...] = (
     *overview.ROUTES,
     *bulk.ROUTES,
     *nodes.ROUTES,
-    *report.ROUTES,
     *store.ROUTES,
     *settings.ROUTES,
 )

@@ -1,4 +1,4 @@
-"""The managers' first page: totals over time, and the table of all sessions.
+"""The managers' first page: totals, and the table of all sessions.
 
 The table is filtered, sorted and cut here (``table.py``), so that a browser gets one
 page of it; its script fetches only the changed parts. Everything works without scripts,
@@ -7,30 +7,24 @@ too.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.controlplane.model import accounting
 from jupyterhub_gpu_reclaim.service.web.cards import state_of
 from jupyterhub_gpu_reclaim.service.web.manager.page import ManagerPage
 from jupyterhub_gpu_reclaim.service.web.manager.table import SORTS, Wanted, table
-from jupyterhub_gpu_reclaim.service.web.svg import plot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionView
-    from jupyterhub_gpu_reclaim.controlplane.sessions.totals import Point
+    from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
 
-#: Periods of the plot: hours, and the words for them.
-PERIODS = (
-    (1, "1 hour"),
-    (24, "24 hours"),
-    (7 * 24, "7 days"),
-    (31 * 24, "31 days"),
-)
 #: Orders for many sessions (``bulk.py``), and their buttons.
 BULK_ORDERS = {
     "suspend": "Suspend",
@@ -39,6 +33,12 @@ BULK_ORDERS = {
     "resume": "Resume",
     "keep": "Keep for 1 h",
 }
+#: GPUs by state: the words for them, what they mean, and the name of their colour.
+_GPUS = (
+    (accounting.IN_USE, "GPUs in use", "", "in-use"),
+    (accounting.IDLE, "GPUs idle", "held, not used", "idle"),
+    (accounting.FREED, "GPUs freed", "by suspended sessions", "freed"),
+)
 #: Most waiting sessions that are listed.
 _MOST_SHOWN = 200
 
@@ -50,7 +50,7 @@ class Number:
     value: str
     words: str
     about: str = ""
-    name: str = ""  #: name of the plot's area that it belongs to
+    name: str = ""  #: name of its colour
 
 
 @dataclass(frozen=True)
@@ -94,34 +94,18 @@ class SessionsPage(ManagerPage):
 
     def summary(self, views: Sequence[SessionView]) -> dict[str, Any]:
         """The values that the template of the totals prints."""
-        hours = self.number("hours", 24)
-        if hours not in dict(PERIODS):
-            hours = 24
         control, now = self.context.control, self.context.clock.now()
-        totals = control.totals(hours)
-        present = totals.now
-        freed = totals.gpu_seconds_freed / 3600
-        whole = totals.gpu_seconds_reclaimed / 3600
-        period = f"in the last {dict(PERIODS)[hours].removeprefix('1 ')}"
+        phases = Counter(view.phase for view in views)
         return {
-            "hours": hours,
-            "periods": PERIODS,
-            "plot": plot(totals, hours),
             "numbers": [
-                Number(str(present.gpus_in_use), "GPUs in use", name="in-use"),
-                Number(str(present.gpus_idle), "GPUs idle", "held, not used", "idle"),
-                _freed(present),
-                Number(
-                    _hours(freed),
-                    "GPU-hours freed",
-                    f"{period}; {_hours(whole)} in total",
-                ),
+                *_gpus(control.gpus()),
+                Number(_hours(control.gpu_seconds() / 3600), "GPU-hours given back"),
                 _stored(views),
             ],
             "phases": [
-                (phase.value, state_of(phase), present.sessions[phase.value])
+                (phase.value, state_of(phase), phases[phase])
                 for phase in Phase
-                if present.sessions.get(phase.value) and phase is not Phase.STOPPED
+                if phases[phase] and phase is not Phase.STOPPED
             ],
             "crowded": [
                 Reason.GPU_CROWDED.sentence(
@@ -161,9 +145,16 @@ def _hours(count: float) -> str:
     return f"{count:,.{0 if count >= 10 else 1}f}" if count else "0"
 
 
-def _freed(present: Point) -> Number:
-    count = str(present.gpus_freed)
-    return Number(count, "GPUs freed", "by suspended sessions", "freed")
+def _gpus(counts: Sequence[GpuCount]) -> list[Number]:
+    """How many GPUs are used, held for nothing, and free by suspends."""
+    found: dict[str, float] = defaultdict(float)
+    for one in counts:
+        state = accounting.IDLE if one.state == accounting.KEPT else one.state
+        found[state] += one.number
+    return [
+        Number(f"{found[state]:g}", words, about, name)
+        for state, words, about, name in _GPUS
+    ]
 
 
 def _stored(views: Sequence[SessionView]) -> Number:

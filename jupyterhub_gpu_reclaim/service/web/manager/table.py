@@ -68,7 +68,7 @@ SORTS: dict[str, tuple[str, Callable[[SessionView], float | str]]] = {
     "state": ("State", lambda view: state_of(view.phase)),
     "node": ("Node", lambda view: view.facts.node),
     "gpu": ("GPU", _memory),
-    "use": ("Last hour", _percent),
+    "use": ("GPU use", _percent),
     "idle": ("Idle for", _idle_since),
     "wasted": ("Wasted", _wasted),
     "due": ("Suspends", _due),

@@ -74,15 +74,10 @@ const summary = calmly(async () => {
 });
 
 /** Another filter, order or page: the address says it, so it can be kept and shared. */
-function go(changes, keep = false) {
+function go(changes) {
   const here = new URL(location.href);
-  const hours = here.searchParams.get("hours");
-  if (!keep) here.search = "";
-  if (hours) here.searchParams.set("hours", hours);
-  for (const [name, value] of changes) {
-    if (value) here.searchParams.set(name, value);
-    else here.searchParams.delete(name);
-  }
+  here.search = "";
+  for (const [name, value] of changes) if (value) here.searchParams.set(name, value);
   history.replaceState(null, "", here);
 }
 
@@ -101,18 +96,13 @@ filter.addEventListener("submit", (event) => {
 overview.addEventListener("click", (event) => {
   const link = event.target.closest("a");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  const { hours, state } = link.dataset;
-  if (hours) {
-    go([["hours", hours]], true);
-    summary(0);
-  } else if (state !== undefined || "table" in link.dataset) {
-    const wanted = new URL(link.href).searchParams;
-    go([...wanted]);
-    for (const field of filter.elements) {
-      if (field.name) field.value = wanted.get(field.name) ?? (field.name === "sort" ? "wasted" : "");
-    }
-    table(0);
-  } else return;
+  if (!("state" in link.dataset || "table" in link.dataset)) return;
+  const wanted = new URL(link.href).searchParams;
+  go([...wanted]);
+  for (const field of filter.elements) {
+    if (field.name) field.value = wanted.get(field.name) ?? (field.name === "sort" ? "wasted" : "");
+  }
+  table(0);
   event.preventDefault();
 });
 

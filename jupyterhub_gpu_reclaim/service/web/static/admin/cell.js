@@ -1,9 +1,8 @@
-// One session in its row: state, GPU, the last hour as a line, and the buttons. What
-// stays the same is not touched, so that a click or the focus is never lost.
+// One session in its row: state, GPU and the buttons. What stays the same is not
+// touched, so that a click or the focus is never lost.
 
 import { clock, duration, nameOf, size } from "./words.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const STATES = {
   running: ["Running", "good"],
   napping: ["Napping", "calm"],
@@ -81,33 +80,6 @@ function busiest(view) {
   return known.length ? Math.max(...known) : null;
 }
 
-/** The last hour as a small picture with words. */
-function pictureOf(percents) {
-  const known = percents.filter((one) => one !== null);
-  if (known.length < 2) return null;
-  const picture = document.createElementNS(SVG, "svg");
-  const last = percents.length - 1;
-  picture.setAttribute("viewBox", `0 0 ${last} 20`);
-  picture.setAttribute("preserveAspectRatio", "none");
-  picture.setAttribute("role", "img");
-  const most = Math.round(Math.max(...known));
-  const mean = Math.round(known.reduce((sum, one) => sum + one) / known.length);
-  const words = `GPU use in the last hour: ${mean} % on average, ${most} % at most`;
-  picture.setAttribute("aria-label", words);
-  let drawing = "";
-  percents.forEach((percent, at) => {
-    if (percent === null) return;
-    const begins = at === 0 || percents[at - 1] === null;
-    drawing += `${begins ? "M" : "L"}${at} ${(19 - Math.min(percent, 100) * 0.18).toFixed(1)}`;
-  });
-  const path = document.createElementNS(SVG, "path");
-  path.setAttribute("d", drawing);
-  const title = document.createElementNS(SVG, "title");
-  title.textContent = words;
-  picture.append(title, path);
-  return picture;
-}
-
 const part = (name) => {
   const made = document.createElement("div");
   made.className = name;
@@ -127,7 +99,7 @@ export class Cell {
   }
 
   /** Shows a session, or nothing where there is none. */
-  show(session, view, line, now) {
+  show(session, view, now) {
     if (this.session !== session) {
       this.session = session;
       this.node.dataset.session = session;
@@ -144,8 +116,7 @@ export class Cell {
     const detail = detailOf(view, now);
     this.#put("state", [tone, state, detail], (place) => this.#state(place, state, tone, detail));
     const [cards, use] = [cardsOf(view), busiest(view)];
-    const percents = (cards.length && line?.gpu_percent) || [];
-    this.#put("gpu", [cards, use, percents], (place) => this.#gpu(place, cards, use, percents));
+    this.#put("gpu", [cards, use], (place) => this.#gpu(place, cards, use));
     const actions = actionsOf(view);
     this.#put("choices", actions, (place) => this.#buttons(place, actions));
   }
@@ -182,17 +153,15 @@ export class Cell {
     place.replaceChildren(badge, " ", words);
   }
 
-  #gpu(place, cards, use, percents) {
+  #gpu(place, cards, use) {
     const lines = cards.map((words) => {
       const line = part("card-line");
       line.textContent = words;
       return line;
     });
-    const picture = pictureOf(percents);
-    if (picture || use !== null) {
+    if (use !== null) {
       const line = part("use");
-      if (picture) line.append(picture);
-      if (use !== null) line.append(` ${Math.round(use)} %`);
+      line.textContent = `${Math.round(use)} %`;
       lines.push(line);
     }
     place.replaceChildren(...lines);

@@ -9,7 +9,7 @@ import { Login, NotAllowed } from "./login.js";
 import { Table } from "./table.js";
 import { clock, duration, keyOf, nameOf } from "./words.js";
 
-const LOOK_MS = 30000; // between two looks at the lines, and at what may be missed
+const LOOK_MS = 30000; // between two looks at what may be missed
 const AGAIN_MS = 3000; // before another attempt, at first
 const LONGEST_MS = 60000;
 const STALE_MS = 1500; // the Hub's buttons may be behind for so long
@@ -29,7 +29,6 @@ class Panel {
       (action, key) => this.act(action, key),
     );
     this.views = new Map();
-    this.lines = new Map();
     this.asked = new Set(); // sessions whose state was asked for
     this.up = false;
     this.mine = new Map(); // what this person has begun, until it is done
@@ -118,8 +117,7 @@ class Panel {
       this.say(`${words} GPU states and buttons are not shown.`);
       return;
     }
-    const shown = (session) => [this.views.get(session), this.lines.get(session)];
-    this.table.show(shown, Date.now() / 1000);
+    this.table.show((session) => this.views.get(session), Date.now() / 1000);
     if (this.table.rows().some(({ session }) => !this.asked.has(session))) this.look();
   }
 
@@ -139,12 +137,8 @@ class Panel {
     try {
       this.asked = new Set(sessions);
       const named = new URLSearchParams(sessions.map((one) => ["session", one]));
-      const [views, lines] = await Promise.all([
-        this.api.call(`sessions?${named}`),
-        this.api.call(`lines?${named}`).catch(() => []), // states without lines, then
-      ]);
+      const views = await this.api.call(`sessions?${named}`);
       this.views = new Map(views.map((view) => [keyOf(view.key), view]));
-      this.lines = new Map(lines.map((line) => [keyOf(line.key), line]));
     } catch (error) {
       this.attempt.abort(error); // a proxy may hold the stream of one that is away
       return;

@@ -59,7 +59,7 @@ export class Table {
       const fold = row.querySelector("button[aria-controls]:not([aria-label])");
       fold?.setAttribute("aria-label", `Details of ${session}`);
       const cell = this.#cell(row);
-      cell.show(session, ...of(session), now);
+      cell.show(session, of(session), now);
     }
   }
 

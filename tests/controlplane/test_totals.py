@@ -1,0 +1,143 @@
+"""Totals of all sessions, as they are now."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from jupyterhub_gpu_reclaim.common.models import (
+    CheckpointInfo,
+    GpuSample,
+    Phase,
+    Sample,
+    SessionKey,
+    Usage,
+)
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.model.accounting import GpuCount
+from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
+from jupyterhub_gpu_reclaim.controlplane.model.rows import (
+    CheckpointRow,
+    Keeping,
+    SessionRow,
+)
+from jupyterhub_gpu_reclaim.controlplane.sessions import totals
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+from tests.support.manual_clock import ManualClock
+
+ADA, BOB = SessionKey("ada"), SessionKey("bob", "train")
+START = 1_700_000_000.0
+
+
+def sample(at: float, card="a", key=ADA) -> Sample:
+    cards = [GpuSample(uuid=card)]
+    return Sample(incarnation="i1", key=key, at=at, gpus=cards)
+
+
+def test_cards_are_those_of_the_incarnation_that_was_seen_last(sessions):
+    runtime = sessions.runtime(ADA)
+    assert runtime.cards("i1") == []
+    runtime.sample = sample(START)
+    assert [card.uuid for card in runtime.cards("i1")] == ["a"]
+    assert runtime.cards("i2") == []
+    runtime.sample = Sample(incarnation="i1", key=ADA, at=START, gpus=None)
+    assert runtime.cards("i1") == []
+
+
+@pytest.fixture
+def sessions(tmp_path):
+    journal = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    yield Sessions(journal, ManualClock(START))
+    journal.close()
+
+
+def hold(sessions: Sessions, key: SessionKey, card: str, percent: float | None) -> None:
+    row = SessionRow(key=key, phase=Phase.RUNNING, since=1.0, incarnation="i1")
+    sessions.journal.save(row)
+    now = sessions.clock.now()
+    runtime = sessions.runtime(key)
+    runtime.sample = sample(now, card=card, key=key)
+    usage = Usage(
+        at=now, watched=60, sample_age=0, last_active=now, gpu_percent=percent
+    )
+    runtime.usage = usage
+
+
+def test_gpus_are_counted_by_node_model_and_what_is_done_with_them(sessions):
+    at = sessions.clock.now()
+
+    def change(key: SessionKey, **values) -> None:
+        row = sessions.journal.session(key)
+        sessions.journal.save(msgspec.structs.replace(row, node="gpu-1", **values))
+
+    hold(sessions, ADA, "a", 90.0)
+    hold(sessions, BOB, "a", 0.0)  # kept on a card on which another one works
+    hold(sessions, SessionKey("cy"), "b", 0.0)
+    hold(sessions, SessionKey("di"), "b", 0.0)
+    hold(sessions, SessionKey("eve"), "c", 0.0)
+    hold(sessions, SessionKey("fay"), "d", 0.0)
+    hold(sessions, SessionKey("hal"), "e", None)  # unknown is never idle
+    change(ADA)
+    change(SessionKey("hal"))
+    change(BOB, kept_until=at + 60)
+    change(SessionKey("cy"), kept_until=at - 60)  # it is over
+    change(SessionKey("di"))
+    change(SessionKey("eve"), opted_out_by="root")
+    change(SessionKey("fay"), kept_until=at + 60)
+    values = {"since": 1.0, "gpus": 3, "gpu_name": "T4"}
+    sessions.journal.save(
+        SessionRow(key=SessionKey("gil"), phase=Phase.SUSPENDED, **values)
+    )
+    sessions.seats_per_gpu = 2
+    model = sessions.runtime(ADA).cards("i1")[0].name
+    assert totals.gpus(sessions) == [
+        GpuCount("", "T4", "freed", 1.5),
+        GpuCount("gpu-1", model, "idle", 1),
+        GpuCount("gpu-1", model, "in_use", 2),
+        GpuCount("gpu-1", model, "kept", 2),
+    ]
+
+
+def test_store_use_is_summed_up_by_user_with_the_largest_first(sessions):
+    for name, key, stored in (("c1", ADA, 5), ("c2", BOB, 9), ("c3", ADA, 1)):
+        info = CheckpointInfo(
+            id=name,
+            key=key,
+            incarnation="i",
+            generation=1,
+            created=1.0,
+            logical_bytes=100,
+            stored_bytes=stored,
+        )
+        row = CheckpointRow(
+            id=name, key=key, generation=1, keeping=Keeping.CURRENT, info=info
+        )
+        sessions.journal.keep([row])
+    found = totals.store_use(sessions)
+    assert [(use.user, use.checkpoints, use.stored_bytes) for use in found] == [
+        ("bob", 1, 9),
+        ("ada", 2, 6),
+    ]
+    assert found[1].logical_bytes == 200
+
+
+def test_gpu_time_given_back_is_counted_once_by_shares_and_outlives_a_restart(sessions):
+    sessions.seats_per_gpu = 4
+    for name in ("ed", "fay"):
+        saved = SessionRow(
+            key=SessionKey(name),
+            phase=Phase.SUSPENDED,
+            since=START,
+            checkpoint="c1",
+            gpus=1,
+        )
+        sessions.journal.save(saved)
+    assert totals.gpu_seconds(sessions) == 0
+    sessions.clock.advance(100)
+    assert totals.gpu_seconds(sessions) == 50  # it goes on
+    sessions.apply(SessionKey("ed"), SessionEvent.RESTORE)
+    sessions.remove(SessionKey("fay"), sessions.audit_line(ADA, "root", "delete"))
+    sessions.clock.advance(100)
+    assert totals.gpu_seconds(sessions) == 50
+    again = Sessions(sessions.journal, sessions.clock)
+    assert totals.gpu_seconds(again) == 50
