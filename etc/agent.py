@@ -24,11 +24,6 @@ c.AgentApp.store_url = "/var/lib/jupyterhub-gpu-reclaim/store"
 # c.AgentApp.store_options = {"region": "eu-central-1"}
 # c.AgentApp.store_options_file = "/etc/jupyterhub-gpu-reclaim/s3.json"
 
-# A fast disk of this machine in front of it; what "saved" means then is commit_means.
-# c.AgentApp.store_local_dir = "/mnt/nvme/gpu-reclaim"
-# c.AgentApp.store_local_gb = 500
-# c.AgentApp.commit_means = "remote"
-
 # Made at the first start. If you lose it, you lose every suspended session: copy it.
 c.AgentApp.master_key_file = "/var/lib/jupyterhub-gpu-reclaim/master.key"
 

@@ -98,7 +98,6 @@ class AgentApp(AgentSettings):
             sys.exit(f"{self.name}: {error}")
 
     async def _main(self) -> None:
-        self.check_together()
         if os.geteuid() != 0:
             raise CannotStartError("it must run as root: it stops and moves sessions")
         # Before there is any thread: what it does to our view is for later ones only.

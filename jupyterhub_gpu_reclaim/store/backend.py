@@ -13,16 +13,10 @@ come from several threads at once.
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-log = logging.getLogger(__name__)
 
 #: A backend as JSON, for another process; see ``backends.address.open_backend``.
 Spec = dict[str, Any]
@@ -114,16 +108,10 @@ class Backend(Protocol):
                 word: names have to be unique.
         """
 
-    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """Put a small object, whole or not at all, durable on return.
 
         An unfinished one may leave remains under ``tmp/``, never under ``name``.
-
-        Args:
-            name: of the object.
-            data: all of it.
-            needs: objects without which it makes no sense; where there are several
-                places they become durable in each before this one stands there.
 
         Raises:
             ObjectExists: an object of that name exists already.
@@ -175,55 +163,6 @@ class Backend(Protocol):
 
     def spec(self) -> Spec | None:
         """How another process opens the same; no secret in it. None: it cannot."""
-
-
-@runtime_checkable
-class Tiers(Protocol):
-    """A backend whose objects may stand in several places."""
-
-    def copies(self) -> Sequence[Backend]:
-        """The places, the nearest first: what one has lost, another may have."""
-
-    def durable(self) -> Backend:
-        """The place, safe from loss, where all that a commit needs must be whole."""
-
-
-@runtime_checkable
-class Mendable(Protocol):
-    """A place in which lost bytes can be put back."""
-
-    def mend(self, name: str, offset: int, data: bytes) -> None:
-        """Write bytes where they stood before.
-
-        A pack never changes: the caller knows that these are what was written there.
-
-        Raises:
-            ObjectMissing: there is no such object; none is made.
-        """
-
-
-def copies_of(backend: Backend) -> Sequence[Backend]:
-    """The places in which an object may stand."""
-    return backend.copies() if isinstance(backend, Tiers) else [backend]
-
-
-def durable(backend: Backend) -> Backend:
-    """The place where a commit must find what it references."""
-    return backend.durable() if isinstance(backend, Tiers) else backend
-
-
-def mend(places: Sequence[Backend], name: str, offset: int, data: bytes) -> None:
-    """Put bytes back that some places have lost, as far as that can be done."""
-    for place in places:
-        if not isinstance(place, Mendable):
-            continue
-        try:
-            place.mend(name, offset, data)
-        except ObjectMissing:
-            continue  # there was no copy in that place
-        except StoreError as error:
-            log.warning("- %s could not be mended: %s", name, error)
-        log.warning("- %s is damaged in one place, and whole in another", name)
 
 
 def exists(backend: Backend, name: str) -> bool:

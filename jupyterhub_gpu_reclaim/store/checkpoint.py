@@ -27,7 +27,7 @@ from jupyterhub_gpu_reclaim.store.read.blocks import (
     rest_of,
 )
 from jupyterhub_gpu_reclaim.store.read.memory_restore import CopyPiece
-from jupyterhub_gpu_reclaim.store.read.subset import ALL, Part
+from jupyterhub_gpu_reclaim.store.read.subset import ALL, Subset
 from jupyterhub_gpu_reclaim.store.workers.group import CopyGroup
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class CheckpointReader:
         self,
         progress: Callable[[int, int], None] | None = None,
         *,
-        part: Part = ALL,
+        part: Subset = ALL,
         whole: set[tuple[str, int]] | None = None,
     ) -> list[Problem]:
         """Read everything; return what is damaged, in the order of the packs.
@@ -225,7 +225,7 @@ class CheckpointReader:
             whole.add(name)
         return []
 
-    def _blocks_of(self, part: Part) -> list[int]:
+    def _blocks_of(self, part: Subset) -> list[int]:
         """The blocks that stand in packs of that part."""
         packs = [part.has(self._body.pack_name(pack)) for pack in self._body.packs]
         return np.flatnonzero(

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
-from jupyterhub_gpu_reclaim.store.backends.write_back import (
-    CommitMeans,
-    LocalCommits,
-    WriteBackCache,
-)
-from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue, ManifestCache
+from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
 from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
 from jupyterhub_gpu_reclaim.store.catalogue.locks import WriteIntent
 from jupyterhub_gpu_reclaim.store.catalogue.marks import Marks
@@ -47,7 +42,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import SweepResult
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
-    from jupyterhub_gpu_reclaim.store.read.subset import Part
+    from jupyterhub_gpu_reclaim.store.read.subset import Subset
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
@@ -91,18 +86,13 @@ class Repository:
         #: Held while something is removed or wrapped again, however long that takes;
         #: never while a checkpoint begins, whose intent is enough.
         self._removing = threading.Lock()
-        cache = ManifestCache()
-        self._catalogue = catalogue = Catalogue(backend, keys, cache)
-        self._garbage = garbage = Garbage(backend, clock, catalogue)
+        self._catalogue = Catalogue(backend, keys)
+        self._garbage = Garbage(backend, clock, self._catalogue)
         self._marks = Marks(backend)
-        if isinstance(backend, WriteBackCache) and backend.means is CommitMeans.LOCAL:
-            backend = LocalCommits(backend)
-            catalogue = Catalogue(backend, keys, cache)
-            garbage = Garbage(backend, clock, catalogue)
         self._builder = CheckpointBuilder(
             backend=backend,
-            catalogue=catalogue,
-            garbage=garbage,
+            catalogue=self._catalogue,
+            garbage=self._garbage,
             clock=clock,
             keys=keys,
             pool=pool,
@@ -164,10 +154,6 @@ class Repository:
     def ids(self) -> list[str]:
         """Of all that are committed, those that cannot be read too."""
         return self._catalogue.ids()
-
-    def saved_here(self, checkpoint: str) -> bool:
-        """Whether it stands where this node commits, which may be its folder alone."""
-        return self._builder.catalogue.exists(checkpoint)
 
     def open(self, checkpoint: str) -> CheckpointReader:
         """Open a committed checkpoint; its packs must exist, but are not read."""
@@ -239,8 +225,7 @@ class Repository:
         self,
         checkpoint: str,
         *,
-        place: Backend | None = None,
-        part: Part = ALL,
+        part: Subset = ALL,
         whole: set[tuple[str, int]] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Problem]:
@@ -248,18 +233,11 @@ class Repository:
 
         Args:
             checkpoint: its id.
-            place: where it is read from, and its manifest and its index; None: here.
             part: see there.
             whole: see there.
             progress: see there.
         """
-        if place is None:
-            reader = self.open(checkpoint)
-        else:
-            catalogue = Catalogue(place, self._keys, ManifestCache())
-            body = catalogue.read(checkpoint)
-            reader = CheckpointReader(place, body, catalogue.index(body), None)
-        return reader.verify(progress, part=part, whole=whole)
+        return self.open(checkpoint).verify(progress, part=part, whole=whole)
 
     def rekey(self, checkpoint: str | None = None) -> int:
         """Wrap under the newest master key what is wrapped under others.
@@ -332,7 +310,6 @@ class Repository:
         return self._backend.capacity_bytes()
 
     def _rewrap(self, checkpoint: str) -> bool:
-        self._catalogue.read(checkpoint)  # mends what is damaged in one place only
         data = self._catalogue.raw(checkpoint)
         new = manifest.rewrap(data, checkpoint, self._keys)
         if manifest.split(new).key == manifest.split(data).key:

@@ -14,8 +14,6 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Entry, ObjectExists, ObjectMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jupyterhub_gpu_reclaim.store.backend import Buffer
 
 
@@ -39,9 +37,8 @@ class MemoryBackend:
                 raise ObjectExists(name)
         return _MemoryWriter(self, name)
 
-    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """Put it whole, or not at all."""
-        del needs  # there is one place only
         with self._lock:
             if name in self.objects:
                 raise ObjectExists(name)

@@ -77,18 +77,12 @@ class Volume(MemoryBackend):
 class KnownToAll:
     """What every agent knows of the store."""
 
-    def expected(self, role: str) -> str:
+    def expected(self) -> str:
         """Its id."""
-        del role
         return _ID
 
-    def take(self, role: str, store: str) -> None:
+    def take(self, store: str) -> None:
         """It is known."""
-
-    def may_begin(self, role: str) -> str:
-        """None is begun here."""
-        del role
-        return ""
 
 
 def _identified(volume: Volume) -> IdentityCheck:
@@ -203,8 +197,6 @@ class RepositoryInMemory:
         """Whether it is committed."""
         self.store.touch()
         return checkpoint in self.store.there
-
-    saved_here = exists
 
     def open(self, checkpoint: str) -> Reader:
         """Open a committed checkpoint."""

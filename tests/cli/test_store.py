@@ -11,9 +11,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from jupyterhub_gpu_reclaim.store.format.keys import make_key_file
-from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 
 
 def test_ls_prints_a_line_for_each_oldest_first(run):
@@ -272,67 +270,6 @@ def test_agents_configuration_file_names_the_store(store, tmp_path, capsys):
     )
     assert main(["store", "ls", "--config", str(config)]) == 0
     assert "ada-1" in capsys.readouterr().out
-
-
-@pytest.fixture
-def tiered(store, tmp_path):
-    """The store as the folder in front of another one; options of the command."""
-    behind = tmp_path / "behind"
-    for name in ("manifests", "packs"):
-        (behind / name).mkdir(parents=True)
-    config = tmp_path / "agent.py"
-    config.write_text(
-        "c = get_config()\n"
-        f"c.AgentApp.store_url = {str(behind)!r}\n"
-        f"c.AgentApp.store_local_dir = {str(store.root)!r}\n"
-    )
-    tiers = WriteBackCache(
-        FolderBackend(store.root), FolderBackend(behind), CommitMeans.LOCAL
-    )
-    assert Upload(tiers, store.repository).upload("ada-1")
-    return ["--config", str(config), "--key-file", str(store.key_file)]
-
-
-def test_two_tiers_say_where_each_copy_is(tiered, capsys):
-    assert main(["store", "ls", "--json", *tiered]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    where = {row["id"]: row["where"] for row in rows}
-    assert where == {"ada-1": "node+store", "ada-2": "node", "bob-1": "node"}
-    assert main(["store", "ls", *tiered]) == 0
-    assert "WHERE" in capsys.readouterr().out
-    assert main(["store", "verify", *tiered]) == 0
-
-
-@pytest.mark.parametrize("kind", ["pack", "index", "manifest", "cut pack"])
-def test_verify_mends_a_damaged_copy_where_the_other_is_good(
-    store, tiered, run, capsys, kind
-):
-    pack = next((store.root / "packs" / "ada-1").glob("0*"))
-    name = {
-        "index": "packs/ada-1/index",
-        "manifest": "manifests/ada-1",
-    }.get(kind, f"packs/ada-1/{pack.name}")
-    if kind == "cut pack":
-        os.truncate(pack, 1000)
-    else:
-        store.damage(name, 300)
-    assert run("verify", "ada-1")[0] == 1
-    assert main(["store", "verify", "ada-1", "--json", *tiered]) == 0
-    assert json.loads(capsys.readouterr().out)["damage"] == []
-    assert run("verify", "ada-1")[0] == 0
-
-
-def test_verify_says_what_has_no_good_copy(store, tiered, tmp_path):
-    pack = next((store.root / "packs" / "bob-1").glob("0*"))
-    store.damage(f"packs/bob-1/{pack.name}")
-    assert main(["store", "verify", *tiered]) == 1
-    # The other copy of ada-1 is damaged, too, in the same place.
-    for root in (store.root, tmp_path / "behind"):
-        path = next((root / "packs" / "ada-1").glob("0*"))
-        data = bytearray(path.read_bytes())
-        data[500] ^= 1
-        path.write_bytes(data)
-    assert main(["store", "verify", "ada-1", *tiered]) == 1
 
 
 def test_program_ends_with_a_sentence_never_a_traceback(store):

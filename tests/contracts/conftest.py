@@ -7,7 +7,6 @@ import pytest
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.proxies import Patience, ReadAhead, Retrying
-from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.support.faulty_backend import FailsEveryThird
 from tests.support.object_store import served
@@ -18,8 +17,6 @@ BACKENDS = [
     "s3",
     "retried",
     "ahead",
-    "tiers, local",
-    "tiers, remote",
 ]
 _numbers = itertools.count()
 
@@ -46,10 +43,5 @@ def backend(request, tmp_path):
             return open_backend(request.getfixturevalue("spec_of_s3"))
         case "ahead":
             return ReadAhead(MemoryBackend())
-        case "tiers, local" | "tiers, remote":
-            means = CommitMeans(request.param.split()[1])
-            return WriteBackCache(
-                FolderBackend(tmp_path / "node"), MemoryBackend(), means
-            )
     patience = Patience(60.0, pause=lambda seconds: None)
     return Retrying(FailsEveryThird(MemoryBackend()), patience)

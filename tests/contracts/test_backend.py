@@ -76,12 +76,6 @@ def test_publish_of_existing_name_is_refused(backend):
     assert backend.read("manifests/a.json", 0, 9) == b"old"
 
 
-def test_publish_that_needs_what_stands_stands(backend):
-    write(backend, "packs/a/0", b"xy")
-    backend.publish("manifests/a.json", b"{}", needs=[Entry("packs/a/0", 2)])
-    assert backend.length("manifests/a.json") == 2
-
-
 def test_publish_by_many_at_once_stands_once(backend):
     outcomes = []
 

@@ -11,8 +11,6 @@ import os
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.store.backend import exists
-from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.store.doubles import KEYS
 from tests.support.faulty_backend import turn_bit
@@ -37,11 +35,8 @@ def save(store, number, pages=PAGES):
 
 
 def damage(backend):
-    """Wherever it stands, behind the store's back."""
-    tiers = isinstance(backend, WriteBackCache)
-    for place in (backend.local, backend.remote) if tiers else (backend,):
-        if exists(place, PACK):
-            turn_bit(place, PACK, 300_000)
+    """Behind the store's back."""
+    turn_bit(backend, PACK, 300_000)
 
 
 def test_pages_in_a_damaged_pack_are_stored_again(store, backend):

@@ -6,7 +6,6 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
 from jupyterhub_gpu_reclaim.common.models import Aside, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
-from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from jupyterhub_gpu_reclaim.store.repository import Repository
@@ -14,7 +13,6 @@ from jupyterhub_gpu_reclaim.store.transfer.export import (
     export_checkpoint,
     import_checkpoint,
 )
-from jupyterhub_gpu_reclaim.store.transfer.upload import Upload
 from jupyterhub_gpu_reclaim.store.verification import Verification
 from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
@@ -199,26 +197,6 @@ def test_word_that_was_moved_is_none(backend, store):
     lay(store, FOR_EVER, word=3)
     assert asides(store) == {"c1": FOR_EVER, "c2": None}
     assert replayed not in marks(backend)
-
-
-def test_upload_brings_the_word_before_its_checkpoint():
-    published = []
-
-    class Remote(MemoryBackend):
-        def publish(self, name, data, *, needs=()):
-            super().publish(name, data, needs=needs)
-            published.append(name.partition("/")[0])
-
-    tiers = WriteBackCache(MemoryBackend(), Remote(), CommitMeans.LOCAL)
-    store = opened(tiers)
-    saved(store)
-    lay(store, ASIDE)
-    assert marks(tiers.remote) == []
-    Upload(tiers, store).round()
-    assert published[-2:] == ["marks", "manifests"]
-    assert asides(opened(tiers.remote)) == {"c1": ASIDE}
-    lay(store, None, word=2)
-    assert asides(opened(tiers.remote)) == {"c1": None}
 
 
 def test_export_leaves_the_word_out_and_import_forgets_one(tmp_path):

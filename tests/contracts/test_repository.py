@@ -79,7 +79,6 @@ def test_checkpoint_is_not_there_before_its_commit_and_whole_after_it(store, clo
     assert (info.logical_bytes, info.frozen_seconds) == (10, 1.5)
     assert info.created == clock.now()
     assert store.exists("c1")
-    assert store.saved_here("c1")
     assert store.info("c1") == info
     assert store.list() == [info]
     reader = store.open("c1")

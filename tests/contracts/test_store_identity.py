@@ -152,7 +152,7 @@ def test_volume_that_goes_while_it_is_asked_has_not_answered(store, volume, act)
 
 
 def test_another_store_is_not_taken_for_it(volume, known):
-    known.take("store", "a" * 32)
+    known.take("a" * 32)
     other = IdentityCheck(volume.place, KEYS, known)
     other.make(ID)
     with pytest.raises(StoreAbsent, match=f"another one .{ID}, not {'a' * 32}"):
@@ -202,25 +202,3 @@ def test_identity_that_was_changed_does_not_open(volume, known):
         check.confirm()
     with pytest.raises(ObjectExists):
         volume.place.publish("identity", b"")
-
-
-def test_folder_in_front_of_another_store_is_not_used(tmp_path, known):
-    (tmp_path / "state2").mkdir()
-    place = FolderBackend(tmp_path / "node")
-    mine = KnownStore(tmp_path / "state2", str(tmp_path / "node"))
-    cache = IdentityCheck(place, KEYS, mine, "cache")
-    with pytest.raises(StoreAbsent):
-        cache.confirm()  # of which store, is not known yet
-    mine.take("store", ID)
-    cache.confirm()
-    assert cache.found().id == ID
-    store = IdentityCheck(place, KEYS, known)
-    with pytest.raises(StoreAbsent, match="holds a cache"):
-        store.confirm()
-    mine.adopt("b" * 32, 0)
-    with pytest.raises(StoreAbsent, match=r"another store.*Move its contents away"):
-        cache.confirm()
-    assert mine.word().cache == ""
-    shutil.move(tmp_path / "node", tmp_path / "away")
-    (tmp_path / "node").mkdir(0o700)
-    cache.confirm()  # as its sentence says

@@ -15,8 +15,6 @@ from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
-from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
-from tests.support.agent import wait_for
 from tests.support.manual_clock import ManualClock
 
 KEY = SessionKey("ada")
@@ -113,7 +111,6 @@ class KeyService:
         ({"master_key_file": "{tmp}/k", "master_key_dir": "{tmp}"}, "one place only"),
         ({"master_key_dir": "{tmp}/nowhere"}, "cannot be read"),
         ({"master_key_service": "no.such:Class"}, "cannot be made"),
-        ({"store_local_dir": "{tmp}/store"}, "are the same folder"),
         ({"store_options": {"region": "x"}}, "no store options"),
         ({"store_url": "ftp://x"}, "begins with one of"),
         ({"store_url": "s3://b", "store_options": {"token": "x"}}, "is a secret"),
@@ -138,10 +135,7 @@ def test_settings_that_make_no_sense_are_refused_in_words(
     ("name", "value"),
     [
         ("store_url", "relative/path"),
-        ("store_local_dir", "s3://bucket"),
-        ("commit_means", "maybe"),
         ("compression", "rar"),
-        ("store_local_gb", -1.0),
     ],
 )
 def test_value_that_makes_no_sense_is_refused_when_it_is_set(name, value):
@@ -149,30 +143,7 @@ def test_value_that_makes_no_sense_is_refused_when_it_is_set(name, value):
         AgentSettings(**{name: value})
 
 
-def test_two_tiers_upload_in_the_background_and_keep_to_the_quota(opened, tmp_path):
-    store = opened(
-        store_local_dir=str(tmp_path / "node"),
-        store_local_gb=1e-7,  # 100 bytes
-        commit_means="local",
-    )
-    assert isinstance(store.backend, WriteBackCache)
-    assert store.backend.means is CommitMeans.LOCAL
-    save(store)
-    wait_for((tmp_path / "store" / "manifests" / "one").exists)
-    wait_for(lambda: not (tmp_path / "node" / "manifests" / "one").exists())
-    assert store.repository.verify("one") == []
-
-
 @pytest.mark.parametrize("compression", ["lz4", "zstd", "none"])
 def test_compression_is_what_is_said(opened, compression):
     info = save(opened(compression=compression))
     assert (info.stored_bytes > 70_000) == (compression == "none")
-
-
-def test_what_is_sent_over_a_network_is_compressed_all_the_same(opened, tmp_path):
-    """In the folder in front of it as well: it is sent from there as it is."""
-    store = opened(store_local_dir=str(tmp_path / "fast"))
-    numbers = b"".join(number.to_bytes(8, "big") for number in range(1 << 18))
-    writer = store.repository.begin(id="two", key=KEY, incarnation="i", generation=1)
-    writer.add("pages", numbers)
-    assert writer.commit().stored_bytes < 0.7 * len(numbers)

@@ -39,7 +39,7 @@ class BackendThatFailsAt(MemoryBackend):
         self.count()
         return WriterThatMayFail(self, super().create(name))
 
-    def publish(self, name, data, *, needs=()):
+    def publish(self, name, data):
         # It stands, and yet the call fails: the last sync is what went wrong.
         super().publish(name, data)
         self.count()
@@ -86,7 +86,7 @@ class BackendThatIsSlowToPublish(MemoryBackend):
         self.publishing = threading.Event()
         self.go_on = threading.Event()
 
-    def publish(self, name, data, *, needs=()):
+    def publish(self, name, data):
         if name.startswith("manifests/"):
             self.publishing.set()
             assert self.go_on.wait(30)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.cli.output import print_json, say
 from jupyterhub_gpu_reclaim.cli.store.repository import (
-    check_folders,
+    check_folder,
     refuse,
     settings_of,
 )
@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.node.setup.store import (
     key_file,
     keys_of,
     make_key,
-    places_of,
+    place_of,
 )
 from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
 from jupyterhub_gpu_reclaim.store.format import layout
@@ -39,8 +39,8 @@ def adopt(args: argparse.Namespace) -> int:
     state = Path(settings.state_dir)
     if not state.is_dir():
         refuse(f"There is no state folder {state}: the agent has not run here.")
-    check_folders(settings, may_be_new=args.empty)
-    place = places_of(settings)[0]
+    check_folder(settings, may_be_new=args.empty)
+    place = place_of(settings)
     if not place.list(layout.MANIFESTS) and args.empty:
         make_key(key_file(settings, state), SystemClock())
     known = KnownStore(state)
@@ -55,10 +55,8 @@ def adopt(args: argparse.Namespace) -> int:
             )
         check.make(new_id())
         found = check.found()
-    if found is None or found.role != "store":
-        refuse(
-            f"{settings.store_url} is a node's folder in front of a store, no store."
-        )
+    if found is None:
+        refuse(f"{settings.store_url} is no store.")
     known.adopt(found.id, SystemClock().now())
     if args.json:
         print_json({"store": found.id})

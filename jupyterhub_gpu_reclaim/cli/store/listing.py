@@ -14,8 +14,6 @@ from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, say
 from jupyterhub_gpu_reclaim.cli.store.repository import open_store
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
-from jupyterhub_gpu_reclaim.store.backend import exists
-from jupyterhub_gpu_reclaim.store.backends.write_back import WriteBackCache
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 
 if TYPE_CHECKING:
@@ -33,7 +31,6 @@ class Row(msgspec.Struct, omit_defaults=True):
 
     id: str
     info: CheckpointInfo | None = None
-    where: str = ""  #: with a write-back cache: node, store, or both
     problem: str = ""
 
 
@@ -45,10 +42,9 @@ def ls(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
         return 0
-    cached = any(row.where for row in rows)
-    columns = (*_COLUMNS, "WHERE") if cached else _COLUMNS
-    cells = [_cells(row)[: len(columns)] for row in rows]
-    print_table(columns, cells, right="GEN MEMORY STORED SHARED")
+    print_table(
+        _COLUMNS, [_cells(row) for row in rows], right="GEN MEMORY STORED SHARED"
+    )
     infos = [row.info for row in rows if row.info]
     total = text.size(sum(info.stored_bytes for info in infos))
     say(f"{len(rows)} saved, {total} stored")
@@ -64,13 +60,11 @@ def show(args: argparse.Namespace) -> int:
     objects = store.repository.objects(args.id)
     data = store.backend.read(layout.manifest(args.id), 0, manifest.MAX_BYTES)
     key = manifest.split(data).key
-    where = _location_of(store, args.id)
     if args.json:
         print_json(
             {
                 "info": info,
                 "master_key": key,
-                "where": where,
                 "files": [{"name": name, "bytes": size} for name, size in files],
                 "objects": [{"name": n, "bytes": size} for n, size in objects],
             }
@@ -83,7 +77,6 @@ def show(args: argparse.Namespace) -> int:
         "memory": f"{text.size(info.logical_bytes)}, {text.size(info.stored_bytes)}"
         f" stored, {text.size(info.deduplicated_bytes)} shared with earlier ones",
         "master key": key,
-        "where": where or "in the store",
     }
     for name, value in lines.items():
         say(f"{name:<12} {value}")
@@ -100,7 +93,7 @@ def _rows(store: OpenStore) -> list[Row]:
     rows, broken = [], []
     for id_ in store.repository.ids():
         try:
-            rows.append(Row(id_, store.repository.info(id_), _location_of(store, id_)))
+            rows.append(Row(id_, store.repository.info(id_)))
         except NotFound:
             continue  # deleted in between
         except StoreError as error:
@@ -109,21 +102,13 @@ def _rows(store: OpenStore) -> list[Row]:
     return rows + broken
 
 
-def _location_of(store: OpenStore, checkpoint: str) -> str:
-    if not isinstance(store.backend, WriteBackCache):
-        return ""
-    name = layout.manifest(checkpoint)
-    places = {"node": store.backend.local, "store": store.backend.remote}
-    return "+".join(t for t, backend in places.items() if exists(backend, name))
-
-
 def _cells(row: Row) -> tuple[object, ...]:
     info = row.info
     if info is None:
-        return (row.id, f"cannot be read: {row.problem}", "", "", "", "", "", "")
+        return (row.id, f"cannot be read: {row.problem}", "", "", "", "", "")
     sizes = (info.logical_bytes, info.stored_bytes, info.deduplicated_bytes)
     cells = (row.id, info.key, info.generation, _day(info.created))
-    return (*cells, *map(text.size, sizes), row.where)
+    return (*cells, *map(text.size, sizes))
 
 
 def _table(title: str, rows: Sequence[tuple[str, int]]) -> None:

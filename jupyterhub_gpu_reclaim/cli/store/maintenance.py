@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """Read everything; exit code 1 if something is damaged.
-
-    Damage in this machine's folder is mended from the store behind, where it is whole.
-    """
+    """Read everything; exit code 1 if something is damaged."""
     store = open_store(args)
     ids = args.ids or store.repository.ids()
     pass_ = Verification(store.repository, args.subset)
@@ -83,8 +80,7 @@ def rekey(args: argparse.Namespace) -> int:
                 failed[id_] = error.message
             bar(number, len(ids))
         if not args.ids:
-            for check in store.checks:
-                check.rekey()
+            store.check.rekey()
     if args.json:
         print_json({"rewrapped": wrapped, "failed": failed})
     else:

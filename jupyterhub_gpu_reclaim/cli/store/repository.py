@@ -16,23 +16,17 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
-from jupyterhub_gpu_reclaim.node.setup.store import (
-    identify,
-    joined,
-    keys_of,
-    places_of,
-    with_roles,
-)
-from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
+from jupyterhub_gpu_reclaim.node.setup.store import keys_of, place_of
+from jupyterhub_gpu_reclaim.store.backends.identified import identified
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.repository import Repository
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.store.backend import Backend
+    from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
 #: Objects and folders of a store; not ``tmp/``, which others have, too.
@@ -40,13 +34,13 @@ _OBJECTS = (layout.MANIFESTS, layout.PACKS, layout.INTENTS, layout.IDENTITY)
 
 
 class OpenStore(NamedTuple):
-    """An open store, without workers and without an upload."""
+    """An open store, without workers."""
 
     backend: Backend
     keys: Wrapper
     repository: Repository
     clock: Clock
-    checks: Sequence[IdentityCheck]  #: checks of its places
+    check: IdentityCheck  #: of its place
 
 
 def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenStore:
@@ -61,33 +55,28 @@ def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenSto
         StoreError: it cannot be opened, or its keys are not here.
     """
     settings = settings_of(args)
-    check_folders(settings, may_be_new=may_be_new)
+    check_folder(settings, may_be_new=may_be_new)
     clock = SystemClock()
     state = Path(settings.state_dir)
     keys = keys_of(settings, state)
-    places: Sequence[Backend] = places_of(settings)
-    known = KnownStore(state, settings.store_local_dir)
-    checks = [
-        IdentityCheck(place, keys, known, role) for place, role in with_roles(places)
-    ]
+    known = KnownStore(state)
+    place = place_of(settings)
+    found = identified(place, keys, known)
     # Where --store names it, it need not be the agent's.
-    if not args.store and known.word().store:
-        places = identify(places, keys, known)
-    backend = joined(places, settings)
+    backend = place if args.store or not known.word().store else found
     repository = Repository(backend, clock=clock, keys=keys)
-    return OpenStore(backend, keys, repository, clock, checks)
+    return OpenStore(backend, keys, repository, clock, found.check)
 
 
-def check_folders(settings: AgentApp, *, may_be_new: bool) -> None:
-    """Check that the folders are a store's, before they are opened.
+def check_folder(settings: AgentApp, *, may_be_new: bool) -> None:
+    """Check that a folder is a store's, before it is opened.
 
     Raises:
-        BadRequest: they are no store's.
+        BadRequest: it is no store's.
     """
-    for place in (settings.store_url, settings.store_local_dir):
-        path = place.removeprefix("file://")
-        if path.startswith("/"):
-            _check_folder(Path(path), may_be_new=may_be_new)
+    path = settings.store_url.removeprefix("file://")
+    if path.startswith("/"):
+        _check_folder(Path(path), may_be_new=may_be_new)
 
 
 def settings_of(args: argparse.Namespace) -> AgentApp:

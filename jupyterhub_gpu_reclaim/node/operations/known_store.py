@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,18 +22,17 @@ from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.store.format.identity import Role
+    from pathlib import Path
 
 #: In the state folder.
 FILE = "store.json"
 
 
 class Word(Value, frozen=True, kw_only=True):
-    """The store that is meant, and the cache that was begun in front of it."""
+    """The store that is meant."""
 
     store: str = ""  #: its id; empty: none is known
     word: int = 0  #: number of the word that says so
-    cache: str = ""  #: place of the node's folder that was begun in front of it
 
 
 class KnownStore:
@@ -42,14 +40,10 @@ class KnownStore:
 
     Args:
         state: the agent's state folder.
-        cache: place of the node's folder in front of the store; empty: there is none.
-        spare: nothing is lost with that folder, so a new disk there is begun by itself.
     """
 
-    def __init__(self, state: Path, cache: str = "", *, spare: bool = False) -> None:
+    def __init__(self, state: Path) -> None:
         self._file = state / FILE
-        self._spare = spare
-        self._cache = cache
         self._lock = threading.Lock()
         self._last = Word()
 
@@ -64,20 +58,11 @@ class KnownStore:
             self._last = json_decoder(Word).decode(self._file.read_bytes())
         return self._last
 
-    def expected(self, role: Role) -> str:
-        """The id that a place must have; empty: nothing was begun there."""
-        word = self.word()
-        if role == "store":
-            return word.store
-        if word.cache == self._cache and not self._is_new_disk():
-            return word.store
-        return ""
+    def expected(self) -> str:
+        """The id that the place must have; empty: nothing was begun there."""
+        return self.word().store
 
-    def may_begin(self, role: Role) -> str:
-        """The id that an empty place may be given; a store gets one by order alone."""
-        return self.word().store if role == "cache" else ""
-
-    def take(self, role: Role, store: str) -> None:
+    def take(self, store: str) -> None:
         """Remember the id that was found, or made.
 
         Raises:
@@ -85,8 +70,7 @@ class KnownStore:
         """
         with self._lock:
             now = self.word()
-            mine = {"store": store} if role == "store" else {"cache": self._cache}
-            new = msgspec.structs.replace(now, **mine)
+            new = msgspec.structs.replace(now, store=store)
             if new != now:
                 self._write(new)
 
@@ -101,8 +85,7 @@ class KnownStore:
             if word < now.word:
                 return False
             if (store, word) != (now.store, now.word):
-                cache = now.cache if store == now.store else ""
-                self._write(Word(store=store, word=word, cache=cache))
+                self._write(Word(store=store, word=word))
             return True
 
     def adopt(self, store: str, now: float) -> None:
@@ -119,15 +102,6 @@ class KnownStore:
         with self._lock:
             word = max(self.word().word + 1, int(now))
             self._write(Word(store=store, word=word))
-
-    def _is_new_disk(self) -> bool:
-        """Whether something is mounted at the cache, on which nothing can be missed."""
-        if not self._spare:
-            return False
-        with contextlib.suppress(OSError):
-            here = self._file.parent.stat().st_dev
-            return Path(self._cache).stat().st_dev != here
-        return False
 
     def _write(self, word: Word) -> None:
         try:

@@ -17,13 +17,14 @@ from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.node_status import StoreOrder, StoreStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
-from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck, StoreAbsent
+from jupyterhub_gpu_reclaim.store.backends.identified import StoreAbsent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
+    from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
 
 #: Seconds that a look is waited for: a folder answers in less than one millisecond.
 _WAIT: Final = 2.0
@@ -34,18 +35,18 @@ class StorePresence:
 
     Args:
         known: what is remembered of it.
-        checks: of the store, then of the node's folder in front of it, if there is one.
+        check: of the store.
         make_key: makes a first master key, where one is to be made.
     """
 
     def __init__(
         self,
         known: KnownStore,
-        checks: Sequence[IdentityCheck],
+        check: IdentityCheck,
         make_key: Callable[[], None] = lambda: None,
     ) -> None:
         self._known = known
-        self._checks = checks
+        self._check = check
         self._make_key = make_key
         self._lock = threading.Lock()
         self._look: Future[ReclaimError | None] | None = None
@@ -95,8 +96,8 @@ class StorePresence:
         """
         if order.begin and not self._known.word().store:
             self._make_key()
-            self._checks[0].make(order.store)
-            self._checks[0].confirm()  # what stands there is taken, whoever made it
+            self._check.make(order.store)
+            self._check.confirm()  # what stands there is taken, whoever made it
         else:
             self._known.obey(order.store, order.word)
         return self.status()
@@ -114,8 +115,7 @@ class StorePresence:
 
     def _confirm(self) -> ReclaimError | None:
         try:
-            for check in self._checks:
-                check.confirm()
+            self._check.confirm()
         except ReclaimError as error:
             return error
         return None

@@ -1,7 +1,7 @@
 """Sets up what the agent needs before it can work: settings, store, a ready node.
 
 ``settings`` has every trait of the agent; ``store`` opens the store that they describe,
-with its keys, its write-back cache and its workers; ``readiness`` says what keeps this
+with its keys and its workers; ``readiness`` says what keeps this
 node from capturing sessions.
 
 Settings that contradict each other, a store that cannot be opened, or a missing key end

@@ -28,9 +28,7 @@ from traitlets.config import Application, Configurable, catch_config_error
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary
-from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.paths import AGENT_FILE
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.traits import Seconds
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
 from jupyterhub_gpu_reclaim.node.requirements import REACHING
@@ -76,28 +74,6 @@ class StoreSettings(Configurable):
         """,
     ).tag(config=True)
 
-    store_local_dir = Unicode(
-        "",
-        help="""Folder of this machine that takes suspended sessions first. Empty: none.
-
-        Best on a fast disk: the session stands still only while its memory goes
-        there, and comes back from there as long as its copy is kept. What a commit
-        then means is `commit_means`.
-        """,
-    ).tag(config=True)
-
-    store_local_gb = Float(
-        0.0,
-        min=0.0,
-        help="""Gigabytes (10^9 bytes) of copies that `store_local_dir` may hold.
-
-        Above it copies of the least recently suspended sessions are dropped, as soon
-        as the store has them whole; those come back from the store, more slowly. What
-        is not uploaded yet stays, whatever this says. 0: no limit. Set it where that
-        disk is smaller than the store.
-        """,
-    ).tag(config=True)
-
     store_reserve_gb = Float(
         1.0,
         min=0.0,
@@ -127,22 +103,6 @@ class StoreSettings(Configurable):
 
         In the folder of its textfile collector, with a name that ends in `.prom`, for
         example `/var/lib/prometheus/node-exporter/gpu-reclaim.prom`. Empty: none.
-        """,
-    ).tag(config=True)
-
-    commit_means = Enum(
-        ["local", "remote"],
-        "remote",
-        help="""With `store_local_dir`: when a session is suspended, and is ended.
-
-        `remote`: when the store behind has it whole. The session stands still until
-        it is uploaded, and its work survives the loss of this machine. `local`: as
-        soon as the folder of this machine has it. That is fast, and the GPU is free
-        sooner; the upload follows in the background, also after days in which the store
-        behind was away, and **whoever loses this machine or its disk before that has
-        lost the suspended session**. Only what the folder still holds of the session's
-        last save is not written again. Refused where `placement` is `kubernetes`: a
-        session may come back on another node.
         """,
     ).tag(config=True)
 
@@ -192,13 +152,10 @@ class StoreSettings(Configurable):
         """,
     ).tag(config=True)
 
-    @validate("store_url", "store_local_dir")
+    @validate("store_url")
     def _not_relative(self, proposal: dict[str, Any]) -> str:
         value = str(proposal["value"])
-        name = proposal["trait"].name
-        if name == "store_local_dir" and value and not value.startswith("/"):
-            raise TraitError(f"store_local_dir is a folder's whole path, not {value!r}")
-        if name == "store_url" and "://" not in value and not value.startswith("/"):
+        if "://" not in value and not value.startswith("/"):
             raise TraitError(
                 "store_url is a folder's whole path or begins with s3://, gs:// or"
                 f" az://, not {value!r}"
@@ -382,8 +339,8 @@ class AgentSettings(StoreSettings, Application):
         min=1.0,
         help="""Seconds that the store has to make a checkpoint durable.
 
-        Twice that for the whole of the commit, in which the session stands still; with
-        `commit_means = "remote"` the upload has to fit in: longer where that is slow.
+        Twice that for the whole of the commit, in which the session stands still.
+        Longer where the way to an object store is slow.
         """,
     ).tag(config=True)
 
@@ -436,20 +393,6 @@ class AgentSettings(StoreSettings, Application):
                 raise TraitError(f"there is no configuration file {path}")
             self.load_config_file(path.name, str(path.parent.absolute()))
             self.update_config(line)
-
-    def check_together(self) -> None:
-        """Whether the settings fit each other.
-
-        Raises:
-            BadRequest: they make no sense together.
-        """
-        if self.placement == "kubernetes" and self.commit_means == "local":
-            what = (
-                'commit_means = "local" does not go with placement = "kubernetes":'
-                " a session may come back on another node, and its checkpoint would be"
-                ' on this one only. Set commit_means = "remote".'
-            )
-            raise BadRequest(Reason.INVALID, what=what)
 
     def limits(self) -> TimeLimits:
         """The time limits of the steps, as the operations take them."""

@@ -40,7 +40,7 @@ class Outcomes:
                 return Event(failure=record.failure)
             if record.stage not in _SAVED:
                 return None
-        if not self.store.saved_here(checkpoint):
+        if not self.store.exists(checkpoint):
             return None
         info = self.store.info(checkpoint)
         return Event(checkpoint=info) if info.incarnation == incarnation else None

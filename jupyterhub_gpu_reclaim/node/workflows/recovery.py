@@ -283,7 +283,7 @@ class Recovery:
         capturing, store = record.stage in _UNCOMMITTED, self.releases.store
         # What was captured before may have gone on to the store behind this node's
         # folder.
-        if store.saved_here(record.checkpoint) or (
+        if store.exists(record.checkpoint) or (
             not capturing and store.exists(record.checkpoint)
         ):
             if capturing and trees.is_running(session):

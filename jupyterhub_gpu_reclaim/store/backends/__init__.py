@@ -1,9 +1,8 @@
-"""Backends that keep objects: a folder, S3, GCS, Azure, a folder as write-back cache.
+"""Backends that keep objects: a folder, S3, GCS, Azure.
 
-``folder`` keeps files, ``objects`` talks to object stores, and ``write_back`` puts a
-folder of the node in front of either. ``proxies`` adds retries and read-ahead,
-``copying`` brings objects from one backend to another. ``address`` opens any of them
-from a path, a URL or a ``spec``.
+``folder`` keeps files, and ``objects`` talks to object stores. ``proxies`` adds retries
+and read-ahead, ``copying`` brings objects from one backend to another. ``address``
+opens any of them from a path, a URL or a ``spec``.
 
 Each passes one contract suite (``tests/contracts/test_backend.py``): an object becomes
 visible whole, and what was reported as written survives a loss of power. A passing

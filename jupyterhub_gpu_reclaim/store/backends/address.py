@@ -14,7 +14,6 @@ from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.object_options import ObjectOptions
 from jupyterhub_gpu_reclaim.store.backends.objects import ObjectsBackend
 from jupyterhub_gpu_reclaim.store.backends.proxies import Patience, ReadAhead, Retrying
-from jupyterhub_gpu_reclaim.store.backends.write_back import CommitMeans, WriteBackCache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +68,4 @@ def open_backend(spec: Spec) -> Backend:
             options.all()  # a file that cannot be read is said now, not at first use
             objects = ObjectsBackend(options, patience=patience)
             return ReadAhead(Retrying(objects, Patience(2 * patience)))
-        case "write-back":
-            local, remote = open_backend(spec["local"]), open_backend(spec["remote"])
-            return WriteBackCache(local, remote, CommitMeans(spec["means"]))
     raise BadRequest(Reason.INVALID, what="That is no description of a store.")

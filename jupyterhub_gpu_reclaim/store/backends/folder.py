@@ -34,7 +34,7 @@ from jupyterhub_gpu_reclaim.store.format.layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.store.backend import Buffer, Spec
@@ -90,9 +90,8 @@ class FolderBackend:
         self._refuse_existing(name)
         return self._begin(name, claim=self._claim)
 
-    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """The same for a small one, in one go."""
-        del needs  # there is one place only
         self._refuse_existing(name)
         self._write_whole(self._begin(name), data)
 
@@ -127,17 +126,6 @@ class FolderBackend:
         except OSError as error:
             translate(error, prefix)
         return sorted(entries)
-
-    def mend(self, name: str, offset: int, data: bytes) -> None:
-        """Over the bytes that are damaged; cut off in between, they still are."""
-        with _errors(name):
-            fd = os.open(self._root / name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            with os.fdopen(fd, "wb", buffering=0) as file:
-                rest, at = memoryview(data), offset
-                while rest:
-                    done = os.pwrite(file.fileno(), rest, at)
-                    rest, at = rest[done:], at + done
-                os.fsync(file.fileno())
 
     def delete(self, name: str) -> None:
         """Unlink, sync the folder, and drop folders that are now empty."""

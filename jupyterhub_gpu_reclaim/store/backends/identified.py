@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import (
-    Mendable,
     ObjectExists,
     ObjectMissing,
     Unavailable,
@@ -29,10 +28,9 @@ from jupyterhub_gpu_reclaim.store.format import identity, layout
 from jupyterhub_gpu_reclaim.store.format.identity import StoreIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
-    from jupyterhub_gpu_reclaim.store.format.identity import Role
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
 log = logging.getLogger(__name__)
@@ -50,18 +48,15 @@ class StoreAbsent(Unavailable):
 class Known(Protocol):
     """Ids of the store as remembered outside of it; any thread may ask."""
 
-    def expected(self, role: Role) -> str:
+    def expected(self) -> str:
         """The id that the place must have; empty: none is known."""
 
-    def take(self, role: Role, store: str) -> None:
+    def take(self, store: str) -> None:
         """Remember the id that was found there, or made.
 
         Raises:
             StoreError: it cannot be remembered.
         """
-
-    def may_begin(self, role: Role) -> str:
-        """The id that an empty place may be given; empty: none."""
 
 
 class IdentityCheck:
@@ -71,16 +66,12 @@ class IdentityCheck:
         place: where it should be.
         keys: open its identity.
         known: what is remembered of it.
-        role: what the place is to us.
     """
 
-    def __init__(
-        self, place: Backend, keys: Wrapper, known: Known, role: Role = "store"
-    ) -> None:
+    def __init__(self, place: Backend, keys: Wrapper, known: Known) -> None:
         self._place = place
         self._keys = keys
         self._known = known
-        self._role: Role = role
         #: The object read last, and opened; an equal one is not opened again.
         self._read: tuple[bytes, StoreIdentity] | None = None
         self._first = threading.Lock()
@@ -113,14 +104,12 @@ class IdentityCheck:
         found = self.found()
         if found is None and self._begins():
             found = self.found()
-        wanted = self._known.expected(self._role)
-        if not wanted and found is not None and found.role == self._role:
-            own = self._role == "store"
-            wanted = found.id if own else self._known.may_begin(self._role)
-            if wanted == found.id:
-                self._known.take(self._role, found.id)
-        if not wanted or found != StoreIdentity(id=wanted, role=self._role):
-            raise StoreAbsent(_why(found, wanted, self._role))
+        wanted = self._known.expected()
+        if not wanted and found is not None:
+            wanted = found.id
+            self._known.take(wanted)
+        if found is None or found.id != wanted:
+            raise StoreAbsent(_why(found, wanted))
 
     def make(self, store: str) -> None:
         """Give the place that id, unless it has one.
@@ -128,12 +117,12 @@ class IdentityCheck:
         Raises:
             StoreError: it cannot be written.
         """
-        made = StoreIdentity(id=store, role=self._role)
+        made = StoreIdentity(id=store)
         try:
             self._place.publish(layout.IDENTITY, identity.encode(made, self._keys))
         except ObjectExists:
             return
-        log.info("- the %s is called %s from now on", self._role, store)
+        log.info("- the store is called %s from now on", store)
 
     def rekey(self) -> bool:
         """Wrap it under the newest master key; whether that was to be done.
@@ -154,30 +143,18 @@ class IdentityCheck:
     def _begins(self) -> bool:
         """Give an identity to what may have one by itself; whether that was done."""
         with self._first:
-            if self._known.expected(self._role):
+            if self._known.expected() or not self._place.list(layout.MANIFESTS):
                 return False
-            store = self._known.may_begin(self._role)
-            if not store and self._role == "store":
-                # From a version that gave none: it is no empty place, at least.
-                old = self._place.list(layout.MANIFESTS)
-                store = identity.new_id() if old else ""
-            if store:
-                self.make(store)
-            return bool(store)
+            self.make(identity.new_id())
+            return True
 
 
-def _why(found: StoreIdentity | None, wanted: str, role: Role) -> str:
-    what = "store" if role == "store" else "node's folder in front of it"
-    if found is None and not wanted:
-        return f"its place is empty, and no {what} was begun there"
-    if found is None:
-        return f"the {what} is not mounted, or its place holds another one"
-    if found.role != role:
-        return f"its place holds a {found.role}"
-    ids = f"({found.id}, not {wanted})"
-    if role == "cache":
-        return f"the {what} is of another store {ids}. Move its contents away"
-    return f"its place holds another one {ids}"
+def _why(found: StoreIdentity | None, wanted: str) -> str:
+    if found is not None:
+        return f"its place holds another one ({found.id}, not {wanted})"
+    if wanted:
+        return "the store is not mounted, or its place holds another one"
+    return "its place is empty, and no store was begun there"
 
 
 class IdentifiedBackend(BackendProxy):
@@ -192,9 +169,9 @@ class IdentifiedBackend(BackendProxy):
         super().__init__(backend)
         self.check = check
 
-    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """Put a small object, there and nowhere else."""
-        self._written(lambda: self._backend.publish(name, data, needs=needs))
+        self._written(lambda: self._backend.publish(name, data))
 
     def replace(self, name: str, data: bytes) -> None:
         """Put it in the place of another, likewise."""
@@ -251,19 +228,6 @@ class IdentifiedBackend(BackendProxy):
         return answer
 
 
-class _Mendable(IdentifiedBackend):
-    """The same for a place in which lost bytes can be put back."""
-
-    def mend(self, name: str, offset: int, data: bytes) -> None:
-        """Write bytes where they stood before."""
-        self.check.confirm()
-        if isinstance(self._backend, Mendable):
-            self._backend.mend(name, offset, data)
-
-
-def identified(
-    place: Backend, keys: Wrapper, known: Known, role: Role = "store"
-) -> IdentifiedBackend:
+def identified(place: Backend, keys: Wrapper, known: Known) -> IdentifiedBackend:
     """Wrap a place so that it is used only while it is the store that is meant."""
-    kind = _Mendable if isinstance(place, Mendable) else IdentifiedBackend
-    return kind(place, IdentityCheck(place, keys, known, role))
+    return IdentifiedBackend(place, IdentityCheck(place, keys, known))

@@ -42,7 +42,7 @@ from jupyterhub_gpu_reclaim.store.backends.object_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from obstore.store import ObjectStore
 
@@ -91,9 +91,8 @@ class ObjectsBackend:
             return ObjectUpload(self._store(), name)
         raise ObjectExists(name)
 
-    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """Put it in one request that the store refuses where one stands."""
-        del needs  # there is one place only
         store = self._store()
         marked: Any = {_ATTEMPT: self._mark}
         try:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from jupyterhub_gpu_reclaim.store.backend import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.store.backend import (
         Backend,
@@ -70,9 +70,9 @@ class BackendProxy:
         """Begin a new object; the calls of its writer go the same way."""
         return _WriterProxy(self._call(lambda: self._backend.create(name)), self._call)
 
-    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """Put a small object."""
-        self._call(lambda: self._backend.publish(name, data, needs=needs))
+        self._call(lambda: self._backend.publish(name, data))
 
     def replace(self, name: str, data: bytes) -> None:
         """Put it in the place of another."""
@@ -218,9 +218,9 @@ class ReadAhead(BackendProxy):
         self._windows: list[_Window] = []
         self._ends: OrderedDict[tuple[str, int], None] = OrderedDict()
 
-    def publish(self, name: str, data: bytes, *, needs: Sequence[Entry] = ()) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """Put a small object; what is read from now on is read anew."""
-        super().publish(name, data, needs=needs)
+        super().publish(name, data)
         with self._lock:
             self._windows = []
 

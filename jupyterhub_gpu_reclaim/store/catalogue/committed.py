@@ -6,20 +6,13 @@ their contents are cached.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import (
-    ObjectMissing,
-    Unavailable,
-    copies_of,
-    exists,
-    mend,
-)
+from jupyterhub_gpu_reclaim.store.backend import ObjectMissing, exists
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.index import (
     damaged,
@@ -30,12 +23,11 @@ from jupyterhub_gpu_reclaim.store.format.index import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
+    from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.format.index import ChunkIndex
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.format.manifest import Body
 
-_T = TypeVar("_T")
 #: A turned bit in the name of the master key asks for a key that nobody has.
 _DAMAGE = (Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING)
 
@@ -48,14 +40,12 @@ class Catalogue:
     Args:
         backend: where the objects stand.
         keys: unwrap the data keys.
-        cache: what was read before, shared by several catalogues of the same
-            checkpoints.
     """
 
-    def __init__(self, backend: Backend, keys: Wrapper, cache: ManifestCache) -> None:
+    def __init__(self, backend: Backend, keys: Wrapper) -> None:
         self._backend = backend
         self._keys = keys
-        self._cache = cache
+        self._cache = ManifestCache()
 
     def exists(self, checkpoint: str) -> bool:
         """Whether it is committed, be it damaged or not."""
@@ -91,12 +81,7 @@ class Catalogue:
             NotFound: ``CHECKPOINT_MISSING``.
             StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``.
         """
-        try:
-            return manifest.decode(self.raw(checkpoint), checkpoint, self._keys)
-        except StoreError as error:
-            if error.reason not in _DAMAGE:
-                raise
-            return self._from_copies(lambda place: self._read(place, checkpoint), error)
+        return manifest.decode(self.raw(checkpoint), checkpoint, self._keys)
 
     def cached(self, checkpoint: str) -> Body:
         """Like :meth:`read`, from memory where it was read before; cheap."""
@@ -127,66 +112,18 @@ class Catalogue:
         Raises:
             StoreError: ``CHECKPOINT_DAMAGED``.
         """
-        for entry in body.objects():
-            self._see(entry)
-        try:
-            return self._index(self._backend, body)[0]
-        except StoreError as error:
-            if error.reason not in _DAMAGE:
-                raise
-            return self._from_copies(lambda place: self._index(place, body), error)
-
-    def _see(self, entry: Entry) -> None:
-        """See that an object has the right length, in some place."""
-        length = self._backend.length(entry.name)
-        if length == entry.length:
-            return
-        for place in copies_of(self._backend):
-            with contextlib.suppress(ObjectMissing):
-                if place.length(entry.name) == entry.length:
-                    return
-        raise damaged(f"{entry.name} has {length} bytes instead of {entry.length}")
-
-    def _read(self, place: Backend, checkpoint: str) -> tuple[Body, str, bytes]:
-        name = layout.manifest(checkpoint)
-        data = place.read(name, 0, manifest.MAX_BYTES)
-        return manifest.decode(data, checkpoint, self._keys), name, data
-
-    @staticmethod
-    def _index(place: Backend, body: Body) -> tuple[ChunkIndex, str, bytes]:
+        for name, expected in body.objects():
+            length = self._backend.length(name)
+            if length != expected:
+                raise damaged(f"{name} has {length} bytes instead of {expected}")
         name = layout.index(body.info.id)
-        segments = list(read_segments(place, name, body.index.length))
-        index = decode_index(
-            segments,
+        return decode_index(
+            list(read_segments(self._backend, name, body.index.length)),
             body.index.segments,
             body.origins[0].index_key(),
             chunk_bytes=body.chunk_bytes,
             packs=[pack.length for pack in body.packs],
         )
-        return index, name, b"".join(segments)
-
-    def _from_copies(
-        self, look: Callable[[Backend], tuple[_T, str, bytes]], error: StoreError
-    ) -> _T:
-        """Return what opens in some place, and put it back where it does not.
-
-        Raises:
-            StoreError: that error, where it opens nowhere; ``Unavailable``, it may
-                open in a place that does not answer.
-        """
-        failed: list[Backend] = []
-        places = copies_of(self._backend)
-        for place in places if len(places) > 1 else ():
-            try:
-                found, name, data = look(place)
-            except Unavailable as away:
-                error = away
-            except StoreError:
-                failed.append(place)
-            else:
-                mend(failed, name, 0, data)
-                return found
-        raise error
 
     def forget(self, checkpoint: str) -> None:
         """Drop it from the cache; called *after* it was removed."""

@@ -3,9 +3,9 @@
 A write intent names a checkpoint that is being written now, and the checkpoints whose
 packs it references, so that a sweep or a delete of another process (another node's
 agent, the command line) leaves alone what is about to be needed. A deletion lock names
-the checkpoint whose packs are being removed; an upload has to wait for it.
+the checkpoint whose packs are being removed; an import has to wait for it.
 
-An upload or import publishes its intent and *then* looks for deletion locks; a deletion
+An import publishes its intent and *then* looks for deletion locks; a deletion
 publishes its lock and *then* looks at intents and manifests: one of them sees the
 other, whatever happens in between.
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 #: An intent that is older is of a writer that died; a lock, of a deletion that died.
 INTENT_FRESH_SECONDS = 24 * 3600.0
 DELETION_FRESH_SECONDS = 3600.0
-#: An upload says again that it is under way: far below the age of a dead writer's.
+#: An import says again that it is under way: far below the age of a dead writer's.
 REFRESH_SECONDS = 3600.0
 _INTENT_HEAD, _MAX_INTENT_BYTES = "GRWRITE 1", 1 << 20
 _DELETION_HEAD, _MAX_DELETION_BYTES = "GRREMOVE 1", 256
@@ -113,7 +113,7 @@ def refuse_deleted(backend: Backend, published: WriteIntent) -> None:
 
 
 class UploadLock:
-    """The intent of an upload or import, kept fresh; from several threads.
+    """The intent of an import, kept fresh; from several threads.
 
     Args:
         backend: the store that is copied to.

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.backend import (
-    ObjectExists,
-    ObjectMissing,
-    copies_of,
-    mend,
-)
+from jupyterhub_gpu_reclaim.store.backend import ObjectExists, ObjectMissing
 from jupyterhub_gpu_reclaim.store.format import layout, mark
 
 if TYPE_CHECKING:
@@ -137,29 +132,14 @@ class Marks:
             raise Refused(Reason.FORMER_SERVICE, term=number.term, obeyed=found.term)
 
     def _open(self, name: str, body: Body) -> Aside | None:
-        """Read a mark in whichever place it opens.
+        """Read a mark.
 
         Raises:
             ObjectMissing: it has gone.
-            StoreError: ``CHECKPOINT_DAMAGED``: it opens nowhere.
+            StoreError: ``CHECKPOINT_DAMAGED``: it does not open.
         """
-        broken: list[Backend] = []
-        failure: StoreError = ObjectMissing(name)
-        for place in copies_of(self._backend):
-            try:
-                data = place.read(name, 0, mark.MAX_BYTES)
-                said = mark.decode(data, name, body.origins[0])
-            except ObjectMissing:
-                continue
-            except StoreError as error:
-                if error.reason is Reason.CHECKPOINT_DAMAGED:
-                    broken.append(place)
-                if failure.reason is Reason.CHECKPOINT_DAMAGED:
-                    failure = error
-            else:
-                mend(broken, name, 0, data)
-                return said
-        raise failure
+        data = self._backend.read(name, 0, mark.MAX_BYTES)
+        return mark.decode(data, name, body.origins[0])
 
 
 def superseded(entries: Iterable[Entry]) -> set[str]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,15 +24,11 @@ MAX_BYTES = 16 * 1024
 #: Stands for a checkpoint's id where keys are wrapped; none is called so.
 _PLACE = ".identity"
 
-#: A node's folder in front of a store is no store.
-Role = Literal["store", "cache"]
-
 
 class StoreIdentity(Value, frozen=True, kw_only=True):
-    """Id and role of a store."""
+    """Id of a store."""
 
     id: str
-    role: Role = "store"
 
 
 def new_id() -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
-from jupyterhub_gpu_reclaim.store.backend import Unavailable, durable
+from jupyterhub_gpu_reclaim.store.backend import Unavailable
 from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.packing.packs import BlockOpener, BlockRow
 
@@ -71,7 +71,7 @@ class BaseChunks:
     ) -> None:
         self._base = base
         self._verdicts = verdicts
-        self._blocks = Blocks(durable(backend), base.body)
+        self._blocks = Blocks(backend, base.body)
         self._ends = np.cumsum(base.table["chunks"], dtype=np.int64)
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -11,12 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jupyterhub_gpu_reclaim.common.errors import StoreError
-from jupyterhub_gpu_reclaim.store.backend import (
-    Unavailable,
-    copies_of,
-    mend,
-)
 from jupyterhub_gpu_reclaim.store.format import crypto
 from jupyterhub_gpu_reclaim.store.format.compression import Garbled, Kind, unpack
 from jupyterhub_gpu_reclaim.store.format.index import damaged
@@ -167,34 +161,10 @@ class Blocks:
             else:
                 sealed = backend.read(name, row.offset, row.stored)
                 data = sealer.open(row.number, sealed, row.bound())
-        except crypto.Forged:
-            data = self._elsewhere(row, name, sealer)
-        try:
             return unpack(Kind(row.kind), data, row.chunks * body.chunk_bytes)
-        except Garbled:
+        except (crypto.Forged, Garbled):
             why = f"block {row.number} of {name} {_NOT_WRITTEN}"
             raise damaged(why) from None
-
-    def _elsewhere(self, row: BlockRow, name: str, sealer: crypto.Sealer) -> bytes:
-        """A block that did not open, from whichever place it opens in.
-
-        It is put back where it was damaged.
-        """
-        failed: list[Backend] = []
-        error: StoreError = damaged(f"block {row.number} of {name} {_NOT_WRITTEN}")
-        places = copies_of(self._source.backend)
-        for place in places if len(places) > 1 else ():
-            try:
-                sealed = place.read(name, row.offset, row.stored)
-                data = sealer.open(row.number, sealed, row.bound())
-            except Unavailable as away:
-                error = away  # it may be whole there: nothing is known
-            except (crypto.Forged, StoreError):
-                failed.append(place)
-            else:
-                mend(failed, name, row.offset, sealed)
-                return data
-        raise error from None
 
     def _sealer(self, pack: int) -> crypto.Sealer:
         with self._lock:

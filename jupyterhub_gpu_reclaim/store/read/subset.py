@@ -9,29 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
+from typing import NamedTuple
 
 _WRITTEN = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
-
-
-class Part(Protocol):
-    """Some of the packs."""
-
-    def has(self, pack: str, /) -> bool:
-        """Whether the pack of that name belongs to it."""
-
-
-class Named(NamedTuple):
-    """Packs that are given by their names."""
-
-    packs: Collection[str]
-
-    def has(self, pack: str) -> bool:
-        """Whether that is one of them."""
-        return pack in self.packs
 
 
 class Subset(NamedTuple):

@@ -185,7 +185,7 @@ def import_checkpoint(
     for entry in backend.list(layout.mark_prefix(id_)):
         backend.delete(entry.name)
     try:
-        backend.publish(layout.manifest(id_), data, needs=objects)
+        backend.publish(layout.manifest(id_), data)
     except ObjectExists:
         raise StoreError(Reason.CHECKPOINT_EXISTS, checkpoint=id_) from None
     # Where something fails, the intent stays until it is stale: so do the packs, and

@@ -228,7 +228,7 @@ def publish_manifest(
     _see_there(backend, objects)
     last_look()
     name = layout.manifest(id_)
-    backend.publish(name, data, needs=objects)
+    backend.publish(name, data)
     if backend.read(name, 0, len(data) + 1) != data:
         raise StoreError(Reason.STORE_FAILED, why=f"{name} reads back differently")
     _see_there(backend, objects)
