@@ -147,10 +147,8 @@ class SimulatedAgent(MemoryAgent[Place]):
         async for event in self.begin_save(incarnation, checkpoint, generation):
             yield event
 
-    async def restore(
-        self, incarnation: str, checkpoint: str, *, lazy: bool = False
-    ) -> AsyncIterator[Event]:
-        async for event in self.begin_restore(incarnation, checkpoint, lazy=lazy):
+    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        async for event in self.begin_restore(incarnation, checkpoint):
             yield event
 
     async def nap(

@@ -26,15 +26,15 @@ CROWDED_FROM, CROWDED = 900_000_000, 0.4
 #: Their seconds of idleness: for a nap, and for a nap for another one.
 CROWDED_NAP_AFTER, CROWDED_ROOM_AFTER = 170.0, 20.0
 
-#: Seeds from here on have sessions that come back napping, likewise, and the share of
-#: those where all do; of the others none does.
-LAZY_FROM, LAZY = 1_100_000_000, 0.7
+#: Seeds from here on have more returns with use and naps right after, likewise, and the
+#: share of those.
+RETURNING_FROM, RETURNING = 1_100_000_000, 0.7
 #: What these have found, they had found before there were such.
-NOT_LAZY = frozenset({1_795_456_028_959, 1_848_806_109_096})
+NOT_RETURNING = frozenset({1_795_456_028_959, 1_848_806_109_096})
 
 #: Seeds from here on have work of administrators, likewise, and the share of those.
 OPERATED_FROM, OPERATED = 1_370_000_000, 0.6
-NOT_OPERATED = NOT_LAZY | {3_132_769_609_057}
+NOT_OPERATED = NOT_RETURNING | {3_132_769_609_057}
 
 #: Seeds from here on have restores of the Hub and its service together, likewise, and
 #: the share of those.
@@ -233,7 +233,6 @@ class Plan:
     naps: bool = False  #: whether sessions nap: by orders, and by policy
     nap_after: float = 0.0  #: seconds of idleness after which they do; 0: by orders
     crowded: bool = False  #: whether more sessions share a card than have room on it
-    lazy: bool = False  #: whether sessions come back napping
     rehearsed: bool = False  #: whether a return is tried before a session is ended
 
     def without(self, index: int) -> Plan:
@@ -261,8 +260,8 @@ def draw(seed: int) -> Plan:
     drawn = Plan(seed, keys, _in_order(events), nodes=nodes)
     drawn = _with_naps(drawn) if seed >= NAPS_FROM else drawn
     drawn = _crowded(drawn) if seed >= CROWDED_FROM else drawn
-    may_be_lazy = seed >= LAZY_FROM and seed not in NOT_LAZY
-    drawn = _lazy(drawn) if may_be_lazy else drawn
+    returning = seed >= RETURNING_FROM and seed not in NOT_RETURNING
+    drawn = _returning(drawn) if returning else drawn
     operated = seed >= OPERATED_FROM and seed not in NOT_OPERATED
     drawn = _operated(drawn) if operated else drawn
     restored = seed >= RESTORED_FROM and seed not in NOT_RESTORED
@@ -424,10 +423,10 @@ def _operated(plan: Plan) -> Plan:
     return replace(plan, events=_in_order(events))
 
 
-def _lazy(plan: Plan) -> Plan:
-    """The same plan, most times with more returns, of sessions that then nap."""
+def _returning(plan: Plan) -> Plan:
+    """The same plan, most times with more returns, of sessions that nap."""
     rng = random.Random(f"lazy {plan.seed}")
-    if rng.random() >= LAZY:
+    if rng.random() >= RETURNING:
         return plan
     events = list(plan.events)
     for _ in range(rng.randint(2, 8)):
@@ -440,7 +439,7 @@ def _lazy(plan: Plan) -> Plan:
         if rng.random() < NAP_FAULTED:
             at = min(SPAN, at + rng.uniform(-SOON, 4.0))
             events.append(_draw(rng, NAP_FAULTS, key, at))
-    return replace(plan, events=_in_order(events), naps=True, lazy=True)
+    return replace(plan, events=_in_order(events), naps=True)
 
 
 def _crowded(plan: Plan) -> Plan:

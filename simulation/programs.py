@@ -56,7 +56,7 @@ from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.nap import AT_ONCE, LAZY, NapDecider, NapPolicy
+from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
 from jupyterhub_gpu_reclaim.sampling.window import Window
 from jupyterhub_gpu_reclaim.service.clients.authority import Authority
 from simulation.doubles.kernel import Cards, Driver
@@ -426,10 +426,10 @@ class AgentOverWire:
         return self._stream("save", incarnation, checkpoint, generation, silence=60.0)
 
     def restore(
-        self, incarnation: str, checkpoint: str, *, lazy: bool = False, **more: Any
+        self, incarnation: str, checkpoint: str, **more: Any
     ) -> AsyncIterator[Event]:
         del more
-        return self._stream("restore", incarnation, checkpoint, silence=60.0, lazy=lazy)
+        return self._stream("restore", incarnation, checkpoint, silence=60.0)
 
     def nap(
         self,
@@ -613,7 +613,6 @@ class Service:
         number: int,
         nap_after: float,
         room_after: float,
-        lazy: bool,
     ) -> None:
         self.program = program
         self.controller: Controller | None = None
@@ -629,7 +628,6 @@ class Service:
         self.number = number
         self._nap_after = nap_after
         self._room_after = room_after
-        self._lazy = lazy
         self._names = 0
 
     async def run(self) -> None:
@@ -660,7 +658,6 @@ class Service:
             idle,
             nap_after=self._nap_after,
             room_after=self._room_after,
-            resume_gpu=LAZY if self._lazy else AT_ONCE,
         )
         guards = Guards(min_age=60.0, cool_down=COOL_DOWN)
         interval = self._settings.sample_interval
@@ -670,7 +667,6 @@ class Service:
             hub=self._hub,
             decide=Decider(guards, [idle]),
             naps=NapDecider(guards, naps) if self._nap_after else None,
-            is_lazy=naps.is_lazy,
             window=lambda: Window(span=IDLE_SECONDS, interval=interval),
             clock=self._clock,
             settings=self._settings,

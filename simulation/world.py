@@ -305,7 +305,6 @@ class World:
             number=self._numbers,
             nap_after=self.plan.nap_after,
             room_after=CROWDED_ROOM_AFTER if self.plan.crowded else 0.0,
-            lazy=self.plan.lazy,
         )
         self.services.append(service)
 

@@ -529,7 +529,6 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
     warn_for: float | None = None
     nap_after: float | None = None
     save_every: float | None = None
-    resume_gpu: str | None = None
     together: bool | None = None
     never: bool | None = None
     quiet_hours: list[str] | None = None

@@ -326,15 +326,12 @@ class LocalNode:
             if event.failure is not None:
                 raise codec.error_of(event.failure)
 
-    async def restore(
-        self, incarnation: str, checkpoint: str, *, lazy: bool = False
-    ) -> AsyncIterator[Event]:
+    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
         """Restore it, attach to the restore under way, or repeat how it ended.
 
         Args:
             incarnation: of the init that holds its place.
             checkpoint: which.
-            lazy: let it come back napping, where it can.
         """
         with suppress(Refused):  # while a nap or a wake is under way: it may be back
             known = self.operations.attach(incarnation, "restore", checkpoint)
@@ -360,7 +357,7 @@ class LocalNode:
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
         self.operations.work_for(session.key)
         operation = Operation("restore", session.key, checkpoint)
-        work = Restore(self.tools, session, operation, lazy=lazy)
+        work = Restore(self.tools, session, operation)
         return self._begin(session, operation, work.run).follow()
 
     async def thaw(self, incarnation: str) -> Tree:

@@ -315,11 +315,10 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     of the sockets that were closed because they led outside, or whose connection had
     ended with something unread; ``archives`` are the private file systems by their
     folder; ``kernels`` and ``terminals`` are what its server had open; ``memory`` is
-    what it held, in bytes, with that of its ``gpus``; ``standing`` is what its users of
-    a GPU had left unread (``nap.inputs``); ``image`` is that of its container,
-    ``node_labels`` are the service's own; ``given_groups`` are what its container gave
-    its init, whose own comes first; ``shares_network`` is true where it lived in the
-    agent's own network.
+    what it held, in bytes, with that of its ``gpus``; ``image`` is that of its
+    container, ``node_labels`` are the service's own; ``given_groups`` are what its
+    container gave its init, whose own comes first; ``shares_network`` is true where it
+    lived in the agent's own network.
     """
 
     format: int = 1
@@ -338,7 +337,6 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     terminals: list[str] = msgspec.field(default_factory=list)
     memory: int = 0
     gpus: Gpus | None = None
-    standing: dict[str, int] = msgspec.field(default_factory=dict)
     image: str = ""
     node_labels: dict[str, str] = msgspec.field(default_factory=dict)
     rights: Rights | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from traitlets import Enum
 from traitlets.config import Configurable
 
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Seconds of idleness after which sessions nap that share their GPU.
 SHARED_NAP_AFTER = 180.0
-#: Times at which a session that is brought back gets its GPU memory.
-RESUME_GPU = (AT_ONCE, LAZY) = ("at_once", "lazy")
 
 
 class NapPolicy(Configurable):
@@ -74,24 +71,6 @@ class NapPolicy(Configurable):
         """,
     ).tag(config=True)
 
-    resume_gpu = Enum(
-        RESUME_GPU,
-        default_value=AT_ONCE,
-        help="""When a session that is brought back gets its GPU memory.
-
-        ``at_once``: before it goes on; where the GPU has no room, it waits for it.
-        ``lazy``: it comes back napping, in about the time that a session without a GPU
-        needs and also where the GPU is full; its page, files, terminals and kernels
-        without a GPU go on, and the first message to a program that used the GPU brings
-        the memory back: a cell, but also a page that is opened with its notebook. Until
-        then its GPU memory is in the machine's memory. For cards that sessions share;
-        in Kubernetes a pod has its GPU all the same, and is waited for. A session whose
-        cell was running when it was suspended, or that cannot nap, has its memory at
-        once. So has one of which something is not known that a rule asks for. Example:
-        "lazy".
-        """,
-    ).tag(config=True)
-
     def __init__(self, idle: IdlePolicy, seats: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._idle = idle
@@ -108,11 +87,6 @@ class NapPolicy(Configurable):
     def after(self, terms: SessionPolicy) -> float:
         """Seconds of idleness after which a session naps; 0: never by itself."""
         return self.usually_after if terms.nap_after is None else terms.nap_after
-
-    def is_lazy(self, terms: SessionPolicy) -> bool:
-        """Whether a session that is brought back may come back napping."""
-        known = not terms.unknown
-        return known and (terms.resume_gpu or self.resume_gpu) == LAZY
 
     def reasons(self, snapshot: SessionSnapshot, now: float) -> list[Decision]:
         """Return the reasons against a nap, or the one for it."""

@@ -17,7 +17,6 @@ from traitlets.config import Configurable
 from jupyterhub_gpu_reclaim.common.models import SessionKey, SessionPolicy, Value
 from jupyterhub_gpu_reclaim.policy.guards import parse_period
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
-from jupyterhub_gpu_reclaim.policy.nap import RESUME_GPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -45,7 +44,7 @@ _OF_IDLENESS = (
     "connected_is_active",
 )
 _SWITCHES = ("never", "together")
-SETTINGS = (*_SECONDS, "resume_gpu", *_SWITCHES, "quiet_hours", *_OF_IDLENESS)
+SETTINGS = (*_SECONDS, *_SWITCHES, "quiet_hours", *_OF_IDLENESS)
 #: Facts that are known at once, of a suspended session, too.
 _ALWAYS_KNOWN = {"user", "server"}
 #: Longest time that a rule may set: a year, in seconds.
@@ -86,7 +85,7 @@ class Rules(Configurable):
         two as ``name=value`` or just ``name``. Values are patterns (``h100*``) or
         lists of them, one of which must fit; of several keys in one rule all must fit.
         What: ``idle_after``, ``nap_after``, ``save_every``, ``warn_for``, ``min_age``,
-        ``cool_down`` (seconds), ``resume_gpu`` (``at_once`` or ``lazy``), ``never``
+        ``cool_down`` (seconds), ``never``
         (True: no policy suspends it or lets it nap), ``together`` (True: a user's
         servers for which the same rule says so are suspended all or none, and come back
         together; it goes with ``user`` and ``server`` alone), ``quiet_hours`` (a list),
@@ -256,10 +255,6 @@ def _check_setting(name: str, value: Any) -> None:
     if name in _SWITCHES:
         if not isinstance(value, bool):
             raise ValueError(f"{name!r} must be True or False, not {value!r}")
-    elif name == "resume_gpu":
-        if value not in RESUME_GPU:
-            known = " or ".join(map(repr, RESUME_GPU))
-            raise ValueError(f"'resume_gpu' must be {known}, not {value!r}")
     elif name == "quiet_hours":
         if not isinstance(value, list | tuple):
             raise ValueError(f"'quiet_hours' must be a list, not {value!r}")

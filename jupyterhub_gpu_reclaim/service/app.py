@@ -245,7 +245,6 @@ class ReclaimService(Application, Options):
             decide=decide,
             choose=PreemptionPolicy(decide) if under_pressure else None,
             naps=NapDecider(guards, naps) if nap_after else None,
-            is_lazy=naps.is_lazy,
             policies=SessionPolicies(rules, hub, agent) if rules.rules else None,
             window=lambda: Window(
                 span=span, interval=self.sample_interval, usual=usual

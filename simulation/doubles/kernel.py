@@ -46,7 +46,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal import lease
 from jupyterhub_gpu_reclaim.linux import cgroups, descriptors, processes, procfs
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
-from jupyterhub_gpu_reclaim.node.jupyter import stand_in, wake_up
+from jupyterhub_gpu_reclaim.node.jupyter import wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
 from jupyterhub_gpu_reclaim.node.nap import inputs, wakers
 from jupyterhub_gpu_reclaim.node.operations import gpu, host_memory
@@ -387,11 +387,9 @@ class Kernel:
         wake: object,
         result: RestoreResult,
         world: Any,
-        napping: Collection[int],
-        heard: object,
     ) -> None:
-        del wake, heard
-        self.proceed(result, [*world.stopped, *napping])
+        del wake
+        self.proceed(result, world.stopped)
 
     # --- the GPU
     def survey(self, driver: object, snapshot: Snapshot) -> Survey:
@@ -501,12 +499,10 @@ class Kernel:
             image=session.hint.image,
         )
 
-    def compare(
-        self, tools: Any, session: Any, there: Any, *, lazy: bool
-    ) -> tuple[list[Any], Any]:
+    def compare(self, tools: Any, session: Any, there: Any) -> tuple[list[Any], Any]:
         self.place(session.init_pid, session.init_start)
         gpus = there.world.gpus
-        compared = tools.accelerator.compare(gpus, session.init_pid, at_once=not lazy)
+        compared = tools.accelerator.compare(gpus, session.init_pid)
         found = list(compared)
         return found, restore.Fit({}, frozenset())
 
@@ -695,8 +691,6 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (restore, "without_lost", lambda session, there, images: ([], dict(images))),
         (restore, "WakeUp", NoWakeUp),
         (restore, "_queue", none),
-        (restore, "busy_kernels", none_busy),
-        (stand_in, "speak_for", nothing),
         (restore, "tempfile", folder),
         (recovery, "end_criu", kernel.end_criu),
         (wake_up, "rewrite_images", lambda _: {}),

@@ -237,19 +237,6 @@ MUTANTS: dict[str, Mutant] = {
         node.FAILED_NAP,
         seed=510000119,
     ),
-    "what-comes-back-napping-runs-without-its-memory": Mutant(
-        "A session came back without its GPU memory, and all of it went on.",
-        _NAPS,
-        node.WITHOUT_MEMORY,
-        seed=1100000000,
-    ),
-    "what-comes-back-napping-is-not-known": Mutant(
-        "A session came back without its GPU memory, and no record said so: nobody"
-        " woke it.",
-        _NAPS,
-        node.UNKNOWN_NAP,
-        seed=1100000000,
-    ),
     "nobody-makes-room": Mutant(
         "Whoever woke and found the card full waited until others fell asleep.",
         _NAPS,

@@ -17,11 +17,9 @@ from jupyterhub_gpu_reclaim.node.operations.would_not_return import Refusals
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import (
     capture,
-    nap,
     rehearsal,
     unattended,
 )
-from jupyterhub_gpu_reclaim.node.workflows.lazy import LeftAsleep
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
@@ -106,16 +104,6 @@ def _patient(*cards: Any, room_seconds: float, **more: Any) -> Accelerator:
     del room_seconds
     return Accelerator(*cards, **more)
 
-
-#: It goes on as a whole, and what used the GPU without its memory.
-WITHOUT_MEMORY: tuple[Patch, ...] = ((LeftAsleep, "pids", ()),)
-
-
-def _forgotten(record: Record, *_: Any, **__: Any) -> Record:
-    return record.at(record.stage, record.steps, gpus=None)
-
-
-UNKNOWN_NAP: tuple[Patch, ...] = ((nap, "brought_back_asleep", _forgotten),)
 
 LOCKED_OUT: tuple[Patch, ...] = ((unattended, "Accelerator", _patient),)
 

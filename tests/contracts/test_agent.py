@@ -303,22 +303,6 @@ async def test_suspend_from_a_nap_is_undone_to_the_nap_and_comes_back_awake(node
     assert node.runs(name)
 
 
-async def test_restore_that_may_nap_ends_in_a_nap_each_time(node):
-    name = node.run_on_gpu(ANN)
-    await last(node.agent.capture(name, "c1", 1))
-    await node.agent.release(name, "c1")
-    name = node.hold(ANN)
-    for _ in range(2):
-        tree = (await last(node.agent.restore(name, "c1", lazy=True))).tree
-        assert (tree.incarnation, tree.state) == (name, TreeState.NAPPING)
-        assert tree.nap is not None
-    assert (await last(node.agent.capture(name, "c2", 2))).checkpoint.parent == "c1"
-    await node.agent.thaw(name)
-    assert (await node.agent.tree(name)).state is TreeState.NAPPING
-    await last(node.agent.wake(name))
-    assert node.runs(name)
-
-
 async def test_restore_that_has_come_back_is_told_while_it_wakes(node):
     """Its service was away as it ended, and must not take it for one that failed."""
     node.slow_down()
@@ -326,7 +310,8 @@ async def test_restore_that_has_come_back_is_told_while_it_wakes(node):
     await last(node.agent.capture(name, "c1", 1))
     await node.agent.release(name, "c1")
     name = node.hold(ANN)
-    await last(node.agent.restore(name, "c1", lazy=True))
+    await last(node.agent.restore(name, "c1"))
+    await last(node.agent.nap(name))
     async with aclosing(node.agent.wake(name)) as events:
         await anext(events)
         assert (await last(node.agent.restore(name, "c1"))).tree.incarnation == name
@@ -401,7 +386,6 @@ async def test_restore_ends_with_a_running_tree_each_time(node):
 
 
 async def test_restore_is_refused_where_it_does_not_fit_and_of_what_is_in_use(node):
-    """One that may nap, of what has no GPU, does not nap."""
     node.slow_down()
     restore = node.agent.restore
     name = await captured(node)
@@ -413,7 +397,7 @@ async def test_restore_is_refused_where_it_does_not_fit_and_of_what_is_in_use(no
     assert await refusal(restore(node.hold(BOB), "c1")) is Reason.RENAMED
     assert await refusal(restore(held, "c2")) is Reason.CHECKPOINT_MISSING
     assert node.runs(running)
-    first = restore(held, "c1", lazy=True)
+    first = restore(held, "c1")
     await anext(first)
     other = node.hold(ANN)
     assert await refusal(restore(other, "c1")) is Reason.CHECKPOINT_BUSY

@@ -135,7 +135,6 @@ class NodeInMemory(MemoryAgent[Place]):
         self.breaks_streams = False
         self.wakes = 0  # so many saved trees are woken by their user before their end
         self.calls: list[str] = []
-        self.lazily: list[bool] = []  # of each order to restore: whether it may nap
         self.kernels: list | None = None
         self.kernels_of: dict[str, list] = {}  # of single incarnations
         self.sampled = 0  #: how often it was asked for samples
@@ -195,8 +194,7 @@ class NodeInMemory(MemoryAgent[Place]):
         await self._wait(place, "criu")
         running = sum(p.state is TreeState.RUNNING for p in self.places.values())
         failure = self.restore_failure
-        full = self.room is not None and running >= self.room
-        if full and not place.operation.lazy:
+        if self.room is not None and running >= self.room:
             failure = Failure(code="gpu_memory", message="Too little.", retryable=True)
         if failure is not None:
             yield Event(failure=failure)
@@ -307,9 +305,8 @@ class NodeInMemory(MemoryAgent[Place]):
     async def save(self, incarnation, checkpoint, generation):
         return self._told(self.begin_save(incarnation, checkpoint, generation))
 
-    async def restore(self, incarnation, checkpoint, *, lazy=False):
-        self.lazily.append(lazy)
-        return self._told(self.begin_restore(incarnation, checkpoint, lazy=lazy))
+    async def restore(self, incarnation, checkpoint):
+        return self._told(self.begin_restore(incarnation, checkpoint))
 
     async def nap(self, incarnation, programs=(), *, seen=None):
         self._take_up(seen)

@@ -162,17 +162,17 @@ class Session:
         self.place.kill()
         return info["id"]
 
-    def come_back(self, checkpoint: str, *, lazy: bool = False) -> None:
+    def come_back(self, checkpoint: str) -> None:
         """Bring it back in another place."""
         self.place = self._places("hold")
-        events = self._agent.restore(self.place, checkpoint, lazy=lazy)
+        events = self._agent.restore(self.place, checkpoint)
         assert events[-1].get("tree"), events[-1]
         self._keep(events)
         self._agent.delete(f"/v1/checkpoints/{checkpoint}")
 
-    def cycle(self, *, lazy: bool = False) -> None:
+    def cycle(self) -> None:
         """Save it, end it, bring it back."""
-        self.come_back(self.leave(), lazy=lazy)
+        self.come_back(self.leave())
 
     def _keep(self, events: list[dict]) -> None:
         for event in events:

@@ -103,60 +103,6 @@ def test_a_session_is_saved_out_of_a_nap_and_naps_after_its_return(session):
         assert one.state == "running"
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_comes_back_napping_and_computes_the_same(session, name):
-    """Three times; also saved again by a driver that has never filled it."""
-    module, setup, check = PROGRAMS[name]
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed")
-    one = session()
-    one(setup + "None")
-    before = one(check)
-    for _ in range(3):
-        for _ in range(2):
-            one.cycle(lazy=True)
-            assert one.state == "napping"
-            assert not any(held_by(pid) for pid in one.pids)
-        assert one.order("wake")["state"] == "running"
-        assert one(check) == before
-    print(name, one.seconds)
-
-
-def test_a_program_that_only_shows_the_use_of_a_card_comes_back_and_runs(session):
-    if importlib.util.find_spec("pynvml") is None:
-        pytest.skip("pynvml is not installed")
-    one = session()
-    one(TORCH + NVML_ONLY + "None")
-    before = one("float(x.sum())")
-    (watcher,) = one("[watcher.pid]")
-    one.cycle(lazy=True)
-    assert one.state == "napping"
-    (shown,) = (p for p in one.place.tree.processes if p.ns_pid == watcher)
-    assert not processes.is_stopped(shown)
-    assert one("float(x.sum())") == before
-    assert one("int(watcher.stdout.readline()) > 0")
-
-
-def test_a_session_comes_back_to_a_full_card_and_waits_with_its_first_cell(session):
-    free, total = _card()
-    gib = (total * 2 // 3) >> 30
-    if free < 0.95 * total:
-        pytest.skip("others use the card")
-    if 2.5 * gib > (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 30:
-        pytest.skip("the machine's memory holds no two of that size")
-    check = "[float(one[::4099].sum()) for one in x]"
-    first, second = session(), session()
-    first(LARGE.format(seed=0, gib=gib) + "None")
-    before = first(check)
-    assert first.order("nap")["state"] == "napping"
-    second(LARGE.format(seed=1, gib=gib) + "None")
-    first.cycle(lazy=True)
-    assert first.state == "napping"
-    second.place.kill()
-    assert first(check) == before
-    wait_for(lambda: first.state == "running", PATIENCE)
-
-
 def test_a_cell_that_is_sent_to_a_kernel_that_naps_is_run(agent, jupyter):
     server = jupyter()
     kernel = server.start_kernel("nap.ipynb")

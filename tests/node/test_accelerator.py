@@ -218,21 +218,6 @@ def test_a_user_with_nothing_on_a_card_is_told_by_its_memory_or_by_its_thread():
         assert accelerator.without_memory(survey) == [shown]
 
 
-def test_those_that_had_no_memory_when_they_were_saved_do_not_stay_without_it(sleeper):
-    """The driver has a thread in a program that only asks how a GPU is, too."""
-    computes, asks = two()
-
-    class Threads(gpu.WellDriver):
-        def thread(self, pid):
-            return 1
-
-    accelerator = make(Threads(computes.pid, asks.pid))
-    uses = [GpuUse(pid=computes.ns_pid, uuid=A.uuid, bytes=100)]
-    saved = Gpus(driver="580.1", cards=[A], users=[4001, 4002], uses=uses)
-    tree = processes.Snapshot(sleeper.init, (computes, asks))
-    assert accelerator.emptied(saved, tree) == ([computes], [])
-
-
 def two() -> list[processes.Process]:
     return [
         processes.Process(
@@ -462,14 +447,13 @@ def test_a_session_gets_the_cards_of_its_new_container_and_no_others(sleeper):
     assert driver.moves == [(first, second)]
 
 
-def test_room_on_a_card_counts_only_for_who_needs_it_at_once(sleeper):
+def test_session_that_finds_no_room_on_a_card_is_refused(sleeper):
     (process,) = sleeper.processes
     driver = gpu.WellDriver(process.pid)
     survey = Survey(users=(process,))
     described = make(driver, pid=process.pid).describe(survey)
     full, init = make(driver, free=0), sleeper.init.pid
     assert [one.code for one in full.compare(described, init)] == ["gpu_memory"]
-    assert full.compare(described, init, at_once=False) == []
 
 
 def test_a_machine_without_a_driver_takes_no_gpu_session():

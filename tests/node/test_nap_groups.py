@@ -201,23 +201,6 @@ def test_suspend_from_it_is_taken_back_and_then_brings_both_back(own, places):
     assert own.answers(own.second)
 
 
-@pytest.mark.long
-def test_session_that_comes_back_napping_wakes_kernel_by_kernel(own, places):
-    place = own.server.place
-    assert own.agent.capture(place, "cp")[-1].get("checkpoint")
-    path = f"/v1/sessions/{place.incarnation}/release"
-    assert own.agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
-    own.server.place = places("hold")
-    events = own.agent.restore(own.server.place, "cp", lazy=True)
-    assert events[-1]["tree"]["state"] == "napping"
-    assert own.naps() == [True, True]
-    assert own.answers(own.first)
-    assert own.settled("running")["nap"]
-    assert own.naps() == [False, True]
-    assert own.answers(own.second)
-    assert not own.settled("running")["nap"]
-
-
 def test_kernel_naps_alone_and_the_other_works_on(kernels):
     (sample,) = kernels.agent.get("/v1/samples").json()
     programs = {each["id"]: each["program"] for each in sample["kernels"]}

@@ -9,7 +9,6 @@ import re
 
 import pytest
 
-from tests.node.test_lazy_resume import suspend
 from tests.node.test_nap import nap, wake
 from tests.support.agent import wait_for
 from tests.support.fake_cards import take_card
@@ -28,6 +27,13 @@ def server(jupyter, driver, device):
     take_card(server, server.kernel, driver, device)
     server.run(server.kernel, MUCH)
     return server
+
+
+def suspend(agent, place) -> None:
+    ended = agent.capture(place, "cp")[-1]
+    assert ended.get("checkpoint"), ended
+    path = f"/v1/sessions/{place.incarnation}/release"
+    assert agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
 
 
 def come_back(agent, server, places) -> str:

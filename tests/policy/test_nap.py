@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-from traitlets import TraitError
 
 from jupyterhub_gpu_reclaim.common.models import Failure, Phase, SessionPolicy
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -119,29 +118,3 @@ def test_session_that_naps_goes_on_being_idle_and_is_suspended(snapshot, now):
     naps = snapshot({"gpu_memory": 0}, phase=Phase.NAPPING, since=now - 1700)
     (verdict,) = Decider(Guards(), [IdlePolicy(idle_after=900)])(naps, now)
     assert (verdict.reclaim, verdict.code) == (True, "idle")
-
-
-@pytest.mark.parametrize(
-    ("setting", "rule", "unknown", "lazy"),
-    [
-        ("at_once", None, "", False),
-        ("lazy", None, "", True),
-        ("lazy", "at_once", "", False),
-        ("at_once", "lazy", "", True),
-        ("lazy", None, "its pod's labels", False),
-        ("at_once", "lazy", "its pod's labels", False),
-    ],
-)
-def test_rule_or_else_the_setting_decides_when_the_gpu_is_taken(
-    setting, rule, unknown, lazy
-):
-    policy = NapPolicy(IdlePolicy(), resume_gpu=setting)
-    assert policy.is_lazy(SessionPolicy(resume_gpu=rule, unknown=unknown)) is lazy
-
-
-def test_no_other_word_is_taken_for_when_the_gpu_is_taken():
-    with pytest.raises(TraitError, match=r"at_once.*lazy.*'later'"):
-        NapPolicy(IdlePolicy(), resume_gpu="later")
-    with pytest.raises(TraitError, match="must be 'at_once' or 'lazy', not 'later'"):
-        Rules(rules=[{"user": "ada", "resume_gpu": "later"}])
-    assert NapPolicy(IdlePolicy()).resume_gpu == "at_once"

@@ -202,9 +202,9 @@ class Agent:
         body = {"checkpoint": checkpoint, "generation": generation}
         return self.events(f"/v1/sessions/{place.incarnation}/save", body, until)
 
-    def restore(self, place, checkpoint: str, until=None, *, lazy: bool = False):
+    def restore(self, place, checkpoint: str, until=None):
         path = f"/v1/sessions/{place.incarnation}/restore"
-        body = {"checkpoint": checkpoint, **({"lazy": True} if lazy else {})}
+        body = {"checkpoint": checkpoint}
         return self.events(path, body, until)
 
     def tree(self, place) -> dict:

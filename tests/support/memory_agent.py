@@ -44,11 +44,8 @@ if TYPE_CHECKING:
 class MemoryOperation:
     """A capture, restore, nap or wake, under way or ended; any number may follow it."""
 
-    def __init__(
-        self, kind: str, checkpoint: str, *, lazy: bool = False, partly: bool = False
-    ) -> None:
+    def __init__(self, kind: str, checkpoint: str, *, partly: bool = False) -> None:
         self.kind = kind
-        self.lazy = lazy
         self.partly = partly  #: a nap of some of its programs
         self.checkpoint = checkpoint
         self.cancelled = False
@@ -344,9 +341,7 @@ class MemoryAgent(Generic[S]):
             if running.task is not None:
                 running.task.cancel()
 
-    def begin_restore(
-        self, incarnation: str, checkpoint: str, *, lazy: bool = False
-    ) -> AsyncIterator[Event]:
+    def begin_restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
         """Restore a session, attach to that restore, or repeat how it ended."""
         there = self.places.get(incarnation)
         if there is not None and there.parent == checkpoint and there.is_back:
@@ -362,7 +357,7 @@ class MemoryAgent(Generic[S]):
         if any(self._uses(other, checkpoint) for other in self.places.values()):
             raise Refused(Reason.CHECKPOINT_BUSY)
         session.state = TreeState.RESTORING
-        return self._begin(session, "restore", checkpoint, lazy=lazy).follow()
+        return self._begin(session, "restore", checkpoint).follow()
 
     def begin_nap(
         self, incarnation: str, programs: Collection[int] = ()
@@ -594,11 +589,9 @@ class MemoryAgent(Generic[S]):
     def _nap_of(self, session: S) -> Nap:
         return Nap(begun=self.now(), gpus=[session.gpu()])
 
-    def _begin(
-        self, session: S, kind: str, checkpoint: str, *, lazy: bool = False
-    ) -> MemoryOperation:
+    def _begin(self, session: S, kind: str, checkpoint: str) -> MemoryOperation:
         session.checkpoint, session.failure = checkpoint, None
-        operation = session.operation = MemoryOperation(kind, checkpoint, lazy=lazy)
+        operation = session.operation = MemoryOperation(kind, checkpoint)
         work = self._capture if kind == "capture" else self._restore
         operation.task = asyncio.create_task(work(session, operation))
         return operation
@@ -622,8 +615,7 @@ class MemoryAgent(Generic[S]):
         self.fill(session, self.saved[operation.checkpoint][1])
         session.parent = operation.checkpoint
         session.gpu_memory = self._gpu_memory.get(operation.checkpoint, 0)
-        asleep = operation.lazy and session.gpu_memory
-        session.nap = self._nap_of(session) if asleep else None
+        session.nap = None
         session.state = session.goes_on_as
         operation.add(Event(tree=session.tree()))
 

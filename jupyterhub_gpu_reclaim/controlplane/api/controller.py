@@ -96,7 +96,6 @@ class Controller:
         new_id: makes ids for checkpoints.
         choose: selects sessions to preempt for the GPU queue; None: no preemption.
         naps: the policy of naps; None: by order only.
-        is_lazy: whether a session of that policy may come back napping.
         policies: the per-session policy; None: there are no rules.
         folder: where the spawner leaves orders to delete; None: nowhere.
     """
@@ -114,7 +113,6 @@ class Controller:
         new_id: Callable[[], str] = new_checkpoint_id,
         choose: Choose | None = None,
         naps: DecideNap | None = None,
-        is_lazy: Callable[[SessionPolicy], bool] = lambda _: False,
         policies: Callable[[SessionKey], SessionPolicy] | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -134,9 +132,8 @@ class Controller:
         self._observer = observer = Observer(sessions, agent, hub, deletions)
         sampler = SessionSampler(sessions, agent, window)
         draining = Draining(sessions, settings.captures)
-        judge = Judge(sessions, decide, draining, naps, is_lazy, together=together)
-        lazily = judge.resumes_lazily
-        resumer = Resumer(sessions, agent, hub, settings, line, is_lazy=lazily)
+        judge = Judge(sessions, decide, draining, naps, together=together)
+        resumer = Resumer(sessions, agent, hub, settings, line)
         warnings = Warnings(
             sessions, sampler, judge, draining, settings.warn_for, together=together
         )

@@ -84,7 +84,6 @@ class Judge:
         decide: the policy.
         draining: knows the sessions that must go, whatever the policy says.
         naps: the policy of naps; None: no session naps by itself.
-        is_lazy: whether a session of that policy may come back napping; pure.
         together: knows which servers go together.
     """
 
@@ -94,7 +93,6 @@ class Judge:
         decide: Decide,
         draining: Draining,
         naps: DecideNap | None = None,
-        is_lazy: Callable[[SessionPolicy], bool] = lambda _: False,
         *,
         together: Together,
     ) -> None:
@@ -103,7 +101,6 @@ class Judge:
         self._together = together
         self._decide = decide
         self._naps = naps
-        self._is_lazy = is_lazy
 
     def reclaims(self, row: SessionRow) -> bool:
         """Ask the policy; return whether the session is to be suspended."""
@@ -167,11 +164,6 @@ class Judge:
             if self._naps(alone, now)[0].reclaim:
                 idle.append(kernel)
         return idle
-
-    def resumes_lazily(self, row: SessionRow) -> bool:
-        """Ask the policy; return whether the session may come back napping."""
-        policies = self._sessions.policies
-        return self._is_lazy(policies(row.key) if policies else SessionPolicy())
 
     def room_snapshot(self, row: SessionRow) -> SessionSnapshot:
         """Make the snapshot of a session whose memory another one needs."""

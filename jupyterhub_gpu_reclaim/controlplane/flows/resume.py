@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
     from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
@@ -42,16 +42,12 @@ class Resumer:
         hub: Hub,
         settings: Settings,
         line: GpuQueue,
-        *,
-        is_lazy: Callable[[SessionRow], bool],
     ) -> None:
         self._sessions = sessions
         self._agent = agent
         self._hub = hub
         self._settings = settings
         self._line = line
-        #: whether the policy lets that session come back napping
-        self._is_lazy = is_lazy
         self._asking: set[asyncio.Task[None]] = set()
 
     async def start(self, row: SessionRow) -> None:
@@ -115,13 +111,11 @@ class Resumer:
         if over is not None:
             yield self.failed(row, over)
             return
-        # One that waits was not able to nap, or is to be filled at once.
-        lazy = row.waiting_since is None and self._is_lazy(row)
-        if not lazy and not self._line.may_try(row):
+        if not self._line.may_try(row):
             return
         try:
             async with asyncio.timeout(self._settings.operation_limit):
-                end = await self._restore(row, lazy=lazy)
+                end = await self._restore(row)
         except Unreachable:
             raise
         except TimeoutError:
@@ -134,10 +128,10 @@ class Resumer:
         if end.failure is not None and not self._line.waits(row, end.failure):
             yield self.failed(row, self._line.told(row, end.failure))
 
-    async def _restore(self, row: SessionRow, *, lazy: bool) -> Event:
+    async def _restore(self, row: SessionRow) -> Event:
         """Return the last event of the restore; the caller reports a failure."""
         unserved = row.waiting_since is not None
-        events = self._agent.restore(row.incarnation, row.checkpoint, lazy=lazy)
+        events = self._agent.restore(row.incarnation, row.checkpoint)
         async for event in events:
             if not self._is_unchanged(row):
                 raise Refused(Reason.CANCELLED)

@@ -86,14 +86,8 @@ class Agent(Protocol):
         already. An older agent refuses it (``invalid``).
         """
 
-    def restore(
-        self, incarnation: str, checkpoint: str, *, lazy: bool = False
-    ) -> AsyncIterator[Event]:
-        """Restore a tree; the last event has ``tree`` or ``failure``.
-
-        With ``lazy`` the tree may come back napping, if it can; an older agent fills
-        its GPUs all the same.
-        """
+    def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+        """Restore a tree; the last event has ``tree`` or ``failure``."""
 
     def nap(
         self,

@@ -197,7 +197,6 @@ class RestoreOrder(Value, frozen=True, kw_only=True):
     """Body of ``restore``; the last two are for sessions in pods."""
 
     checkpoint: Identifier
-    lazy: bool = False  #: it may come back napping
     key: SessionKey | None = None
     image: str = ""
 
@@ -380,9 +379,7 @@ class PostOrder(SessionHandler):
                 restore = self.body(RestoreOrder)
                 await self.set_hint(incarnation, key=restore.key, image=restore.image)
                 await self.stream(
-                    await self.node.restore(
-                        incarnation, restore.checkpoint, lazy=restore.lazy
-                    )
+                    await self.node.restore(incarnation, restore.checkpoint)
                 )
             case "nap":
                 nap = self.body(NapOrder)

@@ -4,7 +4,6 @@
 asks what the server has open, and finds out whether it speaks TLS. ``wake_up`` queues
 requests before a restored tree continues, so that server and kernels see activity
 before their cullers look at the clock. ``connection`` reads a kernel's ports.
-``stand_in`` does the same for kernels that come back napping and cannot answer.
 
 The login goes into the checkpoint and is neither logged nor written elsewhere. Whatever
 the user could have written, such as a kernel's connection file, is not trusted. No

@@ -35,7 +35,6 @@ class ConnectionFile(Value, frozen=True, kw_only=True):
     key: str = ""
     signature_scheme: str = "hmac-sha256"
     transport: str = "tcp"
-    curve_publickey: str | None = None  #: its messages are not in plain
 
 
 _NAMED_FILE = re.compile(rb"(?:^|=)(/[^\0]*/kernel-[^/\0]+\.json)$")
@@ -66,16 +65,6 @@ def kernel_of(pid: int) -> str | None:
     """
     path = _path_in(pid, seconds=_LOOK_SECONDS)
     return None if path is None else _id_in(path)
-
-
-def may_be_kernel(pid: int) -> bool:
-    """Whether a process was started as a Jupyter kernel is; True if it hides that."""
-    try:
-        return _path_in(pid) is not None
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
 
 
 def find_connection(init_pid: int, pid: int) -> ConnectionFile | None:

@@ -51,7 +51,7 @@ from jupyterhub_gpu_reclaim.sampling.jupyter_api import LOOPBACK
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.tree.restore import RestoreResult
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
@@ -83,13 +83,9 @@ def kernel_greeting() -> bytes:
 
 
 def kernel_request(connection: ConnectionFile) -> bytes:
-    """The request, signed with the kernel's key."""
-    return signed_message(connection, "is_complete_request", {"code": ""})
-
-
-def signed_message(connection: ConnectionFile, kind: str, content: object) -> bytes:
-    """A message of the Jupyter protocol, as ZMTP frames."""
-    parts = [_json(_message_header(kind)), b"{}", b"{}", _json(content)]
+    """The request, signed with the kernel's key, as ZMTP frames."""
+    header = _message_header("is_complete_request")
+    parts = [_json(header), b"{}", b"{}", _json({"code": ""})]
     frames = [b"<IDS|MSG>", _signature(connection, parts), *parts]
     *first, last = frames
     return b"".join(_frame(one, _MORE) for one in first) + _frame(last, 0)
@@ -287,11 +283,7 @@ def rewrite_images(there: checkpoint_files.CheckpointContents) -> dict[str, byte
 
 
 def thaw_server_last(
-    wake: WakeUp,
-    result: RestoreResult,
-    world: HostRequirements,
-    napping: Collection[int] = (),
-    heard: Callable[[float], bool] | None = None,
+    wake: WakeUp, result: RestoreResult, world: HostRequirements
 ) -> None:
     """Thaw the tree, the server's loop last; blocks for 2 seconds at most.
 
@@ -299,21 +291,15 @@ def thaw_server_last(
         wake: with what is queued.
         result: the tree.
         world: who of it is the server, and who was stopped by its user.
-        napping: pids in the session of those that stay stopped, too.
-        heard: waits up to that many seconds until the server has taken in what was said
-            in their name (``stand_in``); None: nothing was.
 
     Raises:
         ReclaimError: as ``checkpoint.tree.restore.proceed``.
     """
-    said = wake.kernels or heard is not None
-    with _held(result.tree, world.server if said else 0) as is_held:
-        proceed(result, [*world.stopped, *napping])
+    with _held(result.tree, world.server if wake.kernels else 0) as is_held:
+        proceed(result, world.stopped)
         if is_held:
             begun = time.monotonic()
             complete = wake.wait(_HOLD_SECONDS)
-            if heard is not None:
-                complete &= heard(_HOLD_SECONDS)
             took = time.monotonic() - begun
             time.sleep(max(_SETTLE_SECONDS, took if complete else 0.0))
 

@@ -244,26 +244,6 @@ class Accelerator:
         """
         return [*_shells(snapshot, survey.users), *survey.users]
 
-    def emptied(
-        self, gpus: Gpus, snapshot: Snapshot
-    ) -> tuple[list[Process], list[Process]]:
-        """Of a restored tree, those without their GPU memory, and the shells above.
-
-        Not those that have none and only ask how a GPU is (NVML): the driver may have
-        a thread there as well, but no card had memory of theirs when they were saved.
-        Where the cards told of nobody's, the thread has to do.
-
-        Raises:
-            ReclaimError: the driver does not answer (``gpu_driver_silent``).
-        """
-        had = {use.pid for use in gpus.uses if use.bytes} or set(gpus.users)
-        saved = [one for one in snapshot.processes if one.ns_pid in had]
-        try:
-            users = [one for one in saved if self._driver.thread(one.pid) is not None]
-        except DriverError as error:
-            raise ReclaimError(Reason.GPU_DRIVER_SILENT, detail=str(error)) from error
-        return users, _shells(snapshot, users)
-
     def refuse_holders(self, snapshot: Snapshot) -> None:
         """Check that no process of an emptied session holds a GPU.
 
@@ -309,19 +289,17 @@ class Accelerator:
         ):
             raise ReclaimError(shared.reason, **shared.facts)
 
-    def compare(
-        self, gpus: Gpus | None, init_pid: int, *, at_once: bool = True
-    ) -> list[Finding]:
+    def compare(self, gpus: Gpus | None, init_pid: int) -> list[Finding]:
         """Why a saved session's GPUs cannot be filled under that init; touches nothing.
 
-        Its container has to have as many cards of each kind as the session had, and,
-        where they are filled at once, as much free memory on them.
+        Its container has to have as many cards of each kind as the session had, and as
+        much free memory on them.
         """
         if gpus is None:
             return []
         if not self._driver.present():
             return list(compare_gpus(gpus, "", [], {}))
-        free = _free(self._look()) if at_once else {}
+        free = _free(self._look())
         return list(
             compare_gpus(gpus, cuda.driver_version(), self._cards(init_pid), free)
         )

@@ -8,7 +8,6 @@ running and nothing left. It never ends a process of the session.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import tempfile
@@ -44,8 +43,6 @@ from jupyterhub_gpu_reclaim.node.jupyter.server import (
     read_login,
     speaks_tls,
 )
-from jupyterhub_gpu_reclaim.node.nap import inputs
-from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
@@ -96,7 +93,6 @@ class Told(NamedTuple):
     """Facts known of a session beside its images."""
 
     state: ServerState  #: of its server
-    standing: dict[str, int]  #: what its users of a GPU have left unread
     cut: list[int]  #: inodes of the connections that were ended
 
 
@@ -184,7 +180,6 @@ class Capture:
         self._writer: CheckpointWriter | None = None
         self._committing = False
         self._most = 0
-        self._unread = Unread(list)  #: what its users of a GPU have left, before all
         former = trees.record_of(tools.records, session)
         self._record = Record.of(
             session,
@@ -279,7 +274,9 @@ class Capture:
             if snapshot.server is None:
                 raise Refused(Reason.NO_TREE)
             server = snapshot.server.pid
-            look = await self._thread("preflight", lambda: self._examine(snapshot))
+            look = await self._thread(
+                "preflight", lambda: examine(self._tools, self._session, snapshot)
+            )
             refuse_fatal(look.found, Refused)
             try:
                 login = await self._thread("preflight", lambda: read_login(server))
@@ -291,15 +288,6 @@ class Capture:
             await self._thread("preflight", lambda: self._promise(snapshot, look))
             self._cancel.check()
             return snapshot, login, look
-
-    def _examine(self, snapshot: Snapshot) -> Look:
-        look = examine(self._tools, self._session, snapshot)
-        programs = self._tools.accelerator.to_stop(look.survey, snapshot)
-        # With too many they cannot come back napping, either.
-        with contextlib.suppress(inputs.TooManyError):
-            init_pid = self._session.init_pid
-            self._unread = Unread(lambda: inputs.find_inputs(init_pid, programs))
-        return look
 
     def _promise(self, snapshot: Snapshot, look: Look) -> None:
         """Keep the memory that its GPUs' is moved into, and its room in the store.
@@ -332,9 +320,9 @@ class Capture:
         state = await ask_state(self._tools.client, self._session, login)
         writer = await self._open(snapshot)
         frozen = self._tools.clock.monotonic()
-        standing = await self._empty(survey)
+        await self._empty(survey)
         cut = await self._cut(snapshot)
-        dumped = await self._image(writer, snapshot, login, Told(state, standing, cut))
+        dumped = await self._image(writer, snapshot, login, Told(state, cut))
         with self._rehearsal(dumped) as rehearsal:
             await self._archive(writer)
             info = await self._commit(writer, rehearsal, self._since(frozen))
@@ -363,7 +351,6 @@ class Capture:
                 server_state=told.state,
                 uid=login.uid,
                 gpus=self._record.all_gpus(),
-                standing=told.standing,
             ),
         )
         if world.shares_network:
@@ -474,16 +461,11 @@ class Capture:
             term=self._term,
         )
 
-    async def _empty(self, survey: Survey) -> dict[str, int]:
-        """Empty its GPUs; its processes must still run, and are stopped from now on.
-
-        Returns:
-            What they, and those that nap, have left unread.
-        """
-        gpus, nap = self._record.gpus, self._record.nap
-        standing = dict(nap.standing) if nap is not None else {}
+    async def _empty(self, survey: Survey) -> None:
+        """Empty its GPUs; its processes must still run, and are stopped from now on."""
+        gpus = self._record.gpus
         if gpus is None:
-            return standing
+            return
         total = gpus.bytes()
 
         def empty() -> None:
@@ -492,9 +474,7 @@ class Capture:
                 survey,
                 self._record.memory_limit,
                 self._cancel,
-                lambda: standing.update(self._unread.standing()),
             )
-            standing.update(self._unread.left_by_driver())
 
         async with self._progress.step(
             "gpu", "Saving the memory of its GPU", total=lambda: total
@@ -505,7 +485,6 @@ class Capture:
                 limit=self._limits.gpu_lock + self._limits.dump + self._limits.check,
             )
         self._tools.memory.release(self._operation)  # it is in use from here on
-        return standing
 
     async def _cut(self, snapshot: Snapshot) -> list[int]:
         """End the connections that lead out of the session; their inodes.

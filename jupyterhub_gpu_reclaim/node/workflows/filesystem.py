@@ -66,7 +66,6 @@ def describe(
     server_state: ServerState,
     uid: int,
     gpus: Gpus | None,
-    standing: dict[str, int],
 ) -> HostRequirements:
     """The requirements of a tree that has just been stopped.
 
@@ -96,7 +95,6 @@ def describe(
         terminals=server_state.terminals,
         memory=trees.resident_bytes(snapshot),
         gpus=gpus,
-        standing=standing,
         image=session.hint.image,
         node_labels=session.hint.node_labels,
         rights=rights_of(snapshot.processes),

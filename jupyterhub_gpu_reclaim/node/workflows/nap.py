@@ -439,37 +439,6 @@ def left_asleep(session: Session, record: Record, now: float) -> Record:
     return record.at(record.stage, record.steps, gpus=None, nap=asleep)
 
 
-def brought_back_asleep(
-    record: Record,
-    programs: Collection[Process],
-    gpus: Gpus,
-    tree: Snapshot,
-    *,
-    standing: dict[str, int],
-    now: float,
-) -> Record:
-    """Record of a restore that does not fill its GPUs: a nap.
-
-    Args:
-        record: of the restore, whose tree is whole and stands.
-        programs: that are not to go on.
-        gpus: what those had.
-        tree: that tree.
-        standing: what they had left unread before they were saved.
-        now: seconds since the epoch.
-    """
-    cgroups.restore_memory_limit(_raised(record.memory_limit, gpus))
-    asleep = NapRecord(
-        stage=NapStage.ASLEEP,
-        begun=now,
-        gpus=gpus,
-        memory_limit=record.memory_limit,
-        programs=_stopped(programs, tree),
-        standing=standing,
-    )
-    return record.at(record.stage, record.steps, gpus=None, nap=asleep)
-
-
 def _raised(limit: LimitRecord, gpus: Gpus) -> LimitRecord:
     """A nap may last for hours, and nobody must be without a limit for so long."""
     return limit.raised(gpus.bytes() + _OVERHEAD_BYTES)

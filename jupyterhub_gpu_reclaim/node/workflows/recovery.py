@@ -334,7 +334,7 @@ class Recovery:
         """Continue a restored tree, again if it had been, since that is not known."""
         tree = trees.inspect(session)
         if tree.root is None:
-            self._fail(record.woken())
+            self._fail(record)
             return
         try:
             self.releases.accelerator.fill(record.gpus, record.memory_limit, tree)
@@ -349,8 +349,7 @@ class Recovery:
             failed = msgspec.structs.replace(record, failure=codec.failure_of(error))
             self._fail(failed)
             return
-        stopped = trees.left_stopped(record, tree)
-        engine.proceed(engine.RestoreResult(tree, 0.0), stopped)
+        engine.proceed(engine.RestoreResult(tree, 0.0), record.stopped_before)
         self.releases.records.save(record.at(Stage.RESTORED, record.steps))
         self.releases.ports.let_go(record.checkpoint)
         _log.info("%s continues from %s", session.key, record.checkpoint)

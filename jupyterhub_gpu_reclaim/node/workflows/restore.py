@@ -2,8 +2,7 @@
 
 ``docs/explanation/walks.md`` shows the order. Whatever fails leaves the checkpoint as
 it was and nothing under the init; if the tree continues and does not answer, the init
-ends with it. It never deletes or changes a checkpoint. One that is lazy ends in a nap
-(``lazy``).
+ends with it. It never deletes or changes a checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -36,8 +34,6 @@ from jupyterhub_gpu_reclaim.linux import cgroups, processes, sock_diag
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.jupyter import server, wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
-from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
-from jupyterhub_gpu_reclaim.node.jupyter.stand_in import is_heard
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import CheckpointImages
@@ -48,7 +44,7 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
     in_thread,
     reported,
 )
-from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
+from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.requirements import (
     HostRequirements,
     compare_images,
@@ -61,8 +57,7 @@ from jupyterhub_gpu_reclaim.node.requirements import (
     this_machine,
 )
 from jupyterhub_gpu_reclaim.node.sessions import trees
-from jupyterhub_gpu_reclaim.node.workflows import filesystem, nap
-from jupyterhub_gpu_reclaim.node.workflows.lazy import leave_asleep
+from jupyterhub_gpu_reclaim.node.workflows import filesystem
 from jupyterhub_gpu_reclaim.node.workflows.lost_rights import without_lost
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 
@@ -71,7 +66,6 @@ if TYPE_CHECKING:
         AsyncGenerator,
         AsyncIterator,
         Callable,
-        Collection,
         Sequence,
     )
 
@@ -80,7 +74,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.sessions.placements import Session
-    from jupyterhub_gpu_reclaim.node.workflows.lazy import LeftAsleep
     from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
 
 T = TypeVar("T")
@@ -111,17 +104,11 @@ class Restore:
     """One restore of one session."""
 
     def __init__(
-        self,
-        tools: WorkflowTools,
-        session: Session,
-        operation: Operation,
-        *,
-        lazy: bool = False,
+        self, tools: WorkflowTools, session: Session, operation: Operation
     ) -> None:
         self._tools = tools
         self._session = session
         self._operation = operation
-        self._lazy = lazy
         self._cancel = operation.cancel
         self._progress = StepReporter(operation, tools.clock)
         self._limits = tools.limits
@@ -165,12 +152,9 @@ class Restore:
             result = await self._restore(there, fit)
             self._tools.memory.release(self._operation)  # it is in use from here on
             self._cancel.check()
-            asleep = await self._leave_asleep(there, result)
             yield self._note(Stage.CONTINUING)
             self._tools.ports.let_datagrams_go(self._record.checkpoint)
-            await self._continue(there, result, asleep)
-            if asleep is not None and await self._is_at_work(asleep):
-                self._record = self._record.nap_at(NapStage.WAKING)
+            await self._continue(there, result)
         # CancelledError is left out: it is the agent's own end; recovery settles that.
         except Exception as error:
             why = reported(error, RestoreFailed, Reason.RESTORE_FAILED)
@@ -179,7 +163,7 @@ class Restore:
                     self._refuse_beaten()
                 except RestoreFailed as beaten:
                     why = beaten
-                yield self._note(Stage.FAILED, failure=codec.failure_of(why), nap=None)
+                yield self._note(Stage.FAILED, failure=codec.failure_of(why))
             raise why from error
         yield self._note(Stage.RESTORED)
         self._give_ports_back()
@@ -199,7 +183,7 @@ class Restore:
         )
         found, fit = await self._thread(
             "check",
-            lambda: _compare(self._tools, self._session, there, lazy=self._lazy),
+            lambda: _compare(self._tools, self._session, there),
         )
         anew = await self._thread("check", lambda: wake_up.rewrite_images(there))
         lost, anew = await self._thread(
@@ -300,61 +284,26 @@ class Restore:
             cancel=self._cancel,
         )
 
-    async def _leave_asleep(
-        self, there: checkpoint_files.CheckpointContents, result: engine.RestoreResult
-    ) -> LeftAsleep | None:
-        """Let it come back napping, if that was ordered and can be."""
-        gpus = self._record.gpus
-        if not self._lazy or gpus is None:
-            return None
-        asleep = await self._thread(
-            "check",
-            lambda: leave_asleep(
-                self._tools.accelerator,
-                self._session,
-                gpus,
-                result.tree,
-                stopped_before=self._record.stopped_before,
-                answers=there.address(self._session) is not None,
-            ),
-        )
-        if asleep is not None:
-            now = self._tools.clock.now()
-            self._record = nap.brought_back_asleep(
-                self._record,
-                asleep.programs,
-                asleep.gpus,
-                result.tree,
-                standing=there.world.standing,
-                now=now,
-            )
-        return asleep
-
     async def _continue(
         self,
         there: checkpoint_files.CheckpointContents,
         result: engine.RestoreResult,
-        asleep: LeftAsleep | None,
     ) -> None:
         """Let it run, and wait until its server answers."""
         address, world = there.address(self._session), there.world
-        napping = asleep.pids if asleep is not None else []
         await self._fill_gpus(result)
         self._cancel.check()  # the last moment at which it has done nothing yet
         async with self._progress.step("answer", "Waiting for the server"):
             if address is None:
-                stopped = [*world.stopped, *napping]
-                await self._thread("continue", lambda: engine.proceed(result, stopped))
+                await self._thread(
+                    "continue", lambda: engine.proceed(result, world.stopped)
+                )
                 return
-            links = asleep.links if asleep is not None else []
-            heard = partial(is_heard, links) if links else None
             with WakeUp(address) as wake:
-                await self._thread("wake", lambda: _queue(wake, result, world, napping))
+                await self._thread("wake", lambda: _queue(wake, result, world))
                 await self._thread(
                     "continue",
-                    lambda: wake_up.thaw_server_last(
-                        wake, result, world, napping, heard
-                    ),
+                    lambda: wake_up.thaw_server_last(wake, result, world),
                 )
                 waking = asyncio.create_task(self._await_woken(wake))
                 try:
@@ -375,19 +324,6 @@ class Restore:
             if wake.silent <= self._busy:
                 break
         _log.info("%s a kernel has not answered the wake-up yet", self._session.key)
-
-    async def _is_at_work(self, asleep: LeftAsleep) -> bool:
-        """Whether a cell runs in a kernel that naps: nobody is going to wake it."""
-        session = self._session
-        server = (await self._thread("check", lambda: trees.inspect(session))).server
-        if server is None or server.ns_pid in asleep.pids:
-            return False
-        busy = await busy_kernels(self._tools.client, session, server.pid)
-        pids = [program.pid for program in asleep.programs]
-        return await self._thread(
-            "check",
-            lambda: bool(find_connections(session.init_pid, pids, busy)),
-        )
 
     async def _fill_gpus(self, result: engine.RestoreResult) -> None:
         """Restore GPU memory before any process but its owners continues."""
@@ -507,8 +443,6 @@ def _compare(
     tools: WorkflowTools,
     session: Session,
     there: checkpoint_files.CheckpointContents,
-    *,
-    lazy: bool,
 ) -> tuple[list[Finding], Fit]:
     """Findings against a restore here, and ``files.img`` adapted to this place."""
     world, init_pid = there.world, session.init_pid
@@ -519,7 +453,7 @@ def _compare(
     found += compare_rights(world.rights, rights_of([init]))
     found += refuse_beyond_agent(world.rights)
     found += refuse_reaching(world.rights, session, tools.trusted_capabilities)
-    found += tools.accelerator.compare(world.gpus, init_pid, at_once=not lazy)
+    found += tools.accelerator.compare(world.gpus, init_pid)
     limit = cgroups.memory_limit(init_pid)
     # What its GPUs held does not stay in its processes.
     needed = world.memory - (world.gpus.bytes() if world.gpus else 0)
@@ -575,20 +509,8 @@ def _has_run_on(tools: WorkflowTools, checkpoint: str) -> bool:
     )
 
 
-def _queue(
-    wake: WakeUp,
-    result: engine.RestoreResult,
-    world: HostRequirements,
-    napping: Collection[int],
-) -> None:
-    """Queue the wake-up for server and kernels, which are still stopped.
-
-    Not for those that stay so: they could not answer, and it would end their nap.
-    """
-    init_pid, tree = result.tree.init.pid, result.tree.processes
-    asleep = [process.pid for process in tree if process.ns_pid in napping]
-    pids = [process.pid for process in tree]
-    stopped = find_connections(init_pid, asleep, world.kernels)
-    awake = [kernel for kernel in world.kernels if kernel not in stopped]
-    kernels = find_connections(init_pid, pids, awake)
+def _queue(wake: WakeUp, result: engine.RestoreResult, world: HostRequirements) -> None:
+    """Queue the wake-up for server and kernels, which are still stopped."""
+    pids = [process.pid for process in result.tree.processes]
+    kernels = find_connections(result.tree.init.pid, pids, world.kernels)
     wake.queue(kernels, world.terminals)

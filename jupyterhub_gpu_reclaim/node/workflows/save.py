@@ -143,9 +143,9 @@ class Save(Capture):
         look: Look,
     ) -> Dumped:
         """Stop the tree and copy all that is saved of it; it stays stopped."""
-        told = Told(state, await self._empty(look.survey), cut=[])
+        await self._empty(look.survey)
         assert self._staging is not None
-        dumped = await self._image(self._staging, snapshot, login, told)
+        dumped = await self._image(self._staging, snapshot, login, Told(state, cut=[]))
         await self._archive(self._staging)
         # It writes on while its return is tried: that its files are newer says nothing.
         dumped = dumped._replace(opened=open_files.without_writing(dumped.opened))

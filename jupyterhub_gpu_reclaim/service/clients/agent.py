@@ -262,12 +262,11 @@ class AgentClient:
         incarnation: str,
         checkpoint: str,
         *,
-        lazy: bool = False,
         pod: str = "",
         **facts: Any,
     ) -> AsyncIterator[Event]:
         """Restore a tree, or attach to that restore; the last event is the end."""
-        body = {"checkpoint": checkpoint, "lazy": lazy, **facts}
+        body = {"checkpoint": checkpoint, **facts}
         return self._stream(_session(incarnation, "restore", pod), body)
 
     def nap(

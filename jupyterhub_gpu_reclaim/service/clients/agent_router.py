@@ -315,15 +315,12 @@ class AgentRouter:
             "account": pod.account,
         }
 
-    async def restore(
-        self, incarnation: str, checkpoint: str, *, lazy: bool = False
-    ) -> AsyncIterator[Event]:
+    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
         """Restore a tree in the pod that holds its place."""
         pod, client = await self._seat(incarnation, running=True)
         events = client.restore(
             incarnation,
             checkpoint,
-            lazy=lazy,
             pod=pod.uid,
             image=pod.image,
             key=pod.key,

@@ -250,8 +250,7 @@ class Panel {
     const naps = begun === "nap" || begun === "wake";
     const failure = naps ? view.facts?.nap_failure : view.failure;
     const pending = naps && view.facts?.intent === begun;
-    const lazily = begun === "resume" && view.phase === "napping";
-    if (view.phase === ends[begun] || lazily) this.heard.textContent = `${name}: ${view.phase}`;
+    if (view.phase === ends[begun]) this.heard.textContent = `${name}: ${view.phase}`;
     else if (view.phase === backs[begun] && failure && !pending) {
       this.heard.textContent = `${name}: ${failure.message}`;
     } else return;
