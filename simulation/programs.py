@@ -150,10 +150,10 @@ def _decoded(data: bytes) -> Record | None:
 class TermOnDisk(KnownTerm):
     """Which service the agent obeys, on a machine's disk."""
 
-    def __init__(self, machine: Machine, program: Program, clock: LoopClock) -> None:
+    def __init__(self, machine: Machine, program: Program) -> None:
         self._machine = machine
         self._program = program
-        super().__init__(clock)
+        super().__init__()
 
     def _read(self) -> Term | None:
         return codec.decode(self._machine.term, Term) if self._machine.term else None
@@ -364,7 +364,7 @@ def agent_node(
         ),
         outcomes=Outcomes(placements=placements, records=records, store=repository),
         presence=presence,
-        term=TermOnDisk(machine, program, clock),
+        term=TermOnDisk(machine, program),
         look=list,
         describe=lambda: NodeStatus(host=machine.name, version=__version__),
     )

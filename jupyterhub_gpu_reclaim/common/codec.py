@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     StoreError,
     Unreachable,
 )
-from jupyterhub_gpu_reclaim.common.models import Failure
+from jupyterhub_gpu_reclaim.common.models import Failure, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import HIGHEST
 
@@ -46,6 +46,40 @@ def decode(data: bytes | str, kind: type[T]) -> T:
         return json_decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(Reason.INVALID, what=f"Not understood: {error}.") from None
+
+
+#: Of everything of ours that is kept in a file or in a row of the Hub's database.
+VERSION = 1
+
+
+class _Versioned(Value, frozen=True, kw_only=True):
+    version: int = VERSION
+
+
+def decode_kept(data: bytes | str, kind: type[T], what: str) -> T:
+    """As :func:`decode`, of something that is kept and says its version.
+
+    Args:
+        data: it.
+        kind: its type.
+        what: it is called, e.g. "The record".
+
+    Raises:
+        BadRequest: likewise; ``other_version``: another release has written it.
+    """
+    check_version(decode(data, _Versioned).version, what)
+    return decode(data, kind)
+
+
+def check_version(version: int, what: str) -> None:
+    """Refuse any version but ours.
+
+    Raises:
+        BadRequest: ``other_version``.
+    """
+    if version != VERSION:
+        known = VERSION
+        raise BadRequest(Reason.OTHER_VERSION, what=what, version=version, known=known)
 
 
 def failure_of(error: ReclaimError) -> Failure:

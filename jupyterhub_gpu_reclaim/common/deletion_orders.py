@@ -46,6 +46,7 @@ class Deletion(Value, frozen=True, kw_only=True):
             may know none of them.
     """
 
+    version: int = codec.VERSION
     user: str
     server: str = ""
     order: Annotated[str, msgspec.Meta(pattern="^[0-9A-Za-z]{0,64}$")] = ""
@@ -85,7 +86,7 @@ def pending(folder: Path) -> Iterator[tuple[Path, Deletion]]:
     for path in (each for each in there if each.suffix == _SUFFIX):
         with contextlib.suppress(FileNotFoundError):
             try:
-                deletion = codec.decode(path.read_bytes(), Deletion)
+                deletion = codec.decode_kept(path.read_bytes(), Deletion, "The order")
             except BadRequest as error:
                 _log.warning("%s is no order to delete: %s", path, error)
                 path.replace(path.with_suffix(".bad"))

@@ -270,22 +270,19 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
     deduplicated_bytes: int = 0  #: what stood there already, of earlier generations
     frozen_seconds: float = 0.0
     steps: list[Step] = []
-    #: Checkpoint that this incarnation was restored from; empty: it was started cold,
-    #: or an older agent has not written it.
+    #: Checkpoint that this incarnation was restored from; empty: it was started cold.
     parent: str = ""
     #: What it held of which cards; empty: of none, or it is not known.
     gpus: list[GpuSample] = []
     #: Id of the session that it is of, and the account at the Hub that it belonged to;
-    #: empty: an older agent has not written them.
+    #: empty: not known.
     session: str = ""
     account: str = ""
-    #: Of the service that ordered it (``common/term.py``); 0: none was heard of, or an
-    #: older agent has not written it.
+    #: Of the service that ordered it (``common/term.py``); 0: none was heard of.
     term: int = 0
     #: It is a save point: what was saved has gone on since, and may be newer.
     goes_on: bool = False
-    #: What the mark beside it says, where checkpoints are listed; None: no such word,
-    #: or an older agent tells.
+    #: What the mark beside it says, where checkpoints are listed; None: no such word.
     aside: Aside | None = None
 
     @property
@@ -455,8 +452,7 @@ class Placement(Value, frozen=True, kw_only=True):
     owner: str = ""  #: the user's account at the Hub, whatever its name; empty: unknown
     #: whether the Hub has not forgotten the session that was there: it may be saved
     remembered: bool = False
-    #: of a start: the session that the Hub remembers there, or, where an older spawner
-    #: asks or has begun it, that session's incarnation; empty: none
+    #: of a start: the session that the Hub remembers there; empty: none
     former: str = ""
     #: with the generation: the stamp of what the Hub remembers; zeros: not known
     term: int = 0

@@ -253,7 +253,7 @@ class AgentApp(AgentSettings):
             ),
             outcomes=Outcomes(placements=placements, records=records, store=store),
             presence=opened.presence,
-            term=KnownTerm(clock, state),
+            term=KnownTerm(state),
             look=partial(
                 readiness.node_findings, criu, accelerator, opened.presence, ports
             ),

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint  # noqa: TC001 likewise
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import GpuSample, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -321,7 +322,7 @@ class HostRequirements(Value, frozen=True, kw_only=True):
     lived in the agent's own network.
     """
 
-    format: int = 1
+    version: int = codec.VERSION
     machine: Machine
     criu: str
     root: int

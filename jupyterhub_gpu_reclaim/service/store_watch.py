@@ -7,7 +7,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.controlplane.decide.store import settle
 from jupyterhub_gpu_reclaim.controlplane.journal import store_word
 
@@ -64,7 +64,5 @@ class StoreWatch:
     async def _send_order(self, node: str, order: StoreOrder) -> None:
         try:
             await self._agents.obey_store(node, order)
-        except NotFound:
-            return  # an older agent
         except ReclaimError as error:
             _log.warning("%s was not told which store is meant: %s", node, error)

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.repository import Repository
 
 #: Faults of a checkpoint; all others are faults of the store.
-_DAMAGE = {Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.CHECKPOINT_MISSING}
+_DAMAGE = {
+    Reason.CHECKPOINT_DAMAGED,
+    Reason.CHECKPOINT_MISSING,
+    Reason.KEY_MISSING,
+    Reason.OTHER_VERSION,
+}
 
 
 class Damage(NamedTuple):

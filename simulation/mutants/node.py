@@ -34,7 +34,7 @@ _settle = Recovery._settle
 
 
 def _thaw_says_so_first(self: Releases, session: Session, record: Record) -> None:
-    self.records.note(record.at(Stage.THAWING, record.steps))
+    self.records.note(record.at(Stage.ROLLING_BACK, record.steps))
     _undo_capture(self, session, record)
 
 
@@ -43,7 +43,7 @@ def _forget_with_checkpoint(self: Recovery, sessions: list[Session]) -> None:
     for record in self.releases.records.list():
         session = by_name.get(record.incarnation)
         if session is None or not trees.matches(record, session):
-            if record.stage in {Stage.THAWING, Stage.ROLLING_BACK}:
+            if record.stage is Stage.ROLLING_BACK:
                 with suppress(StoreError):
                     self.releases.store.delete(record.checkpoint)
             self.releases.records.delete(record.incarnation)

@@ -77,47 +77,6 @@ async def test_agent_tells_how_its_node_is(client):
     assert (status.host, status.cards, status.ready) == ("memory", [], True)
 
 
-async def test_agent_of_an_older_release_tells_its_readiness_alone(tmp_path):
-    class Older(RequestHandler):
-        def get(self):
-            self.set_status(404)
-            self.finish({"code": "invalid", "message": "404 Not Found."})
-
-    class OlderReady(RequestHandler):
-        def get(self):
-            self.finish({"ready": True, "findings": []})
-
-    server = HTTPServer(Application([("/readyz", OlderReady), (".*", Older)]))
-    server.add_socket(bind_unix_socket(str(tmp_path / "agent.sock"), 0o600))
-    client = AgentClient(f"unix:{tmp_path}/agent.sock", TOKEN, quick=2)
-    status = await client.status()
-    assert (status.version, status.ready) == ("", True)
-    client.close()
-    server.stop()
-
-
-@pytest.mark.parametrize("status", [404, 405])
-async def test_agent_of_an_older_release_takes_no_word_now(tmp_path, status):
-    class Older(RequestHandler):
-        def put(self):
-            self.set_status(status)
-            self.finish({"code": "invalid", "message": f"{status} No."})
-
-        post = put
-
-    server = HTTPServer(Application([(".*", Older)]))
-    server.add_socket(bind_unix_socket(str(tmp_path / "agent.sock"), 0o600))
-    client = AgentClient(f"unix:{tmp_path}/agent.sock", TOKEN, quick=2)
-    with pytest.raises(Unreachable):
-        await client.lay_aside("c1", None, word=1)
-    with pytest.raises(Unreachable):
-        await client.export("c1", KEY, "correct horse battery")
-    with pytest.raises(Unreachable):
-        await client.exported("c1", "packs/1", 0, 1)
-    client.close()
-    server.stop()
-
-
 async def test_agent_errors_come_in_the_agents_own_words(client, node):
     with pytest.raises(NotFound) as caught:
         await client.tree("nobody")

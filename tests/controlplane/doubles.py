@@ -21,7 +21,6 @@ from tornado.netutil import bind_sockets, bind_unix_socket
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import (
     NotFound,
     ReclaimError,
@@ -618,7 +617,7 @@ def serve_node(node: NodeInMemory, path: Path | None = None) -> tuple[HTTPServer
         node: which.
         path: of its socket, as on one machine; None: by HTTP.
     """
-    node.terms = KnownTerm(SystemClock())
+    node.terms = KnownTerm()
     application = make_application(node, TOKEN, node.terms)
     if path is None:
         return _serve(application)

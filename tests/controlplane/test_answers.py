@@ -354,7 +354,7 @@ def test_hub_that_remembers_a_newer_state_of_the_session_is_a_reason_to_ask():
 
     assert asked((0, 4)).failure.code == "saved_older"
     assert asked((0, 2)).kind is A.RETURN
-    assert asked((0, 0)).failure.code == "saved_older"  # an older spawner's pointer
+    assert asked((0, 0)).failure.code == "saved_older"  # the Hub knows none
     found = msgspec.structs.replace(mine, failure=FOUND)
     assert asked((0, 4), found).failure.code == "saved_older"
     assert asked((0, 2), found).kind is A.RETURN

@@ -370,7 +370,7 @@ async def test_session_that_the_hub_names_is_ended_though_the_journal_never_knew
     second = await world.controller()
     await world.until(lambda: not second._deletions.pending_keys())
     left = [place.contents for place in world.node.living(KEY)]
-    # A spawner from before names none: it is reported to the administrator.
+    # Where none is named, it is reported to the administrator.
     assert left == ([] if told else ["of the deleted one"]) + ["of the new one"]
 
 

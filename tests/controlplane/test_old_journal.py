@@ -932,7 +932,7 @@ def info(name, generation, *, term=0, parent="", created=1.0, session=""):
         ([info("a", 1, created=90000.0), info("b", 2)], "b"),
         # a later service that counts anew
         ([info("a", 7, term=1), info("b", 1, term=2)], "b"),
-        # an older agent wrote no term
+        # no service with a term had ordered it
         ([info("a", 7), info("b", 1, term=1)], "b"),
         # what it was made of tells nothing: a person has brought the older one back
         ([info("a", 1), info("b", 2, parent="a"), info("c", 3, parent="a")], "c"),

@@ -18,13 +18,11 @@ from jupyterhub_gpu_reclaim.common.term import HIGHEST, TERM, Term
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.operations.known_term import (
     FILE,
-    QUIET_SECONDS,
     KnownTerm,
     act_for_itself,
 )
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
 from tests.support.agent import goes_on, wait_for
-from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     import httpx
@@ -113,41 +111,27 @@ async def heard(known: KnownTerm, term: Term | None, *, order: bool) -> bool:
 
 
 async def test_number_given_twice_is_of_the_holder_who_was_there_first():
-    known = KnownTerm(ManualClock())
+    known = KnownTerm()
     assert await heard(known, FIRST, order=True)
     assert not await heard(known, Term(number=1, holder="b"), order=False)
     assert await heard(known, SECOND, order=False)
     assert not await heard(known, FIRST, order=True)
 
 
-async def test_older_service_is_obeyed_once_no_newer_one_was_heard_for_long(tmp_path):
-    clock = ManualClock()
-    known = KnownTerm(clock, tmp_path)
-    assert await heard(known, None, order=True)
-    assert await heard(known, FIRST, order=False)
-    clock.advance(QUIET_SECONDS - 1)
-    assert not await heard(known, None, order=True)
-    known = KnownTerm(clock, tmp_path)  # it may have been heard a moment ago
-    assert not await heard(known, None, order=True)
-    clock.advance(QUIET_SECONDS)
-    assert await heard(known, None, order=True)
-    assert not await heard(known, Term(number=1, holder="b"), order=True)
-
-
 async def test_term_that_cannot_be_written_holds_and_is_written_later(tmp_path):
     state = tmp_path / "state"
-    known = KnownTerm(ManualClock(), state)
+    known = KnownTerm(state)
     assert await heard(known, SECOND, order=True)
     assert not await heard(known, FIRST, order=True)
     state.mkdir()
     assert await heard(known, SECOND, order=False)
-    assert KnownTerm(ManualClock(), state).number == 2
+    assert KnownTerm(state).number == 2
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"number": 0, "holder": "a"}'])
 async def test_file_that_is_not_understood_is_none(tmp_path, text):
     (tmp_path / FILE).write_text(text)
-    known = KnownTerm(ManualClock(), tmp_path)
+    known = KnownTerm(tmp_path)
     assert known.number == 0
     assert await heard(known, FIRST, order=True)
 
@@ -167,7 +151,7 @@ def node(recovery):
         recovery=recovery,
         outcomes=None,
         presence=None,
-        term=KnownTerm(SystemClock()),
+        term=KnownTerm(),
         look=list,
         describe=lambda: NodeStatus(host="here", version="1"),
     )
@@ -224,7 +208,7 @@ async def test_tree_that_is_being_killed_is_told_as_ending(node, counter):
 
 
 async def test_what_an_agent_does_by_itself_needs_no_service():
-    known = KnownTerm(ManualClock())
+    known = KnownTerm()
     await known.hear(FIRST, order=True)
     await asyncio.create_task(known.hear(SECOND, order=False))
 

@@ -11,7 +11,6 @@ import socket
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
-from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.models import (
     CardShortage,
@@ -265,7 +264,7 @@ async def test_suspend_calls_off_a_wake_that_waits_for_room(
         ),
         presence=None,
         look=list,
-        term=KnownTerm(SystemClock()),
+        term=KnownTerm(),
         describe=lambda: NodeStatus(host="here", version="1"),
     )
     assert (await node.tree(counter.incarnation)).shortage.place == 1

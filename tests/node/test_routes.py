@@ -88,6 +88,14 @@ def test_path_that_is_none_is_not_found(agent, path):
     assert agent.get(path).status_code == 404
 
 
+def test_path_of_another_protocol_is_refused_by_a_sentence(agent):
+    answer = agent.get("/v2/status")
+    assert (answer.status_code, answer.json()["code"]) == (400, "other_version")
+    assert answer.json()["message"] == (
+        "The service's request has version 2; this release reads version 1 alone."
+    )
+
+
 def test_wrong_method_is_refused(agent):
     assert agent.delete("/v1/sessions").status_code == 405
 

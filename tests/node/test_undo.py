@@ -168,7 +168,7 @@ async def test_checkpoint_of_a_tree_that_dies_as_it_is_thawed_is_kept(
     assert recovery.releases.store.exists("cp")
 
 
-@pytest.mark.parametrize("stage", [Stage.THAWING, Stage.ROLLING_BACK, Stage.CAPTURED])
+@pytest.mark.parametrize("stage", [Stage.ROLLING_BACK, Stage.CAPTURED])
 async def test_checkpoint_of_a_tree_that_has_died_is_kept_by_the_next_start(
     recovery, counter, stage
 ):
@@ -183,10 +183,9 @@ async def test_checkpoint_of_a_tree_that_has_died_is_kept_by_the_next_start(
     assert recovery.releases.store.exists("cp")
 
 
-@pytest.mark.parametrize("stage", [Stage.THAWING, Stage.ROLLING_BACK])
-async def test_next_start_calls_a_committed_tree_captured(recovery, counter, stage):
+async def test_next_start_calls_a_committed_tree_captured(recovery, counter):
     """Its cards are taken: neither lost nor let go on without their memory."""
-    stands_as(recovery, counter, stage)
+    stands_as(recovery, counter, Stage.ROLLING_BACK)
 
     await recovery.recover(patience=5)
 

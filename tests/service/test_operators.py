@@ -197,7 +197,7 @@ def test_metrics_of_nodes_tell_of_agents_cards_and_disks():
     assert found["store_free_bytes", "gpu-1"] == 7
     assert found["store_capacity_bytes", "gpu-1"] == 9
     assert found["store_present", "gpu-1"] == 0
-    assert ("store_present", "gpu-2") not in found  # an older agent
+    assert ("store_present", "gpu-2") not in found
     assert found["state_free_bytes", "gpu-1"] == 5
     assert ("store_free_bytes", "gpu-2") not in found
 

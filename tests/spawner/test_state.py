@@ -1,4 +1,4 @@
-"""The spawner's pointer: versions read each other, doubt never reads as nothing."""
+"""The spawner's pointer: doubt never reads as nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from jupyterhub_gpu_reclaim.hub.spawner.state import Location, Pointer, PointerPhase
 
-#: As version 1 wrote it; never edit, add a sample per version.
+#: As version 1 writes it; never edit.
 V1 = (
     '{"version": 1, "phase": "suspended", "incarnation": "3f2a", "checkpoint": "c7",'
     ' "token_id": 12, "port": 40123,'
@@ -26,19 +26,12 @@ def test_pointer_of_version_1_is_read():
         port=40123,
         location=Location(pid=4711, start=99, boot="b"),
     )
-    written = json.loads(json.dumps(pointer.to_state()))
-    former = json.loads(V1)
-    assert former.pop("place").items() <= written.pop("place").items()
-    assert former.items() <= written.items()
-
-
-def test_pointer_of_a_newer_version_keeps_what_we_know():
-    pointer = Pointer.from_state({**json.loads(V1), "version": 9, "new": {"x": 1}})
-    assert pointer.suspended
+    assert Pointer.from_state(json.loads(json.dumps(pointer.to_state()))) == pointer
 
 
 @pytest.mark.parametrize(
-    "state", [{"phase": "novel"}, {"port": "x"}, [1], "text", {"place": None}]
+    "state",
+    [{"phase": "novel"}, {"port": "x"}, [1], "text", {"place": None}, {"version": 2}],
 )
 def test_pointer_that_cannot_be_read_is_unknown_and_precious(state):
     pointer = Pointer.from_state(state)

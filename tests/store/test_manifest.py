@@ -1,4 +1,3 @@
-import base64
 import os
 
 import msgspec
@@ -44,22 +43,6 @@ def body(**changes):
 
 
 DATA = manifest.encode(body(), KEYS)
-#: As agents wrote it before there were terms (2026-11-26).
-WITHOUT_TERM = base64.b64decode(
-    "R1JTVE9SRQECAGsxPABhdmReJmd6W3jpQn83CNrPT9ClKt5453lMJjKHnSSxQTcRop4ZL4VxRm/yT8TB"
-    "6caKCMiqZ4akCsbbp7wZOQ7ha0uqSWeININB0MNTXxda40lgeg0b2EuLDizxgpjpkQFG4PM3U9e0s1DJ"
-    "hL5k8vq4YnddJOzPmNLLHHpd7iFUgN4MHsWyLf247Ef7vesBomye53lETzeBVAuMmkdWPmBYj9/GlDu5"
-    "sF1AGXe5znCp8BplUfMRNDGVq1aEYRXqwo2B7Y9eDKftyAgFd5eKEe6aHayPmTy0N1d8ZSiW7m9AB14V"
-    "AGIt5lzCwMacPQBd/OOJjRHG4ZQQ14Ge82HBz2p/ty0CcGBun2AA2AZzgdtTaf4IfeSammMAUODgnaPY"
-    "Ngsmc6WetLQAMOWqiMeIyYtSyHdCIaSAu7NvGwn3sazQBgq0+VOImno11UdcG4vtLHCzaaVDcX+ABs8z"
-    "sVLB0o4L0fC+lFcwlcyOsv5z+dKECSBEdBQTZQULemieBJptFlqKJMft7ap5uJMYul3nFR3g8jNzATVP"
-    "DxfA0sA3IGzlPB+M+yAt5Dvg5AetGzjJCcXcnjbeOhUOD8kfZ0Hwn6BgH9O6u9eVdfvhzjUKGYLjgPSB"
-    "lUI8V9AuGghWKj/CE8GVPHcLLpunBZZ84BrsWSlxbytPL3E0NnnNtrqNhCCsdZBGLta/lpHd6G3AGb8F"
-    "CCmI+XWP2YJN4HdyApvtx3rYp3OpfPCrkDwT4NRf+12jQ02f0iLHaMhNumcYB2AL9hAgHwdjvTxKE4a1"
-    "DfB4X3ljXm5M0N740AfwehIBIkPKiZi3XCMV/BMG3OTHvM5Jc9pnWNeQ6QScSXJUXi2jXQSi/dmnw2cq"
-    "YL8acLrWGtTXf/SYjA52x+u3y6WN6shDzcrC3k3Vq5LhZTUx9ccW9L4sIVKSbMvtxtG/C0GWDN45nTX0"
-    "J9tylB7en7wEPQ=="
-)
 
 
 def refused(data, *reasons, checkpoint="c1", keys=KEYS):
@@ -78,20 +61,22 @@ def test_manifest_round_trip_is_equal():
     ]
 
 
-def test_manifest_of_an_agent_that_wrote_no_term_is_older_than_any_with_one():
-    info = manifest.decode(WITHOUT_TERM, "c1", KEYS).info
-    assert (info.session, info.parent, info.stamp) == ("s", "c0", (0, 2))
-    later = msgspec.structs.replace(info, term=1, generation=1)
-    read = manifest.decode(manifest.encode(body(info=later), KEYS), "c1", KEYS).info
-    assert read == later
-    assert read.stamp > info.stamp
+def test_manifest_of_another_version_is_refused_by_a_sentence():
+    other = DATA[:7] + bytes([2]) + DATA[8:]
+    said = refused(other, Reason.OTHER_VERSION)
+    assert said == ("The manifest has version 2; this release reads version 1 alone.")
 
 
 @given(st.integers(0, len(DATA) - 1), st.integers(0, 7))
 def test_manifest_with_any_flipped_bit_is_refused(at, bit):
     data = bytearray(DATA)
     data[at] ^= 1 << bit
-    refused(bytes(data), Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING)
+    refused(
+        bytes(data),
+        Reason.CHECKPOINT_DAMAGED,
+        Reason.KEY_MISSING,
+        Reason.OTHER_VERSION,
+    )
 
 
 @given(st.binary(max_size=300))
@@ -104,10 +89,6 @@ def test_manifest_cut_anywhere_is_damaged():
     for length in range(len(DATA)):
         refused(DATA[:length])
     refused(DATA + b"x")
-
-
-def test_manifest_of_newer_format_says_so():
-    assert "format 9 is not known" in refused(DATA[:7] + b"\x09" + DATA[8:])
 
 
 def test_manifest_under_another_name_does_not_open():

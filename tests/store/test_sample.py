@@ -1,4 +1,4 @@
-"""Every version must open what the first version of a format has written."""
+"""Every release must open what format 1 is."""
 
 import shutil
 from pathlib import Path

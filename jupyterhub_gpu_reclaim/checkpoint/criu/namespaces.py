@@ -302,7 +302,7 @@ def _binary(criu: Criu, stack: ExitStack) -> int:
         Refused: it is not the CRIU that we know, or may not be run from memory.
     """
     data = criu.forgetful_binary()
-    if data is not None:  # the system's, or a private copy of an older version of ours
+    if data is not None:  # the system's
         return _copy(data, stack)
     descriptor = open_detached(criu.binary, read_only=True)
     stack.callback(os.close, descriptor)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.checkpoint.sockets import former, inet
+from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import Name  # noqa: TC001 - msgspec reads it
 from jupyterhub_gpu_reclaim.checkpoint.sockets.held_names import HeldNames
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import Port
@@ -72,7 +72,7 @@ class Needs(Value, frozen=True, kw_only=True):
 class _Record(Value, frozen=True, kw_only=True):
     """Contents of the file."""
 
-    version: int = 2
+    version: int = codec.VERSION
     #: by checkpoint
     held: dict[str, Needs] = msgspec.field(default_factory=dict)
 
@@ -196,23 +196,18 @@ class HeldPorts:
             needs = self._read().held.get(checkpoint)
             return [] if needs is None else self._bind(checkpoint, needs)
 
-    def settle(self) -> list[str]:
+    def settle(self) -> None:
         """Hold what the file says, after a start; with what systemd has kept, first.
-
-        Returns:
-            Those whose ports a former agent had reserved otherwise.
 
         Raises:
             Refused: the file cannot be read or written (``internal``).
         """
         with self._lock:
-            reserved = former.give_back(self._path)
             self._receive()
             self._bind_all()
             for rest in self._received.values():
                 rest.close()
             self._received.clear()
-            return reserved
 
     def missing(self) -> list[Port]:
         """Ports that others took while no agent ran and still have; tried once more.
@@ -313,10 +308,16 @@ class HeldPorts:
 
     def _read(self) -> _Record:
         try:
-            return codec.decode(self._path.read_bytes(), _Record)
+            return codec.decode_kept(
+                self._path.read_bytes(), _Record, "The list of ports"
+            )
         except FileNotFoundError:
             return _Record()
-        except (OSError, BadRequest) as error:
+        except BadRequest as error:
+            if error.reason is Reason.OTHER_VERSION:
+                raise
+            raise _refused(self._path, error) from None
+        except OSError as error:
             raise _refused(self._path, error) from None
 
     def _write(self, held: dict[str, Needs]) -> None:

@@ -2,8 +2,7 @@
 
 The sockets of a frozen tree are looked at through copies of their descriptors
 (:func:`read`), the image goes into the checkpoint, and the sockets of the restored,
-still stopped tree get it back (:class:`Returned`). A checkpoint of a release that had
-no such image comes back as CRIU does it.
+still stopped tree get it back (:class:`Returned`).
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class SocketState(Value, frozen=True, kw_only=True):
 class SocketStates(Value, frozen=True, kw_only=True):
     """The image: by the inode of the socket."""
 
-    version: int = 1
     sockets: dict[int, SocketState] = msgspec.field(default_factory=dict)
 
 

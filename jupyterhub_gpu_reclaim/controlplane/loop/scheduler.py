@@ -58,7 +58,11 @@ BREATH = 100
 PRUNE_SECONDS = 600.0
 #: Failures of a state that no return can read: its other checkpoints may be all there
 #: is.
-_UNREAD = {Reason.CHECKPOINT_DAMAGED.value, Reason.KEY_MISSING.value}
+_UNREAD = {
+    Reason.CHECKPOINT_DAMAGED.value,
+    Reason.KEY_MISSING.value,
+    Reason.OTHER_VERSION.value,
+}
 
 
 class ControlLoops:

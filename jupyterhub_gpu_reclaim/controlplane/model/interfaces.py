@@ -83,7 +83,7 @@ class Agent(Protocol):
         """Save a running tree; the last event has ``checkpoint`` or ``failure``.
 
         Any other order for the tree cancels the save, unless its agent has ended it
-        already. An older agent refuses it (``invalid``).
+        already.
         """
 
     def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
@@ -101,7 +101,7 @@ class Agent(Protocol):
         It runs on: its server answers, and whatever is sent to a program that was
         stopped wakes it, without an order. A nap that fails leaves it running. With
         ``programs`` those alone nap that samples named (``KernelSample.program``), with
-        all below them; an older agent names none. ``seen`` as of :meth:`capture`.
+        all below them. ``seen`` as of :meth:`capture`.
         """
 
     def wake(self, incarnation: str) -> AsyncIterator[Event]:
@@ -148,8 +148,7 @@ class Agent(Protocol):
     ) -> ExportHead:
         """Return the beginning of a checkpoint's file, which that passphrase opens.
 
-        ``NotFound`` (``checkpoint_missing``) also if it is another session's. An older
-        agent has no such call, and is ``Unreachable``.
+        ``NotFound`` (``checkpoint_missing``) also if it is another session's.
         """
 
     async def exported(
@@ -170,8 +169,7 @@ class Agent(Protocol):
     ) -> None:
         """Seal a person's word about a checkpoint beside it; idempotent.
 
-        ``CheckpointInfo.aside`` tells of it then. An older agent has no such call, and
-        is ``Unreachable``.
+        ``CheckpointInfo.aside`` tells of it then.
 
         Args:
             checkpoint: its id.

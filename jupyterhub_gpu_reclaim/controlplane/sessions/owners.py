@@ -10,8 +10,7 @@ an administrator resumes the session, it belongs to whoever has the name. What r
 neither adopted nor ended: an administrator lets the new account in, or suspends it.
 
 A journal that was lost knows no account. Then the manifests say whose they are. One
-that names none (of before accounts were written) is nobody's without an administrator's
-word.
+that names none is nobody's without an administrator's word.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def check(sessions: Sessions, placement: Placement, settings: Settings) -> None:
 
 
 def refuse_anothers(sessions: Sessions, tree: Tree, placement: Placement) -> None:
-    """Refuse a session that runs under another account; older spawners noted none.
+    """Refuse a session that runs under another account.
 
     An administrator's order to renew its login makes it that account's.
 

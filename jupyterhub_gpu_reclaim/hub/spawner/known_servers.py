@@ -30,7 +30,6 @@ _log = logging.getLogger(__name__)
 
 #: Name of the folder inside the service's.
 FOLDER = "servers"
-VERSION = 1
 #: Most sessions of one server that are named; more are begun only where none is ever
 #: stopped.
 MOST_SESSIONS = 16
@@ -39,7 +38,7 @@ MOST_SESSIONS = 16
 class KnownServer(Value, frozen=True, kw_only=True):
     """The content of a file; its name tells nothing to a person who looks."""
 
-    version: int = VERSION
+    version: int = codec.VERSION
     user: str
     server: str = ""
     sessions: tuple[str, ...] = ()  #: ids of those that were begun; the newest last
@@ -65,7 +64,9 @@ class KnownServers:
         path = self._path(key)
         try:
             written = path.read_bytes() if path is not None else b""
-            return codec.decode(written, KnownServer).sessions if written else ()
+            if not written:
+                return ()
+            return codec.decode_kept(written, KnownServer, "The note").sessions
         except (OSError, BadRequest) as error:
             _log.debug("%s: no note of its sessions: %s", key, error)
             return ()

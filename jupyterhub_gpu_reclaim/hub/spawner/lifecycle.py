@@ -147,7 +147,7 @@ class SessionLifecycle:
         """Continue from what the Hub's database remembers, unless it is older (T27)."""
         key = self._spawner.reclaim_key
         if pointer.phase is not PointerPhase.NONE:
-            self._known.add(key, pointer.session)  # of a release that did not note it
+            self._known.add(key, pointer.session)  # the folder may be new
         elif self._known.has(key):
             pointer = msgspec.structs.replace(pointer, phase=PointerPhase.UNKNOWN)
         self._update_state(pointer=pointer)
@@ -314,8 +314,10 @@ class SessionLifecycle:
         # Only an agent's silence takes that long, and it is waited for some time.
         slow = loop.call_later(SLOW_PLAN_SECONDS, reporter.report, SLOW_PLAN)
         try:
-            remembered = self.pointer.session or self.pointer.incarnation
-            placement = msgspec.structs.replace(self._placement(), former=remembered)
+            former_session = self.pointer.session
+            placement = msgspec.structs.replace(
+                self._placement(), former=former_session
+            )
             self._launch(account=placement.owner)
             return await self._service().plan_start(placement)
         except Unreachable as error:

@@ -1,25 +1,27 @@
 """The spawner's write-ahead pointer: what the Hub's database remembers of a session.
 
 It goes through the spawners' ``get_state``/``load_state``. It never holds a token: the
-Hub shows spawner state to everyone with ``admin:server_state``. Old and new versions
-read each other: fields are only ever added.
+Hub shows spawner state to everyone with ``admin:server_state``.
 """
 
 from __future__ import annotations
 
+import logging
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.common import decoders
+from jupyterhub_gpu_reclaim.common import codec, decoders
+from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.models import (
     Suspension,  # noqa: TC001 - msgspec reads it
 )
 
+_log = logging.getLogger(__name__)
+
 #: Name of the pointer in ``Spawner.get_state()``.
 KEY = "gpu_reclaim"
-VERSION = 1
 
 
 class PointerPhase(StrEnum):
@@ -55,7 +57,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one server; the empty one means: nothing."""
 
-    version: int = VERSION
+    version: int = codec.VERSION
     phase: PointerPhase = PointerPhase.NONE
     session: str = ""  #: id of the session, from its fresh start on
     incarnation: str = ""
@@ -110,6 +112,9 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
         if not state:
             return cls()
         try:
-            return decoders.convert(state, cls)
-        except msgspec.ValidationError:
+            pointer = decoders.convert(state, cls)
+            codec.check_version(pointer.version, "The Hub's record of the session")
+        except (msgspec.ValidationError, BadRequest) as error:
+            _log.error("the state of a server cannot be read: %s", error)
             return cls(phase=PointerPhase.UNKNOWN)
+        return pointer

@@ -22,7 +22,6 @@ from tornado.web import Application, HTTPError, RequestHandler
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Hello, Vouching
-from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
     EXPORT_PIECE,
@@ -485,8 +484,11 @@ class NoSuchPath(Handler):
 
         Raises:
             HTTPError: 401 or 404.
+            BadRequest: ``other_version``.
         """
         await super().prepare()
+        if version := re.match("/v([0-9]{1,9})/", self.request.path):
+            codec.check_version(int(version[1]), "The service's request")
         raise HTTPError(404)
 
 
@@ -507,7 +509,7 @@ def make_application(
         "node": node,
         "token": token,
         "run": token_hex(),
-        "term": term or KnownTerm(SystemClock()),
+        "term": term or KnownTerm(),
     }
     routes: list[tuple[str, type[Handler]]] = [
         ("/healthz", GetHealth),

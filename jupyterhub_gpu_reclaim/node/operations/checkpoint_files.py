@@ -34,16 +34,21 @@ class CheckpointContents:
 
     Raises:
         NotFound: there is no such checkpoint.
-        StoreError: it is damaged.
+        RestoreFailed: it is damaged.
+        BadRequest: ``other_version``.
     """
 
     def __init__(self, checkpoint: CheckpointReader) -> None:
         self.checkpoint = checkpoint
         try:
-            self.world = codec.decode(checkpoint.read(WORLD), HostRequirements)
+            self.world = codec.decode_kept(
+                checkpoint.read(WORLD), HostRequirements, "The checkpoint"
+            )
             self.identity = codec.decode(checkpoint.read(IDENTITY), Identity)
         except BadRequest as error:
-            why = "it was written by another version"
+            if error.reason is Reason.OTHER_VERSION:
+                raise
+            why = "its description cannot be read"
             raise RestoreFailed(
                 Reason.CHECKPOINT_DAMAGED, why=why, detail=str(error)
             ) from None

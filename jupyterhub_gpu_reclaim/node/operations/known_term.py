@@ -5,10 +5,8 @@ works by then. So each request says its term (``common/term.py``), and one of a 
 term than the highest is refused: a look as well, since what it shows would not be safe
 from the orders of the higher one.
 
-A request without a term is an older service's, or a person's. Looks are answered;
-orders are obeyed where no service with a term was heard for ``QUIET_SECONDS``: an older
-service may follow a newer one, and whatever is still on its way from an older one
-arrives before that.
+A request without a term is a person's. Looks are answered; orders are obeyed as long as
+no service was ever heard.
 """
 
 from __future__ import annotations
@@ -29,14 +27,10 @@ from jupyterhub_gpu_reclaim.common.term import Term
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.common.clock import Clock
-
 _log = logging.getLogger(__name__)
 
 #: In the state folder.
 FILE: Final = "term.json"
-#: The longest that the service's client waits for an answer to an order.
-QUIET_SECONDS: Final = 120.0
 
 #: Giver of the order that this task carries out; ``own``: the agent by itself.
 _whose: ContextVar[Term | Literal["own"] | None] = ContextVar("whose", default="own")
@@ -46,18 +40,14 @@ class KnownTerm:
     """The highest term, on the event loop.
 
     Args:
-        clock: for how long no service was heard.
         state: the agent's state folder; None: it is not kept.
     """
 
-    def __init__(self, clock: Clock, state: Path | None = None) -> None:
-        self._clock = clock
+    def __init__(self, state: Path | None = None) -> None:
         self._file = state / FILE if state is not None else None
         self._writing = asyncio.Lock()
         self._known = self._read()
         self._is_kept = True
-        #: when a service with a term was heard last; it may have been a moment ago
-        self._heard = clock.monotonic()
 
     @property
     def number(self) -> int:
@@ -91,7 +81,6 @@ class KnownTerm:
             if not self._is_kept:
                 await self._keep(self._known)
         self.confirm()
-        self._heard = self._clock.monotonic()
 
     def confirm(self) -> None:
         """Make sure, right before an effect, that the order still counts.
@@ -102,11 +91,7 @@ class KnownTerm:
         whose, known = _whose.get(), self._known
         if known is None or whose == "own":
             return
-        if whose is None:
-            former = self._clock.monotonic() - self._heard < QUIET_SECONDS
-        else:
-            former = whose.is_before(known)
-        if former:
+        if whose is None or whose.is_before(known):
             term = whose.number if whose is not None else "none"
             raise Refused(Reason.FORMER_SERVICE, term=term, obeyed=known.number)
 

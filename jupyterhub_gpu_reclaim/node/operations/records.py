@@ -40,7 +40,6 @@ class Stage(StrEnum):
     CAPTURING = "capturing"  #: the tree may be stopped; nothing is committed
     ROLLING_BACK = "rolling_back"  #: the tree is to go on; unless it is committed
     CAPTURED = "captured"  #: committed; the tree is stopped
-    THAWING = "thawing"  #: not written any more; read like CAPTURED
     RELEASING = "releasing"  #: committed; the tree is being ended
     RESTORING = "restoring"  #: what stands under the init is incomplete
     CONTINUING = "continuing"  #: restored whole; only has to go on
@@ -143,7 +142,7 @@ class Record(Value, frozen=True, kw_only=True):
     before, and lasts when the operation is undone.
     """
 
-    format: int = 1
+    version: int = codec.VERSION
     operation: str  #: capture, save, restore or nap
     incarnation: str
     key: SessionKey
@@ -313,7 +312,7 @@ class Records:
 
     def _read_from(self, path: Path) -> Record | None:
         try:
-            return codec.decode(path.read_bytes(), Record)
+            return codec.decode_kept(path.read_bytes(), Record, "The record")
         except FileNotFoundError:
             return None
         except (OSError, BadRequest) as error:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Stopped by us; also where taking that back has failed, so that it can be tried again.
-_STOPPED = {Stage.CAPTURED, Stage.RELEASING, Stage.ROLLING_BACK, Stage.THAWING}
+_STOPPED = {Stage.CAPTURED, Stage.RELEASING, Stage.ROLLING_BACK}
 _IN_HAND = {"capture": TreeState.CAPTURING, "restore": TreeState.RESTORING}
 #: The operation that settles what a former agent left (``recovery``).
 RECOVER = "recover"

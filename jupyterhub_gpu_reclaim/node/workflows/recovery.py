@@ -217,14 +217,12 @@ class Recovery:
         if swept.removed:
             _log.info("- removed unfinished checkpoints: %s", ", ".join(swept.removed))
         ports = self.releases.ports
-        former = ports.settle()
+        ports.settle()
         held = ports.checkpoints()  # before the list: a release may add one meanwhile
         saved = self.releases.store.list()
         there = {info.id for info in saved}
         for checkpoint in set(held) - there:
             ports.let_go(checkpoint)
-        for checkpoint in there.intersection(former):
-            self.releases.hold_ports(checkpoint, was_held=True)
         if isinstance(self.placements, LocalPlacements):
             self._hold_forgotten(saved)
 
@@ -256,11 +254,7 @@ class Recovery:
                     "%s released, suspended as %s", session.key, record.checkpoint
                 )
             case (
-                Stage.CAPTURING
-                | Stage.ROLLING_BACK
-                | Stage.CAPTURED
-                | Stage.THAWING
-                | Stage.RELEASING
+                Stage.CAPTURING | Stage.ROLLING_BACK | Stage.CAPTURED | Stage.RELEASING
             ):
                 self._settle_capture(session, record)
             case Stage.RESTORING:

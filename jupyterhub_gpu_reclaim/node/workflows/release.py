@@ -202,18 +202,15 @@ class Releases:
             generation=info.generation,
         )
 
-    def hold_ports(
-        self, checkpoint: str, pids: Collection[int] = (), *, was_held: bool = False
-    ) -> None:
+    def hold_ports(self, checkpoint: str, pids: Collection[int] = ()) -> None:
         """Keep others off what the session will bind again. Idempotent.
 
         Args:
             checkpoint: of the session.
             pids: its processes, if it is just about to be ended.
-            was_held: a former agent did so; it did not save in which network it lived.
         """
         there = CheckpointContents(self.store.open(checkpoint))
-        if there.world.shares_network or was_held:
+        if there.world.shares_network:
             needed = filesystem.ports_needed(there.checkpoint, there.world)
             user = there.checkpoint.info.key.user
             names = filesystem.names_needed(there.checkpoint)

@@ -388,8 +388,7 @@ class Restore:
         except NotFound:
             return True  # it speaks HTTP; what it serves is its own affair
         except ReclaimError:
-            # Saved by a release that did not refuse these: it is there, none the less.
-            return await asyncio.to_thread(server.answers_tls, address)
+            return False
         return True
 
     def _still_there(self) -> None:

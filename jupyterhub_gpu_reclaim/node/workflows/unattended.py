@@ -41,11 +41,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FROZEN = frozenset(
-    {Stage.CAPTURING, Stage.ROLLING_BACK, Stage.CAPTURED, Stage.THAWING}
-)
+_FROZEN = frozenset({Stage.CAPTURING, Stage.ROLLING_BACK, Stage.CAPTURED})
 #: Of these all was stopped; who runs has been thawed, or woken by its user.
-_STANDING = frozenset({Stage.CAPTURED, Stage.THAWING})
+_STANDING = frozenset({Stage.CAPTURED})
 
 
 def thaw_all(watched: Watched) -> bool:

@@ -8,7 +8,6 @@ Calls, repetition and failure are in ``docs/explanation/architecture.md``.
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -18,9 +17,7 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
-    NotFound,
     ReclaimError,
-    Refused,
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
         AsyncIterator,
         Collection,
         Container,
-        Iterator,
     )
     from pathlib import Path
 
@@ -160,15 +156,12 @@ class AgentClient:
         return [""]
 
     async def status(self, node: str = "") -> NodeStatus:
-        """The node's status; an older agent tells its readiness alone."""
+        """The node's status."""
         del node
-        try:
-            return await self._get("/v1/status", NodeStatus)
-        except NotFound:
-            return NodeStatus(host="", version="", findings=await self.ready())
+        return await self._get("/v1/status", NodeStatus)
 
     async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
-        """Tell the agent which store is meant; an older one gives ``NotFound``."""
+        """Tell the agent which store is meant."""
         del node
         answer = await self._ask(
             "PUT", "/v1/store", limit=self._quick, body=codec.encode(order)
@@ -319,15 +312,10 @@ class AgentClient:
     async def export(
         self, checkpoint: str, key: SessionKey, passphrase: str
     ) -> ExportHead:
-        """Have the beginning of a file with a checkpoint made.
-
-        Raises:
-            Unreachable: also of an older agent, which has no such call.
-        """
+        """Have the beginning of a file with a checkpoint made."""
         path = f"/v1/checkpoints/{checkpoint}/export"
         body = {"key": key, "passphrase": passphrase}
-        with _older_as_unreachable(path):
-            return await self._post(path, ExportHead, body, limit=self._slow)
+        return await self._post(path, ExportHead, body, limit=self._slow)
 
     async def exported(
         self, checkpoint: str, name: str, offset: int, length: int
@@ -335,8 +323,7 @@ class AgentClient:
         """Bytes of one of the objects that follow."""
         path = f"/v1/checkpoints/{checkpoint}/exported"
         part = codec.encode({"object": name, "offset": offset, "length": length})
-        with _older_as_unreachable(path):
-            answer = await self._ask("POST", path, limit=self._slow, body=part)
+        answer = await self._ask("POST", path, limit=self._slow, body=part)
         return answer.body
 
     async def lay_aside(
@@ -347,15 +334,10 @@ class AgentClient:
         aside: bool = True,
         word: int = 0,
     ) -> None:
-        """Have a person's word about a checkpoint sealed in the store.
-
-        Raises:
-            Unreachable: also of an older agent, which has no such call.
-        """
+        """Have a person's word about a checkpoint sealed in the store."""
         path = f"/v1/checkpoints/{checkpoint}/aside"
         body = codec.encode({"aside": aside, "until": until, "word": word})
-        with _older_as_unreachable(path):
-            await self._ask("PUT", path, limit=self._quick, body=body)
+        await self._ask("PUT", path, limit=self._quick, body=body)
 
     # --- the border
     async def _order(self, path: str, body: Any = None) -> Tree:
@@ -413,17 +395,6 @@ def _session(incarnation: str, order: str, pod: str) -> str:
     return f"{path}?pod={quote(pod, safe='')}" if pod else path
 
 
-@contextmanager
-def _older_as_unreachable(path: str) -> Iterator[None]:
-    """Treat an agent that has no such call as one that does not answer."""
-    try:
-        yield
-    except (NotFound, Refused) as error:
-        if error.reason is not Reason.INVALID:
-            raise
-        raise _unreachable(f"{path}: an older agent") from None
-
-
 class _Ready(Value, frozen=True, kw_only=True):
     """The answer of ``/readyz``."""
 
@@ -435,7 +406,7 @@ def _unreachable(detail: str) -> Unreachable:
 
 
 def _decode(data: bytes, kind: type[T], path: str) -> T:
-    """Decode an answer; any other is not our agent's, or a newer one's."""
+    """Decode an answer; any other is not our agent's."""
     try:
         return codec.decode(data, kind)
     except BadRequest as error:

@@ -134,7 +134,7 @@ class Pod(_Object, frozen=True, rename="camel"):
 
     @property
     def session(self) -> str:
-        """The id of that session; empty: an older spawner has not noted it."""
+        """The id of that session; empty: not known."""
         return self._annotation(SESSION)
 
     @property

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.format.manifest import Body
 
 #: A turned bit in the name of the master key asks for a key that nobody has.
-_DAMAGE = (Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING)
+_DAMAGE = (Reason.CHECKPOINT_DAMAGED, Reason.KEY_MISSING, Reason.OTHER_VERSION)
 
 log = logging.getLogger(__name__)
 

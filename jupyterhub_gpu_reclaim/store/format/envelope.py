@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format.index import damaged
 from jupyterhub_gpu_reclaim.store.format.keys import MAX_WRAPPED
 
@@ -47,14 +49,16 @@ def split(data: bytes, magic: bytes, what: str) -> Sealed:
         what: the object is called.
 
     Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``, it is none of this format.
+        StoreError: ``CHECKPOINT_DAMAGED``, it is none of ours; ``OTHER_VERSION``.
     """
     view = memoryview(data)
-    if bytes(view[:7]) != magic[:7]:
+    if bytes(view[:7]) != magic[:7] or len(view) == 7:
         raise damaged(f"the {what} is none of ours")
     if bytes(view[7:8]) != magic[7:]:
-        number = view[7] if len(view) > 7 else "?"
-        raise damaged(f"its format {number} is not known to this version")
+        what = f"The {what}"
+        raise StoreError(
+            Reason.OTHER_VERSION, what=what, version=view[7], known=magic[7]
+        )
     at, parts = len(magic), []
     for limit in (_MAX_KEY_NAME, MAX_WRAPPED):
         length = int.from_bytes(view[at : at + 2], "little")

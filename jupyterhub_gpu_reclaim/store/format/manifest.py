@@ -81,8 +81,8 @@ def decode(data: bytes, checkpoint: str, keys: Wrapper) -> Body:
     """The manifest of that checkpoint.
 
     Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``: not what was written, of a newer format, or
-            of another checkpoint; ``KEY_MISSING``.
+        StoreError: ``CHECKPOINT_DAMAGED``: not what was written, or
+            of another checkpoint; ``OTHER_VERSION``; ``KEY_MISSING``.
     """
     sealed = split(data)
     return _open(
