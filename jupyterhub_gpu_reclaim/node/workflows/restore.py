@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import size
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, sock_diag
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
-from jupyterhub_gpu_reclaim.node.jupyter import server, wake_up
+from jupyterhub_gpu_reclaim.node.jupyter import wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
