@@ -152,11 +152,11 @@ MUTANTS = (
     ),
     Mutant(
         "store",
-        "test_auto_compression",
+        "test_compression",
         f"{PACKAGE}/store/format/compression.py",
-        "if compression is Compression.AUTO and not sample.pays(write_cost):",
-        "if compression is Compression.AUTO and not sample:",
-        "Compression that is left to the store compresses where that takes longer.",
+        "if len(packed) < len(plain) * _WORTH:",
+        "if packed:",
+        "What does not shrink is stored as LZ4 all the same.",
     ),
     Mutant(
         "store_backends",

@@ -66,7 +66,6 @@ from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import (
     CheckpointImages,
 )
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
@@ -542,13 +541,7 @@ def open_store(folder: Path, pool: Pool) -> Repository:
     backend = FolderBackend(folder / "store")
     keys = KeyRing({"benchmark": bytes(32)})
     # As the agent opens it by default.
-    return Repository(
-        backend,
-        clock=SystemClock(),
-        keys=keys,
-        pool=pool,
-        compression=Compression.AUTO,
-    )
+    return Repository(backend, clock=SystemClock(), keys=keys, pool=pool)
 
 
 def main() -> None:

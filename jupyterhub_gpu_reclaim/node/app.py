@@ -54,7 +54,6 @@ from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 from jupyterhub_gpu_reclaim.node.workflows.tools import WorkflowTools
-from jupyterhub_gpu_reclaim.node.workflows.verification import StoreChecks
 from jupyterhub_gpu_reclaim.sampling import jupyter_api
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 from jupyterhub_gpu_reclaim.sampling.sampler import Sampler
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements
     from jupyterhub_gpu_reclaim.node.setup.store import Opened
-    from jupyterhub_gpu_reclaim.store.repository import Repository
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +130,6 @@ class AgentApp(AgentSettings):
             )
             wakers.begin()
             await asyncio.to_thread(self._watch, state)
-            checks = self._checks(store.repository, clock)
             server = listen(self, node, node.term)
             _log.info("- listening on %s, version %s", self.listen, __version__)
             for found in readiness.inotify_findings():
@@ -142,8 +139,6 @@ class AgentApp(AgentSettings):
             finally:
                 server.stop()
                 wakers.close()
-                if checks is not None:
-                    checks.close()
                 late = await operations.finish(STOP_SECONDS)
                 for incarnation in late:
                     _log.warning(
@@ -174,16 +169,6 @@ class AgentApp(AgentSettings):
             )
         )
         cgroup_escape.move(pid)
-
-    def _checks(self, store: Repository, clock: Clock) -> StoreChecks | None:
-        """Begin to verify the store, where that is set."""
-        if not self.verify_days:
-            return None
-        made = StoreChecks(
-            store, clock, days=self.verify_days, metrics=self.verify_metrics_file
-        )
-        self._checking = asyncio.create_task(made.run())
-        return made
 
     def nvml(self) -> Nvml:
         """Reads what this machine's cards do; the demo reads simulated ones."""

@@ -120,7 +120,7 @@ ALERTS = (
     Alert(
         "GpuReclaimCheckOverdue",
         "There has been no verification, or no drill, for 8 days.",
-        "Look at its timer, or at the agent's log.",
+        "Look at its timer: `systemctl list-timers`, and the log of its unit.",
     ),
     Alert(
         "GpuReclaimSuspendStuck",

@@ -55,7 +55,6 @@ class Verification:
     repository: Repository
     part: Subset = ALL
     bytes: int = 0  #: that were read and authenticated
-    damage: list[Damage] = field(default_factory=list)
     #: Blocks that were read and are whole, by pack and number; of a part only, since
     #: they are as many as the store is large.
     _whole: set[tuple[str, int]] = field(default_factory=set)
@@ -70,18 +69,11 @@ class Verification:
             progress: called with blocks done and blocks in all.
 
         Returns:
-            What is damaged of it; it is added to :attr:`damage`, too.
+            What is damaged of it.
 
         Raises:
             StoreError: the store does not work, which says nothing of the checkpoint.
         """
-        found = self._check(checkpoint, progress)
-        self.damage += found
-        return found
-
-    def _check(
-        self, checkpoint: str, progress: Callable[[int, int], None] | None
-    ) -> list[Damage]:
         whole = self._whole if self.part.of > 1 else None
         try:
             reader = self.repository.open(checkpoint)

@@ -85,27 +85,6 @@ class StoreSettings(Configurable):
         """,
     ).tag(config=True)
 
-    verify_days = Float(
-        0.0,
-        min=0.0,
-        help="""Days in which the agent reads the whole store once. 0: never.
-
-        Each hour it reads a part, at the lowest priority. Damage is reported in the log
-        and in `verify_metrics_file`. It costs reads, which object stores may charge
-        for; where several agents have the same store, set it on one of them. 30 reads
-        everything once a month. `jupyterhub-gpu-reclaim store verify` reads it at once.
-        """,
-    ).tag(config=True)
-
-    verify_metrics_file = Unicode(
-        "",
-        help="""File with the figures of `verify_days` for Prometheus' node exporter.
-
-        In the folder of its textfile collector, with a name that ends in `.prom`, for
-        example `/var/lib/prometheus/node-exporter/gpu-reclaim.prom`. Empty: none.
-        """,
-    ).tag(config=True)
-
     master_key_file = Unicode(
         "",
         help="""File of the master keys: a line `name key` for each, the newest last.
@@ -138,17 +117,13 @@ class StoreSettings(Configurable):
     ).tag(config=True)
 
     compression = Enum(
-        ["auto", "lz4", "zstd", "none"],
-        "auto",
+        ["lz4", "zstd", "none"],
+        "lz4",
         help="""How memory is compressed, where it can be.
 
-        `auto` is `lz4`, but for what takes longer to compress than to write: on few
-        cores and a fast disk sessions stand still for a little less, and take more
-        room. Only in a folder with room for eight such sessions, and while its disk
-        keeps up; an object store always gets `lz4`. `lz4` costs little and keeps a
-        fast disk busy. `zstd` makes it smaller by about a third at several times the
-        cost: for slow or expensive storage. `none` only leaves out zeros. What cannot
-        be compressed is found out cheaply in any case.
+        `lz4` costs little and keeps a fast disk busy. `zstd` makes it smaller by about
+        a third at several times the cost: for slow or expensive storage. `none` only
+        leaves out zeros. What cannot be compressed is found out cheaply in any case.
         """,
     ).tag(config=True)
 

@@ -17,9 +17,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
 from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
-from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.identified import identified
-from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.format.keys import (
     LateKeys,
     load_keys,
@@ -72,8 +70,7 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
     file = key_file(settings, state)
     keys = _keys(settings, state)
     known = KnownStore(state)
-    place = place_of(settings)
-    backend = identified(place, keys, known)
+    backend = identified(place_of(settings), keys, known)
     presence = StorePresence(known, backend.check, lambda: make_key(file, clock))
     pool = Pool()
     repository = Repository(
@@ -81,7 +78,7 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
         clock=clock,
         keys=keys,
         pool=pool,
-        compression=_compression(settings, place),
+        compression=settings.compression,
     )
     return Opened(backend, keys, repository, presence, pool)
 
@@ -131,14 +128,6 @@ def _keys(settings: StoreSettings, state: Path) -> Wrapper:
     if file is None or file.exists():
         load()  # what makes no sense is said at the start
     return LateKeys(load)
-
-
-def _compression(settings: StoreSettings, place: Backend) -> str:
-    """The compression; ``auto`` is LZ4 over a network, however fast that seems."""
-    folder = isinstance(place, FolderBackend)
-    if settings.compression == "auto" and not folder:
-        return Compression.LZ4
-    return str(settings.compression)
 
 
 def key_file(settings: StoreSettings, state: Path) -> Path | None:

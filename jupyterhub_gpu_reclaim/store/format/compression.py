@@ -2,16 +2,13 @@
 
 Bytes in, bytes out; nothing is encrypted or authenticated here, so only authenticated
 bytes may be passed to :func:`unpack`. Samples of a block tell whether it will shrink,
-because compressing what will not is what costs most; with ``auto`` also whether it
-takes longer than to write what it would save.
+because compressing what will not is what costs most.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import lz4.block
 import zstandard
@@ -44,29 +41,20 @@ class Compression(StrEnum):
     NONE = "none"
     LZ4 = "lz4"
     ZSTD = "zstd"
-    AUTO = "auto"  #: LZ4, where that is the shorter way
 
 
 class Garbled(Exception):
     """The bytes are not a block of that kind and length."""
 
 
-def pack(
-    plain: memoryview, compression: Compression, write_cost: float = math.inf
-) -> tuple[Kind, Buffer]:
+def pack(plain: memoryview, compression: Compression) -> tuple[Kind, Buffer]:
     """The kind and the bytes to store; for a raw block that very view.
 
     Args:
         plain: the block.
         compression: the store's setting.
-        write_cost: seconds for each byte that is stored, for ``auto``.
     """
-    if compression is Compression.NONE:
-        return Kind.RAW, plain
-    sample = probe(plain)
-    if sample is None:
-        return Kind.RAW, plain
-    if compression is Compression.AUTO and not sample.pays(write_cost):
+    if compression is Compression.NONE or not _shrinks(plain):
         return Kind.RAW, plain
     if compression is Compression.ZSTD:
         kind, packed = Kind.ZSTD, zstandard.compress(plain, _ZSTD_LEVEL)
@@ -114,26 +102,11 @@ def _unpack_zstd(data: Buffer, length: int) -> bytes:
     return zstandard.decompress(data)
 
 
-class Sample(NamedTuple):
-    """Seconds that compressing one page of a block took, and bytes that it saved."""
-
-    seconds: float
-    saved: int
-
-    def pays(self, write_cost: float) -> bool:
-        """Whether it takes less than to write what it saves."""
-        return self.seconds <= self.saved * write_cost
-
-
-def probe(plain: memoryview) -> Sample | None:
-    """The first of a few pages of a block that compresses; None: none of them does."""
+def _shrinks(plain: memoryview) -> bool:
+    """Whether any of a few pages of a block compresses."""
     if len(plain) <= _PROBE_BYTES * _PROBES:
-        return Sample(0.0, len(plain))  # too little to be worth a look
+        return True  # too little to be worth a look
     stride = (len(plain) - _PROBE_BYTES) // (_PROBES - 1)
-    for at in range(0, _PROBES * stride, stride):
-        begun = time.perf_counter()
-        page = plain[at : at + _PROBE_BYTES]
-        length = len(lz4.block.compress(page, store_size=False))
-        if length < _PROBE_BYTES * _WORTH:
-            return Sample(time.perf_counter() - begun, _PROBE_BYTES - length)
-    return None
+    pages = (plain[at : at + _PROBE_BYTES] for at in range(0, _PROBES * stride, stride))
+    most = _PROBE_BYTES * _WORTH
+    return any(len(lz4.block.compress(page, store_size=False)) < most for page in pages)

@@ -8,9 +8,6 @@ room, or no store) it is unusable.
 
 from __future__ import annotations
 
-import math
-import resource
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,13 +29,6 @@ if TYPE_CHECKING:
 BUFFER_BYTES = 1 << 20
 #: Plain bytes of the blocks that are written.
 BLOCK_BYTES = 256 * 1024
-
-#: Share of the newest block in what is known of the cost of writing; so many times what
-#: is known counts at most, because one may have had to wait for something else.
-_LEARNING = 0.1
-_JUMP = 4
-#: A clock may be too coarse for a block, and what is nothing would stay nothing.
-_LEAST_COST = 1e-11
 
 #: Columns of a pack writer's counters.
 LOGICAL, STORED, KNOWN = range(3)
@@ -112,8 +102,6 @@ class PackWriter:
         #: takes a tenth of what naming them takes.
         self._buffer: memoryview | None = None
         self._chunks: list[memoryview] = []
-        #: Seconds that a stored byte takes; not known before the first block.
-        self._write_cost = math.inf
 
     def put(self, file: int, first: int, data: memoryview, length: int) -> None:
         """Take whole chunks of a file.
@@ -216,41 +204,8 @@ class PackWriter:
 
     def _write(self, chunks: NDArray[np.uint8]) -> None:
         plain = chunks.reshape(-1).data
-        # A disk that does not keep up is what all wait for in the end.
-        cost = math.inf if self.packs.behind() else self._write_cost
-        kind, data = codec.pack(plain, self._recipe.compression, cost)
-        watch = _Stopwatch()
-        stored = self.packs.append(kind, len(chunks), data)
-        self._learn(watch.seconds() / stored)
-        self._counters[STORED] += stored
-
-    def _learn(self, cost: float) -> None:
-        known = self._write_cost if self._write_cost < math.inf else cost
-        now = known + (min(cost, known * _JUMP) - known) * _LEARNING
-        self._write_cost = max(now, _LEAST_COST)
-
-
-class _Stopwatch:
-    """Time that a call of this thread has taken.
-
-    A thread that never waited counts as long as it had the processor: that it was
-    another program's in between says nothing of the call.
-    """
-
-    def __init__(self) -> None:
-        self._begun = time.perf_counter()
-        self._used, self._waits = self._usage()
-
-    def seconds(self) -> float:
-        used, waits = self._usage()
-        if waits > self._waits:
-            return time.perf_counter() - self._begun
-        return used - self._used
-
-    @staticmethod
-    def _usage() -> tuple[float, int]:
-        usage = resource.getrusage(resource.RUSAGE_THREAD)
-        return usage.ru_utime + usage.ru_stime, usage.ru_nvcsw
+        kind, data = codec.pack(plain, self._recipe.compression)
+        self._counters[STORED] += self.packs.append(kind, len(chunks), data)
 
 
 def not_zero(rows: NDArray[np.uint8]) -> NDArray[np.int64]:

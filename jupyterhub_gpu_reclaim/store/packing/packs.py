@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 PACK_BYTES = 64 * 1024 * 1024
 #: Blocks that stand side by side are read in one go, as far as this.
 READ_BYTES = 560 * 1024
-#: So many packs that settle at once mean that the disk does not keep up.
-_BEHIND = 2
 #: A pack writer's packs are numbered from its own number times this.
 PACKS_PER_WRITER = 1 << 16
 
@@ -105,13 +103,6 @@ class Packs:
         if pack.length >= self._limit:
             self._settle(pack)
         return stored
-
-    def behind(self) -> bool:
-        """Whether packs are filled faster than the disk takes them."""
-        waiting = [
-            pack for pack, future in self._settling[-_BEHIND:] if not future.done()
-        ]
-        return len(waiting) == _BEHIND
 
     def close(self) -> list[tuple[int, int]]:
         """Begin to settle what is left; nothing may be appended any more.

@@ -17,7 +17,6 @@ from jupyterhub_gpu_reclaim.common.errors import BadRequest, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.catalogue import locks
 from jupyterhub_gpu_reclaim.store.format import crypto, layout
-from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.packing import dedup_index
 from jupyterhub_gpu_reclaim.store.packing.base_blocks import BaseBlocks
 from jupyterhub_gpu_reclaim.store.packing.pack_writer import Recipe
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.backend import Backend
     from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
+    from jupyterhub_gpu_reclaim.store.format.compression import Compression
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 #: Most chunks of a checkpoint. Their list takes about 100 bytes for each of them while
 #: it is made, so sessions that would have more get larger chunks.
 _MOST_CHUNKS = 1 << 23
-#: There is plenty of room in a store that takes so many of what is to be written.
-_AMPLE = 8
 
 
 class ActiveWrites:
@@ -110,7 +108,7 @@ class CheckpointBuilder:
                 id_key=base.body.id_key if base else crypto.new_key(),
                 chunk_bytes=base.body.chunk_bytes if base else least,
                 pack_bytes=options.pack_bytes,
-                compression=self._compression(expected_bytes),
+                compression=options.compression,
             )
             draft = Draft(
                 recipe=recipe,
@@ -125,15 +123,6 @@ class CheckpointBuilder:
         except BaseException:
             self._ended(checkpoint)
             raise
-
-    def _compression(self, expected_bytes: int) -> Compression:
-        """The setting; what saves time may cost room, where there is plenty of it."""
-        chosen = self.options.compression
-        if chosen is not Compression.AUTO:
-            return chosen
-        free = self.backend.free_bytes()
-        ample = free is not None and free >= expected_bytes * _AMPLE
-        return chosen if ample else Compression.LZ4
 
     def _reserve(self, checkpoint: str) -> None:
         """Begin to write one of that id; :meth:`_ended` is its end.

@@ -1,0 +1,54 @@
+"""The timer that reads the store: what its unit runs finds damage, and fails then."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "etc" / "systemd"
+UNIT = FOLDER / "jupyterhub-gpu-reclaim-verify.service"
+
+
+def unit(path: Path) -> configparser.RawConfigParser:
+    read = configparser.RawConfigParser(strict=False)
+    read.optionxform = str  # type: ignore[method-assign,assignment]
+    read.read(path)
+    return read
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_unit_reads_the_store_leaves_metrics_and_fails_where_it_is_damaged(
+    store, tmp_path, damaged
+):
+    if damaged:
+        pack = next((store.root / "packs" / "bob-1").glob("0*"))
+        store.damage(f"packs/bob-1/{pack.name}")
+    metrics = tmp_path / "verify.prom"
+    options = (
+        f"--store={store.root} --key-file={store.key_file} --metrics-file={metrics}"
+    )
+    line = unit(UNIT)["Service"]["ExecStart"].replace("$VERIFY_OPTIONS", options)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        shlex.split(line), capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == int(damaged), done.stderr
+    assert ("bob-1" in done.stdout) == damaged
+    assert f"verify_damaged_checkpoints {int(damaged)}.0" in metrics.read_text()
+
+
+def test_timer_starts_that_unit_more_often_than_the_alert_waits():
+    timer = unit(UNIT.with_suffix(".timer"))
+    assert "Unit" not in timer["Timer"]  # it is the one of the same name
+    assert timer["Timer"]["OnCalendar"].startswith("Sun ")
+    alerts = (FOLDER.parent / "prometheus" / "alerts.yml").read_text()
+    assert "verify_timestamp_seconds > 8 * 86400" in alerts
