@@ -541,22 +541,11 @@ class SessionPolicy(Value, frozen=True, kw_only=True, omit_defaults=True):
     #: for each of these, the rule that says so; of those that ``IdlePolicy`` lets be
     #: None, a rule may set just that
     by: dict[str, str] = msgspec.field(default_factory=dict)
-    chosen: bool = False  #: its user has chosen ``idle_after``
     unknown: str = ""  #: facts that are missing for a decision
 
     def rule(self, setting: str) -> str:
         """The end of a sentence about that setting: who says so, if not all get it."""
-        if self.chosen and setting == "idle_after":
-            return ", as its user has chosen"
         return f" by the rule for {self.by[setting]}" if setting in self.by else ""
-
-
-class OwnIdleTime(Value, frozen=True, kw_only=True):
-    """The idle time that a session's user may choose, in seconds."""
-
-    chosen: float | None = None  #: None: none, it has the administrator's
-    shortest: float
-    longest: float
 
 
 class Resumed(Value, frozen=True, kw_only=True):
@@ -586,8 +575,6 @@ class SessionFacts(Value, frozen=True, kw_only=True):
     place: int | msgspec.UnsetType = msgspec.UNSET  #: in the GPU queue
     waiting_since: float | msgspec.UnsetType = msgspec.UNSET
     terms: SessionPolicy | msgspec.UnsetType = msgspec.UNSET
-    #: while it runs, where users may choose one
-    own_idle_time: OwnIdleTime | msgspec.UnsetType = msgspec.UNSET
     nap: Nap | msgspec.UnsetType = msgspec.UNSET  #: also while it is warned
     #: when the memory of its GPU is expected to be back, while it is moved there
     waking_until: float | msgspec.UnsetType = msgspec.UNSET

@@ -152,15 +152,6 @@ class Reason(Enum):
         "Kept until {until} at the request of {by}.",
         "Nothing to do. 'Keep no longer' ends it at once.",
     )
-    KEEP_SPENT = (
-        "keep_spent",
-        (
-            "Your sessions can be kept for {limit} in any 24 h; {left} of that is available"
-            " now{more}."
-        ),
-        "A session that is not kept is suspended only when nobody uses it.",
-        True,
-    )
     OPTED_OUT = (
         "opted_out",
         "Never suspended when idle (set by {by}).",

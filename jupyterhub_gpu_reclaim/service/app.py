@@ -235,7 +235,7 @@ class ReclaimService(Application, Options):
         notices = Notices(parent=self)
         naps = NapPolicy(idle, seats=self.seats_per_gpu, parent=self)
         nap_after = max(naps.usually_after, rules.longest("nap_after"))
-        span = max(idle.idle_after, rules.longest("idle_after"), self.own_idle_longest)
+        span = max(idle.idle_after, rules.longest("idle_after"))
         span = max(span or under_pressure, nap_after, naps.room_after)
         usual = idle.idle_after or under_pressure or span
         controller = Controller(

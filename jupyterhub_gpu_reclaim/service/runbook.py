@@ -96,8 +96,8 @@ ALERTS = (
     Alert(
         "GpuReclaimIdleKept",
         "GPUs have been idle for half a day, and somebody keeps them.",
-        "Talk to the sessions' users. `ReclaimService.keep_limit` and `keep_per_day`"
-        " bound what may be kept.",
+        "Talk to the sessions' users. `ReclaimService.keep_limit` bounds how"
+        " long they may keep them.",
     ),
     Alert(
         "GpuReclaimSavedSessionUnreadable",

@@ -39,10 +39,7 @@ ON_REQUEST_ONLY = {
     "idle_after": 0,
     "sample_interval": 1,
     "service_check": 1,
-    "service_options": {
-        "ReclaimService.keep_limit": 7200,
-        "ReclaimService.own_idle_longest": 3600,
-    },
+    "service_options": {"ReclaimService.keep_limit": 7200},
 }
 
 

@@ -94,12 +94,6 @@ def test_suspend_now_resumes_in_place_with_what_is_not_saved_and_later_by_a_relo
     notebook.get_by_role("button", name="Keep no longer").click()
     notebook.get_by_text("It is no longer kept.").wait_for()
     assert not admin.session(new_name)["kept_until"]
-    idle_time = notebook.get_by_label("Suspend when unused for")
-    idle_time.select_option("30 min")
-    notebook.get_by_text("Your own time is set.").wait_for()
-    assert admin.session(new_name)["facts"]["own_idle_time"]["chosen"] == 1800
-    idle_time.select_option("the Hub's own time")
-    notebook.get_by_text("The Hub's own time applies again.").wait_for()
     notebook.get_by_role("button", name="Suspend now").click()
     admin.wait(new_name, phase="suspended")
     dialog_of(notebook).wait_for()

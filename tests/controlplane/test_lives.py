@@ -80,18 +80,6 @@ async def test_keep_lasts_through_a_suspend_and_ends_with_a_new_session(world):
     assert (view.kept_until, view.facts.kept_by) == (None, "")
 
 
-async def test_keep_that_ends_with_its_session_can_be_used_again(world):
-    world.change(keep_per_day=3600.0)
-    await world.running("old")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.keep(KEY, 3600, "ada")
-    await world.hub.stop(KEY)
-    assert await world.hub.start(KEY) == "cold"
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.keep(KEY, 3500, "ada")
-
-
 FULL = SessionRow(
     key=KEY,
     phase=Phase.RUNNING,

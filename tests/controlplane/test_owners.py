@@ -106,7 +106,6 @@ async def test_journal_lost_what_is_to_be_deleted_is_not_kept_for_a_former_accou
 
 async def test_new_account_of_that_name_inherits_nothing(world):
     """Its generations go on from the former one's: else a lost journal mixes them."""
-    world.change(keep_per_day=3600.0)
     controller = await _left_by_the_old_one(world)
     await controller.users.keep(KEY, 3600, "ada")
     (old,) = world.node.saved

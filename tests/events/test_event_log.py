@@ -136,7 +136,6 @@ WITHOUT_A_WORD = {
     "export",
     "forgotten",
     "found aside",
-    "idle time",
     "journal rebuilt",
     "nap failed",
     "naps",

@@ -220,10 +220,6 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
             "sample_interval must be a number from 0.5 to 600, not 9999",
         ),
         (
-            {"service_options": {"ReclaimService.own_idle_longest": 120}},
-            "own_idle_longest .120. must be 0, or at least 300",
-        ),
-        (
             {"idle_after": 60, "service_options": {"IdlePolicy.idle_after": 70}},
             "idle_after and IdlePolicy.idle_after say different things",
         ),

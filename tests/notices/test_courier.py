@@ -15,7 +15,7 @@ from tests.support.manual_clock import ManualClock
 
 
 class ChannelInMemory:
-    """KeepQuota what it gets; fails as often, and in such a way, as it is told."""
+    """Keeps what it gets; fails as often, and in such a way, as it is told."""
 
     name = "memory"
 

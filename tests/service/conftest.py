@@ -46,7 +46,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditSentence
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
-from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.settings.in_force import settings_in_force
@@ -255,15 +255,8 @@ class SessionsInMemory:
         self.calls.append(("keep", key, seconds, by))
         return self.session(key)
 
-    def longest_keep(self, key: SessionKey, *, manages: bool = False) -> float:
-        self.session(key)
+    def longest_keep(self, *, manages: bool = False) -> float:
         return LONGEST_KEEP if manages else 2 * 3600.0
-
-    async def choose_idle_time(
-        self, key: SessionKey, seconds: float | None, by: str
-    ) -> SessionView:
-        self.calls.append(("idle_time", key, seconds, by))
-        return self.session(key)
 
     async def end_second(self, key: SessionKey, incarnation: str, by: str) -> None:
         self.calls.append(("end_second", key, incarnation, by))

@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
     KeptState,
     Nap,
-    OwnIdleTime,
     Phase,
     SessionKey,
     Step,
@@ -393,14 +392,12 @@ async def test_pages_fit_a_phone_and_a_desk(service, tab):
         await shot(page, f"service-fresh-{name}")
 
 
-async def test_times_are_the_readers_own_and_an_idle_time_can_be_chosen(service, tab):
+async def test_times_are_the_readers_own(service, tab):
     """In Nepal, where nobody's server is: a quarter of an hour off."""
     kept = "Kept until 2026-01-02 03:04 UTC at the request of ada."
-    own = OwnIdleTime(chosen=None, shortest=600.0, longest=3600.0)
     service.control.put(
         "ada",
         verdict=Decision(reclaim=False, code="kept", message=kept),
-        facts={"own_idle_time": own},
     )
     page = await tab("token-ada", timezone_id="Asia/Kathmandu", locale="en-GB")
     await expect(page.get_by_text("Kept until 2 Jan 2026, 08:49 at")).to_be_visible()
@@ -409,11 +406,6 @@ async def test_times_are_the_readers_own_and_an_idle_time_can_be_chosen(service,
     )
     await expect(keep).to_be_visible()
     assert await axe.problems_there(page) == []
-    await shot(page, "service-idle-time")
-    await page.get_by_label("Suspend it when unused for").select_option("30 min")
-    await page.get_by_role("button", name="Set", exact=True).click()
-    await expect(page.get_by_text("The idle time is set.")).to_be_visible()
-    assert ("idle_time", SessionKey("ada"), 1800.0, "ada") in service.control.calls
 
     # and so are those of a page without a script of its own
     kept = [

@@ -12,7 +12,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     GpuSample,
     KeptState,
     Nap,
-    OwnIdleTime,
     Phase,
     SessionFacts,
     SessionKey,
@@ -91,18 +90,6 @@ def test_suspended_card_says_why_how_large_and_how_long_it_takes():
     assert one.suspended == "Idle for 15 min. 41 GB, about 20 s to resume."
     assert one.until.iso == "2023-11-14T22:13:20+00:00"
     assert made(Phase.SUSPENDED, checkpoint="c1").suspended == ""
-
-
-def test_card_offers_idle_times_within_the_bounds_as_the_tab_does():
-    own = OwnIdleTime(chosen=1200.0, shortest=600.0, longest=5400.0)
-    one = made(Phase.RUNNING, facts=SessionFacts(own_idle_time=own))
-    labels = [choice.label for choice in one.idle_times]
-    assert labels == [
-        *("the Hub's own time", "10 min", "20 min"),
-        *("30 min", "1 h", "1 h 30 min"),
-    ]
-    assert [choice.label for choice in one.idle_times if choice.chosen] == ["20 min"]
-    assert made(Phase.RUNNING).idle_times == []
 
 
 def test_card_offers_no_keep_that_would_be_refused():

@@ -30,7 +30,7 @@ FILES: Final = {
     " readiness ready rootfs sockets thaw",
     "cli": "sessions",
     "contracts": "backend repository",
-    "controlplane": "answers audit_text own_idle_time phases"
+    "controlplane": "answers audit_text phases"
     " preemption reconciler store_word streams suspensions totals workqueue",
     "hub": "cullers docker_container docker_spawner hub_config tljh_plugin",
     "kube": "agents pod watched",

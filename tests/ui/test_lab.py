@@ -234,20 +234,6 @@ def test_only_what_the_limits_of_a_keep_allow_is_offered(words):
     assert offered == [[hour, 4 * hour], [hour], [1860], [], []]
 
 
-def test_idle_times_are_offered_within_the_administrators_bounds(words):
-    own = {"chosen": 1200, "shortest": 600, "longest": 5400}
-    none, some = words(("idleTimes", None), ("idleTimes", own))
-    assert none == []
-    assert some == [
-        [None, "the Hub's own time"],
-        [600, "10 min"],
-        [1200, "20 min"],
-        [1800, "30 min"],
-        [3600, "1 h"],
-        [5400, "1 h 30 min"],
-    ]
-
-
 def test_suspended_session_is_told_with_all_that_is_known_and_no_more(words):
     known = {
         "at": NOW - 3900,

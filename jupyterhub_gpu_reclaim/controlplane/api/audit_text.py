@@ -77,7 +77,6 @@ _SENTENCES = {
     "ask to bring back": "{who} asked for another checkpoint of it.",
     "export": "{who} downloaded a checkpoint of it, encrypted with a passphrase:",
     "journal rebuilt": "{who} chose to resume its newest checkpoint.",
-    "idle time": "{who} chose its idle time:",
     "renew login": "{who} let its next start make its old login valid again.",
     "revoke tabs": "{who} revoked the key of its open tabs.",
     "opt out": "{who} set it never to be suspended when idle.",

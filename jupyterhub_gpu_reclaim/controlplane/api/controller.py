@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.controlplane.api.users import UserApi
 from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import Judge
-from jupyterhub_gpu_reclaim.controlplane.decide.own_idle_time import OwnIdleTimes
 from jupyterhub_gpu_reclaim.controlplane.decide.preemption import Preemption
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.decide.sampler import SessionSampler
@@ -118,10 +117,7 @@ class Controller:
     ) -> None:
         agent = fenced_agent(agent, journal)
         hub = fenced_hub(hub, journal)
-        own_idle_times = None
-        if settings.own_idle_longest:
-            own_idle_times = OwnIdleTimes(journal, settings, policies)
-        sessions = Sessions(journal, clock, settings, policies, own_idle_times)
+        sessions = Sessions(journal, clock, settings, policies)
         self._deletions = deletions = Deletions(sessions, agent, folder)
         together = Together(sessions, decide)
         suspender = Suspender(sessions, agent, hub, settings, new_id, together=together)

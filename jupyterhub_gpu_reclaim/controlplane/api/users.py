@@ -45,11 +45,8 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     Keeping,
     SessionRow,
 )
+from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.controlplane.sessions import owners
-from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import (
-    LONGEST_KEEP,
-    KeepQuota,
-)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -120,7 +117,6 @@ class UserApi:
         self._queue = queue
         self._renames = renames
         self._settings = settings
-        self._keeps = KeepQuota(sessions.journal, settings.keep_per_day)
 
     def sessions(self) -> list[SessionView]:
         """List all sessions that run, are suspended, or have left something.
@@ -276,14 +272,13 @@ class UserApi:
             seconds: from now on.
             by: who asks.
             manages: whether only the limit of a year holds for them, and not
-                ``Settings.keep_limit`` and ``Settings.keep_per_day``.
+                ``Settings.keep_limit``.
 
         Raises:
             NotFound: no such session.
             BadRequest: not a sensible time.
-            Refused: longer than allowed; ``keep_spent``: too much in one day;
-                ``node_drains``; or ``wrong_phase``: it is stopped, and its next start
-                is a new session.
+            Refused: longer than allowed; ``node_drains``; or ``wrong_phase``: it is
+                stopped, and its next start is a new session.
         """
         row = self._known_row(key)
         if row.phase is Phase.STOPPED and seconds:
@@ -292,11 +287,9 @@ class UserApi:
             self._check_stays(row)
         self._check_keep(seconds, manages=manages)
         now = self._sessions.clock.now()
-        spent = self._keeps.wish(key, seconds, now, bound=not manages)
         self._sessions.update(
             key,
             self._sessions.audit_line(key, by, "keep", f"{seconds:.0f} s"),
-            also=spent,
             kept_until=now + seconds if seconds else None,
             kept_by=by if seconds else "",
         )
@@ -311,45 +304,9 @@ class UserApi:
         self._queue.add(key)
         return self._sessions.view(key)
 
-    def longest_keep(self, key: SessionKey, *, manages: bool = False) -> float:
-        """Seconds for which ``keep`` would leave a session alone now, at most.
-
-        Raises:
-            NotFound: no such session.
-        """
-        self._known_row(key)
-        if manages:
-            return LONGEST_KEEP
-        left = self._keeps.left(key, self._sessions.clock.now())
-        return min(self._settings.keep_limit, LONGEST_KEEP, left)
-
-    async def choose_idle_time(
-        self, key: SessionKey, seconds: float | None, by: str
-    ) -> SessionView:
-        """Suspend that session after so long without use, within the bounds.
-
-        Args:
-            key: the session.
-            seconds: the time; None: the administrator's again.
-            by: who asks.
-
-        Raises:
-            NotFound: no such session.
-            Refused: users may not choose one, or not that one.
-        """
-        self._known_row(key)
-        shortest = self._settings.own_idle_shortest
-        longest = self._settings.own_idle_longest
-        if seconds is not None and not longest:
-            raise Refused(Reason.INVALID, what="Users do not choose idle times here.")
-        if seconds is not None and not shortest <= seconds <= longest:
-            what = f"Choose from {duration(shortest)} to {duration(longest)}."
-            raise Refused(Reason.INVALID, what=what)
-        chosen = "the Hub's own." if seconds is None else f"{duration(seconds)}."
-        line = self._sessions.audit_line(key, by, "idle time", chosen)
-        self._sessions.update(key, line, own_idle_time=seconds)
-        self._queue.add(key)
-        return self._sessions.view(key)
+    def longest_keep(self, *, manages: bool = False) -> float:
+        """Seconds for which ``keep`` would leave a session alone, at most."""
+        return LONGEST_KEEP if manages else self._settings.keep_limit
 
     async def opt_out(self, key: SessionKey, out: bool, by: str) -> SessionView:
         """Exclude this session from all policies, or include it again.

@@ -93,7 +93,6 @@ class Journal:
         audit: AuditRow | None = None,
         checkpoints: Iterable[CheckpointRow] = (),
         amounts: Mapping[str, float] | None = None,
-        also: Iterable[Any] = (),
     ) -> None:
         """Write a session's new row with everything that belongs to it, at once.
 
@@ -102,10 +101,9 @@ class Journal:
             audit: a line of its history.
             checkpoints: its checkpoints that change, too.
             amounts: what is added to counters that last.
-            also: statements about tables of other modules.
         """
         lines = [] if audit is None else [schema.insert_audit(audit)]
-        statements = [*schema.replace_session(row), *lines, *also]
+        statements = [*schema.replace_session(row), *lines]
         with self._changing(*statements, kept=checkpoints, amounts=amounts) as cache:
             cache.put(row)
 

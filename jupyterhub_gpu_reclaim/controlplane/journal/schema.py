@@ -80,7 +80,6 @@ sessions = Table(
     Column("waiting_since", Float),
     Column("bring_back", Text, nullable=False),
     Column("dismissed", Text, nullable=False),
-    Column("own_idle_time", Float),
     Column("session", Text, nullable=False),
     Column("account", Text, nullable=False),
     Column("term", Integer, nullable=False),
@@ -123,19 +122,6 @@ amounts = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("value", Float, nullable=False),
-)
-
-#: Time that users have used of the keep quota. A line is needed for a day after its
-#: end.
-keeps = Table(
-    "keeps",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("user", Text, nullable=False),
-    Column("server", Text, nullable=False),
-    Column("start", Float, nullable=False),
-    Column("until", Float, nullable=False),
-    Index("keeps_by_user", "user", "until"),
 )
 
 #: Moments and numbers that are noted of a subject; see ``journal/notes.py``.

@@ -77,8 +77,6 @@ class SessionRow(Value, frozen=True, kw_only=True):
     #: last checkpoint that ``checkpoint`` was before, or that its user gave up under
     #: another name; the Hub's pointer may still name it
     dismissed: str = ""
-    #: seconds without use after which its user wants it suspended; None: no wish
-    own_idle_time: float | None = None
 
     @property
     def stamp(self) -> tuple[int, int]:

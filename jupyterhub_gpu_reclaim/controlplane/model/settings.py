@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 
+#: Longest "keep" that anybody can ask for: a year, in seconds.
+LONGEST_KEEP = 366 * 86400.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -45,12 +48,6 @@ class Settings:
     seats_per_gpu: int = 1
     #: Longest "keep" that a user may ask for.
     keep_limit: float = 7 * 86400.0
-    #: Seconds of "keep" that one user has in any 24 hours; 0: no limit.
-    keep_per_day: float = 0.0
-    #: Shortest and longest idle time that a user may choose for a session of theirs: a
-    #: shorter one would have them wait for resumes all day; a longest of 0: none.
-    own_idle_shortest: float = 300.0
-    own_idle_longest: float = 0.0
     #: Time since its last save point after which a session that was used since is saved
     #: again, while it goes on; 0: only by order.
     save_every: float = 0.0

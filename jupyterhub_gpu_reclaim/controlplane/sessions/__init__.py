@@ -3,7 +3,7 @@
 ``registry`` moves rows through the phase table, and holds one ``runtime`` object for
 each session, which one call forgets. ``views`` makes what pages and API show,
 ``streams`` tells readers of changes. ``owners`` knows which account a name belongs to;
-``keep_quota`` and ``totals`` count.
+``totals`` counts.
 
 A change is journalled with its audit line, then told to readers; if the phase table or
 the journal refuses, nothing is changed. Runtime state is found out again after a

@@ -21,7 +21,6 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import Refused
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     HIDDEN,
@@ -141,10 +140,7 @@ def hand_over(sessions: Sessions, key: SessionKey, settings: Settings) -> None:
         StoreError: it could not be written; it has to be repeated.
     """
     _hide(sessions, sessions.journal.checkpoints(key), settings)
-    keeps = schema.keeps
-    forgotten = keeps.delete().where(schema.of_session(keeps, key))
-    line = sessions.audit_line(key, SERVICE, "new account", _NEW)
-    sessions.remove(key, line, also=[forgotten])
+    sessions.remove(key, sessions.audit_line(key, SERVICE, "new account", _NEW))
 
 
 def _refuse_running(sessions: Sessions, key: SessionKey) -> Refused:

@@ -40,7 +40,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import (
     SessionRow,
 )
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
-from jupyterhub_gpu_reclaim.controlplane.sessions import keep_quota, suspensions, views
+from jupyterhub_gpu_reclaim.controlplane.sessions import suspensions, views
 from jupyterhub_gpu_reclaim.controlplane.sessions.drains import Drains
 from jupyterhub_gpu_reclaim.controlplane.sessions.runtime import Runtime
 from jupyterhub_gpu_reclaim.controlplane.sessions.streams import (
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
-    from jupyterhub_gpu_reclaim.controlplane.decide.own_idle_time import OwnIdleTimes
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 
@@ -79,7 +78,6 @@ class Sessions:
         clock: time and waiting.
         settings: the limits.
         policies: settings of a session by the rules; None: there are no rules.
-        own_idle_times: idle times that users have chosen; None: they may not choose.
     """
 
     def __init__(
@@ -88,7 +86,6 @@ class Sessions:
         clock: Clock,
         settings: Settings | None = None,
         policies: Callable[[SessionKey], SessionPolicy] | None = None,
-        own_idle_times: OwnIdleTimes | None = None,
     ) -> None:
         settings = settings or Settings()
         self.journal = journal
@@ -98,8 +95,7 @@ class Sessions:
         self.seats_per_gpu = settings.seats_per_gpu
         #: runtime state of every session that anything is remembered of
         self.runtimes: dict[SessionKey, Runtime] = {}
-        self.policies = own_idle_times or policies
-        self._own_idle_times = own_idle_times
+        self.policies = policies
         self._save_every = settings.save_every
         self._retention = settings.retention
         self.drains = Drains(journal)  #: nodes that are to be free of sessions
@@ -181,10 +177,7 @@ class Sessions:
         accounting.waited(self.counters, before, row, now)
         accounting.took(self.counters, before, row, now)
         more = accounting.leaving(before, now, self.seats_per_gpu, row.phase)
-        unused = (
-            keep_quota.end(key, now) if before.kept_until and not row.kept_until else []
-        )
-        self.journal.save(row, audit, checkpoints, more, unused)
+        self.journal.save(row, audit, checkpoints, more)
         _log.info(
             "%s: %s -> %s (%s by %s)%s",
             key,
@@ -207,13 +200,12 @@ class Sessions:
         self,
         key: SessionKey,
         audit: AuditRow | None = None,
-        also: Iterable[Any] = (),
         checkpoints: Iterable[CheckpointRow] = (),
         **changes: Any,
     ) -> SessionRow:
         """Change columns other than the phase: an intent, a note."""
         row = msgspec.structs.replace(self.row(key), **changes)
-        self.journal.save(row, audit, checkpoints, also=also)
+        self.journal.save(row, audit, checkpoints)
         self.touch(key)
         return row
 
@@ -426,14 +418,12 @@ class Sessions:
 
     def view_of(self, row: SessionRow, kept: list[CheckpointRow]) -> SessionView:
         """Put a row and its checkpoints into a view for pages."""
-        own = self._own_idle_times if row.phase in phases.LIVE else None
         return views.view_of(
             row,
             kept,
             self.runtime(row.key),
             self.policy_of(row),
             suspension=self._suspension(row, kept),
-            own_idle_time=None if own is None else own.of(row),
         )
 
     def suspension(self, row: SessionRow) -> Suspension | None:
@@ -506,9 +496,8 @@ class Sessions:
             StoreError: it could not be written; nothing is changed.
         """
         row, now = self.row(key), self.clock.now()
-        ended = keep_quota.end(key, now)
         left = accounting.leaving(row, now, self.seats_per_gpu)
-        self.journal.forget(key, line, checkpoints, left, [*ended, *also])
+        self.journal.forget(key, line, checkpoints, left, also)
         self.forget(key)
 
     def forget(self, key: SessionKey) -> None:

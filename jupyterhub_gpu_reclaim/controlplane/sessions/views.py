@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.rows import HIDDEN, Keeping
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
-        OwnIdleTime,
         SessionPolicy,
         Suspension,
     )
@@ -38,7 +37,6 @@ def view_of(
     policy: SessionPolicy | None,
     *,
     suspension: Suspension | None = None,
-    own_idle_time: OwnIdleTime | None = None,
 ) -> SessionView:
     """Make the view of a session.
 
@@ -49,8 +47,6 @@ def view_of(
         policy: the rules' settings for it; None: there are no rules, or it does not
             run.
         suspension: the facts for its user; None: it is not suspended.
-        own_idle_time: the user's choice and its bounds; None: no choice, or it does not
-            run.
     """
     ended = row.phase in {Phase.SUSPENDED, Phase.STOPPED}
     operation = runtime.operation
@@ -76,7 +72,6 @@ def view_of(
         facts=msgspec.structs.replace(
             _facts(row, runtime, policy),
             suspension=UNSET if suspension is None else suspension,
-            own_idle_time=UNSET if own_idle_time is None else own_idle_time,
         ),
     )
 

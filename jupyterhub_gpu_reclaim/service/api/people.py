@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted
-from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.api.base import Count, Forbidden, PersonRoute, Route
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 
@@ -54,12 +54,6 @@ class KeepLimit(Value, frozen=True, kw_only=True):
     """The longest time for which a session can be kept."""
 
     longest: float  #: seconds from now on; 0: not at all
-
-
-class IdleTime(Value, frozen=True, kw_only=True):
-    """The idle time after which a session is suspended; null: as for all."""
-
-    seconds: float | None
 
 
 class OptOut(Value, frozen=True, kw_only=True):
@@ -212,15 +206,15 @@ class KeepSession(PersonRoute):
     for_tabs: ClassVar = True
 
     @operation(
-        "How long the session can be left alone, from now on, if you ask for it",
+        "How long you may ask that the session be left alone",
         answer=KeepLimit,
         errors=(404,),
     )
     async def get(self, user: str, server: str) -> None:
-        """Answer with the time for which the session can still be kept."""
-        key, manages = self.key(user, server), self.person.manages
-        longest = self.context.control.users.longest_keep(key, manages=manages)
-        self.answer(KeepLimit(longest=longest))
+        """Answer with the time for which the session can be kept."""
+        users = self.context.control.users
+        users.session(self.key(user, server))
+        self.answer(KeepLimit(longest=users.longest_keep(manages=self.person.manages)))
 
     @operation(
         "Leave the session alone for a while, whatever it does",
@@ -234,26 +228,6 @@ class KeepSession(PersonRoute):
         seconds, person = self.body(Keep).seconds, self.person
         keep = self.context.control.users.keep
         self.answer(await keep(key, seconds, person.label, manages=person.manages))
-
-
-class ChooseIdleTime(PersonRoute):
-    """A session's own idle time."""
-
-    path: ClassVar = "api/sessions/{user}/{server}/idle-time"
-    for_tabs: ClassVar = True
-
-    @operation(
-        "Choose after how long without use the session is suspended, within the"
-        " administrator's bounds (`facts.own_idle_time`)",
-        body=IdleTime,
-        answer=SessionView,
-        errors=(404, 409),
-    )
-    async def post(self, user: str, server: str) -> None:
-        """Set the idle time, or take it back."""
-        key, seconds = self.key(user, server), self.body(IdleTime).seconds
-        choose = self.context.control.users.choose_idle_time
-        self.answer(await choose(key, seconds, self.person.label))
 
 
 class OptOutSession(PersonRoute):
@@ -401,7 +375,6 @@ ROUTES: tuple[type[Route], ...] = (
         for_managers=True,
     ),
     KeepSession,
-    ChooseIdleTime,
     OptOutSession,
     SessionHistory,
     _order(

@@ -199,16 +199,6 @@ class Options(Configurable):
         " for a year. 0: nobody else may ask. Shorter where GPUs are short.",
     ).tag(config=True)
 
-    own_idle_longest = Float(
-        _DEFAULTS.own_idle_longest,
-        min=0,
-        max=366 * _DAY,
-        help="Longest idle time in seconds that users may choose for their sessions, in"
-        " place of `IdlePolicy.idle_after`; a rule that sets a shorter one stands above"
-        " it. At least 300, the shortest that they may choose. Longer lets them hold"
-        " GPUs longer. 0: they choose none. Example: 7200.",
-    ).tag(config=True)
-
     save_every = Float(
         _DEFAULTS.save_every,
         min=0,
@@ -229,15 +219,6 @@ class Options(Configurable):
         " what it comes back as if it ends; older ones can be brought back by its user"
         " for `set_aside_days`, as can those that were given a name, which do not"
         " count. More takes more of the store: what has changed between. Example: 5.",
-    ).tag(config=True)
-
-    keep_per_day = Float(
-        _DEFAULTS.keep_per_day,
-        min=0,
-        help="Seconds for which one user may have sessions left alone in any 24 hours,"
-        " all their sessions together; what lies ahead counts, and what is taken back"
-        " can be used again. Fairer to others where it is short. Holders of the manage"
-        " scope are not bound. 0: no such limit. Example: 14400 for four hours a day.",
     ).tag(config=True)
 
     orphan_grace = Float(
@@ -370,11 +351,9 @@ class Options(Configurable):
             gpu_wait=self.gpu_wait,
             seats_per_gpu=self.seats_per_gpu,
             keep_limit=self.keep_limit,
-            keep_per_day=self.keep_per_day,
             save_every=self.save_every,
             save_points=self.save_points,
             return_disrupted=self.return_disrupted,
-            own_idle_longest=self.own_idle_longest,
             captures=self.captures,
         )
 

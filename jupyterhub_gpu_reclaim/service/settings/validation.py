@@ -1,4 +1,4 @@
-"""Checks settings before anything acts on them: names, types, bounds, contradictions.
+"""Checks settings before anything acts on them: names, types and bounds.
 
 The same checks hold for a command line, a configuration file and the call of
 ``configure(c)``. They return sentences for an administrator and raise nothing. A value
@@ -27,7 +27,6 @@ from traitlets import (
 from traitlets.config import Application, Configurable
 from traitlets.config.loader import DeferredConfig, LazyConfigValue
 
-from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
@@ -85,7 +84,6 @@ def problems(
         sections: which there are.
     """
     found: list[str] = []
-    sound: dict[str, dict[str, Any]] = {}
     for section, values in config.items():
         if section in _EVERYBODYS:
             continue
@@ -98,25 +96,13 @@ def problems(
             judged = _judged(section, name, value, sections[section])
             if isinstance(judged, str):
                 found.append(judged)
-            else:
-                sound.setdefault(section, {})[name] = judged[0]
-    return found or contradictions(sound)
+    return found
 
 
 def judged_value(owner: type[HasTraits], name: str, value: Any, called: str) -> str:
     """What is wrong with a value for that trait of ``owner``; empty: nothing."""
     judged = _value(owner, owner.class_traits(config=True)[name], value, called)
     return judged if isinstance(judged, str) else ""
-
-
-def contradictions(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Settings that are valid one by one and contradict what stands beside them."""
-    shortest = Settings().own_idle_shortest
-    longest = config.get("ReclaimService", {}).get("own_idle_longest", 0.0)
-    if not 0 < longest < shortest:
-        return []
-    what = f"ReclaimService.own_idle_longest ({longest:g}) must be 0, or at least"
-    return [f"{what} {shortest:g}: users choose no shorter time."]
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from jupyterhub_gpu_reclaim.common import text as words
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.sessions.keep_quota import LONGEST_KEEP
+from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import WORKING_PERCENT
 
 if TYPE_CHECKING:
@@ -41,9 +41,6 @@ _STATES: dict[Phase, tuple[str, str]] = {
 
 #: Tone → words before how long ago that began; of the others: "Running for".
 _BEGAN = {"busy": "Began", "warn": "Warned"}
-
-#: Idle times that are offered to choose from, in seconds, as far as the bounds allow.
-IDLE_TIMES = (600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 86400.0)
 
 #: Reasons against a suspend that say that a session computes, other than on its GPU.
 _WORK = {one.value for one in (Reason.KERNEL_BUSY, Reason.CPU_BUSY, Reason.DATA_MOVES)}
@@ -94,15 +91,6 @@ class OtherCheckpoint:
 
 
 @dataclass(frozen=True)
-class IdleChoice:
-    """An idle time that a session's user may choose."""
-
-    seconds: str  #: empty: the administrator's
-    label: str
-    chosen: bool
-
-
-@dataclass(frozen=True)
 class SessionCard:
     """A session as the template prints it."""
 
@@ -137,7 +125,6 @@ class SessionCard:
     until: Moment | None  #: when a suspended session is deleted for its age
     for_quota: bool  #: whether a quota may delete it
     steps: list[ProgressLine]
-    idle_times: list[IdleChoice]  #: times that the reader may choose; empty: none
     main: list[Button]
     more: list[Button]
     can_start_fresh: bool
@@ -161,7 +148,7 @@ def card(
         now: seconds since the epoch.
         user_prefix: URL under which the Hub serves ``user/<name>/``.
         manages: whether the reader may do what only managers may.
-        longest_keep: seconds for which the reader may keep it now.
+        longest_keep: seconds for which the reader may keep it.
     """
     state, tone = _STATES[view.phase]
     user, server = quote(view.key.user, safe=""), quote(view.key.server, safe="")
@@ -200,7 +187,6 @@ def card(
         for_quota=bool(view.facts.suspension and view.facts.suspension.for_quota),
         back=_last_return(view, now),
         steps=[_progress(step) for step in view.steps] if tone == "busy" else [],
-        idle_times=_idle_times(view),
         main=_main_buttons(view, manages=manages),
         more=_more_buttons(view, longest_keep, manages=manages),
         can_start_fresh=has_saved,
@@ -418,19 +404,6 @@ def _progress(step: Step) -> ProgressLine:
     return ProgressLine(step.title, step.state, ", ".join(parts))
 
 
-def _idle_times(view: SessionView) -> list[IdleChoice]:
-    own = view.facts.own_idle_time
-    if not own:
-        return []
-    between = [each for each in IDLE_TIMES if own.shortest <= each <= own.longest]
-    offered = sorted({own.shortest, own.longest, *between, own.chosen or own.longest})
-    as_all = IdleChoice("", "the Hub's own time", own.chosen is None)
-    return [as_all] + [
-        IdleChoice(f"{each:g}", words.duration(each), each == own.chosen)
-        for each in offered
-    ]
-
-
 def _main_buttons(view: SessionView, *, manages: bool) -> list[Button]:
     """The main button of the session's state."""
     code = view.failure.code if view.failure is not None else ""
@@ -465,7 +438,7 @@ def _suspend_asks(view: SessionView) -> str:
 def _more_buttons(
     view: SessionView, longest_keep: float, *, manages: bool
 ) -> list[Button]:
-    """Further buttons: only what the limits of a keep allow now."""
+    """Further buttons: only what the limit of a keep allows."""
     if not view.phase.live:
         return []
     wanted = (1, 4, 24) if manages else (1, 4)

@@ -66,9 +66,6 @@ class Act(Page):
             manages, seconds = self.person.manages, self.seconds()
             await control.users.keep(key, seconds, by, manages=manages)
             return "keep" if seconds else "keep-off"
-        elif action == "idle-time":
-            chosen = self.seconds() if self.get_body_argument("seconds", "") else None
-            await control.users.choose_idle_time(key, chosen, by)
         elif action in {"bring-back", "delete"}:
             return await self._act_on_saved(key, action)
         elif action == "pin":
@@ -157,7 +154,7 @@ class Fresh(Page):
 
 
 _ACTIONS = (
-    "suspend|resume|save|nap|wake|keep|idle-time|pin|delete|bring-back|renew-login|end-tree"
+    "suspend|resume|save|nap|wake|keep|pin|delete|bring-back|renew-login|end-tree"
     "|revoke-tabs"
 )
 

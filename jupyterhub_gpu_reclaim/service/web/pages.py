@@ -49,7 +49,6 @@ DONE = {
     "wake": "Its GPU memory is being moved back.",
     "keep": "The session is kept running.",
     "keep-off": "The session is no longer kept running.",
-    "idle-time": "The idle time is set.",
     "pin": "The session will never be suspended when idle.",
     "unpin": "The session will be suspended when idle again.",
     "delete": "The suspended session was deleted.",
@@ -195,7 +194,7 @@ class Page(PersonRoute, HtmlErrors):
                 now=now,
                 user_prefix=self.user_prefix,
                 manages=manages,
-                longest_keep=control.users.longest_keep(view.key, manages=manages),
+                longest_keep=control.users.longest_keep(manages=manages),
             )
             for view in views
         ]

@@ -47,7 +47,7 @@ export class Service {
     return (await this.value("GET", "/why")) || [];
   }
 
-  /** Seconds for which the session can be kept now; null where nobody tells. */
+  /** Seconds for which the session can be kept; null where nobody tells. */
   async longestKeep() {
     const limit = await this.value("GET", "/keep");
     return limit && limit.longest;
@@ -56,11 +56,6 @@ export class Service {
   /** Leaves the session alone for so long, 0 takes that back: {ok, value: its view or the refusal}. */
   keep(seconds) {
     return this.ask("POST", "/keep", { seconds });
-  }
-
-  /** Suspends it after so long without use; null: as the administrator says. */
-  chooseIdleTime(seconds) {
-    return this.ask("POST", "/idle-time", { seconds });
   }
 
   suspend() {

@@ -5,7 +5,7 @@
  */
 import { about, button, element, terms } from "./elements.js";
 import {
-  clockTime, idleTimes, inFull, inLocalTime, keepChoices, keepLabel, workOf,
+  clockTime, inFull, inLocalTime, keepChoices, keepLabel, workOf,
 } from "./words.js";
 
 export class Panel {
@@ -20,10 +20,6 @@ export class Panel {
     this.reasons = element("ul", { "aria-label": "Why" });
     this.said = element("p", { role: "status", class: "gpu-reclaim-said" });
     this.buttons = element("div", { class: "gpu-reclaim-buttons" });
-    this.idleTime = element("select");
-    this.idleTime.addEventListener("change", () => void this.chooseIdleTime());
-    this.idle = element("label", { class: "gpu-reclaim-choice" }, "Suspend when unused for ");
-    this.idle.append(this.idleTime);
     this.choices = element("div", { class: "gpu-reclaim-buttons" });
     this.buttons.append(
       this.choices,
@@ -33,7 +29,7 @@ export class Panel {
       id: "gpu-reclaim-panel",
       "aria-labelledby": name.id,
     });
-    this.node.append(this.title, this.facts, this.reasons, this.idle, this.buttons);
+    this.node.append(this.title, this.facts, this.reasons, this.buttons);
     this.node.append(this.said);
     this.node.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("pointerdown", (event) => {
@@ -63,7 +59,6 @@ export class Panel {
     this.node.show();
     this.opener.setAttribute("aria-expanded", "true");
     this.title.focus(); // no button: who presses Enter twice means none of them
-    this.offerIdleTimes();
     void this.offer();
     const reasons = await this.service.reasons();
     const lines = reasons.map(({ message, code }) => {
@@ -111,24 +106,6 @@ export class Panel {
     if (view && (opening || this.node.open)) {
       this.facts.replaceChildren(...terms(inFull(view, this.service.now())));
     }
-  }
-
-  offerIdleTimes() {
-    const own = this.view?.facts?.own_idle_time;
-    const options = idleTimes(own).map(([seconds, words]) => {
-      const option = element("option", { value: seconds ?? "" }, words);
-      option.selected = seconds === (own.chosen ?? null);
-      return option;
-    });
-    this.idle.hidden = !options.length;
-    this.idleTime.replaceChildren(...options);
-  }
-
-  async chooseIdleTime() {
-    const seconds = Number(this.idleTime.value) || null;
-    this.say(await this.service.chooseIdleTime(seconds), () =>
-      seconds ? "Your own time is set." : "The Hub's own time applies again."
-    );
   }
 
   async keep(seconds) {

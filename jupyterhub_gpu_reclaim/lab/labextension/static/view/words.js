@@ -53,20 +53,6 @@ export function keepChoices(longest) {
   return allowed.length || minutes < 5 ? allowed : [60 * minutes];
 }
 
-/** Idle times to choose from, as [seconds or null, words]; empty where none may be. */
-export function idleTimes(own) {
-  if (!own) {
-    return [];
-  }
-  const { chosen, shortest, longest } = own;
-  const round = [600, 1800, 3600, 4 * 3600, 12 * 3600, 86400];
-  const within = round.filter((one) => shortest <= one && one <= longest);
-  const all = new Set([shortest, ...within, longest, chosen ?? longest]);
-  const offered = [...all].sort((one, other) => one - other);
-  const asAll = [null, "the Hub's own time"];
-  return [asAll, ...offered.map((seconds) => [seconds, duration(seconds)])];
-}
-
 /** What a choice means: "Keep 1 h, until 14:10". */
 export function keepLabel(seconds, now) {
   return `Keep ${duration(seconds)}, until ${clockTime(now + seconds)}`;
