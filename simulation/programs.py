@@ -469,12 +469,6 @@ class AgentOverWire:
     async def discard(self, checkpoint: str, *, runs: str = "") -> None:
         await self._slow("discard", checkpoint, runs=runs)
 
-    async def export(self, *args: Any) -> Any:
-        return await self._slow("export", *args)
-
-    async def exported(self, *args: Any) -> Any:
-        return await self._slow("exported", *args)
-
     async def lay_aside(
         self,
         checkpoint: str,

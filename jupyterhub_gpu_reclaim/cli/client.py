@@ -24,7 +24,7 @@ from jupyterhub_gpu_reclaim.common.models import (
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator
 
 T = TypeVar("T")
 
@@ -121,34 +121,6 @@ class SessionsClient:
         path = f"sessions/{key.path}/saved/{checkpoint}/bring-back"
         body = {"save_running": save_running}
         return await self._ask("POST", path, SessionView, body)
-
-    async def export(
-        self,
-        key: SessionKey,
-        checkpoint: str,
-        passphrase: str,
-        write: Callable[[bytes, int], object],
-    ) -> None:
-        """Download a checkpoint as a file that the passphrase opens.
-
-        Args:
-            key: the session.
-            checkpoint: its id.
-            passphrase: opens the file.
-            write: gets bytes of the file, and the length of all of it.
-
-        Raises:
-            Unreachable: also where it broke off; what was written is not whole.
-            OSError: ``write`` has failed.
-        """
-        path = f"{self._prefix}/api/sessions/{key.path}/saved/{checkpoint}/export"
-        body = codec.encode({"passphrase": passphrase})
-        try:
-            answer = await self._http.download(path, body, write, silence=MAX_SILENCE)
-        except NoResponse as silent:
-            raise self._unreachable("the download broke off", silent) from None
-        if answer.status >= 300:
-            raise self._refusal(answer)
 
     async def drain(self, node: str, order: DrainOrder) -> DrainReport:
         """Begin to suspend whatever runs on a node; empty: the Hub's own machine."""

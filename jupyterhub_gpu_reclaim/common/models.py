@@ -291,23 +291,6 @@ class CheckpointInfo(Value, frozen=True, kw_only=True):
         return self.term if self.term <= BELIEVED else 0, self.generation
 
 
-#: Most bytes of an exported file that an agent is asked for at a time.
-EXPORT_PIECE = 4 << 20
-
-
-class ExportHead(Value, frozen=True, kw_only=True):
-    """Beginning of a file with a checkpoint, and the objects that follow it."""
-
-    data: bytes
-    #: names of the store's objects and their lengths, whose bytes follow in this order
-    objects: list[tuple[str, int]]
-
-    @property
-    def length(self) -> int:
-        """Bytes of the whole file."""
-        return len(self.data) + sum(length for _, length in self.objects)
-
-
 class KeptState(Value, frozen=True, kw_only=True):
     """One checkpoint of a session that the service keeps, and why."""
 

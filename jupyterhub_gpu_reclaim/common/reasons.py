@@ -1340,17 +1340,6 @@ class Reason(Enum):
         "Close some of the pages that show sessions.",
         True,
     )
-    DOWNLOADS_OFF = (
-        "downloads_off",
-        "Checkpoints cannot be downloaded from this Hub.",
-        "Ask an administrator; the setting for it is `downloads`.",
-    )
-    TOO_MANY_DOWNLOADS = (
-        "too_many_downloads",
-        "Another checkpoint is being downloaded.",
-        "Wait until that has ended, then try again.",
-        True,
-    )
     INTERNAL = (
         "internal",
         "Something went wrong on our side; the log has the details.",

@@ -19,7 +19,6 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.models import (
     Aside,
     Event,
-    ExportHead,
     Identity,
     Tree,
     TreeState,
@@ -40,9 +39,7 @@ from jupyterhub_gpu_reclaim.node.sessions.placements import Session
 from jupyterhub_gpu_reclaim.node.workflows import capture, nap, save
 from jupyterhub_gpu_reclaim.node.workflows.again import looking_again
 from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
-from jupyterhub_gpu_reclaim.store.format.keys import Passphrase
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
-from jupyterhub_gpu_reclaim.store.transfer.export import head_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
         CheckpointInfo,
         Finding,
         Sample,
-        SessionKey,
     )
     from jupyterhub_gpu_reclaim.common.node_status import (
         NodeStatus,
@@ -431,59 +427,6 @@ class LocalNode:
         self.term.confirm()
         await asyncio.to_thread(self.tools.store.delete, checkpoint)
         await asyncio.to_thread(self.tools.ports.let_go, checkpoint)
-
-    async def export(
-        self, checkpoint: str, key: SessionKey, passphrase: str
-    ) -> ExportHead:
-        """Beginning of a file with a checkpoint, which the passphrase opens.
-
-        Args:
-            checkpoint: its id.
-            key: of the session that it has to be of.
-            passphrase: never kept, and never logged.
-
-        Raises:
-            NotFound: ``checkpoint_missing``: there is none, or it is another's.
-            BadRequest: the passphrase is too short.
-            StoreError: it cannot be read.
-        """
-        store = self.tools.store
-
-        def work() -> ExportHead:
-            wraps = Passphrase(passphrase)
-            if store.info(checkpoint).key != key:
-                raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-            data, objects = head_of(store, checkpoint, wraps)
-            return ExportHead(
-                data=data, objects=[(each.name, each.length) for each in objects]
-            )
-
-        self.term.confirm()
-        return await asyncio.to_thread(work)
-
-    async def exported(
-        self, checkpoint: str, name: str, offset: int, length: int
-    ) -> bytes:
-        """Bytes of one of the objects that follow, encrypted as they are stored.
-
-        Args:
-            checkpoint: its id.
-            name: of the object; only of those that the checkpoint needs.
-            offset: where they begin.
-            length: how many at most.
-
-        Raises:
-            NotFound: ``checkpoint_missing``, also where it needs no such object.
-            StoreError: it cannot be read.
-        """
-        store = self.tools.store
-
-        def work() -> bytes:
-            if all(entry.name != name for entry in store.objects(checkpoint)):
-                raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-            return store.read_object(name, offset, length)
-
-        return await asyncio.to_thread(work)
 
     async def lay_aside(
         self,

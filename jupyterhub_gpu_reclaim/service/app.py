@@ -337,7 +337,6 @@ class ReclaimService(Application, Options):
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,
-            downloads=self.downloads,
             limits=self.limits(),
             refused=None if events is None else events.refused,
             ready=lambda: self._ready,

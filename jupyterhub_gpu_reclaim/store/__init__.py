@@ -6,9 +6,9 @@ checkpoint unless all of it was written, synced and read back, whatever dies mea
 this process, its workers, the machine, another node.
 
 ``repository`` is the door. ``write`` and ``packing`` turn bytes into packs, ``workers``
-do it in processes of their own; ``read`` brings them back, and ``transfer`` moves whole
-checkpoints. ``catalogue`` knows what is committed, being written or being deleted.
-``backends`` keep named bytes; ``format`` has what stands in them.
+do it in processes of their own; ``read`` brings them back. ``catalogue`` knows what is
+committed, being written or being deleted. ``backends`` keep named bytes; ``format`` has
+what stands in them.
 
 Each failure is a ``StoreError`` with a reason; no contents are used before they were
 authenticated. Read next: ``FORMAT.md``, then ``repository`` and

@@ -15,12 +15,10 @@ import msgspec
 from jupyterhub_gpu_reclaim.store.backend import ObjectMissing
 from jupyterhub_gpu_reclaim.store.catalogue.committed import Catalogue
 from jupyterhub_gpu_reclaim.store.catalogue.garbage import Garbage
-from jupyterhub_gpu_reclaim.store.catalogue.locks import WriteIntent
 from jupyterhub_gpu_reclaim.store.catalogue.marks import Marks
 from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader, Problem
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.compression import Compression
-from jupyterhub_gpu_reclaim.store.format.keys import Rewrap
 from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
 from jupyterhub_gpu_reclaim.store.read.subset import ALL
 from jupyterhub_gpu_reclaim.store.write.builder import (
@@ -175,22 +173,6 @@ class Repository:
         """
         return self._catalogue.cached(checkpoint).objects()
 
-    def manifest(self, checkpoint: str, wraps: Wrapper | None = None) -> bytes:
-        """A manifest as it stands, or with its key wrapped by somebody else, too.
-
-        Args:
-            checkpoint: which.
-            wraps: the other one, who can open it then; None: as it stands.
-        """
-        data = self._backend.read(layout.manifest(checkpoint), 0, manifest.MAX_BYTES)
-        if wraps is None:
-            return data
-        return manifest.rewrap(data, checkpoint, Rewrap(self._keys, wraps))
-
-    def read_object(self, name: str, offset: int, length: int) -> bytes:
-        """Bytes of one of :meth:`objects`, as they are stored."""
-        return self._backend.read(name, offset, length)
-
     def lay_aside(
         self, checkpoint: str, aside: Aside | None, number: MarkNumber
     ) -> None:
@@ -211,15 +193,6 @@ class Repository:
         """Problems of a checkpoint's mark, which counts as none then."""
         found = self._marks.damage(self._catalogue.cached(checkpoint))
         return [Problem("", name, why) for name, why in found]
-
-    def intent(self, checkpoint: str) -> WriteIntent:
-        """An intent for a committed checkpoint, while it is copied to another store.
-
-        It keeps all that :meth:`objects` names there.
-        """
-        origins = self._catalogue.cached(checkpoint).origins
-        references = frozenset(origin.id for origin in origins)
-        return WriteIntent(checkpoint, self._clock.now(), references)
 
     def verify(
         self,

@@ -1,4 +1,4 @@
-"""On a terminal: a bar while it works, a passphrase that is asked for and not shown."""
+"""On a terminal: a bar while it works."""
 
 import os
 import pty
@@ -14,13 +14,9 @@ PROGRAM += "sys.exit(main(sys.argv[1:]))"
 
 @pytest.fixture
 def on_terminal(store):
-    """Run an action on a terminal of its own; exit code and all that it has shown.
+    """Run an action on a terminal of its own; exit code and all that it has shown."""
 
-    What is typed is an answer for each prompt.
-    """
-
-    def on_terminal(*line, typed=()):
-        typed = list(typed)
+    def on_terminal(*line):
         ours, theirs = pty.openpty()
         line = [*line, f"--store={store.root}", f"--key-file={store.key_file}"]
         child = subprocess.Popen(
@@ -41,8 +37,6 @@ def on_terminal(store):
             if not part:
                 break
             shown += part
-            if typed and typed[0][0] in shown:
-                os.write(ours, typed.pop(0)[1])
         os.close(ours)
         return child.wait(60), shown.decode()
 
@@ -55,16 +49,3 @@ def test_verify_shows_a_bar_and_then_the_result(on_terminal):
     assert "ada-1 (1 of 3)" in shown
     assert re.search(r"\d+%", shown)
     assert "3 verified, 0 damaged" in shown
-
-
-@pytest.mark.parametrize("again", [b"correct horse", b"correct hose"])
-def test_passphrase_is_asked_for_twice_and_not_shown(on_terminal, tmp_path, again):
-    file = tmp_path / "out.grx"
-    line = ("export", "ada-1", str(file), "--passphrase-file=-")
-    typed = [(b"Passphrase: ", b"correct horse\n"), (b"Once more: ", again + b"\n")]
-    code, shown = on_terminal(*line, typed=typed)
-    same = again == b"correct horse"
-    assert code == (0 if same else 1)
-    assert file.exists() == same
-    assert "correct" not in shown
-    assert ("written to" if same else "The two are not the same.") in shown

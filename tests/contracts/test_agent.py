@@ -9,7 +9,6 @@ import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
-    EXPORT_PIECE,
     Aside,
     Event,
     SessionKey,
@@ -426,7 +425,6 @@ async def test_trees_and_checkpoints_of_a_key_are_all_of_it_and_nothing_else(nod
     assert [info.id for info in await node.agent.checkpoints(ANN)] == ["c1"]
     await check_words(node)
     await check_identity(node)
-    await check_exports(node)
 
 
 async def check_words(node) -> None:
@@ -453,25 +451,6 @@ async def check_identity(node) -> None:
     with pytest.raises(NotFound) as caught:
         await node.agent.identity("c3")
     assert caught.value.reason is Reason.CHECKPOINT_MISSING
-
-
-async def check_exports(node) -> None:
-    """A checkpoint is exported for its own session and passphrase."""
-    words = "correct horse battery"
-    head = await node.agent.export("c1", ANN, words)
-    assert head.objects
-    for name, length in head.objects:
-        data = await node.agent.exported("c1", name, 0, EXPORT_PIECE)
-        assert len(data) == min(length, EXPORT_PIECE)
-        assert await node.agent.exported("c1", name, 1, 2) == data[1:3]
-    for refused in (
-        node.agent.export("c1", BOB, words),
-        node.agent.export("c3", ANN, words),
-        node.agent.exported("c1", "identity", 0, 1),
-        node.agent.exported("c1", "../master.key", 0, 1),
-        node.agent.exported("c3", head.objects[0][0], 0, 1),
-    ):
-        assert await refusal(refused) is Reason.CHECKPOINT_MISSING
 
 
 async def test_samples_are_of_sessions_with_programs(node):

@@ -9,12 +9,7 @@ from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.format import layout
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.transfer.export import (
-    export_checkpoint,
-    import_checkpoint,
-)
 from jupyterhub_gpu_reclaim.store.verification import Verification
-from simulation.doubles.memory_backend import MemoryBackend
 from tests.store.doubles import KEYS
 from tests.support.manual_clock import ManualClock
 
@@ -197,18 +192,3 @@ def test_word_that_was_moved_is_none(backend, store):
     lay(store, FOR_EVER, word=3)
     assert asides(store) == {"c1": FOR_EVER, "c2": None}
     assert replayed not in marks(backend)
-
-
-def test_export_leaves_the_word_out_and_import_forgets_one(tmp_path):
-    """Whoever takes it elsewhere wants it; what was said of it here, was said here."""
-    backend = MemoryBackend()
-    store = opened(backend)
-    saved(store)
-    lay(store, ASIDE)
-    export_checkpoint(backend, store, "c1", tmp_path / "file")
-    word = {name: bytes(backend.objects[name]) for name in marks(backend)}
-    store.delete("c1")
-    backend.objects |= word  # as an agent without marks would have left it
-    with (tmp_path / "file").open("rb") as file:
-        import_checkpoint(file, backend, keys=KEYS, opens=KEYS, clock=ManualClock())
-    assert asides(opened(backend)) == {"c1": None}

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import SystemClock
-from jupyterhub_gpu_reclaim.common.errors import StoreError
-from jupyterhub_gpu_reclaim.store.format.keys import KeyRing, Passphrase
-from jupyterhub_gpu_reclaim.store.repository import Repository
-from jupyterhub_gpu_reclaim.store.transfer.export import import_checkpoint
-from simulation.doubles.memory_backend import MemoryBackend
-from tests.e2e.test_cycle import BIN, by_command
+from tests.e2e.test_cycle import by_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from demo.admin import Admin
     from demo.user import User
@@ -86,66 +78,6 @@ def test_whatever_runs_is_saved_by_one_command_and_not_again_until_it_is_used(
         assert _all_saved(stack, admin, ada, bob) == ["saved already", "saved"]
     assert admin.session(bob.name)["checkpoint"] != point
     assert admin.session(bob.name)["phase"] == "running"
-
-
-@pytest.mark.long
-def test_own_save_point_is_downloaded_by_its_user_and_opens_with_the_passphrase(
-    stack: Stack, admin: Admin, new_user: Callable[[], User], tmp_path: Path
-) -> None:
-    ada, eve = new_user(), new_user()
-    ada.start_server()
-    kernel = ada.server().start_kernel()
-    with kernel:
-        kernel.run("secret = 'in the mem' + 'ory only'")
-        by_command(stack, admin, "save", ada.name)
-    checkpoint = admin.session(ada.name)["checkpoint"]
-    words, file = tmp_path / "words", tmp_path / "ada.grx"
-    words.write_text("correct horse battery\n")
-
-    def download(user: User, session: str) -> subprocess.CompletedProcess[str]:
-        made = user.hub("POST", f"users/{user.name}/tokens", json={}).json()["token"]
-        command = ("jupyterhub-gpu-reclaim", "export", session, checkpoint, str(file))
-        return subprocess.run(
-            [BIN / command[0], *command[1:], f"--passphrase-file={words}"],
-            env={
-                **os.environ,
-                "JUPYTERHUB_API_TOKEN": made,
-                "GPU_RECLAIM_URL": stack.url,
-            },
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-
-    for session in (ada.name, eve.name):
-        refused = download(eve, session)
-        assert (refused.returncode, file.exists()) == (1, False), refused.stderr
-    done = download(ada, ada.name)
-    assert done.returncode == 0, done.stderr
-    data = file.read_bytes()
-    assert b"in the memory only" not in data
-    assert b"correct horse" not in data
-
-    clock, elsewhere = SystemClock(), MemoryBackend()
-    keys, opens = KeyRing({"other": b"k" * 32}), Passphrase("correct horse battery")
-    with file.open("rb") as opened:
-        info = import_checkpoint(opened, elsewhere, keys=keys, opens=opens, clock=clock)
-    assert (info.id, info.key.user) == (checkpoint, ada.name)
-    store = Repository(elsewhere, clock=clock, keys=keys)
-    assert not list(store.verify(checkpoint))
-    there = store.open(checkpoint)
-    memory = b"".join(
-        bytes(piece)
-        for name in there.names()
-        if "pages-" in name
-        for piece in there.stream(name)
-    )
-    assert b"in the memory only" in memory
-
-    file.write_bytes(data[:-1])
-    with file.open("rb") as cut, pytest.raises(StoreError):
-        import_checkpoint(cut, MemoryBackend(), keys=keys, opens=opens, clock=clock)
 
 
 def _all_saved(stack: Stack, admin: Admin, *users: User) -> list[str]:

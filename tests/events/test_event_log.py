@@ -133,7 +133,6 @@ WITHOUT_A_WORD = {
     "ask to wake",
     "brought_back",
     "end second tree",
-    "export",
     "forgotten",
     "found aside",
     "journal rebuilt",

@@ -94,22 +94,6 @@ def checkpoint(key: SessionKey, name: str = "c1") -> CheckpointInfo:
     )
 
 
-class FileInMemory:
-    """A checkpoint as a file; an error among the pieces is raised."""
-
-    def __init__(self, pieces: list[bytes | Exception]) -> None:
-        self.all = pieces
-        self.length = sum(len(p) if isinstance(p, bytes) else 1 for p in pieces)
-        self.read = 0
-
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        for piece in self.all:
-            if isinstance(piece, Exception):
-                raise piece
-            self.read += 1
-            yield piece
-
-
 class SessionsInMemory:
     """Sessions without anything behind them: only the phases change."""
 
@@ -122,8 +106,6 @@ class SessionsInMemory:
         self.events: list[Event | Exception] = []
         self.plan = StartPlan(action="cold")
         self.managed_keeps = 0
-        self.file = FileInMemory([b"head", b"x" * 100_000])
-        self.passphrases: list[str] = []
         self.tab_starts: dict[SessionKey, float] = {}
         self.queue: list[Waiting] = []
         self.users_since: dict[str, float] = {}
@@ -323,18 +305,6 @@ class SessionsInMemory:
         if self.session(key).phase is Phase.RUNNING and not save_running:
             raise Refused(Reason.SESSION_RUNS)
         return self.session(key)
-
-    async def export(
-        self, key: SessionKey, checkpoint: str, passphrase: str, by: str
-    ) -> FileInMemory:
-        if checkpoint not in {kept.id for kept in self.session(key).kept}:
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        if len(passphrase) < 8:
-            what = "A passphrase has at least 8 characters."
-            raise BadRequest(Reason.INVALID, what=what)
-        self.calls.append(("export", key, checkpoint, by))
-        self.passphrases.append(passphrase)
-        return self.file
 
     async def compare(self) -> list[Compared]:
         return [Compared(key=SessionKey("ada"), phase=Phase.SUSPENDED, state="asks")]

@@ -471,26 +471,3 @@ async def test_save_point_gets_its_name_on_the_sessions_page(service, tab):
     await expect(page.get_by_text("The session is being saved")).to_be_visible()
     called = ("save", SessionKey("ada"), "root", "good so far")
     assert called in service.control.calls
-
-
-async def test_save_point_is_downloaded_from_the_sessions_page(service, tab):
-    kept = KeptState(id="c1", generation=1, created=time.time(), keeping="superseded")
-    service.control.put("ada", kept=[kept])
-    page = await tab(path="sessions/ada/-")
-    await page.get_by_text("Download…").click()
-    await expect(page.get_by_text("only the passphrase opens it")).to_be_visible()
-    words = page.get_by_label("Passphrase")
-    await words.fill("short")
-    button = page.get_by_role("button", name="Download it")
-    await button.click()  # the browser asks for more
-    assert service.control.calls == []
-    await words.fill("correct horse battery")
-    assert await axe.problems_there(page) == []
-    async with page.expect_download() as download:
-        await button.click()
-    file = await download.value
-    assert file.suggested_filename == "c1.grx"
-    data = Path(await file.path()).read_bytes()
-    assert data == b"".join(service.control.file.all)
-    assert service.control.passphrases == ["correct horse battery"]
-    assert page.url.endswith("sessions/ada/-")

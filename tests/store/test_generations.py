@@ -288,16 +288,6 @@ def test_intents_of_nonsense_are_ignored(store, backend):
     assert store.sweep().removed == ["w0", "w1", "w2", "w3"]
 
 
-def test_intent_of_a_committed_checkpoint_keeps_its_packs_elsewhere(store, clock):
-    save(store, 1)
-    save(store, 2)
-    elsewhere = MemoryBackend()
-    locks.publish_intent(elsewhere, store.intent("c2"))
-    for entry in store.objects("c2"):
-        elsewhere.publish(entry.name, b"x" * 10)
-    assert Repository(elsewhere, clock=clock, keys=KEYS).sweep().removed == []
-
-
 def test_sweeps_beside_writers_and_deletes_take_nothing_that_is_needed(clock):
     """Two processes: one saves and deletes, the other sweeps all along."""
     backend = MemoryBackend()
@@ -379,33 +369,6 @@ def test_list_without_the_key_is_empty_and_says_why(store, backend, clock, caplo
     assert other.list() == []
     assert "k1" in caplog.text
     assert other.exists("c1")
-
-
-@pytest.mark.parametrize("work", ["sweep", "delete"])
-def test_upload_that_was_cut_off_costs_no_later_generation(store, backend, clock, work):
-    """Its intent stands alone in the store, and yet it was committed on its node."""
-    save(store, 1)
-    save(store, 2)
-    locks.publish_intent(backend, store.intent("c1"))
-    del backend.objects["manifests/c1"]
-    clock.advance(2 * locks.INTENT_FRESH_SECONDS)
-    other_node = Repository(backend, clock=clock, keys=KEYS)
-    if work == "sweep":
-        other_node.sweep()
-    else:
-        other_node.delete("c1")
-    assert other_node.open("c2").read("pages") == PLAIN
-
-
-def test_sweep_without_the_key_leaves_what_an_upload_has_brought(store, backend, clock):
-    save(store, 1)
-    save(store, 2)
-    locks.publish_intent(backend, store.intent("c1"))
-    del backend.objects["manifests/c1"]
-    clock.advance(2 * locks.INTENT_FRESH_SECONDS)
-    keyless = Repository(backend, clock=clock, keys=KeyRing({"k2": b"2" * 32}))
-    keyless.sweep()
-    assert store.open("c2").read("pages") == PLAIN
 
 
 def test_intent_with_an_impossible_time_is_none_of_ours(store, backend):

@@ -22,7 +22,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     Aside,
     CheckpointInfo,
     Event,
-    ExportHead,
     Failure,
     GpuSample,
     Identity,
@@ -466,24 +465,6 @@ class MemoryAgent(Generic[S]):
             if stopped and session.checkpoint == checkpoint:
                 raise _wrong(session, "be discarded")
         self.drop(checkpoint)
-
-    async def export(
-        self, checkpoint: str, key: SessionKey, passphrase: str
-    ) -> ExportHead:
-        """What a file with it begins with; the one object that follows is its id."""
-        del passphrase
-        if self._info(checkpoint).key != key:
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return ExportHead(data=b"head ", objects=[("packs/1", len(checkpoint))])
-
-    async def exported(
-        self, checkpoint: str, name: str, offset: int, length: int
-    ) -> bytes:
-        """Bytes of that object."""
-        info = self._info(checkpoint)
-        if name != "packs/1":
-            raise NotFound(Reason.CHECKPOINT_MISSING, checkpoint=checkpoint)
-        return info.id.encode()[offset : offset + length]
 
     async def lay_aside(
         self,

@@ -20,7 +20,6 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.cli.passphrases import ASK
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.text import sentence
 
@@ -197,22 +196,6 @@ def _register_for_saved(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--save-running",
         action="store_true",
         help="suspend the session first, if it runs; it can be brought back likewise",
-    )
-
-    export = add("export", "saved_states", "download a checkpoint into a file")
-    export.add_argument("target", metavar="USER[/SERVER]")
-    export.add_argument("checkpoint", metavar="ID", help="which; `saved` lists them")
-    export.add_argument("file", metavar="FILE", help="where to; never written over")
-    export.add_argument(
-        "--passphrase-file",
-        metavar="FILE",
-        default=ASK,
-        help="its first line opens the file later (default: you are asked)",
-    )
-    export.epilog = (
-        "The file holds the memory of the session's programs, with the passwords and"
-        " keys in it, and only the passphrase opens it. An administrator of a Hub can"
-        f" import it (`store import`). {export.epilog}"
     )
 
     _journal(

@@ -1,4 +1,4 @@
-"""``saved``, ``bring-back``, ``export``, ``journal``: checkpoints.
+"""``saved``, ``bring-back`` and ``journal``: checkpoints, and what the journal knows.
 
 All of it is asked of the service. ``bring-back`` only begins; ``sessions`` shows the
 progress.
@@ -6,20 +6,14 @@ progress.
 
 from __future__ import annotations
 
-import errno
-import os
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, progress, say
-from jupyterhub_gpu_reclaim.cli.passphrases import read_passphrase
+from jupyterhub_gpu_reclaim.cli.output import print_json, print_table, say
 from jupyterhub_gpu_reclaim.cli.sessions import DONE
 from jupyterhub_gpu_reclaim.cli.sessions.connection import ask
 from jupyterhub_gpu_reclaim.cli.sessions.selection import key_of
 from jupyterhub_gpu_reclaim.common import text
-from jupyterhub_gpu_reclaim.common.errors import BadRequest
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     import argparse
@@ -53,43 +47,6 @@ def bring_back(args: argparse.Namespace) -> int:
         print_json(view)
     else:
         say(f"{key}: {checkpoint} is coming back; what it was in is put aside")
-    return DONE
-
-
-def export(args: argparse.Namespace) -> int:
-    """Download a checkpoint into a file, which is there when it is whole."""
-    key, checkpoint, path = key_of(args.target), args.checkpoint, Path(args.file)
-    passphrase = read_passphrase(args.passphrase_file, twice=True)
-    aside = path.with_name(f".{path.name}.part")
-    done = 0
-    try:
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, "a file of that name is there already")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with (
-            os.fdopen(os.open(aside, flags, 0o600), "wb") as file,
-            progress(f"downloading {path.name}") as bar,
-        ):
-
-            def write(data: bytes, total: int) -> None:
-                nonlocal done
-                file.write(data)
-                done += len(data)
-                bar(done, total)
-
-            ask(args, lambda client: client.export(key, checkpoint, passphrase, write))
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(aside, path)  # never over another one
-    except OSError as error:
-        what = f"{path} cannot be written: {(error.strerror or '').lower()}."
-        raise BadRequest(Reason.INVALID, what=what) from error
-    finally:
-        aside.unlink(missing_ok=True)
-    if args.json:
-        print_json({"id": checkpoint, "file": str(path), "bytes": done})
-    else:
-        say(f"{text.size(done)} written to {path}")
     return DONE
 
 

@@ -2,8 +2,7 @@
 
 Only the arguments are here; each action's imports are made when it runs, so that the
 program starts quickly, and on a Hub without the agent's packages says what is missing.
-``repository`` opens the store; ``listing``, ``maintenance`` and ``transfer`` have the
-actions.
+``repository`` opens the store; the other modules have the actions.
 
 The agent may go on working meanwhile: locks in the store, and the order of writing and
 deleting, keep them apart. No store is created by mistake. Damage, or an action that
@@ -39,7 +38,7 @@ option say. Exit code 0: done, 1: it failed or something is damaged, 2: wrong us
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this command to the program's."""
     parser = commands.add_parser(
-        "store", help="checkpoints: list, check, move, delete", epilog=_EPILOG
+        "store", help="checkpoints: list, check, delete", epilog=_EPILOG
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     add = partial(_add, actions)
@@ -90,15 +89,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " volume is mounted",
     )
 
-    export = add("export", "transfer", "write one checkpoint into a file")
-    export.add_argument("id", metavar="ID")
-    export.add_argument("file", metavar="FILE", help="must not be there yet")
-    _other_key(export, "wrap its key under")
-
-    import_ = add("import", "transfer", "put an exported session into the store")
-    import_.add_argument("file", metavar="FILE")
-    _other_key(import_, "open it with")
-
 
 def _add(
     actions: argparse._SubParsersAction[argparse.ArgumentParser],
@@ -107,7 +97,7 @@ def _add(
     text: str,
 ) -> argparse.ArgumentParser:
     parser = actions.add_parser(name, help=text, description=sentence(text))
-    parser.set_defaults(run=partial(_run, module, name.replace("import", "import_")))
+    parser.set_defaults(run=partial(_run, module, name))
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
     _which_store(parser)
     return parser
@@ -151,19 +141,6 @@ def _metrics(parser: argparse.ArgumentParser) -> None:
         default="",
         help="write how it ended for Prometheus' node exporter (its textfile"
         " collector), with a name that ends in .prom",
-    )
-
-
-def _other_key(parser: argparse.ArgumentParser, verb: str) -> None:
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--passphrase-file",
-        metavar="FILE",
-        help=f"{verb} the passphrase on the first line of FILE (- asks for it;"
-        " default: the store's own master key)",
-    )
-    group.add_argument(
-        "--with-key-file", metavar="FILE", help=f"{verb} the master keys in FILE"
     )
 
 

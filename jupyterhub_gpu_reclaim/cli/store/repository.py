@@ -43,19 +43,18 @@ class OpenStore(NamedTuple):
     check: IdentityCheck  #: of its place
 
 
-def open_store(args: argparse.Namespace, *, may_be_new: bool = False) -> OpenStore:
+def open_store(args: argparse.Namespace) -> OpenStore:
     """The store of ``--store`` or of the agent's configuration.
 
     Args:
         args: parsed.
-        may_be_new: whether an empty folder is allowed.
 
     Raises:
         BadRequest: there is no store, or the arguments contradict each other.
         StoreError: it cannot be opened, or its keys are not here.
     """
     settings = settings_of(args)
-    check_folder(settings, may_be_new=may_be_new)
+    check_folder(settings, may_be_new=False)
     clock = SystemClock()
     state = Path(settings.state_dir)
     keys = keys_of(settings, state)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 MAX_CLIENTS = 1000
 #: Longest line of a stream, bytes.
 MAX_LINE = 1 << 20
-#: Longest answer that is handed on as it comes, bytes.
-LONGEST_DOWNLOAD = 1 << 62
 
 
 class NoResponse(Exception):
@@ -261,80 +259,6 @@ class Connection:
             _check(fetched, path)
             if status and status[0] >= 400:
                 yield Answer(status[0], rest, told)
-        finally:
-            one.let_go()
-            client.close()
-
-    async def download(
-        self,
-        path: str,
-        body: bytes,
-        write: Callable[[bytes, int], object],
-        *,
-        silence: float,
-    ) -> Answer:
-        """A POST request whose answer is handed on as it comes, however long it is.
-
-        Args:
-            path: of the call.
-            body: of the request.
-            write: gets bytes of the answer, if that is no error, and the length of all
-                of it (0: not told); nothing more is read while it runs.
-            silence: longest time in seconds between two pieces of the answer.
-
-        Returns:
-            Status, headers and, of an error, its body.
-
-        Raises:
-            NoResponse: no answer, or it broke off or fell silent.
-            OSError: ``write`` has failed.
-        """
-        told, error, failed = HTTPHeaders(), bytearray(), list[OSError]()
-        status = came = 0
-
-        def header(line: str) -> None:
-            nonlocal status
-            if line.startswith("HTTP/"):
-                status = int(line.split()[1])
-            elif line.strip():
-                told.parse_line(line)
-
-        def take(data: bytes) -> None:
-            nonlocal came
-            came += len(data)
-            if status >= 300:
-                error.extend(data[: MAX_LINE - len(error)])
-                return
-            try:
-                write(data, int(told.get("Content-Length", "0")))
-            except OSError as why:
-                failed.append(why)
-                one.let_go()
-
-        request = self._request(
-            "POST",
-            path,
-            0.0,
-            body=body,
-            header_callback=header,
-            streaming_callback=take,
-        )
-        options = {**self._options, "max_body_size": LONGEST_DOWNLOAD}
-        client = SimpleAsyncHTTPClient(force_instance=True, **options)
-        client.tcp_client = one = _OneStream(resolver=client.resolver)
-        fetched = asyncio.ensure_future(client.fetch(request, raise_error=False))
-        fetched.add_done_callback(_look_at)
-        try:
-            before = -1
-            while not fetched.done():
-                if came == before:
-                    raise NoResponse(f"{path}: silent for {silence:.0f} s")
-                before = came
-                await asyncio.wait({fetched}, timeout=silence)
-            if failed:
-                raise failed[0]
-            _check(fetched, path)
-            return Answer(status, bytes(error), told)
         finally:
             one.let_go()
             client.close()

@@ -75,7 +75,6 @@ _SENTENCES = {
     "found aside": "A checkpoint of it was found and put aside.",
     "brought_back": "Another checkpoint of it was chosen.",
     "ask to bring back": "{who} asked for another checkpoint of it.",
-    "export": "{who} downloaded a checkpoint of it, encrypted with a passphrase:",
     "journal rebuilt": "{who} chose to resume its newest checkpoint.",
     "renew login": "{who} let its next start make its old login valid again.",
     "revoke tabs": "{who} revoked the key of its open tabs.",

@@ -34,7 +34,6 @@ from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage
 from jupyterhub_gpu_reclaim.controlplane.api.starts import order_renewal
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back as bringing
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
-from jupyterhub_gpu_reclaim.controlplane.checkpoints.exports import Export
 from jupyterhub_gpu_reclaim.controlplane.flows import ending
 from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
@@ -443,32 +442,6 @@ class UserApi:
             owners.trust(self._sessions, key)
         self._queue.add(key)
         return self._sessions.view(key)
-
-    async def export(
-        self, key: SessionKey, checkpoint: str, passphrase: str, by: str
-    ) -> Export:
-        """Hand a checkpoint out as a file that only that passphrase opens.
-
-        Args:
-            key: the session.
-            checkpoint: its id.
-            passphrase: never kept, and never logged.
-            by: who asks for it.
-
-        Raises:
-            NotFound: no such session or checkpoint.
-            BadRequest: the passphrase is too short.
-            Refused: ``former_account``: it may be another person's.
-            Unreachable: a part has to be asked, and does not answer.
-            StoreError: likewise, or it is damaged.
-        """
-        self._settle_account(key, by, manages=False)
-        self._known_row(key)
-        await self._find_checkpoint(key, checkpoint, manages=False)
-        head = await self._agent.export(checkpoint, key, passphrase)
-        line = self._sessions.audit_line(key, by, "export", checkpoint)
-        self._sessions.update(key, line)
-        return Export(self._agent, checkpoint, head)
 
     async def _find_checkpoint(
         self, key: SessionKey, checkpoint: str, *, manages: bool

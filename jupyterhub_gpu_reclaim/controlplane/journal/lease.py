@@ -342,7 +342,6 @@ class _Fenced:
 class _FencedAgent(_Fenced):
     _orders = frozenset({"capture", "save", "restore", "nap", "wake", "thaw"})
     _orders |= {"release", "kill", "cancel", "discard", "lay_aside"}
-    _orders |= {"export"}
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
         """Return the committed checkpoints; raise the term at least to theirs.

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
-        ExportHead,
         Failure,
         HubState,
         Identity,
@@ -141,22 +140,6 @@ class Agent(Protocol):
             checkpoint: its id.
             runs: the incarnation that came from it; the order is refused if that does
                 not run any more when it arrives.
-        """
-
-    async def export(
-        self, checkpoint: str, key: SessionKey, passphrase: str
-    ) -> ExportHead:
-        """Return the beginning of a checkpoint's file, which that passphrase opens.
-
-        ``NotFound`` (``checkpoint_missing``) also if it is another session's.
-        """
-
-    async def exported(
-        self, checkpoint: str, name: str, offset: int, length: int
-    ) -> bytes:
-        """Return bytes of one of the objects that follow: ``length``, or up to its end.
-
-        At most ``EXPORT_PIECE`` of them.
         """
 
     async def lay_aside(

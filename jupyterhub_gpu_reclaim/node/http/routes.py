@@ -24,7 +24,6 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Hello, Vouching
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
-    EXPORT_PIECE,
     Failure,
     Identifier,
     Sample,
@@ -214,21 +213,6 @@ class ReleaseOrder(Value, frozen=True, kw_only=True):
     """Body of ``release``."""
 
     checkpoint: Identifier
-
-
-class ExportOrder(Value, frozen=True, kw_only=True):
-    """Body of ``export``."""
-
-    key: SessionKey
-    passphrase: str
-
-
-class ExportPart(Value, frozen=True, kw_only=True):
-    """Body of ``exported``."""
-
-    object: str
-    offset: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-    length: Annotated[int, msgspec.Meta(ge=1, le=EXPORT_PIECE)]
 
 
 class AsideOrder(Value, frozen=True, kw_only=True):
@@ -433,28 +417,6 @@ class DeleteCheckpoint(Handler):
         self.finish()
 
 
-class PostExport(Handler):
-    """``POST /v1/checkpoints/{id}/export``."""
-
-    async def post(self, checkpoint: str) -> None:
-        """Answer with what a file with it begins with."""
-        order = self.body(ExportOrder)
-        self.answer(await self.node.export(checkpoint, order.key, order.passphrase))
-
-
-class PostExported(Handler):
-    """``POST /v1/checkpoints/{id}/exported``."""
-
-    async def post(self, checkpoint: str) -> None:
-        """Answer with bytes of one of the objects that follow."""
-        part = self.body(ExportPart)
-        data = await self.node.exported(
-            checkpoint, part.object, part.offset, part.length
-        )
-        self.set_header("Content-Type", "application/octet-stream")
-        self.finish(data)
-
-
 class PutAside(Handler):
     """``PUT /v1/checkpoints/{id}/aside``."""
 
@@ -524,8 +486,6 @@ def make_application(
         ("/v1/samples", GetSamples),
         ("/v1/checkpoints", ListCheckpoints),
         (f"/v1/checkpoints/{name}", DeleteCheckpoint),
-        (f"/v1/checkpoints/{name}/export", PostExport),
-        (f"/v1/checkpoints/{name}/exported", PostExported),
         (f"/v1/checkpoints/{name}/aside", PutAside),
         (f"/v1/checkpoints/{name}/identity", GetIdentity),
     ]

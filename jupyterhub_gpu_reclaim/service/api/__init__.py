@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.service.api import (
     events,
-    exports,
     history,
     operators,
     people,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 ROUTES: tuple[type[Route], ...] = (
     *people.ROUTES,
-    *exports.ROUTES,
     *events.ROUTES,
     *spawner.ROUTES,
     *operators.ROUTES,

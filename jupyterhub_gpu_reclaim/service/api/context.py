@@ -35,18 +35,17 @@ class TooOften(Unreachable):
 
 
 class TooManyStreams(Unreachable):
-    """The caller, or all together, have too many streams open."""
+    """The caller, or all together, have too many event streams open."""
 
     status = 429
 
 
 @dataclass
 class Streams:
-    """Counts open streams of one kind, and limits them."""
+    """Counts open event streams, and limits them."""
 
     per_person: int = 16
     total: int = 1000
-    reason: Reason = Reason.TOO_MANY_STREAMS
     _open: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
@@ -57,7 +56,7 @@ class Streams:
             TooManyStreams: for that person, or for all together.
         """
         if self._open[name] >= self.per_person or self._open.total() >= self.total:
-            raise TooManyStreams(self.reason)
+            raise TooManyStreams(Reason.TOO_MANY_STREAMS)
         self._open[name] += 1
         try:
             yield
@@ -97,13 +96,8 @@ class Context:
     hub_host: str = ""  #: the Hub's host if it is another (subdomains)
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what
-    downloads: bool = True  #: whether checkpoints may be downloaded
     limits: Limits = field(default_factory=Limits)
     streams: Streams = field(default_factory=Streams)  #: streams of events
-    #: Downloads of checkpoints; each keeps an agent and its store busy.
-    exports: Streams = field(
-        default_factory=lambda: Streams(1, 4, Reason.TOO_MANY_DOWNLOADS)
-    )
     #: Limit for each person's changes of each session; all of them are journalled.
     changes: Throttle = field(default_factory=lambda: Throttle(30, per_minute=10))
     refused: Callable[[Refusal], None] | None = None  #: takes refusals; never raises

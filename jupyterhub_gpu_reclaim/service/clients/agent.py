@@ -25,7 +25,6 @@ from jupyterhub_gpu_reclaim.common.http.proven_client import Vouched
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Event,
-    ExportHead,
     Finding,
     Identity,
     Sample,
@@ -308,23 +307,6 @@ class AgentClient:
         if runs:
             path += "?" + urlencode({"runs": runs})
         await self._ask("DELETE", path, limit=self._slow)
-
-    async def export(
-        self, checkpoint: str, key: SessionKey, passphrase: str
-    ) -> ExportHead:
-        """Have the beginning of a file with a checkpoint made."""
-        path = f"/v1/checkpoints/{checkpoint}/export"
-        body = {"key": key, "passphrase": passphrase}
-        return await self._post(path, ExportHead, body, limit=self._slow)
-
-    async def exported(
-        self, checkpoint: str, name: str, offset: int, length: int
-    ) -> bytes:
-        """Bytes of one of the objects that follow."""
-        path = f"/v1/checkpoints/{checkpoint}/exported"
-        part = codec.encode({"object": name, "offset": offset, "length": length})
-        answer = await self._ask("POST", path, limit=self._slow, body=part)
-        return answer.body
 
     async def lay_aside(
         self,

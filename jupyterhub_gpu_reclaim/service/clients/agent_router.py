@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
         Event,
-        ExportHead,
         Failure,
         Identity,
         Sample,
@@ -424,23 +423,6 @@ class AgentRouter:
             return
         await self._agents.anyone(
             lambda client: client.discard(checkpoint), seconds=_ORDER_SECONDS
-        )
-
-    async def export(
-        self, checkpoint: str, key: SessionKey, passphrase: str
-    ) -> ExportHead:
-        """Have the beginning of a file with a checkpoint made."""
-        return await self._agents.anyone(
-            lambda client: client.export(checkpoint, key, passphrase),
-            seconds=_ORDER_SECONDS,
-        )
-
-    async def exported(
-        self, checkpoint: str, name: str, offset: int, length: int
-    ) -> bytes:
-        """Bytes of one of the objects that follow."""
-        return await self._agents.anyone(
-            lambda client: client.exported(checkpoint, name, offset, length)
         )
 
     async def lay_aside(

@@ -271,14 +271,6 @@ class Options(Configurable):
         " a network of your own, where you trust every user.",
     ).tag(config=True)
 
-    downloads = Bool(
-        True,
-        help="Whether people may download checkpoints of their sessions, and managers"
-        " those of all, as files that a passphrase of theirs opens. False: what a"
-        " session had in memory leaves the Hub by its administrators' hands alone"
-        " (`store export`). False where memory may hold what users may not take along.",
-    ).tag(config=True)
-
     # --- how long checkpoints are kept, and how many
     grace = Float(
         _DEFAULTS.grace,

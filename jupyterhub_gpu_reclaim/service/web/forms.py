@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.common.reasons import ASKS, Reason
 from jupyterhub_gpu_reclaim.service.api.base import Forbidden
-from jupyterhub_gpu_reclaim.service.api.exports import ExportOrder, send_export
 from jupyterhub_gpu_reclaim.service.api.people import check_opt_out
 from jupyterhub_gpu_reclaim.service.web.manager.table import Wanted
 from jupyterhub_gpu_reclaim.service.web.pages import DONE, SESSION_PATH, Page
@@ -111,18 +110,6 @@ class Act(Page):
             raise HTTPError(404)
 
 
-class Download(Page):
-    """A checkpoint as a file."""
-
-    async def post(self, user: str, server: str) -> None:
-        """Send the file."""
-        key = self.key(user, server)
-        order = {"passphrase": self.get_body_argument("passphrase", "", strip=False)}
-        passphrase = codec.decode(codec.encode(order), ExportOrder).passphrase
-        checkpoint = self.get_body_argument("checkpoint", "")
-        await send_export(self, key, checkpoint, passphrase)
-
-
 class Fresh(Page):
     """The "start fresh" page: what happens to the checkpoint, and the button for it.
 
@@ -161,6 +148,5 @@ _ACTIONS = (
 
 ROUTES = (
     (f"{SESSION_PATH}/fresh", Fresh),
-    (f"{SESSION_PATH}/export", Download),
     (f"{SESSION_PATH}/({_ACTIONS})", Act),
 )

@@ -109,20 +109,16 @@ def marked(text: str) -> Markup:
 class HtmlErrors(Route):
     """A handler that answers with pages, also when something is wrong."""
 
-    #: Whether the page's links and forms may save a file.
-    saves_files: ClassVar[bool] = False
-
     def set_default_headers(self) -> None:
         """Allow only our own scripts and styles, and forms to us or to the Hub."""
         super().set_default_headers()
         self.set_header("Content-Type", "text/html; charset=utf-8")
         host = self.context.hub_host
-        sandbox = f"{SANDBOX} allow-downloads" if self.saves_files else SANDBOX
         self.set_header(
             "Content-Security-Policy",
             "default-src 'none'; script-src 'self'; style-src 'self'; "
             f"img-src 'self' {host}; connect-src 'self'; base-uri 'none'; "
-            f"form-action 'self' {host}; frame-ancestors 'none'; {sandbox}",
+            f"form-action 'self' {host}; frame-ancestors 'none'; {SANDBOX}",
         )
 
     def page(self, name: str, **values: Any) -> None:
@@ -263,8 +259,6 @@ class Index(Mine):
 class SessionPage(Page):
     """A session with every reason and its log."""
 
-    saves_files: ClassVar = True
-
     async def get(self, user: str, server: str) -> None:
         """Show the session."""
         control, key = self.context.control, self.key(user, server)
@@ -283,7 +277,6 @@ class SessionPage(Page):
             log=log,
             done=self.done(),
             xsrf=self.xsrf(),
-            downloads=self.context.downloads,
         )
 
 
@@ -374,7 +367,6 @@ class Fragment(Page):
             card=shown,
             page=page,
             xsrf=self.xsrf(),
-            downloads=self.context.downloads,
         )
 
 

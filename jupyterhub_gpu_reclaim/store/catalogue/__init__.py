@@ -2,7 +2,7 @@
 
 ``committed`` reads manifests and caches what they say. ``garbage`` removes a checkpoint
 or the remains of one. ``locks`` are objects in the store by which processes tell each
-other what they write, upload or delete.
+other what they write or delete.
 
 A checkpoint is committed exactly if its manifest stands. Deleting takes the manifest
 first, and a pack stays while any manifest or write intent needs it, or while that is

@@ -1,7 +1,7 @@
 """Deletes unneeded objects while others write (``FORMAT.md``, order of deleting).
 
-The repository's lock is held meanwhile; other processes write, copy and remove at the
-same time. A pack stays while any manifest or any intent names it; where that cannot be
+The repository's lock is held meanwhile; other processes write and remove at the same
+time. A pack stays while any manifest or any intent names it; where that cannot be
 known, it stays too.
 """
 
@@ -33,7 +33,7 @@ class _Needed(NamedTuple):
 
     packs: frozenset[str]  #: objects that readable manifests name
     owners: frozenset[str]  #: checkpoints all of whose packs must stay
-    coming: frozenset[str]  #: checkpoints that are being written or copied
+    coming: frozenset[str]  #: checkpoints that are being written
     committed: frozenset[str]  #: checkpoints that exist
     blind: bool  #: some manifest could not be read: it may name anything
 
@@ -83,10 +83,10 @@ class Garbage:
             body = self._catalogue.cached_or_none(checkpoint)
             earlier = [origin.id for origin in body.origins[1:]] if body else []
             # The intent goes first: where it stands alone, nothing was ever committed.
-            self._drop_intent(checkpoint)
+            backend.delete(layout.intent(checkpoint))
             backend.delete(layout.manifest(checkpoint))
         else:
-            never = self._is_writers(checkpoint)
+            never = locks.read_intent(backend, checkpoint) is not None
         aside = [
             e for e in backend.list(layout.ASIDE) if layout.id_of(e.name) == checkpoint
         ]
@@ -101,7 +101,7 @@ class Garbage:
                 done += self._clear(
                     owner, packs, never=False, except_writing=checkpoint
                 )
-        self._drop_intent(checkpoint)
+        backend.delete(layout.intent(checkpoint))
         return sum(entry.length for entry in done)
 
     def sweep(self, writing: AbstractSet[str]) -> SweepResult:
@@ -131,7 +131,9 @@ class Garbage:
                     continue  # no lock for a mark that counts
             elif all(e.name in needed.packs for e in entries):
                 continue  # others need all that is left of it
-            never = any(map(_is_intent, entries)) and self._is_writers(id_)
+            never = any(map(_is_intent, entries)) and (
+                locks.read_intent(self._backend, id_) is not None
+            )
             done = self._clear(id_, entries, never=never)
             freed += sum(entry.length for entry in done)
             if done and id_ not in needed.committed:
@@ -162,7 +164,6 @@ class Garbage:
         backend = self._backend
         try:
             with locks.deletion_lock(backend, owner, self._clock) as check:
-                # Looked at under the lock: an upload that begins now sees that.
                 needed = self._needed(except_writing=except_writing)
                 spare = _spare(owner, todo, needed, never=never)
                 for entry in spare:
@@ -172,7 +173,7 @@ class Garbage:
         except StoreError as error:
             if error.reason is not Reason.STORE_FULL:
                 raise
-        # Not even a lock finds room, nor would a copy's intent: one object makes some.
+        # Not even a lock finds room: one object makes some.
         needed = self._needed(except_writing=except_writing)
         spare = _spare(owner, todo, needed, never=never)
         if not spare:
@@ -185,11 +186,7 @@ class Garbage:
         now = self._clock.now()
         fresh = [one for one in locks.all_intents(self._backend) if one.is_fresh(now)]
         owners = {id_ for one in fresh for id_ in one.references}
-        coming = {
-            one.checkpoint
-            for one in fresh
-            if one.is_copy or one.checkpoint != except_writing
-        }
+        coming = {one.checkpoint for one in fresh} - {except_writing}
         packs: set[str] = set()
         committed: set[str] = set()
         blind = False
@@ -220,18 +217,6 @@ class Garbage:
             now = self._clock.now()
             if id_ and not locks.is_being_deleted(self._backend, id_, now):
                 self._backend.delete(entry.name)
-
-    def _drop_intent(self, checkpoint: str) -> None:
-        """Delete an intent, but not that of a copy that is on its way."""
-        intent = locks.read_intent(self._backend, checkpoint)
-        now = self._clock.now()
-        if intent is None or not (intent.is_copy and intent.is_fresh(now)):
-            self._backend.delete(layout.intent(checkpoint))
-
-    def _is_writers(self, checkpoint: str) -> bool:
-        """Whether its intent is of a writer, not of a copy of what is committed."""
-        intent = locks.read_intent(self._backend, checkpoint)
-        return intent is not None and not intent.is_copy
 
 
 def _spare(

@@ -1,13 +1,10 @@
-"""Locks in the store: write intents, upload locks and deletion locks (``FORMAT.md``).
+"""Locks in the store: write intents and deletion locks (``FORMAT.md``).
 
 A write intent names a checkpoint that is being written now, and the checkpoints whose
 packs it references, so that a sweep or a delete of another process (another node's
 agent, the command line) leaves alone what is about to be needed. A deletion lock names
-the checkpoint whose packs are being removed; an import has to wait for it.
-
-An import publishes its intent and *then* looks for deletion locks; a deletion
-publishes its lock and *then* looks at intents and manifests: one of them sees the
-other, whatever happens in between.
+the checkpoint whose packs are being removed: whoever else begins to remove them, or to
+write under that id again, takes it over, and the first one stops.
 
 Both are advice and not authenticated: what is read is bounded and checked, no more.
 Every function raises ``StoreError`` when the store does not work.
@@ -18,8 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import threading
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
@@ -38,8 +33,6 @@ log = logging.getLogger(__name__)
 #: An intent that is older is of a writer that died; a lock, of a deletion that died.
 INTENT_FRESH_SECONDS = 24 * 3600.0
 DELETION_FRESH_SECONDS = 3600.0
-#: An import says again that it is under way: far below the age of a dead writer's.
-REFRESH_SECONDS = 3600.0
 _INTENT_HEAD, _MAX_INTENT_BYTES = "GRWRITE 1", 1 << 20
 _DELETION_HEAD, _MAX_DELETION_BYTES = "GRREMOVE 1", 256
 
@@ -50,11 +43,6 @@ class WriteIntent(NamedTuple):
     checkpoint: str
     begun: float
     references: frozenset[str]  #: checkpoints whose packs it may need
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether it is committed in another store, and on its way into this one."""
-        return self.checkpoint in self.references
 
     def is_fresh(self, now: float) -> bool:
         """Whether it counts; one from the future does: some machine's clock is off."""
@@ -96,70 +84,6 @@ def read_intent(backend: Backend, checkpoint: str | None) -> WriteIntent | None:
         log.warning("- %s is no intent of ours", name)
         return None
     return intent
-
-
-def refuse_deleted(backend: Backend, published: WriteIntent) -> None:
-    """Refuse an intent that needs what is being removed.
-
-    Only once it is published: a deletion that begins after this finds it.
-
-    Raises:
-        StoreError: somebody removes it now; or the store does not work.
-    """
-    for owner in sorted(published.references):
-        if is_being_deleted(backend, owner, published.begun):
-            why = f"what is left of {owner} is being removed"
-            raise StoreError(Reason.STORE_FAILED, why=why)
-
-
-class UploadLock:
-    """The intent of an import, kept fresh; from several threads.
-
-    Args:
-        backend: the store that is copied to.
-        intent: of the copy, as of now.
-        elapsed: a clock that never jumps, in seconds.
-
-    Raises:
-        StoreError: what it needs is being removed, so that nothing may be sent now; or
-            the store does not work. The intent may stand.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        intent: Callable[[], WriteIntent],
-        *,
-        elapsed: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._backend = backend
-        self._intent = intent
-        self._elapsed = elapsed
-        self._lock = threading.Lock()
-        self._due = elapsed() + REFRESH_SECONDS
-        published = self._publish()
-        refuse_deleted(backend, published)
-
-    def refresh(self) -> None:
-        """Refresh the intent, when that is due; cheap.
-
-        Raises:
-            NotFound: the checkpoint was deleted.
-        """
-        with self._lock:
-            if self._elapsed() < self._due:
-                return
-            self._due = self._elapsed() + REFRESH_SECONDS
-        self._publish()
-
-    def _publish(self) -> WriteIntent:
-        intent = self._intent()
-        name, data = layout.intent(intent.checkpoint), intent.encode()
-        try:
-            publish_over(self._backend, name, data)
-        except ObjectMissing:
-            self._backend.publish(name, data)  # a stale one, just swept
-        return intent
 
 
 @contextlib.contextmanager

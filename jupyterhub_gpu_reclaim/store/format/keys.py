@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import hashlib
 import importlib
 import os
 import re
@@ -20,7 +19,7 @@ import secrets
 import stat
 from typing import TYPE_CHECKING, Protocol, cast
 
-from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.format import crypto
 
@@ -35,9 +34,6 @@ MAX_WRAPPED = 4096
 #: Far above any file of keys.
 _MAX_BYTES = 65536
 #: scrypt (RFC 7914): 64 MiB and about 0.2 s for each guess.
-_COST = {"n": 1 << 16, "r": 8, "p": 1, "maxmem": 128 * 1024 * 1024, "dklen": 32}
-_SCRYPT_NAME = re.compile(r"scrypt-([0-9a-f]{32})")
-_SHORTEST = 8
 
 
 class Wrapper(Protocol):
@@ -300,59 +296,3 @@ def _bound(checkpoint: str) -> bytes:
 
 def _unusable(why: str, detail: str = "") -> StoreError:
     return StoreError(Reason.STORE_FAILED, why=f"its master key: {why}", detail=detail)
-
-
-class Passphrase:
-    """A master key made from a passphrase, for exports; see :class:`Wrapper`.
-
-    The salt is in the key's name, which a manifest's head tells, so that the file needs
-    nothing beside it.
-
-    Args:
-        words: the passphrase; never shown.
-
-    Raises:
-        BadRequest: it is shorter than 8 characters.
-    """
-
-    def __init__(self, words: str) -> None:
-        if len(words) < _SHORTEST:
-            what = f"A passphrase has at least {_SHORTEST} characters."
-            raise BadRequest(Reason.INVALID, what=what)
-        self._words = words.encode()
-
-    def __repr__(self) -> str:
-        return "Passphrase()"
-
-    def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
-        """Wrap under a key of a new salt."""
-        return self._ring(f"scrypt-{secrets.token_hex(16)}").wrap(data_key, checkpoint)
-
-    def unwrap(self, name: str, wrapped: bytes, checkpoint: str) -> bytes:
-        """Unwrap what this passphrase has wrapped."""
-        ring = self._ring(name)
-        try:
-            return ring.unwrap(name, wrapped, checkpoint)
-        except StoreError as error:
-            what = "The passphrase is another one, or the file was changed."
-            raise BadRequest(Reason.INVALID, what=what) from error
-
-    def _ring(self, name: str) -> KeyRing:
-        found = _SCRYPT_NAME.fullmatch(name)
-        if found is None:
-            raise StoreError(Reason.KEY_MISSING, key=name, why="")
-        salt = bytes.fromhex(found[1])
-        return KeyRing({name: hashlib.scrypt(self._words, salt=salt, **_COST)})
-
-
-class Rewrap:
-    """Opens with one wrapper, wraps with another.
-
-    Args:
-        old: opens.
-        new: wraps.
-    """
-
-    def __init__(self, old: Wrapper, new: Wrapper) -> None:
-        self.wrap = new.wrap
-        self.unwrap = old.unwrap

@@ -142,7 +142,7 @@ export function calmly(act) {
 export function sendForms(root, done) {
   root.addEventListener("submit", async (event) => {
     const form = event.target;
-    if (form.method !== "post" || /\/(fresh|export)$/.test(form.action)) return;
+    if (form.method !== "post" || form.action.endsWith("/fresh")) return;
     event.preventDefault();
     if (form.ariaBusy) return; // it is on its way
     form.ariaBusy = "true";
