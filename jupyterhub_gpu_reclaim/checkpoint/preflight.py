@@ -35,6 +35,7 @@ a program that Landlock confines                 ``confined``
 a program that hangs below the init              ``left_out``
 a deleted file over the ghost limit              ``ghost_too_large``
 a deleted file that it may not read              ``handle_unsupported``
+a deleted file that has another name             ``handle_unsupported``
 a file of /proc that is not its own to set       ``handle_unsupported``
 the name of a socket (O_PATH)                    ``handle_unsupported``
 a UNIX socket whose file was renamed or linked   ``handle_unsupported``
@@ -66,7 +67,11 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import GHOST_LIMIT_BYTES
-from jupyterhub_gpu_reclaim.checkpoint.files import deleted_files, process_files
+from jupyterhub_gpu_reclaim.checkpoint.files import (
+    deleted_files,
+    other_names,
+    process_files,
+)
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.devices import refused_devices
 from jupyterhub_gpu_reclaim.checkpoint.files.process_files import HeldFile, TreeRights
@@ -497,11 +502,22 @@ def _confined(view: _View) -> Iterator[Finding]:
             yield view.found(Reason.CONFINED)
 
 
-def _ghosts(view: _View) -> Iterator[Finding]:
+def _links(view: _View) -> dict[str, str]:
+    """What its links to open and mapped files read, below its folder in /proc."""
     links = {f"fd/{d.fd}": d.target for d in view.descriptors}
     links |= {f"map_files/{m.start:x}-{m.end:x}": m.path for m in view.mappings}
+    return links
+
+
+def _other_names(view: _View) -> Iterator[Finding]:
+    found = other_names.find(view.init.pid, view.process.pid, _links(view))
+    for path in sorted({one.path for one in found if not one.name}):
+        yield view.found(Reason.HANDLE_UNSUPPORTED, kind=other_names.words(path))
+
+
+def _ghosts(view: _View) -> Iterator[Finding]:
     large = {}
-    for link, target in links.items():
+    for link, target in _links(view).items():
         if not target.startswith("/") or not target.endswith(" (deleted)"):
             continue
         if target.startswith(("/memfd:", "/dev/zero", "/SYSV", "/secretmem", "/anon_")):
@@ -647,6 +663,7 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _traced,
     _confined,
     _ghosts,
+    _other_names,
     _unreadable,
     _process_files,
     _odd_files,

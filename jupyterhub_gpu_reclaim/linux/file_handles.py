@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 MAX_BYTES: Final = 128  # MAX_HANDLE_SZ of <fcntl.h>
-_AT_EMPTY_PATH: Final = 0x1000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -31,26 +30,6 @@ class FileHandle(NamedTuple):
 
     kind: int
     data: bytes
-
-    def packed(self) -> bytes:
-        """Pack the handle as bytes, for :meth:`unpacked`."""
-        return self.kind.to_bytes(4, "little", signed=True) + self.data
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> Self:
-        """Unpack what :meth:`packed` gave."""
-        return cls(int.from_bytes(data[:4], "little", signed=True), data[4:])
-
-
-def handle_of(descriptor: int) -> FileHandle | None:
-    """Handle of an open file; None where its file system has none."""
-    handle, mount = _Handle(size=MAX_BYTES), ctypes.c_int()
-    answer = _libc.name_to_handle_at(
-        descriptor, b"", ctypes.byref(handle), ctypes.byref(mount), _AT_EMPTY_PATH
-    )
-    if answer < 0:
-        return None
-    return FileHandle(handle.kind, bytes(handle.data[: handle.size]))
 
 
 def open_handle(mount: int, handle: FileHandle) -> int:

@@ -440,37 +440,6 @@ def test_open_file_in_root_opens_nothing_but_regular_files(tmp_path):
         os.close(root)
 
 
-def test_second_return_has_deleted_files_that_have_another_name(
-    places, engine, tmp_path
-):
-    """As a library that uv or conda replaced: the first return takes its name away."""
-    first, other, folder = tmp_path / "first", tmp_path / "other", tmp_path / "folder"
-    folder.mkdir()
-    first.write_text("contents")
-    world = places.world()
-    world(f"""
-file = open({str(first)!r}, "r+")
-os.link({str(first)!r}, {str(other)!r})
-os.unlink({str(first)!r})
-""")
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    opened = open_files.fingerprint(
-        world.place.init_pid, [process.pid for process in world.place.tree.processes]
-    )
-    world.place.kill()
-    for number in range(2):
-        place = places.hold()
-        restored = engine.restore(place, image, result, opened=opened)
-        proceed(restored, result.stopped)
-        again = world.at(place)
-        assert again("file.seek(0); file.read()") == "contents"
-        assert again(f"os.path.samefile(file.fileno(), {str(other)!r})"), number
-        left = [path.name for path in tmp_path.glob("**/link_remap*")]
-        assert left == []
-        place.kill()
-
-
 def away(world, places, engine, change):
     """The session after a suspend in which something was changed."""
     image = engine.image()

@@ -91,7 +91,6 @@ def test_nothing_changed_comes_back_whole(victim):
     world("writes.flush(); mapped[:3] = b'MAP'")
     assert world("deleted.seek(0); deleted.read()") == "what was deleted"
     assert world("os.fstat(deleted.fileno()).st_nlink") == 0
-    assert world("linked.seek(0); linked.read()") == "what has another name"
     assert world("os.read(fifo, 100)") == b"in the fifo"
     assert world("os.getcwd()") == str(victim.home / "work")
     assert (victim.home / "docs" / "append").read_text().endswith("more")
@@ -232,21 +231,6 @@ def test_deleted_file_that_was_held_unreadable_is_not_given_to_its_holder(victim
     refuse(victim, "file_denied", image=image)
 
 
-def test_name_of_a_deleted_file_is_taken_with_the_users_rights(victim, secret):
-    elsewhere = secret.with_name("elsewhere")
-    elsewhere.mkdir()
-    (name,) = (p.name for p in (victim.home / "linked").iterdir())
-    (elsewhere / name).write_text(SECRET)
-    (elsewhere / name).chmod(0o600)
-    try:
-        shutil.rmtree(victim.home / "linked")
-        replace(victim.home / "linked", elsewhere)
-        refuse(victim, "file_denied", fingerprinted=False)
-        assert (elsewhere / name).read_text() == SECRET
-    finally:
-        shutil.rmtree(elsewhere)
-
-
 def test_own_file_with_a_closed_mode_comes_back(victim):
     """Its user could open it again by a chmod."""
     for name in ("append", "write"):
@@ -311,7 +295,7 @@ def test_rename_race_while_criu_runs_changes_nothing(victim, secret, moment):
     def swap():
         for name in ("read", "append", "write", "map"):
             replace(victim.home / "docs" / name, secret)
-        for folder in ("work", "gone", "linked", "watched", "run"):
+        for folder in ("work", "gone", "watched", "run"):
             shutil.rmtree(victim.home / folder)
             replace(victim.home / folder, Path("/root"))
 

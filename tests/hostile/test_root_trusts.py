@@ -396,55 +396,8 @@ def test_name_for_a_deleted_file_is_not_made_in_a_folder_of_root(neighbour):
     closed.mkdir(mode=0o755)
     world(LINKED)
     world(f"os.symlink({str(closed)!r}, 'lost')")
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    opened = fingerprints(world.place)
+    with pytest.raises(RolledBack) as caught:
+        engine.dump(world.place, engine.image().sink)
+    assert caught.value.reason is Reason.HANDLE_UNSUPPORTED
     assert list(closed.iterdir()) == []
-    world.place.kill()
-    place = neighbour.places.hold()
-    restored = engine.restore(place, image, result, opened=opened)
-    proceed(restored, result.stopped)
-    world = world.at(place)
-    world("linked.write(', still'); linked.flush()")
-    assert (neighbour.home / "other").read_text() == "what has another name, still"
-    assert list(closed.iterdir()) == []
-    names = [path.name for path in neighbour.home.iterdir()]
-    assert not [name for name in names if "remap" in name]
-
-
-def test_name_for_a_deleted_file_goes_when_the_capture_fails(neighbour):
-    world, engine = neighbour.world, neighbour.engine
-    world(LINKED)
-    seen = []
-
-    def sink(name):
-        seen.extend(neighbour.home.glob("link_remap.*"))
-        raise OSError(28, "the store is full")
-
-    with pytest.raises(Exception, match="store is full"):
-        engine.dump(world.place, sink)
-    assert seen
-    assert not list(neighbour.home.glob("link_remap.*"))
     assert world("linked.seek(0), linked.read()")[1] == "what has another name"
-
-
-def test_deleted_file_that_its_user_may_not_name_is_saved_itself(neighbour, secret):
-    """As a library of root's that was replaced, and that a cache has still."""
-    world, engine = neighbour.world, neighbour.engine
-    secret.chmod(0o644)
-    other = secret.with_name("in a cache")
-    os.link(secret, other)
-    world(f"held = open({str(secret)!r}); held.read(4)")
-    secret.unlink()
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    opened = fingerprints(world.place)
-    assert {path.name for path in engine.folder.iterdir()} >= {"in a cache"}
-    assert not list(engine.folder.rglob("link_remap.*"))
-    world.place.kill()
-    place = neighbour.places.hold()
-    restored = engine.restore(place, image, result, opened=opened)
-    proceed(restored, result.stopped)
-    world = world.at(place)
-    assert world("held.read()") == SECRET[4:]
-    assert other.read_text() == SECRET

@@ -59,3 +59,46 @@ def test_what_another_program_wrote_meanwhile_is(agent, places, suspended, file)
         other.write("another program's")
     place = places("hold")
     assert agent.restore(place, suspended)[-1]["failure"]["code"] == "file_changed"
+
+
+#: A worker that is not forked opens the locks of its queues by their names.
+WORKERS = """
+import concurrent.futures, multiprocessing, sys
+
+def worker():
+    return multiprocessing.current_process().pid
+
+def take(lock):
+    with lock:
+        pass
+
+if __name__ == "__main__":
+    way = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(1, mp_context=way)
+    first = pool.submit(worker).result()
+    lock = way.Lock()
+    while True:
+        assert pool.submit(worker).result() == first
+        other = way.Process(target=take, args=(lock,))
+        other.start(); other.join()
+        assert other.exitcode == 0
+        sys.stdout.write("x"); sys.stdout.flush()
+"""
+
+
+def test_workers_that_are_spawned_go_on_and_so_do_new_ones(agent, places, folder):
+    """Their semaphores have lost the name that they are mapped by."""
+    file = folder / "workers.py"
+    file.write_text(WORKERS)
+    place = places("start", sys.executable, str(file))
+    wait_for(lambda: place.output.stat().st_size > 3)
+    for number in range(2):
+        name = f"workers-{number}-{place.incarnation[:8]}"
+        saved = agent.capture(place, name, number + 1)
+        assert saved[-1].get("checkpoint"), saved[-1]
+        path = f"/v1/sessions/{place.incarnation}/release"
+        assert agent.post(path, {"checkpoint": name}).status_code == 200
+        place = places("hold")
+        restored = agent.restore(place, name)
+        assert restored[-1].get("tree"), restored[-1]
+        assert goes_on(place)

@@ -47,9 +47,6 @@ mapped = mmap.mmap(maps.fileno(), 0)
 maps.close()
 deleted = open("../gone/deleted", "w+")
 deleted.write("what was deleted"); deleted.flush(); os.unlink(deleted.name)
-linked = open("../linked/one", "w+")
-linked.write("what has another name"); linked.flush()
-os.link(linked.name, "../other"); os.unlink(linked.name)
 os.mkfifo("../fifo")
 fifo = os.open("../fifo", os.O_RDWR)
 os.write(fifo, b"in the fifo")
@@ -119,7 +116,7 @@ def criu_for_any_user(criu: criu_module.Criu, folder: Path) -> criu_module.Criu:
 def make_home(folder: Path) -> Path:
     """The user's folder, with files that its program may open."""
     home = folder / "home"
-    for name in ("work", "gone", "linked", "watched", "docs", "run"):
+    for name in ("work", "gone", "watched", "docs", "run"):
         (home / name).mkdir(parents=True)
     for name in ("read", "append", "write", "map"):
         (home / "docs" / name).write_text(f"own {name}".ljust(len(SECRET)))

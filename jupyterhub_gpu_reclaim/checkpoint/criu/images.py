@@ -19,7 +19,6 @@ from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Collection, Iterable, Iterator
 
 COMMON_MAGIC: Final = 0x54564319
@@ -52,7 +51,6 @@ TYPE_TTY: Final = 11
 TYPE_FANOTIFY: Final = 12
 
 #: ``remap_type`` of CRIU's remap-file-path.proto.
-REMAP_LINKED: Final = 0
 REMAP_GHOST: Final = 1
 
 #: No message of CRIU comes near this; a larger length is damage.
@@ -83,8 +81,6 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("ext", 9, "bool"),
         ("mode", 10, "uint32"),
         ("build_id", 11, "uint32*"),
-        # Ours, of a file that has lost its name (files/deleted_files.py).
-        ("handle", 1000, "bytes"),
     ),
     "inet_sk_entry": (
         ("id", 1, "uint32"),
@@ -494,29 +490,6 @@ def plain_file(number: int) -> Any:
     entry.reg.flags = entry.reg.pos = 0
     for name in ("uid", "euid", "signum", "pid_type", "pid"):
         setattr(entry.reg.fown, name, 0)
-    return entry
-
-
-def remap(number: int, target: int, kind: int) -> bytes:
-    """An entry of ``remap-fpath.img``: where to find a file that has lost its name."""
-    return serialize(
-        _CLASSES["remap_file_path_entry"](
-            orig_id=number, remap_id=target, remap_type=kind
-        )
-    )
-
-
-def ghost(status: os.stat_result) -> Any:
-    """Image entry that precedes the contents of a deleted file."""
-    entry: Any = _CLASSES["ghost_file_entry"](
-        uid=status.st_uid, gid=status.st_gid, mode=status.st_mode
-    )
-    for field, nanoseconds in (
-        (entry.atim, status.st_atime_ns),
-        (entry.mtim, status.st_mtime_ns),
-    ):
-        field.tv_sec, rest = divmod(nanoseconds, 1_000_000_000)
-        field.tv_usec = rest // 1000
     return entry
 
 

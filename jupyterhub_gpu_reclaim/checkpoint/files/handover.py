@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import (
     PathContext,
     run_as,
 )
-from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Ghost, Link
+from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import Ghost
 from jupyterhub_gpu_reclaim.checkpoint.files.process_files import (
     HeldFile,
     TreeRights,
@@ -108,14 +108,6 @@ class Handover:
             if wish.ghost < 0:
                 found[wish.path].append(self.descriptors[wish.id])
         return found
-
-    def links(self) -> tuple[Link, ...]:
-        """The names that the capture has given to deleted files."""
-        return tuple(
-            Link(wish.path, self.identities[wish.id], wish.holder)
-            for wish in self.saved.wishes
-            if wish.is_linked
-        )
 
 
 class ReplacedImages:

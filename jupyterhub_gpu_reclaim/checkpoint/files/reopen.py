@@ -33,7 +33,6 @@ from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root
 from jupyterhub_gpu_reclaim.linux.descriptors import unread_bytes
-from jupyterhub_gpu_reclaim.linux.file_handles import FileHandle, open_handle
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
@@ -175,8 +174,6 @@ class Reopener:
         try:
             return open_in_root(self._root, wish.path, flags)
         except FileNotFoundError:
-            if wish.handle:
-                return self._find_nameless(wish)
             if stat.S_ISFIFO(wish.mode):
                 return self._replace_fifo(wish)
             raise
@@ -187,16 +184,6 @@ class Reopener:
                 return found
             os.close(found)
             raise
-
-    def _find_nameless(self, wish: FileRequest) -> int:
-        """A file whose given name an earlier return has taken away."""
-        parent = wish.path.rpartition(b"/")[0] or b"/"
-        with overriding():
-            folder = open_in_root(self._root, parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                return open_handle(folder, FileHandle.unpacked(wish.handle))
-            finally:
-                os.close(folder)
 
     def _replace_fifo(self, wish: FileRequest) -> int:
         """A FIFO without a name, as if it had been removed while the session ran."""

@@ -66,8 +66,6 @@ class FileRequest(NamedTuple):
     holder: Credentials  #: with whose rights
     position: int = 0
     ghost: int = -1  #: number of the deleted file's image; -1 for what has a name
-    is_linked: bool = False  #: its name was given by the capture, and is to go
-    handle: bytes = b""  #: of that file, where the name has gone already
     pipe: int = -1  #: of a FIFO: CRIU's number of what is in it
     is_contents: bool = False  #: only mapped, such that nothing but its contents counts
 
@@ -322,9 +320,6 @@ class _Reader:
         for entry in self._saved.entries.values():
             if entry.HasField("tty"):
                 others.add(entry.tty.regf_id)
-        for remap in self._remaps.values():
-            if remap.remap_type == images.REMAP_LINKED:
-                others.add(remap.remap_id)
         for number, entry in self._saved.entries.items():
             if entry.HasField("reg") and number not in others:
                 yield number
@@ -340,14 +335,11 @@ class _Reader:
     ) -> None:
         saved = self._saved
         reg, remap = saved.entries[number].reg, self._remaps.get(number)
-        path, ghost, linked, handle = reg.name, -1, False, b""
+        path, ghost = reg.name, -1
         if process_of(path) is not None:
             saved.left.append(way)
             return
-        if remap is not None and remap.remap_type == images.REMAP_LINKED:
-            path, handle = self._linked(remap)
-            linked = True
-        elif remap is not None and remap.remap_type == images.REMAP_GHOST:
+        if remap is not None and remap.remap_type == images.REMAP_GHOST:
             ghost = remap.remap_id
         position = reg.pos if number == way else 0
         holder = saved.holder(way)
@@ -360,15 +352,7 @@ class _Reader:
                 holder=holder,
                 position=position,
                 ghost=ghost,
-                is_linked=linked,
-                handle=handle,
                 pipe=pipe,
                 is_contents=is_contents,
             )
         )
-
-    def _linked(self, remap: Any) -> tuple[bytes, bytes]:
-        target = self._saved.entries.get(remap.remap_id)
-        if target is None or not target.HasField("reg"):
-            raise images.damaged(f"file {remap.orig_id} has no other name")
-        return target.reg.name, target.reg.handle

@@ -21,12 +21,13 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.stream import CaptureServer
 from jupyterhub_gpu_reclaim.checkpoint.files import (
     deleted_files,
     locks,
+    other_names,
     semaphores,
     terminals,
     watched,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import CheckedCores
-from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import HeldImages, Unlinked
+from jupyterhub_gpu_reclaim.checkpoint.files.held_images import HeldImages
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.sockets import state
 from jupyterhub_gpu_reclaim.checkpoint.tree import attributes, freeze, stdio, waits
@@ -126,9 +127,10 @@ def dump(
         terminals.open_by_name(tree)
         waits.begin_again(tree)
         arguments += watched.arguments(tree)
+        names = other_names.external(session.init_pid, tree)
+        arguments += [word for each in names for word in ("--external", each)]
         sockets = state.read(tree)
-        with _closed(tree) as closed, Unlinked(session.init_pid, tree) as unlinked:
-            arguments += unlinked.arguments()
+        with _closed(tree) as closed:
             attempt.run(
                 "dump",
                 arguments,
@@ -142,7 +144,8 @@ def dump(
             cores.refuse_others(tree)
             held.reopen(closed)
             locks.add(tree, held.kept)
-            unlinked.save(held, sinks)
+            held.rename(names)
+            held.save()
             if ours := semaphores.find(tree):
                 _save(semaphores.IMAGE, ours, sinks)
             _save(state.IMAGE, sockets, sinks)

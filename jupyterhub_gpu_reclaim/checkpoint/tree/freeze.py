@@ -10,33 +10,27 @@ it works with.
 :func:`thaw` ends a failed dump, and a capture that is cancelled or taken back. After a
 dump that succeeded, CRIU (4.1, 4.2: ``cr_dump_finish``) leaves TCP connections in
 repair mode, which send nothing, since it expects the stopped processes to be killed; it
-undoes that only when the dump failed or the tree continues. The names that deleted
-files were given (``files.deleted_files``) are there as well. An agent that was killed
+undoes that only when the dump failed or the tree continues. An agent that was killed
 while it cut connections leaves a server that nobody can connect to (``listeners``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import listeners
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import capabilities, processes, procfs
-from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
-from jupyterhub_gpu_reclaim.linux.procfs import PROC
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
 
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
@@ -216,10 +210,6 @@ def _names(some: list[Process]) -> str:
     return ", ".join(f"{process.ns_pid} ({process.name})" for process in some[:3])
 
 
-_REMAP = re.compile(r"link_remap\.\d+$")
-_DELETED = " (deleted)"
-
-
 def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
     """Undo what a dump has done to the session, and continue it; idempotent.
 
@@ -229,7 +219,6 @@ def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
     """
     for process in snapshot.processes:
         leave_repair(process)
-        remove_link_remaps(process)
     if snapshot.server is not None:
         # It goes on in any case, also where the kernel does not list its sockets.
         with contextlib.suppress(Refused):
@@ -260,57 +249,3 @@ def leave_repair(process: Process) -> int:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     count += 1
     return count
-
-
-def remove_link_remaps(process: Process) -> list[str]:
-    """Remove the names that a capture gave to deleted files of a process; which."""
-    removed = []
-    with contextlib.ExitStack() as stack:
-        try:
-            root = open_root(PROC / str(process.pid) / "root")
-        except OSError:
-            return []
-        stack.callback(os.close, root)
-        for path, inode in _deleted_files(process.pid):
-            folder = _nearest_folder(root, path)
-            if folder is not None:
-                stack.callback(os.close, folder)
-                removed += _remove_names(folder, inode)
-    return removed
-
-
-def _nearest_folder(root: int, path: str) -> int | None:
-    """The folder above a path, or the next one that is there still, opened."""
-    for folder in Path(path).parents:
-        with contextlib.suppress(OSError):
-            flags = os.O_RDONLY | os.O_DIRECTORY
-            return open_in_root(root, os.fsencode(folder), flags)
-    return None
-
-
-def _remove_names(folder: int, inode: tuple[int, int]) -> list[str]:
-    removed = []
-    # One after the other: a user may have millions of names there.
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not _REMAP.match(entry.name):
-                continue
-            status = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
-            if (status.st_dev, status.st_ino) == inode:
-                os.unlink(entry.name, dir_fd=folder)
-                removed.append(entry.name)
-    return removed
-
-
-def _deleted_files(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Files without their name that the process has open or mapped."""
-    for kind in ("fd", "map_files"):
-        with contextlib.suppress(OSError):
-            for entry in (PROC / str(pid) / kind).iterdir():
-                with contextlib.suppress(OSError):
-                    target = str(entry.readlink())
-                    if target.startswith("/") and target.endswith(_DELETED):
-                        stat = entry.stat()
-                        if stat.st_nlink:
-                            inode = (stat.st_dev, stat.st_ino)
-                            yield target.removesuffix(_DELETED), inode

@@ -32,11 +32,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRun
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
 from jupyterhub_gpu_reclaim.checkpoint.files import handover, locks, timers
-from jupyterhub_gpu_reclaim.checkpoint.files.deleted_files import (
-    FILES,
-    Link,
-    remove_links,
-)
+from jupyterhub_gpu_reclaim.checkpoint.files.held_images import FILES
 from jupyterhub_gpu_reclaim.checkpoint.memory import system_v_images, undumpable
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan, whole
@@ -141,14 +137,12 @@ class RestoreResult:
         tree: its processes.
         seconds: how long it took.
         missing: what of its memory is still to be filled.
-        links: names of deleted files that the capture has made, which are to go.
         beside: the init and whatever else was stopped beside the tree.
     """
 
     tree: Snapshot
     seconds: float
     missing: MemoryPlan = field(default_factory=MemoryPlan)
-    links: tuple[Link, ...] = ()
     beside: tuple[Process, ...] = ()
 
 
@@ -237,7 +231,7 @@ def restore(
             raise _failed(error) from error
         raise
     seconds = time.monotonic() - begun
-    return RestoreResult(tree, seconds, plan, given.links(), tuple(beside))
+    return RestoreResult(tree, seconds, plan, tuple(beside))
 
 
 class _BeyondCriu:
@@ -346,7 +340,6 @@ def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None
             raise NotFound(
                 Reason.UNKNOWN_SESSION, session=f"under process {tree.init.pid}"
             )
-    remove_links(tree.init.pid, restored.links)
     freeze.continue_bystanders(restored.beside)
     processes.resume(tree.processes, keep_stopped)
 

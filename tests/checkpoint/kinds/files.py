@@ -163,12 +163,20 @@ _FLAGS: Final = [
     _row(
         "O_TMPFILE that is given a name later",
         "fd = os.open('.', os.O_TMPFILE | os.O_RDWR); os.write(fd, b'kept')\n"
-        "names = iter('ab')\n"
+        "names = iter(['', 'a'])\n"
         "def named():\n"
         "    name = next(names)\n"
+        "    if not name:\n        return 'kept'\n"
         "    os.link(f'/proc/self/fd/{fd}', name, dst_dir_fd=os.open('.', 0))\n"
         "    with open(name) as file:\n        return file.read()",
         "named()",
+    ),
+    _row(
+        "O_TMPFILE that was given a name, and is still open",
+        "fd = os.open('.', os.O_TMPFILE | os.O_RDWR)\n"
+        "os.link(f'/proc/self/fd/{fd}', 'a', dst_dir_fd=os.open('.', 0))",
+        "os.path.samestat(os.fstat(fd), os.stat('a'))",
+        "refused",
     ),
 ]
 
@@ -187,6 +195,9 @@ _TYPES: Final = [
         "deleted file with another name",
         "fd = opened(os.O_RDWR); os.link('file', 'other'); os.unlink('file')",
         "os.pread(fd, 99, 0), os.path.samestat(os.fstat(fd), os.stat('other'))",
+        "refused",
+        "A library that uv or conda has replaced while it is in use, and still has in "
+        "its cache, is one. A semaphore of sem_open is kept.",
     ),
     _row(
         "deleted folder",

@@ -1,0 +1,175 @@
+"""Deleted files that have another name: refused, but for semaphores in shared memory.
+
+By which name should a session find such a file again? CRIU (4.2: ``create_link_remap``)
+would give it one of its own, as root, in the folder where the lost name was, found by
+its path: a link put in that folder's place would make root create a name in any folder
+of that file system. So CRIU is not given ``--link-remap``, and what it would need that
+for is refused by name: a library that a package manager has replaced and keeps in a
+cache of hard links, or what a program of an NFS folder has deleted and holds open.
+
+A semaphore of sem_open(3) is such a file from its very beginning: the C library makes
+it under a name for the moment, maps it, links it to its own name and removes the first.
+So has each lock of ``multiprocessing`` where its workers are not forked, and joblib's.
+Its other name is in the same folder: that one is written into CRIU's image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.linux import procfs
+from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
+from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from jupyterhub_gpu_reclaim.linux.processes import Snapshot
+
+_SHARED_MEMORY: Final = b"/dev/shm"
+_DELETED: Final = b" (deleted)"
+#: The NFS client keeps a deleted file by such a name until it is closed.
+_SILLY: Final = re.compile(rb"/\.nfs[0-9a-f]{24}$")
+
+
+class Deleted(NamedTuple):
+    """An open or mapped file that has lost a name, and has another one."""
+
+    word: str  #: CRIU's, for a file that is taken care of outside of it
+    path: bytes  #: the name that it has lost
+    name: bytes  #: another one in shared memory; empty: it is to be refused
+
+
+def words(path: bytes) -> str:
+    """Such a file, in words."""
+    name = path.decode("utf-8", "replace")
+    return f"the deleted file {name}, which has another name"
+
+
+def find(init_pid: int, pid: int, links: Mapping[str, str]) -> Iterator[Deleted]:
+    """Every such file of a process.
+
+    Args:
+        init_pid: of the session, whose root paths are looked up in.
+        pid: of the process.
+        links: what its links below its folder in /proc read.
+    """
+    for link, text in links.items():
+        target = os.fsencode(text)
+        if not target.endswith(_DELETED) and not _SILLY.search(target):
+            continue
+        status = procfs.target_status(pid, link)
+        if status is None or not status.st_nlink or stat.S_ISDIR(status.st_mode):
+            continue
+        with contextlib.suppress(OSError):
+            found = _look(init_pid, pid, link, target)
+            if found is not None:
+                yield found
+
+
+def external(init_pid: int, tree: Snapshot) -> dict[str, bytes]:
+    """CRIU's word for each that can be saved → its other name; the tree stands.
+
+    Raises:
+        ReclaimError: another one is there (``handle_unsupported``).
+    """
+    found = {}
+    for process in tree.processes:
+        links = {name: procfs.link(process.pid, name) for name in _links(process.pid)}
+        for one in find(init_pid, process.pid, links):
+            if not one.name:
+                raise ReclaimError(
+                    Reason.HANDLE_UNSUPPORTED,
+                    pid=process.ns_pid,
+                    name=process.name,
+                    kind=words(one.path),
+                )
+            found[one.word] = one.name
+    return found
+
+
+def rewrite(files_img: bytes, names: Mapping[str, bytes]) -> bytes:
+    """``files.img`` with those names in place of what CRIU was told.
+
+    Args:
+        files_img: CRIU's.
+        names: see :func:`external`.
+    """
+
+    def rename(entry: Any) -> bool:
+        name = names.get(entry.reg.name.decode("latin-1")) if entry.reg.ext else None
+        if name is None:
+            return False
+        entry.reg.name = name
+        entry.reg.ClearField("ext")
+        return True
+
+    return images.rewrite_files(files_img, rename)
+
+
+def _links(pid: int) -> Iterator[str]:
+    """Every link of a process that may lead to a file, below its folder in /proc."""
+    yield "exe"
+    for kind in ("fd", "map_files"):
+        folder = procfs.PROC / str(pid) / kind
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                yield f"{kind}/{entry.name}"
+
+
+def _look(init_pid: int, pid: int, link: str, target: bytes) -> Deleted | None:
+    with contextlib.ExitStack() as stack:
+        found = os.open(procfs.PROC / str(pid) / link, os.O_PATH)
+        stack.callback(os.close, found)
+        status = os.fstat(found)
+        number = int(procfs.fdinfo(os.getpid(), found)["mnt_id"])
+        mounts = {mount.id: mount for mount in read_mounts(init_pid)}
+        if number not in mounts:
+            return None  # memory that the kernel calls a file
+        root = open_root(procfs.PROC / str(init_pid) / "root")
+        stack.callback(os.close, root)
+        if target.endswith(_DELETED):
+            is_one = not _stands_at(root, target, status)  # its very name may end so
+        else:
+            is_one = mounts[number].kind.startswith("nfs")
+        if not is_one:
+            return None
+        word = f"file[{number:x}:{status.st_ino:x}]"
+        path = target.removesuffix(_DELETED)
+        return Deleted(word, path, _name_of(root, path, status))
+
+
+def _stands_at(root: int, path: bytes, status: os.stat_result) -> bool:
+    try:
+        there = open_in_root(root, path, os.O_PATH)
+    except OSError:
+        return False
+    try:
+        return os.path.samestat(os.fstat(there), status)
+    finally:
+        os.close(there)
+
+
+def _name_of(root: int, path: bytes, status: os.stat_result) -> bytes:
+    """Another name in shared memory of what had that one there; empty: it has none."""
+    if path.rpartition(b"/")[0] != _SHARED_MEMORY:
+        return b""
+    folder = open_in_root(root, _SHARED_MEMORY, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if os.fstat(folder).st_dev != status.st_dev:
+            return b""
+        # One after the other: a user may have millions of names there.
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.inode() == status.st_ino:
+                    return _SHARED_MEMORY + b"/" + os.fsencode(entry.name)
+        return b""
+    finally:
+        os.close(folder)
