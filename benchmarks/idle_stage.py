@@ -247,7 +247,7 @@ class Stage:
             init_pid=tree.init.pid,
             root_pid=tree.server.pid,
             pids=[one.pid for one in tree.processes],
-            kernels=find_kernels(tree),
+            kernels=[kernel.pid for kernel in find_kernels(tree)],
             address=ServerAddress(server.port, server.PREFIX, server.TOKEN),
         )
 

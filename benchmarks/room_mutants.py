@@ -144,11 +144,11 @@ MUTANTS = (
     ),
     Mutant(
         "sampling",
-        "test_kernel_windows",
-        f"{PACKAGE}/sampling/kernel_windows.py",
-        "/{kernel.id}/{kernel.program}",
-        "/{kernel.id}",
-        "A kernel that was restarted is judged by what it did before.",
+        "test_window",
+        f"{PACKAGE}/sampling/window.py",
+        "            self._forget()\n        self._see_activity",
+        "            pass\n        self._see_activity",
+        "A session that has come back is judged by what it did before.",
     ),
     Mutant(
         "store",

@@ -46,7 +46,7 @@ from jupyterhub_gpu_reclaim.node.operations.card_room import CardRoom, Waker
 from tests.support.memory_agent import MemoryAgent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
@@ -154,12 +154,11 @@ class SimulatedAgent(MemoryAgent[Place]):
     async def nap(
         self,
         incarnation: str,
-        programs: Collection[int] = (),
         *,
         seen: float | None = None,
     ) -> AsyncIterator[Event]:
         del seen
-        async for event in self.begin_nap(incarnation, programs):
+        async for event in self.begin_nap(incarnation):
             yield event
 
     async def wake(self, incarnation: str) -> AsyncIterator[Event]:

@@ -64,7 +64,7 @@ from simulation.doubles.store import RepositoryInMemory
 from simulation.loop import MONDAY, Killed, LoopClock, Program
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from jupyterhub_gpu_reclaim.common.models import Event, Failure
     from simulation.doubles.kernel import Kernel
@@ -434,13 +434,12 @@ class AgentOverWire:
     def nap(
         self,
         incarnation: str,
-        programs: Collection[int] = (),
         *,
         seen: float | None = None,
         **more: Any,
     ) -> AsyncIterator[Event]:
         del more
-        return self._stream("nap", incarnation, programs, silence=60.0, seen=seen)
+        return self._stream("nap", incarnation, silence=60.0, seen=seen)
 
     def wake(self, incarnation: str, **more: Any) -> AsyncIterator[Event]:
         del more

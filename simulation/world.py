@@ -61,7 +61,7 @@ from simulation.programs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
+    from collections.abc import AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.models import Tree
     from jupyterhub_gpu_reclaim.common.term import Term
@@ -700,12 +700,10 @@ class NodeApi:
             self._world.refused_by.pop(incarnation, None)
         return events
 
-    async def nap(
-        self, incarnation: str, programs: Collection[int] = (), **more: Any
-    ) -> Any:
+    async def nap(self, incarnation: str, **more: Any) -> Any:
         """A nap: one that has failed has left the session running."""
         self._world.steps += 1
-        events = await self._node.nap(incarnation, programs, **more)
+        events = await self._node.nap(incarnation, **more)
         self._world.rooms.ordered(incarnation)
         return self._checked(incarnation, events)
 

@@ -106,10 +106,6 @@ class KernelSample(Value, frozen=True, kw_only=True):
     #: since when its cell waits for an answer (``input()``, a debugger's prompt); None:
     #: it does not, or its server has no extension of ours to tell
     prompt_since: float | None = None
-    #: its program's pid in the session; None: not known, and nor is what follows
-    program: int | None = None
-    cpu_work: float | None = None  #: CPU seconds consumed so far by all of it
-    gpus: list[GpuSample] | None = None  #: of all of it; empty: none used
 
 
 class TerminalSample(Value, frozen=True, kw_only=True):

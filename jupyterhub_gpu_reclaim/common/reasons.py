@@ -227,11 +227,6 @@ class Reason(Enum):
         "Idle for {idle} (naps after {nap_after}).",
         "Nothing to do: it will nap, and wake when it is used.",
     )
-    NAP_KERNELS = (
-        "nap_kernels",
-        "Idle kernels in a session that is at work: {names}.",
-        "Nothing to do: they will nap, and wake when they are used.",
-    )
     NAP_WOKEN = (
         "nap_woken",
         "It has been awake for {awake}; it naps after {nap_after} of that.",

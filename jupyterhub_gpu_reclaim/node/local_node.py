@@ -42,7 +42,7 @@ from jupyterhub_gpu_reclaim.node.workflows.restore import Restore
 from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
+    from collections.abc import AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
@@ -240,18 +240,12 @@ class LocalNode:
         return self._begin(session, operation, work.run).follow()
 
     async def nap(
-        self,
-        incarnation: str,
-        programs: Collection[int] = (),
-        *,
-        seen: float | None = None,
+        self, incarnation: str, *, seen: float | None = None
     ) -> AsyncIterator[Event]:
         """Move its GPU memory out, or attach to the nap that begins. Idempotent.
 
         Args:
             incarnation: of the session.
-            programs: what the server has started and is to nap, with all below it, by
-                their pids in the session; the others go on. None: all of the session.
             seen: as of :meth:`capture`.
 
         Raises:
@@ -271,20 +265,16 @@ class LocalNode:
         operation = Operation(trees.NAP, session.key, "")
 
         def attempt(operation: Operation) -> AsyncIterator[Event]:
-            return nap.Nap(self.tools, session, operation, programs).run(operation)
+            return nap.Nap(self.tools, session, operation).run(operation)
 
         return self._begin(session, operation, self._again(session, attempt)).follow()
 
-    async def wake(
-        self, incarnation: str, why: str = "", program: int | None = None
-    ) -> AsyncIterator[Event]:
+    async def wake(self, incarnation: str, why: str = "") -> AsyncIterator[Event]:
         """Give it its GPU memory back, or attach to the wake. Idempotent.
 
         Args:
             incarnation: of the session.
             why: what has woken it; empty: an order.
-            program: which of its programs that was, by its pid in the session: only
-                its group is woken. None: all of them are.
         """
         session = await self._find(incarnation)
         await self._call_off_save(incarnation)
@@ -297,7 +287,7 @@ class LocalNode:
         if tree.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise Refused(Reason.WRONG_PHASE, phase=tree.state.value, action="wake now")
         operation = Operation(nap.WAKE, session.key, "")
-        work = nap.Wake(self.tools, session, operation, why, program)
+        work = nap.Wake(self.tools, session, operation, why)
         return self._begin(session, operation, work.run).follow()
 
     async def next_wake(self, incarnation: str) -> AsyncIterator[Event]:
@@ -311,14 +301,14 @@ class LocalNode:
         )
         return _told() if operation is None else operation.follow()
 
-    async def wake_up(self, incarnation: str, why: str, program: int | None) -> None:
-        """Wake it, or a group of it, and wait until that has been done.
+    async def wake_up(self, incarnation: str, why: str) -> None:
+        """Wake it, and wait until that has been done.
 
         Raises:
             ReclaimError: it could not be; it naps on.
         """
         act_for_itself()
-        async for event in await self.wake(incarnation, why, program):
+        async for event in await self.wake(incarnation, why):
             if event.failure is not None:
                 raise codec.error_of(event.failure)
 

@@ -52,8 +52,7 @@ class NapPolicy(Configurable):
         counted from the last use, whether the session naps or not. None: 180 where
         sessions share GPUs (``ReclaimService.seats_per_gpu``), else 0, since a GPU that
         one session has for itself is of no use to others meanwhile. 0: no session naps
-        by itself. While a session is at work, those of its kernels that are idle nap
-        after the same time. Example: 180.
+        by itself. Example: 180.
         """,
     ).tag(config=True)
 

@@ -238,7 +238,6 @@ def _open_sockets(target: SampleTarget) -> _Held:
         TooManyFilesError: it has more files open than are looked at.
     """
     left = MAX_FILES
-    kernels = {one.pids[0] for one in target.kernels.values()}
     found: dict[str, set[int]] = {"server": set(), "programs": set(), "kernels": set()}
     for pid in {target.root_pid, *target.pids}:
         for each in procfs.descriptors(pid):
@@ -248,6 +247,6 @@ def _open_sockets(target: SampleTarget) -> _Held:
             if each.target.startswith("socket:["):
                 inode = int(each.target[8:-1])
                 found["server" if pid == target.root_pid else "programs"].add(inode)
-                if pid in kernels:
+                if pid in target.kernels:
                     found["kernels"].add(inode)
     return _Held(*map(frozenset, found.values()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,8 +42,6 @@ class TreeUsage:
         typed_elsewhere: the newest input to any other terminal of the tree: of a
             program that the server shows (VS Code, RStudio), of tmux, of ssh into the
             session. None where there is none.
-        cpu_of: processor seconds of each process but the first, by its host pid, ended
-            children included.
     """
 
     processes: int
@@ -54,7 +52,6 @@ class TreeUsage:
     started: float
     typed: list[float]
     typed_elsewhere: float | None = None
-    cpu_of: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,6 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
     memory = _memory(root_pid)
     written = _bytes_written(init_pid) + _bytes_written(root_pid)
     count, own, others = 1, dict[int, int](), dict[int, int]()
-    cpu_of: dict[int, float] = {}
     for pid in pids:
         if pid == root_pid:
             continue
@@ -96,8 +92,7 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
         except OSError:
             continue
         count += 1
-        cpu_of[pid] = stat.own + stat.children
-        work += cpu_of[pid]
+        work += stat.own + stat.children
         number = _terminal_number(stat.terminal)
         if stat.session == pid and number is not None:
             (own if stat.parent == root_pid else others)[number] = pid
@@ -112,7 +107,6 @@ def measure(init_pid: int, root_pid: int, pids: Sequence[int]) -> TreeUsage:
         root.started,
         [at for at in typed if at is not None],
         max((at for at in elsewhere if at is not None), default=None),
-        cpu_of,
     )
 
 

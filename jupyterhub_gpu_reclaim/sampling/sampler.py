@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
@@ -33,7 +33,7 @@ from jupyterhub_gpu_reclaim.sampling.connections import (
 from jupyterhub_gpu_reclaim.sampling.gpu import NoCards, samples_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
     from datetime import datetime
 
     from tornado.httpclient import AsyncHTTPClient
@@ -63,16 +63,6 @@ NAME_CHARACTERS = 256
 PROBLEM_CHARACTERS = 1500
 
 
-class KernelPrograms(NamedTuple):
-    """The programs of a kernel: its own by its pid in the session, all by host pids.
-
-    The kernel's own program is the first of ``pids``.
-    """
-
-    program: int
-    pids: list[int]
-
-
 @dataclass(frozen=True, slots=True)
 class SampleTarget:
     """A running session to sample; all pids are the host's."""
@@ -85,8 +75,7 @@ class SampleTarget:
     address: jupyter_api.ServerAddress | None
     stopped: bool = False
     pod: str = ""
-    #: by kernel id, where the programs are known
-    kernels: Mapping[str, KernelPrograms] = field(default_factory=dict)
+    kernels: Collection[int] = ()  #: of those pids
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +89,6 @@ class _Answers:
     notebooks: list[jupyter_api.NotebookSession] | None = None
     saved: float | None = None
     gpus: list[GpuSample] | None = None
-    #: by kernel id, likewise
-    kernel_gpus: dict[str, list[GpuSample] | None] = field(default_factory=dict)
     traffic: Traffic | None = None
     jupyter: bool = True  #: whether its server has Jupyter's API
 
@@ -212,13 +199,7 @@ class Sampler:
                 problems.append(
                     f"its connections: no answer, or over {MAX_FILES} files"
                 )
-        by_kernel = {
-            kernel: samples_of(cards, programs.pids)
-            for kernel, programs in watched.kernels.items()
-        }
-        answers = replace(
-            answers, usage=await measured, gpus=gpus, kernel_gpus=by_kernel
-        )
+        answers = replace(answers, usage=await measured, gpus=gpus)
         return _sum_up(watched, answers, self._clock.now(), problems)
 
     async def _look_at_networks(
@@ -413,7 +394,7 @@ def _sum_up(
         paged=_paged_bytes(answers),
         outside=traffic.outside if traffic else None,
         started=usage.started if usage else None,
-        kernels=_kernels(watched, answers),
+        kernels=_kernels(answers),
         terminals=_terminals(answers),
         last_typed=usage.typed_elsewhere if usage else None,
         connections=status.connections if status else None,
@@ -454,11 +435,10 @@ def _last_saved(answers: _Answers) -> float | None:
     return max(known, default=None)
 
 
-def _kernels(watched: SampleTarget, answers: _Answers) -> list[KernelSample] | None:
+def _kernels(answers: _Answers) -> list[KernelSample] | None:
     """Return the kernels, each under the name of its notebook where there is one."""
     if answers.kernels is None:
         return None
-    work = answers.usage.cpu_of if answers.usage is not None else {}
     names = {
         notebook.kernel.id: notebook.path
         for notebook in answers.notebooks or []
@@ -471,17 +451,9 @@ def _kernels(watched: SampleTarget, answers: _Answers) -> list[KernelSample] | N
             execution_state=kernel.execution_state,
             last_activity=jupyter_api.timestamp(kernel.last_activity),
             connections=kernel.connections,
-            program=programs.program if programs is not None else None,
-            cpu_work=(
-                sum(work.get(pid, 0.0) for pid in programs.pids)
-                if work and programs is not None
-                else None
-            ),
-            gpus=answers.kernel_gpus.get(kernel.id),
             prompt_since=_as_timestamp(kernel.gpu_reclaim_prompt_since),
         )
         for kernel in {one.id: one for one in answers.kernels}.values()
-        for programs in [watched.kernels.get(kernel.id)]
     ]
 
 

@@ -139,7 +139,6 @@ class NodeInMemory(MemoryAgent[Place]):
         self.sampled = 0  #: how often it was asked for samples
         self.seen: list[float | None] = []  #: what orders went by
         self.orders_are_late = False
-        self.orders_to_nap: list[list[int]] = []  #: of which programs
         self.gpus: list = []  # that every session holds
         self.room: int | None = None  # so many sessions have memory on a GPU
         self.card: int | None = None  # bytes of the one that all of them share
@@ -307,14 +306,9 @@ class NodeInMemory(MemoryAgent[Place]):
     async def restore(self, incarnation, checkpoint):
         return self._told(self.begin_restore(incarnation, checkpoint))
 
-    async def nap(self, incarnation, programs=(), *, seen=None):
+    async def nap(self, incarnation, *, seen=None):
         self._take_up(seen)
-        self.orders_to_nap.append(list(programs))
-        self.kernels = self.kernels and [
-            msgspec.structs.replace(each, gpus=[]) if each.program in programs else each
-            for each in self.kernels
-        ]
-        return self._told(self.begin_nap(incarnation, programs))
+        return self._told(self.begin_nap(incarnation))
 
     def _take_up(self, seen):
         self.seen.append(seen)

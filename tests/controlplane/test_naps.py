@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import msgspec
 import pytest
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused
@@ -13,7 +12,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     Decision,
     Failure,
     GpuSample,
-    KernelSample,
     TreeState,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -75,30 +73,6 @@ async def test_session_naps_and_wakes_by_order(world):
     counted = controller.metrics_snapshot().counters
     assert counted.operations["nap", "ok"] == counted.operations["wake", "ok"] == 1
     assert counted.steps["nap", "gpu"].count == counted.steps["wake", "gpu"].count == 1
-
-
-async def test_one_program_wakes_and_the_others_nap_on_until_they_are_woken(world):
-    place, controller = await napping(world)
-    world.node.use(place, rest=3)
-    await world.until(lambda: world.phase(controller) == "running")
-    assert facts(controller).nap.bytes == 3
-    assert controller._sessions.napping_bytes() == 3
-
-    await controller.users.wake(KEY, "root")
-    await world.until(lambda: not facts(controller).nap)
-    assert not facts(controller).intent
-    assert world.phase(controller) == "running"
-    assert whats(controller)[-3:] == ["wakes", "ask to wake", "wakes"]
-
-
-async def test_nap_takes_in_what_is_awake_again(world):
-    place, controller = await napping(world)
-    world.node.use(place, rest=3)
-    await world.until(lambda: world.phase(controller) == "running")
-    await controller.users.nap(KEY, "root")
-    await world.until(lambda: world.phase(controller) == "napping")
-    assert facts(controller).nap.bytes == 5
-    assert not facts(controller).intent
 
 
 async def test_use_wakes_without_the_service_which_only_notes_it(world):
@@ -476,87 +450,3 @@ async def test_no_nap_without_a_fresh_sample(world):
     policy.verdict, asked = NAPS, len(policy.asked)
     await world.until(lambda: len(policy.asked) > asked + 3)
     assert place.state is TreeState.RUNNING
-
-
-def two_kernels(*, on_gpu=True):
-    """A kernel at work, and one that nobody uses."""
-    return [
-        KernelSample(
-            id=name,
-            name=f"{name}.ipynb",
-            execution_state=state,
-            last_activity=time.time(),
-            program=program,
-            cpu_work=0.0,
-            gpus=[GpuSample(uuid="ab", memory=2)] if on_gpu else [],
-        )
-        for name, state, program in (("train", "busy", 7), ("plots", "idle", 8))
-    ]
-
-
-class NapsUnlessBusy(NapsWhen):
-    """Likewise, but a kernel that is busy stays awake, and with it its session."""
-
-    def __call__(self, snapshot, now):
-        self.asked.append(snapshot)
-        usage = snapshot.usage
-        return [NOT_NOW if usage is None or usage.busy_kernel else self.verdict]
-
-
-async def sampled_again(world):
-    """Once, and what was made of it is known."""
-    before = world.node.sampled
-    await world.until(lambda: world.node.sampled > before + 1)
-
-
-async def at_work(world):
-    """A session with a kernel at work and an idle one."""
-    name = await world.running("tensors")
-    world.node.places[name].gpu_memory = 5
-    world.node.kernels = two_kernels()
-    policy = NapsUnlessBusy(NAPS)
-    controller = await world.controller(naps=policy)
-    await world.until(lambda: world.phase(controller) == "running")
-    return world.node.places[name], controller, policy
-
-
-async def test_idle_kernel_naps_while_its_session_is_at_work(world):
-    place, controller, _ = await at_work(world)
-    await world.until(lambda: facts(controller).nap)
-    assert world.phase(controller) == "running"
-    assert world.node.orders_to_nap == [[8]]
-    assert place.state is TreeState.RUNNING
-    line = controller.users.audit(KEY)[0]
-    assert (line.who, line.what) == ("gpu-reclaim", "naps")
-    assert line.message.startswith(
-        "Idle kernels in a session that is at work: plots.ipynb."
-    )
-    await sampled_again(world)
-    assert len(world.node.orders_to_nap) == 1
-
-
-async def test_kernel_that_was_just_woken_naps_after_the_same_time_again(world):
-    *_, policy = await at_work(world)
-    policy.verdict = NOT_NOW
-    world.node.kernels = two_kernels(on_gpu=False)
-    seen = time.time()
-    await sampled_again(world)
-    world.node.kernels = two_kernels()
-    await world.until(
-        lambda: [s for s in policy.asked if s.since is not None and s.since > seen]
-    )
-
-
-async def test_kernel_of_an_older_agent_naps_with_its_session_alone(world):
-    _, controller, policy = await at_work(world)
-    await world.kill(controller)
-    world.node.kernels = [
-        msgspec.structs.replace(each, program=None) for each in two_kernels()
-    ]
-    world.node.orders_to_nap.clear()
-    second = await world.controller(naps=policy)
-    await sampled_again(world)
-    asked = len(policy.asked)
-    await world.until(lambda: len(policy.asked) > asked + 3)
-    assert world.node.orders_to_nap == []
-    assert second.users.session(KEY).phase.value == "running"

@@ -32,23 +32,6 @@ used = int(watcher.stdout.readline())
 """
 
 
-#: A thread that computes until it is told to stop, and compares.
-COMPUTES = """
-import threading
-stop, rounds, wrong, first = threading.Event(), [0], [], None
-def compute():
-    global first
-    while not stop.is_set():
-        now = float((x * 2).sum())
-        first = now if first is None else first
-        if now != first:
-            wrong.append(now)
-        rounds[0] += 1
-worker = threading.Thread(target=compute)
-worker.start()
-"""
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_computes_the_same_after_each_of_three_naps(session, name):
     module, setup, check = PROGRAMS[name]
@@ -121,46 +104,6 @@ def test_a_cell_that_is_sent_to_a_kernel_that_naps_is_run(agent, jupyter):
         seconds.append(time.monotonic() - began)
         wait_for(lambda: agent.tree(server.place)["state"] == "running", PATIENCE)
     print("from the cell to its result", sorted(round(s, 3) for s in seconds))
-
-
-def test_kernels_of_one_session_nap_and_wake_one_by_one(agent, jupyter):
-    """One computes all the while; its sums are what they would have been alone."""
-    server = jupyter()
-    works, idle = server.start_kernel("works.ipynb"), server.start_kernel("idle.ipynb")
-    for kernel in (works, idle):
-        server.run(kernel, TORCH)
-    before = {k: server.run(k, "float(x.sum())") for k in (works, idle)}
-    pids = {k: int(server.run(k, "import os; os.getpid()")) for k in before}
-    path = f"/v1/sessions/{server.place.incarnation}"
-
-    def on_card(kernel: str) -> bool:
-        tree = server.place.tree.processes
-        (process,) = (p for p in tree if p.ns_pid == pids[kernel])
-        return bool(held_by(process.pid))
-
-    (sample,) = agent.get("/v1/samples").json()
-    held = {each["id"]: each for each in sample["kernels"]}
-    assert {k: held[k]["program"] for k in pids} == pids
-    assert all(held[k]["gpus"][0]["memory"] > 0 for k in pids)
-    server.run(works, COMPUTES)
-    for _ in range(3):
-        order = {"programs": [pids[idle]]}
-        tree = agent.events(f"{path}/nap", order)[-1].get("tree")
-        assert tree
-        assert tree["state"] == "running"
-        assert (on_card(works), on_card(idle)) == (True, False)
-        assert server.run(works, "float(x.sum())") == before[works]
-        assert not on_card(idle)
-        assert server.run(idle, "float(x.sum())") == before[idle]
-        wait_for(lambda: agent.tree(server.place)["nap"] is None, PATIENCE)
-    rounds = int(server.run(works, "stop.set() or worker.join() or rounds[0]"))
-    assert rounds > 100
-    assert server.run(works, "wrong") == "[]"
-
-    assert agent.events(f"{path}/nap", {})[-1]["tree"]["state"] == "napping"
-    assert server.run(idle, "float(x.sum())") == before[idle]
-    assert (on_card(works), on_card(idle)) == (False, True)
-    assert server.run(works, "float(x.sum())") == before[works]
 
 
 def test_a_hundred_naps_leave_nothing_behind(agent, session):

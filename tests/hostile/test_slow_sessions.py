@@ -6,17 +6,13 @@ import time
 from types import SimpleNamespace
 
 from jupyterhub_gpu_reclaim.common.models import (
-    KernelSample,
-    Sample,
     SessionKey,
     Tree,
     TreeState,
 )
 from jupyterhub_gpu_reclaim.node.sessions import samples
 from jupyterhub_gpu_reclaim.node.sessions.samples import TreeSampler, find_kernels
-from jupyterhub_gpu_reclaim.sampling.kernel_windows import KernelWindows
 from jupyterhub_gpu_reclaim.sampling.sampler import SampleTarget
-from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
 class Sampled:
@@ -48,7 +44,7 @@ async def test_sessions_that_keep_us_waiting_or_fail_cost_no_other_its_sample(
 
     def see(self, tree, snapshot):
         target = SampleTarget(tree.incarnation, tree.key, 1, 1, [1], None)
-        return samples._Seen(target, None, {})
+        return samples._Seen(target, None, [])
 
     monkeypatch.setattr(samples.trees, "inspect", inspect)
     monkeypatch.setattr(TreeSampler, "_see", see)
@@ -61,7 +57,7 @@ async def test_sessions_that_keep_us_waiting_or_fail_cost_no_other_its_sample(
 
 def test_server_with_thousands_of_programs_is_asked_about_some(monkeypatch):
     asked = []
-    monkeypatch.setattr(samples, "kernel_of", asked.append)
+    monkeypatch.setattr(samples, "is_started_as_kernel", asked.append)
 
     def program(pid: int, parent: int) -> SimpleNamespace:
         return SimpleNamespace(pid=pid, ppid=parent, ns_pid=pid, start_time=1)
@@ -69,32 +65,6 @@ def test_server_with_thousands_of_programs_is_asked_about_some(monkeypatch):
     root, server = program(2, 1), program(3, 2)
     programs = [program(n, 3) for n in range(4, 20_000)]
     every = [root, server, *programs]
-    monkeypatch.setattr(
-        samples.trees, "groups", lambda _: {one.pid: one.ns_pid for one in every}
-    )
     tree = SimpleNamespace(processes=every, root=root, server=server)
-    assert find_kernels(tree) == {}
+    assert find_kernels(tree) == []
     assert asked == list(range(4, 4 + samples.MOST_ASKED))
-
-
-def test_kernels_of_one_session_have_few_windows():
-    made = []
-
-    def window() -> Window:
-        made.append(Window(span=3600.0, interval=10.0))
-        return made[-1]
-
-    kernels = [
-        KernelSample(
-            id=str(n),
-            name="",
-            execution_state="idle",
-            last_activity=1.0,
-            program=n,
-            gpus=[],
-        )
-        for n in range(512)
-    ]
-    windows = KernelWindows(window)
-    windows.add(Sample(incarnation="i", key=SessionKey("eve"), at=5.0, kernels=kernels))
-    assert len(made) == 64

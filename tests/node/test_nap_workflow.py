@@ -303,7 +303,7 @@ async def test_nap_that_fails_while_the_card_is_taken_is_ended_later(
 
     tries = 0
 
-    async def order(incarnation: str, why: str, program: int | None) -> None:
+    async def order(incarnation: str, why: str) -> None:
         nonlocal tries
         tries += 1
         cards.free = tries > 2

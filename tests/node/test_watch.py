@@ -125,8 +125,7 @@ async def reason(watch, seconds: float = CALM) -> str:
     """What woke it; empty: nothing in that time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            why, _ = await watch.wait()
-            return why
+            return await watch.wait()
     return ""
 
 

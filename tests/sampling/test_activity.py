@@ -107,7 +107,7 @@ def watched(server, port: int | None = None, **changes) -> SampleTarget:
         "root_pid": tree.server.pid,
         "pids": [process.pid for process in tree.processes],
         "address": ServerAddress(port or server.port, server.PREFIX, server.TOKEN),
-        "kernels": find_kernels(tree),
+        "kernels": [kernel.pid for kernel in find_kernels(tree)],
     }
     return SampleTarget(**values | changes)
 

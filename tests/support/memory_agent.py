@@ -37,15 +37,14 @@ from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator
 
 
 class MemoryOperation:
     """A capture, restore, nap or wake, under way or ended; any number may follow it."""
 
-    def __init__(self, kind: str, checkpoint: str, *, partly: bool = False) -> None:
+    def __init__(self, kind: str, checkpoint: str) -> None:
         self.kind = kind
-        self.partly = partly  #: a nap of some of its programs
         self.checkpoint = checkpoint
         self.cancelled = False
         self.events: list[Event] = []
@@ -93,7 +92,6 @@ class MemorySession:
     gpu_memory: int = 0  #: bytes that its programs have on a GPU while it is awake
     stuck: str = ""  #: why no return of it would succeed; empty: it would
     nap: Nap | None = None
-    partly: bool = False  #: programs that were part of the nap are awake again
     shortage: Shortage | None = None  #: while its wake waits for memory
     operation: MemoryOperation | None = field(default=None, repr=False)
 
@@ -134,7 +132,7 @@ class MemorySession:
     @property
     def goes_on_as(self) -> TreeState:
         """What it is again once a capture of it is undone."""
-        naps = self.nap is not None and not self.partly
+        naps = self.nap is not None
         return TreeState.NAPPING if naps else TreeState.RUNNING
 
 
@@ -358,16 +356,9 @@ class MemoryAgent(Generic[S]):
         session.state = TreeState.RESTORING
         return self._begin(session, "restore", checkpoint).follow()
 
-    def begin_nap(
-        self, incarnation: str, programs: Collection[int] = ()
-    ) -> AsyncIterator[Event]:
-        """Move its GPU memory out, or attach to the nap that begins.
-
-        With ``programs`` others of it use the GPU still.
-        """
-        return self._begin_move(
-            incarnation, "nap", TreeState.NAPPING, partly=bool(programs)
-        )
+    def begin_nap(self, incarnation: str) -> AsyncIterator[Event]:
+        """Move its GPU memory out, or attach to the nap that begins."""
+        return self._begin_move(incarnation, "nap", TreeState.NAPPING)
 
     def begin_wake(self, incarnation: str) -> AsyncIterator[Event]:
         """Move it back, or attach to the wake under way."""
@@ -380,17 +371,10 @@ class MemoryAgent(Generic[S]):
             await self._moved.wait()
         return operation.follow()
 
-    def use(self, session: S, rest: int = 0) -> None:
-        """Somebody sends something to a session, which wakes it without an order.
-
-        Args:
-            session: which naps.
-            rest: bytes of other programs of it, which nap on.
-        """
+    def use(self, session: S) -> None:
+        """Somebody sends something to a session, which wakes it without an order."""
         if session.state is TreeState.NAPPING and session.running is None:
-            card = GpuSample(uuid="0" * 32, memory=rest)
-            session.nap = Nap(begun=self.now(), gpus=[card]) if rest else None
-            session.partly = bool(rest)
+            session.nap = None
             session.state = session.goes_on_as
 
     async def thaw(self, incarnation: str) -> Tree:
@@ -533,7 +517,7 @@ class MemoryAgent(Generic[S]):
         }
 
     def _begin_move(
-        self, incarnation: str, kind: str, wanted: TreeState, *, partly: bool = False
+        self, incarnation: str, kind: str, wanted: TreeState
     ) -> AsyncIterator[Event]:
         session = self._find(incarnation)
         self._call_off_save(incarnation)
@@ -542,11 +526,11 @@ class MemoryAgent(Generic[S]):
             raise Refused(Reason.OPERATION_IN_FLIGHT, operation=running.kind)
         if running is not None:
             return running.follow()
-        if session.state is wanted and not (kind == "wake" and session.partly):
+        if session.state is wanted:
             return _only(Event(tree=session.tree()))
         if session.state not in {TreeState.RUNNING, TreeState.NAPPING}:
             raise _wrong(session, f"{kind} now")
-        operation = session.operation = MemoryOperation(kind, "", partly=partly)
+        operation = session.operation = MemoryOperation(kind, "")
         operation.task = asyncio.create_task(self._move(session, operation))
         self._moved.set()
         self._moved = asyncio.Event()
@@ -563,7 +547,6 @@ class MemoryAgent(Generic[S]):
             operation.add(Event(failure=failure))
             return
         session.nap = self._nap_of(session) if naps else None
-        session.partly = operation.partly
         session.state = session.goes_on_as
         operation.add(Event(tree=session.tree()))
 

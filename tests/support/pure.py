@@ -36,7 +36,7 @@ FILES: Final = {
     "kube": "agents pod watched",
     "node": "again card_room docker_placements ended listening messages"
     " operations outcomes placements pods records requirements rights",
-    "sampling": "kernel_windows nvml window",
+    "sampling": "nvml window",
     "service": "cards commands_refused settings table",
 }
 #: Those of the rooms that start programs.

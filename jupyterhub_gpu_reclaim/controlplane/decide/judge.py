@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.models import (
         Decision,
-        KernelSample,
         SessionKey,
     )
     from jupyterhub_gpu_reclaim.controlplane.decide.draining import Draining
@@ -138,32 +137,6 @@ class Judge:
             decisions = list(self._naps(snapshot, now))
         self._sessions.judged_nap(row.key, decisions[0] if decisions else None)
         return bool(decisions) and decisions[0].reclaim
-
-    def idle_kernels(self, row: SessionRow) -> list[KernelSample]:
-        """Ask the policy which kernels are to nap while their session is at work.
-
-        Each is judged by its own activity, and by whatever forbids a nap of the
-        session. Kernels without GPU memory, such as napping ones, are left out.
-        """
-        runtime = self._sessions.runtime(row.key)
-        if self._naps is None or row.phase is not Phase.RUNNING or not runtime.kernels:
-            return []
-        now = self._sessions.clock.now()
-        snapshot = snapshot_of(self._sessions, row)
-        after = self._naps.after(snapshot.terms)
-        snapshot = self._nap_snapshot(snapshot, row, after)
-        idle = []
-        for kernel in runtime.kernels.on_gpu:
-            # Whatever has woken it need not have been use: else it would nap at once.
-            asleep = runtime.kernels.without_gpu_at(kernel.id)
-            alone = msgspec.structs.replace(
-                snapshot,
-                usage=runtime.kernels.usage(kernel.id, now, after),
-                since=max(row.since, asleep or 0.0),
-            )
-            if self._naps(alone, now)[0].reclaim:
-                idle.append(kernel)
-        return idle
 
     def room_snapshot(self, row: SessionRow) -> SessionSnapshot:
         """Make the snapshot of a session whose memory another one needs."""

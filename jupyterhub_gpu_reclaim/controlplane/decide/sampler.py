@@ -12,7 +12,6 @@ import math
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.models import Phase
-from jupyterhub_gpu_reclaim.sampling.kernel_windows import KernelWindows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,11 +112,8 @@ class SessionSampler:
         runtime = self._sessions.runtime(row.key)
         if runtime.window is None or runtime.sampled != row.incarnation:
             runtime.window, runtime.sampled = self._window(), row.incarnation
-            runtime.kernels = KernelWindows(self._window)
         runtime.window.add(sample)
         runtime.seen = sample.at
-        if runtime.kernels is not None:
-            runtime.kernels.add(sample)
         runtime.sample = sample
 
     def measure(self) -> None:
@@ -127,7 +123,7 @@ class SessionSampler:
                 continue
             row = self._sessions.row(key)
             if runtime.sampled != row.incarnation or row.phase is Phase.STOPPED:
-                runtime.window = runtime.kernels = runtime.usage = None
+                runtime.window = runtime.usage = None
             else:
                 self._measure(row)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.models import Event, Phase, TreeState
+from jupyterhub_gpu_reclaim.common.models import Event, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.text import duration, size
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import failure_of
@@ -30,12 +30,11 @@ from jupyterhub_gpu_reclaim.controlplane.sessions.registry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable
 
     from jupyterhub_gpu_reclaim.common.models import (
         Decision,
         Failure,
-        KernelSample,
         Step,
         Tree,
     )
@@ -48,8 +47,9 @@ _log = logging.getLogger(__name__)
 #: Shortest useful nap in seconds; a shorter one that something ended was of no use.
 SHORT_NAP = 60.0
 
-#: Steps that concern a part of a session: the rest of it naps, or is awake, already.
-_PARTIAL_STEPS: Final = {
+#: Steps after which a session is in the phase that it was in: a nap of what has begun
+#: to use a GPU beside one, and a wake that has been noticed before its order's end.
+_SAME_PHASE: Final = {
     (Phase.NAPPING, SessionEvent.NAPS),
     (Phase.RUNNING, SessionEvent.WAKES),
 }
@@ -86,32 +86,21 @@ class Napper:
         #: called when a session has begun to nap
         self.naps: Callable[[], None] = lambda: None
 
-    async def nap(
-        self,
-        row: SessionRow,
-        by: str,
-        why: Decision | None = None,
-        kernels: Sequence[KernelSample] = (),
-    ) -> None:
+    async def nap(self, row: SessionRow, by: str, why: Decision | None = None) -> None:
         """Move a session's GPU memory out; it then is NAPPING, or runs as before.
 
         Args:
             row: the session.
             by: who gave the order.
             why: the policy's reason, for the audit; None if a person wants it.
-            kernels: the ones to nap, while the session runs on with the others; none:
-                the whole session.
 
         Raises:
             Unreachable: the agent was lost on the way; the nap may go on there.
         """
         runtime = self._sessions.runtime(row.key)
         runtime.moving_out = runtime.cards(row.incarnation)
-        if kernels:
-            runtime.moving_out = [gpu for each in kernels for gpu in each.gpus or ()]
-        programs = [each.program for each in kernels if each.program is not None]
         seen = runtime.seen if why is not None else None
-        order = self._agent.nap(row.incarnation, programs, seen=seen)
+        order = self._agent.nap(row.incarnation, seen=seen)
         try:
             end = await self._last_event(row, "nap", order)
         finally:
@@ -131,8 +120,6 @@ class Napper:
             trouble = runtime.nap_trouble_of(row.incarnation)
             # Whether this one lasts longer is seen at its end.
             runtime.nap_trouble = trouble if trouble and trouble.is_short else None
-            if runtime.kernels is not None:
-                runtime.kernels.note_asleep(kernels, self._sessions.clock.now())
             self._journal_step(now, SessionEvent.NAPS, end.tree, by, why)
 
     async def make_room(self, row: SessionRow, why: Decision) -> None:
@@ -188,20 +175,13 @@ class Napper:
         lasted = self._sessions.clock.now() - row.since
         runtime = self._sessions.runtime(row.key)
         short = row.phase is Phase.NAPPING and lasted < SHORT_NAP
-        if by == SERVICE and short and not self._came_back_napping(row):
+        if by == SERVICE and short:
             # What woke it, such as a page that asks, may do so again at once.
             why = failure_of(Reason.NAP_SHORT, lasted=duration(max(0.0, lasted)))
             runtime.nap_trouble = self._next_trouble(row, why)
         elif by != SERVICE or lasted >= SHORT_NAP:
             runtime.nap_trouble = None
         self._journal_step(row, SessionEvent.WAKES, tree, by)
-
-    def _came_back_napping(self, row: SessionRow) -> bool:
-        """Whether the nap began with the return; whoever returns soon wakes it."""
-        resumed = row.resumed_at
-        return (
-            resumed is not None and row.since - resumed <= self._settings.tick_interval
-        )
 
     def _journal_step(
         self,
@@ -216,8 +196,7 @@ class Napper:
         obeyed = row.intent in {Intent.NAP, Intent.WAKE} and by != SERVICE
         order: dict[str, Any] = _NO_ORDER if obeyed else {}
         moved = f"{size(tree.nap.bytes)} of GPU memory." if tree.nap else ""
-        runs_on = event is SessionEvent.NAPS and tree.state is TreeState.RUNNING
-        if runs_on or (row.phase, event) in _PARTIAL_STEPS:
+        if (row.phase, event) in _SAME_PHASE:
             message = f"{why.message} {moved}" if why is not None else moved
             line = self._sessions.audit_line(row.key, by, event.name.lower(), message)
             self._sessions.update(row.key, line, **order)

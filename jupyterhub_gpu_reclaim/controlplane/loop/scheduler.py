@@ -239,7 +239,6 @@ class ControlLoops:
         if kind is ActionKind.READY:
             reclaim = self._judge.reclaims(row)
             reclaim = self._judge.naps(row) or reclaim
-            reclaim = reclaim or bool(self._judge.idle_kernels(row))
             wished = row.intent is not Intent.NONE or row.phase is Phase.WARNED
             due = self._saving.is_due(row)
             return reclaim or wished or due or row.stop_asked is not None

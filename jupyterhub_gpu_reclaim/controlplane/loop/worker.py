@@ -29,7 +29,6 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import Action, ActionKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
-from jupyterhub_gpu_reclaim.policy.decide import allow
 
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.drain import Drain
@@ -58,8 +57,6 @@ _UNDER_WAY = {Phase.SUSPENDING, Phase.RELEASING, Phase.RESUMING}
 STOP_FORGOTTEN = 60.0
 #: Factor by which waiting for a GPU is looked at less often than other operations.
 WAITING_PACES = 5
-#: Most kernels named in a reason.
-_NAMED = 3
 
 Handler = Callable[[SessionRow, Action], Awaitable[float | None]]
 
@@ -435,27 +432,11 @@ class Worker:
         if self._sessions.runtime(row.key).makes_room_for is not None:
             return await self._make_room(row)
         if not self._judge.naps(row):
-            return await self._nap_of_idle_kernels(row)
+            return None
         if not await self._warnings.is_fresh(row) or not self._judge.naps(row):
             return self._settings.pace
         why = self._sessions.runtime(row.key).nap_decision
         await self._napper.nap(row, SERVICE, why)
-        return 0.0
-
-    async def _nap_of_idle_kernels(self, row: SessionRow) -> float | None:
-        """Let kernels nap that nobody uses, while their session is at work."""
-        if not self._judge.idle_kernels(row):
-            return None
-        if not await self._warnings.is_fresh(row) or self._judge.naps(row):
-            return self._settings.pace
-        kernels = self._judge.idle_kernels(row)
-        if not kernels:
-            return self._settings.pace
-        names = ", ".join(kernel.name for kernel in kernels[:_NAMED])
-        if len(kernels) > _NAMED:
-            names += f" and {len(kernels) - _NAMED} more"
-        why = allow(Reason.NAP_KERNELS, self._sessions.clock.now(), names=names)
-        await self._napper.nap(row, SERVICE, why, kernels)
         return 0.0
 
     async def _make_room(self, row: SessionRow) -> float:

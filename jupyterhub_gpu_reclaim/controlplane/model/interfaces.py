@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator
 
     from jupyterhub_gpu_reclaim.common.models import (
         CheckpointInfo,
@@ -91,16 +91,14 @@ class Agent(Protocol):
     def nap(
         self,
         incarnation: str,
-        programs: Collection[int] = (),
         *,
         seen: float | None = None,
     ) -> AsyncIterator[Event]:
         """Move a tree's GPU memory out; the last event has ``tree`` or ``failure``.
 
         It runs on: its server answers, and whatever is sent to a program that was
-        stopped wakes it, without an order. A nap that fails leaves it running. With
-        ``programs`` those alone nap that samples named (``KernelSample.program``), with
-        all below them. ``seen`` as of :meth:`capture`.
+        stopped wakes it, without an order. A nap that fails leaves it running.
+        ``seen`` as of :meth:`capture`.
         """
 
     def wake(self, incarnation: str) -> AsyncIterator[Event]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.controlplane.flows.nap import NapTrouble
     from jupyterhub_gpu_reclaim.controlplane.sessions.streams import OperationEvents
-    from jupyterhub_gpu_reclaim.sampling.kernel_windows import KernelWindows
     from jupyterhub_gpu_reclaim.sampling.window import Window
 
 
@@ -35,7 +34,6 @@ class Runtime:
 
     #: recent samples of :attr:`sampled`, and their newest sum
     window: Window | None = None
-    kernels: KernelWindows | None = None  #: windows of its kernels
     sampled: str = ""  #: incarnation whose samples are in the windows
     seen: float | None = None  #: ``at`` of its last sample, by its agent's clock
     usage: Usage | None = None

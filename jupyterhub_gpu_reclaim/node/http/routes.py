@@ -202,10 +202,6 @@ class RestoreOrder(Value, frozen=True, kw_only=True):
 class NapOrder(Value, frozen=True, kw_only=True):
     """Body of ``nap``."""
 
-    #: of all that the server has started, those that are to nap; empty: everything
-    programs: list[Annotated[int, msgspec.Meta(gt=0)]] = msgspec.field(
-        default_factory=list
-    )
     seen: float | None = None  #: as of ``CaptureOrder``
 
 
@@ -366,9 +362,7 @@ class PostOrder(SessionHandler):
                 )
             case "nap":
                 nap = self.body(NapOrder)
-                await self.stream(
-                    await self.node.nap(incarnation, nap.programs, seen=nap.seen)
-                )
+                await self.stream(await self.node.nap(incarnation, seen=nap.seen))
             case "wake":
                 await self.stream(await self.node.wake(incarnation))
             case "thaw":

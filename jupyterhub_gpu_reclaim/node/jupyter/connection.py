@@ -57,14 +57,13 @@ def _id_in(path: bytes) -> str:
     return os.fsdecode(path)[:-5].rpartition("/kernel-")[2]
 
 
-def kernel_of(pid: int) -> str | None:
-    """The id of the kernel that a process was started as; None: it is none.
+def is_started_as_kernel(pid: int) -> bool:
+    """Whether a process was started as a kernel is, with the path of such a file.
 
     Raises:
         OSError: it has ended, or keeps its reader waiting (``TimeoutError``).
     """
-    path = _path_in(pid, seconds=_LOOK_SECONDS)
-    return None if path is None else _id_in(path)
+    return _path_in(pid, seconds=_LOOK_SECONDS) is not None
 
 
 def find_connection(init_pid: int, pid: int) -> ConnectionFile | None:

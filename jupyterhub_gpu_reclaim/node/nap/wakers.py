@@ -44,8 +44,7 @@ class Wakers:
         placements: finds sessions.
         records: tell which of them nap.
         operations: tell when one begins or ends.
-        wake: wakes that incarnation for that reason, or the group of one program of it,
-            which is given by its pid in the session; returns at the end of it.
+        wake: wakes that incarnation for that reason; returns at the end of it.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Wakers:
         placements: Placements,
         records: Records,
         operations: Operations,
-        wake: Callable[[str, str, int | None], Awaitable[None]],
+        wake: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self._placements = placements
         self._records = records
@@ -98,26 +97,23 @@ class Wakers:
                 self._pauses.pop(incarnation, None)
                 return
             session, nap = found
-            why, program = await self._reason(session, nap)
+            why = await self._reason(session, nap)
             await asyncio.sleep(self._pauses.get(incarnation, 0.0))
             _log.info("%s is woken by %s", session.key, why)
             # Of its own: the wake, once begun, ends this task.
-            order = asyncio.create_task(self._order(incarnation, why, program))
+            order = asyncio.create_task(self._order(incarnation, why))
             self._orders.add(order)
             order.add_done_callback(self._orders.discard)
         except NotFound:
             _log.info("%s has ended in its nap", incarnation)
 
-    async def _reason(self, session: Session, nap: NapRecord) -> tuple[str, int | None]:
-        """Wait for what wakes a session; with the program to wake, None for all."""
+    async def _reason(self, session: Session, nap: NapRecord) -> str:
+        """Wait for what wakes a session."""
         if nap.stage is not NapStage.ASLEEP:
-            moving = nap.part(nap.moving).programs if nap.moving else []
-            return _UNFINISHED, next((one.pid for one in moving), None)
+            return _UNFINISHED
         programs = nap.in_tree(await asyncio.to_thread(trees.inspect, session))
-        there = {(process.ns_pid, process.start_time) for process in programs}
-        for one in nap.programs:
-            if (one.pid, one.start) not in there:
-                return "the end of a program", one.pid
+        if len(programs) < len(nap.programs):
+            return "the end of a program"
         with contextlib.closing(Watch(programs, nap.standing)) as watch:
             try:
                 async with asyncio.timeout(_OPEN_SECONDS):
@@ -126,7 +122,7 @@ class Wakers:
             except Exception as error:  # noqa: BLE001 - a session is at stake
                 # Whatever is wrong here, nobody would notice what wakes it.
                 _log.exception("%s cannot be watched", session.key)
-                return f"the lack of a watch ({type(error).__name__})", None
+                return f"the lack of a watch ({type(error).__name__})"
 
     def _find(self, incarnation: str) -> tuple[Session, NapRecord] | None:
         """The session and its nap; None where it does not nap."""
@@ -139,11 +135,11 @@ class Wakers:
             return None
         return (session, record.nap) if trees.matches(record, session) else None
 
-    async def _order(self, incarnation: str, why: str, program: int | None) -> None:
+    async def _order(self, incarnation: str, why: str) -> None:
         pause = self._pauses.get(incarnation, 0.0)
         self._pauses[incarnation] = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         try:
-            await self._wake(incarnation, why, program)
+            await self._wake(incarnation, why)
         except NotFound:
             _log.info("%s has ended in its nap", incarnation)
         except Exception as error:  # noqa: BLE001 - a session is at stake

@@ -109,10 +109,8 @@ class Watch:
         """Watch nothing any more."""
         self._edges.close()
 
-    async def wait(self) -> tuple[str, int]:
+    async def wait(self) -> str:
         """Wait for what wakes it: what that is, in a few words for the log.
-
-        With it comes the pid, in the session, of the program that it is for.
 
         Raises:
             TimeoutError: an input keeps us waiting.
@@ -150,12 +148,12 @@ class Watch:
             loop.remove_reader(descriptor)
         return True
 
-    def _look_at_programs(self) -> tuple[str, int] | None:
+    def _look_at_programs(self) -> str:
         for process in self._programs:
             if not processes.is_stopped(process):
                 if processes.start_time(process.pid) != process.start_time:
-                    return "the end of a program", process.ns_pid
-                return "a program that was continued", process.ns_pid
+                    return "the end of a program"
+                return "a program that was continued"
             pending = processes.pending_signals(process.pid)
             self._blocked[process] &= pending
             if waking := pending & ~self._blocked[process] & ~_QUIET_SIGNALS:
@@ -163,12 +161,11 @@ class Watch:
                 name = f"signal {number}"
                 with contextlib.suppress(ValueError):
                     name = signal.Signals(number).name
-                return name, process.ns_pid
-        return None
+                return name
+        return ""
 
-    def _judge_all(self, some: Iterable[Input]) -> tuple[str, int] | None:
-        judged = ((self._judge(one), one.process.ns_pid) for one in some)
-        return next((found for found in judged if found[0]), None)
+    def _judge_all(self, some: Iterable[Input]) -> str:
+        return next(filter(None, map(self._judge, some)), "")
 
     def _judge(self, one: Input) -> str:
         with one.opened() as copy:

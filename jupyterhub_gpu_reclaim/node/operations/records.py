@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.requirements import Gpus  # noqa: TC001 msgspec reads it
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -65,15 +65,12 @@ class StoppedProgram(Value, frozen=True, kw_only=True):
 
     pid: int  #: in the session's own pid namespace
     start: int  #: clock ticks since boot; with the pid it names the process
-    #: Programs of one group wake together: its number is the pid of a common ancestor.
-    group: int = 0
 
 
 class NapRecord(Value, frozen=True, kw_only=True):
     """Record of a nap: what it takes to wake a session's programs.
 
-    ``moving`` are the groups of which ``stage`` is told; all others are asleep. Where
-    it is empty, that is all of them. ``standing`` holds unread bytes by descriptor
+    ``standing`` holds unread bytes by descriptor
     ("pid/number") of what its programs had not read for a while before they were
     stopped: it wakes nobody.
     """
@@ -84,27 +81,11 @@ class NapRecord(Value, frozen=True, kw_only=True):
     memory_limit: LimitRecord = LimitRecord()  #: lifted meanwhile
     programs: list[StoppedProgram]
     standing: dict[str, int] = msgspec.field(default_factory=dict)
-    moving: list[int] = msgspec.field(default_factory=list)
-    partly: bool = False  #: programs that were part of it are awake again
 
     def in_tree(self, snapshot: Snapshot) -> list[Process]:
         """Programs of the nap that are still there, parents before children."""
         known = {(program.pid, program.start) for program in self.programs}
         return [p for p in snapshot.processes if (p.ns_pid, p.start_time) in known]
-
-    def part(self, groups: Collection[int]) -> NapRecord:
-        """The part of the nap in some groups; all of it where none are given."""
-        if not groups:
-            return self
-        return self._of([one for one in self.programs if one.group in groups])
-
-    def rest(self, groups: Collection[int]) -> NapRecord | None:
-        """The nap that is left once those groups are awake, if anything is asleep."""
-        others = [one for one in self.programs if groups and one.group not in groups]
-        if not others:
-            return None
-        changes = {"stage": NapStage.ASLEEP, "moving": [], "partly": True}
-        return msgspec.structs.replace(self._of(others), **changes)
 
     def with_more(self, more: NapRecord) -> NapRecord:
         """The same while other programs of the session are falling asleep, too."""
@@ -113,18 +94,6 @@ class NapRecord(Value, frozen=True, kw_only=True):
             stage=more.stage,
             gpus=self.gpus.joined(more.gpus),
             programs=[*self.programs, *more.programs],
-            moving=more.moving,
-        )
-
-    def _of(self, programs: list[StoppedProgram]) -> NapRecord:
-        pids = {one.pid for one in programs}
-        standing = {
-            name: count
-            for name, count in self.standing.items()
-            if int(name.partition("/")[0]) in pids
-        }
-        return msgspec.structs.replace(
-            self, programs=programs, gpus=self.gpus.only(pids), standing=standing
         )
 
 
@@ -212,9 +181,8 @@ class Record(Value, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, nap=nap)
 
     def woken(self) -> Record:
-        """The same record when what is moving of its nap is awake."""
-        rest = self.nap.rest(self.nap.moving) if self.nap is not None else None
-        return msgspec.structs.replace(self, nap=rest)
+        """The same record when its nap is over."""
+        return msgspec.structs.replace(self, nap=None)
 
     def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
         """The same record at the next stage."""

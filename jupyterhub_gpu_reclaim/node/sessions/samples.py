@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.common.errors import NotFound
 from jupyterhub_gpu_reclaim.common.models import TreeState
 from jupyterhub_gpu_reclaim.common.node_status import CardStatus
 from jupyterhub_gpu_reclaim.linux import processes
-from jupyterhub_gpu_reclaim.node.jupyter.connection import kernel_of
+from jupyterhub_gpu_reclaim.node.jupyter.connection import is_started_as_kernel
 from jupyterhub_gpu_reclaim.node.jupyter.server import read_login
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.sampling.jupyter_api import ServerAddress
-from jupyterhub_gpu_reclaim.sampling.sampler import (
-    KernelPrograms,
-    Sampler,
-    SampleTarget,
-)
+from jupyterhub_gpu_reclaim.sampling.sampler import Sampler, SampleTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.common.models import Sample, Tree
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
@@ -39,9 +34,6 @@ _RUNS = {TreeState.RUNNING, TreeState.NAPPING}
 _LIVE = _RUNS | {TreeState.CAPTURING, TreeState.CAPTURED}
 #: Pid and start time of a program.
 _Name = tuple[int, int]
-_NONE: Mapping[_Name, str] = MappingProxyType({})
-
-
 #: Programs of one server that are asked whether they are kernels, at each look.
 MOST_ASKED = 512
 
@@ -51,7 +43,7 @@ class _Seen(NamedTuple):
 
     target: SampleTarget
     address: tuple[_Name, ServerAddress] | None
-    kernels: dict[_Name, str]
+    kernels: list[_Name]
 
 
 class TreeSampler:
@@ -60,10 +52,10 @@ class TreeSampler:
     def __init__(self, placements: Placements, sampler: Sampler) -> None:
         self._placements = placements
         self._sampler = sampler
-        #: Of each server; replaced whole, so threads do no harm. So are the others.
+        #: Of each server; replaced whole, so threads do no harm.
         self._addresses: dict[_Name, ServerAddress] = {}
-        #: Ids of programs that are kernels.
-        self._kernels: dict[_Name, str] = {}
+        #: Programs that are kernels; likewise.
+        self._kernels: frozenset[_Name] = frozenset()
 
     async def samples(self, known: list[Tree]) -> list[Sample]:
         """Take one sample of every session that has programs in it."""
@@ -78,9 +70,7 @@ class TreeSampler:
         )
         seen = [one for one in looked if one is not None]
         self._addresses = dict(one.address for one in seen if one.address is not None)
-        self._kernels = {
-            name: kernel for one in seen for name, kernel in one.kernels.items()
-        }
+        self._kernels = frozenset(name for one in seen for name in one.kernels)
         return await self._sampler.sample_all([one.target for one in seen])
 
     async def cards(self) -> list[CardStatus] | None:
@@ -119,7 +109,6 @@ class TreeSampler:
         # A program that has not yet become the server does not know its address.
         address = self._addresses.get(name) or address_of(server.pid, snapshot.init)
         kernels = find_kernels(snapshot, self._kernels)
-        starts = {process.pid: process.start_time for process in snapshot.processes}
         target = SampleTarget(
             incarnation=tree.incarnation,
             key=tree.key,
@@ -129,41 +118,34 @@ class TreeSampler:
             pids=[process.pid for process in snapshot.processes],
             address=address,
             stopped=tree.state not in _RUNS,
-            kernels=kernels,
+            kernels=[kernel.pid for kernel in kernels],
         )
-        names = {
-            (pids[0], starts[pids[0]]): kernel for kernel, (_, pids) in kernels.items()
-        }
+        names = [(kernel.pid, kernel.start_time) for kernel in kernels]
         return _Seen(target, None if address is None else (name, address), names)
 
 
-def find_kernels(
-    snapshot: Snapshot, known: Mapping[_Name, str] = _NONE
-) -> dict[str, KernelPrograms]:
-    """Each kernel that the session's server has started, with all below it, by its id.
+def find_kernels(snapshot: Snapshot, known: Collection[_Name] = ()) -> list[Process]:
+    """The kernels that the session's server has started.
 
     Args:
         snapshot: the session's tree.
-        known: ids of programs that are kernels; the others are asked.
+        known: programs that are kernels; the others are asked.
     """
-    groups: dict[int, list[int]] = {}
-    for pid, group in trees.groups(snapshot).items():
-        groups.setdefault(group, []).append(pid)
     server, silent, asked = snapshot.server, False, 0
-    found: dict[str, KernelPrograms] = {}
+    found = []
     for program in snapshot.processes:
         if server is None or program.ppid != server.pid:
             continue
-        kernel = known.get((program.pid, program.start_time))
-        if kernel is None and not silent and asked < MOST_ASKED:
+        is_kernel = (program.pid, program.start_time) in known
+        if not is_kernel and not silent and asked < MOST_ASKED:
             asked += 1
             try:
-                kernel = kernel_of(program.pid)
+                is_kernel = is_started_as_kernel(program.pid)
             except OSError as error:
                 # This user's programs keep us waiting: no more of them are asked.
                 silent = isinstance(error, TimeoutError)
-        if kernel is not None:
-            found[kernel] = KernelPrograms(program.ns_pid, groups[program.ns_pid])
+        if is_kernel:
+            found.append(program)
     return found
 
 

@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.linux import processes
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Record, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
@@ -94,26 +94,6 @@ def without(snapshot: Snapshot, some: Iterable[Process]) -> Snapshot:
     return processes.Snapshot(snapshot.init, tuple(others))
 
 
-def groups(tree: Snapshot, apart: Collection[Process] = ()) -> dict[int, int]:
-    """The group of each process: what the server has started, with all below it.
-
-    Args:
-        tree: the session's.
-        apart: if the server is among them, what it has started belongs to it.
-
-    Returns:
-        By host pid, the pid in the session of what leads its group.
-    """
-    by_pid = {process.pid: process for process in tree.processes}
-    tops = {tree.root, tree.server} - set(apart)
-    found: dict[int, int] = {}
-    for process in tree.processes:  # parents before children
-        above = by_pid.get(process.ppid)
-        leads = above is None or above in tops
-        found[process.pid] = process.ns_pid if leads else found[process.ppid]
-    return found
-
-
 def tree_of(
     session: Session, record: Record | None, operation: Operation | None
 ) -> Tree:
@@ -143,9 +123,7 @@ def tree_of(
 
 def _nap(record: NapRecord | None) -> Nap | None:
     """The nap as it is reported: the memory that it has moved out of which card."""
-    if record is not None and record.stage is NapStage.FALLING:
-        record = record.rest(record.moving)
-    if record is None:
+    if record is None or record.stage is NapStage.FALLING:
         return None
     return Nap(begun=record.begun, gpus=record.gpus.held())
 
@@ -206,7 +184,7 @@ def _state(
         return TreeState.HOLDING
     naps = record is not None and (record.naps or kind == SAVE)
     if naps and record is not None and record.nap is not None and kind != NAP:
-        return TreeState.RUNNING if record.nap.partly else TreeState.NAPPING
+        return TreeState.NAPPING
     if record is not None and record.stage is Stage.RESTORING:
         return TreeState.RESTORING  # half of it, which could not be ended
     return TreeState.RUNNING

@@ -1,9 +1,8 @@
 """Naps and wakes: GPU memory moved out of a session that goes on, and back.
 
 Only programs that use a GPU are stopped, and the shells that they were started from;
-server, pages, terminals and all other programs run on. What the server has started is a
-group with all below it, and wakes without the others: a cell in one notebook needs room
-for that notebook alone. A nap beside one takes in whatever uses a GPU by then.
+server, pages, terminals and all other programs run on. They nap together and wake
+together. Another nap takes in whatever has begun to use a GPU beside one.
 
 The nap is recorded before anything is touched, so that whoever comes next can end it. A
 nap that fails leaves the session running with its memory; what cannot be given back at
@@ -46,7 +45,7 @@ from jupyterhub_gpu_reclaim.node.operations.records import (
 from jupyterhub_gpu_reclaim.node.sessions import trees
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Collection
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.common.models import Shortage
@@ -74,7 +73,6 @@ class _Look(NamedTuple):
     survey: Survey
     gpus: Gpus
     left: list[Process]  #: hold a GPU, but nothing on it; or nap already
-    partly: bool  #: others use a GPU, and are to go on
     programs: list[Process]  #: that are going to be stopped
     unread: Unread  #: of those
 
@@ -86,18 +84,11 @@ class Nap:
         tools: what all workflows share.
         session: whose nap.
         operation: in which this is done.
-        groups: those that are to nap, by the pids of what leads them; none: all of the
-            session.
     """
 
     def __init__(
-        self,
-        tools: WorkflowTools,
-        session: Session,
-        operation: Operation,
-        groups: Collection[int] = (),
+        self, tools: WorkflowTools, session: Session, operation: Operation
     ) -> None:
-        self._groups = frozenset(groups)
         self._tools = tools
         self._session = session
         self._operation = operation
@@ -145,9 +136,7 @@ class Nap:
             # look at its connections would find it.
             record = record.nap_at(NapStage.WAKING, standing=standing)
         else:
-            record = record.nap_at(
-                NapStage.ASLEEP, standing=standing, moving=[], partly=look.partly
-            )
+            record = record.nap_at(NapStage.ASLEEP, standing=standing)
         yield record
         yield Event(tree=trees.tree_of(self._session, record, None))
 
@@ -170,10 +159,10 @@ class Nap:
         survey = tools.accelerator.survey(trees.without(whole, asleep))
         # A server that shows the use of a GPU is one of them, and must run on.
         spared = tools.accelerator.without_memory(survey)
-        users = [user for user in survey.users if user not in spared]
-        survey = self._concerned(dataclasses.replace(survey, users=tuple(users)), whole)
-        left, partly = [*spared, *asleep], len(survey.users) < len(users)
-        snapshot = self._those(whole, left)
+        users = tuple(user for user in survey.users if user not in spared)
+        survey = dataclasses.replace(survey, users=users)
+        left = [*spared, *asleep]
+        snapshot = trees.without(whole, left)
         refuse_fatal(list(tools.accelerator.findings(survey, snapshot)), Refused)
         for process in survey.others:
             device = held_by(process.pid)
@@ -186,8 +175,7 @@ class Nap:
             )
         gpus = tools.accelerator.describe(survey)
         if gpus is None:
-            nap = record.nap if record is not None and record.naps else None
-            if nap is not None and self._groups <= {p.group for p in nap.programs}:
+            if record is not None and record.naps:
                 return None
             raise Refused(Reason.GPU_UNUSED)
         to_stop = tools.accelerator.to_stop(survey, whole)
@@ -204,27 +192,7 @@ class Nap:
             limit = inputs.MOST_DESCRIPTORS
             raise Refused(Reason.NAP_CROWDED, limit=limit) from None
         self._promise(gpus, whole)
-        return _Look(whole, survey, gpus, left, partly, programs, unread)
-
-    def _concerned(self, survey: Survey, tree: Snapshot) -> Survey:
-        """The part of it that is about the groups that are to nap."""
-        if not self._groups:
-            return survey
-        of = trees.groups(tree)
-        return Survey(
-            users=tuple(u for u in survey.users if of[u.pid] in self._groups),
-            stale=tuple(s for s in survey.stale if of[s.pid] in self._groups),
-            stopped=tuple(p for p in survey.stopped if of[p.pid] in self._groups),
-            others=tuple(p for p in survey.others if of[p.pid] in self._groups),
-        )
-
-    def _those(self, tree: Snapshot, left: Collection[Process]) -> Snapshot:
-        """The groups that are to nap, without those that are left as they are."""
-        if not self._groups:
-            return trees.without(tree, left)
-        of = trees.groups(tree)
-        others = [each for each in tree.processes if of[each.pid] not in self._groups]
-        return trees.without(tree, [*others, *left])
+        return _Look(whole, survey, gpus, left, programs, unread)
 
     def _promise(self, gpus: Gpus, snapshot: Snapshot) -> None:
         """Keep the memory that its GPUs' is moved into, until it is there.
@@ -263,14 +231,12 @@ class Nap:
             raise Refused(
                 Reason.WRONG_PHASE, phase=record.stage.value, action="nap now"
             )
-        programs = _stopped(look.programs, look.snapshot)
         nap = NapRecord(
             stage=NapStage.FALLING,
             begun=clock.now(),
             gpus=look.gpus,
             memory_limit=cgroups.find_memory_limit(session.init_pid, session.hint.pod),
-            programs=programs,
-            moving=sorted({one.group for one in programs}),
+            programs=_stopped(look.programs),
         )
         return record.with_nap(former.with_more(nap) if former else nap)
 
@@ -283,7 +249,7 @@ class Nap:
 
         def empty() -> None:
             self._tools.accelerator.empty(
-                lambda: self._those(trees.inspect(self._session), look.left),
+                lambda: trees.without(trees.inspect(self._session), look.left),
                 look.survey,
                 nap.memory_limit,
                 self._cancel,
@@ -318,15 +284,13 @@ class Nap:
 
 
 class Wake:
-    """The end of a nap, or of one group's.
+    """The end of a nap.
 
     Args:
         tools: what all workflows share.
         session: whose nap.
         operation: in which this is done.
         why: what has woken it; empty: an order.
-        program: which of its programs that was, by its pid in the session; its group is
-            woken. None: all of them are.
     """
 
     def __init__(
@@ -335,9 +299,7 @@ class Wake:
         session: Session,
         operation: Operation,
         why: str,
-        program: int | None = None,
     ) -> None:
-        self._program = program
         self._tools = tools
         self._session = session
         self._why = why
@@ -356,10 +318,8 @@ class Wake:
         tools, session = self._tools, self._session
         record = trees.record_of(tools.records, session)
         if record is not None and record.nap is not None:
-            groups = self._groups(record.nap)
-            yield (record := record.nap_at(NapStage.WAKING, moving=groups))
-            assert record.nap is not None
-            total = record.nap.part(groups).gpus.bytes()
+            total = record.nap.gpus.bytes()
+            yield (record := record.nap_at(NapStage.WAKING))
             title = "Bringing the memory of its GPU back"
             title += f": {self._why}" if self._why else ""
             waking, claim = record, object()
@@ -374,13 +334,6 @@ class Wake:
                 )
             yield (record := record.woken())
         yield Event(tree=trees.tree_of(session, record, None))
-
-    def _groups(self, nap: NapRecord) -> list[int]:
-        """Groups to wake: the program's, and those that are on their way already."""
-        wanted = {one.group for one in nap.programs if one.pid == self._program}
-        if nap.stage is not NapStage.ASLEEP and wanted:
-            wanted = wanted.union(nap.moving) if nap.moving else set()
-        return sorted(wanted)
 
     async def _await_room(self, record: Record, claim: object) -> None:
         """Wait for room on its cards, in turn; nothing is said where there is some.
@@ -434,7 +387,7 @@ def left_asleep(session: Session, record: Record, now: float) -> Record:
         begun=now,
         gpus=record.gpus,
         memory_limit=record.memory_limit,
-        programs=_stopped(users, tree),
+        programs=_stopped(users),
     )
     return record.at(record.stage, record.steps, gpus=None, nap=asleep)
 
@@ -444,13 +397,8 @@ def _raised(limit: LimitRecord, gpus: Gpus) -> LimitRecord:
     return limit.raised(gpus.bytes() + _OVERHEAD_BYTES)
 
 
-def _stopped(programs: Collection[Process], tree: Snapshot) -> list[StoppedProgram]:
-    """List programs, each with the pid of what the server has started as its group."""
-    groups = trees.groups(tree, programs)
-    return [
-        StoppedProgram(pid=one.ns_pid, start=one.start_time, group=groups[one.pid])
-        for one in programs
-    ]
+def _stopped(programs: Iterable[Process]) -> list[StoppedProgram]:
+    return [StoppedProgram(pid=one.ns_pid, start=one.start_time) for one in programs]
 
 
 def _claim(
@@ -465,9 +413,9 @@ def _claim(
 
 
 def _napping(session: Session, nap: NapRecord) -> tuple[Gpus, Snapshot]:
-    """The moving part of a nap: GPUs that its programs had, and those still there."""
+    """GPUs that its programs had, and those of them that are still there."""
     snapshot = trees.inspect(session)
-    mine = nap.part(nap.moving).in_tree(snapshot)
+    mine = nap.in_tree(snapshot)
     gpus = nap.gpus.only({process.ns_pid for process in mine})
     return gpus, processes.Snapshot(snapshot.init, tuple(mine))
 
@@ -501,10 +449,8 @@ def end_nap(
         gpus, tree = _napping(session, nap)
         mine = tree.processes
         interrupted = [p for p in mine if processes.pending_signals(p.pid) & _INTERRUPT]
-        rest = nap.rest(nap.moving)
-        limit = _raised(nap.memory_limit, rest.gpus) if rest else nap.memory_limit
         try:
-            accelerator.fill(gpus, limit, tree, cancel, claim)
+            accelerator.fill(gpus, nap.memory_limit, tree, cancel, claim)
         except ReclaimError:
             processes.resume([one for one in mine if held_by(one.pid)])
             raise

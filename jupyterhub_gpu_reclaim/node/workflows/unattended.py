@@ -146,7 +146,7 @@ def _wake(
     record = records.find(record.incarnation) or record
     if not record.naps and record.stage not in _FROZEN:
         return False  # it is being ended, or brought back
-    whole = record.nap_at(NapStage.WAKING, moving=[])
+    whole = record.nap_at(NapStage.WAKING)
     nap.end_nap(accelerator, session, whole)
     records.save(whole.woken())
     return True

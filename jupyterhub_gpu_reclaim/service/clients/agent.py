@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
-        Collection,
         Container,
     )
     from pathlib import Path
@@ -264,13 +263,12 @@ class AgentClient:
     def nap(
         self,
         incarnation: str,
-        programs: Collection[int] = (),
         *,
         seen: float | None = None,
         pod: str = "",
     ) -> AsyncIterator[Event]:
         """Move GPU memory out, or attach to that nap; the last event is the end."""
-        body = {"programs": sorted(programs), "seen": seen}
+        body = {"seen": seen}
         return self._stream(_session(incarnation, "nap", pod), body)
 
     def wake(self, incarnation: str, *, pod: str = "") -> AsyncIterator[Event]:

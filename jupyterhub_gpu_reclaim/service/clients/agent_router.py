@@ -25,7 +25,7 @@ from jupyterhub_gpu_reclaim.service.clients import node_notices
 from jupyterhub_gpu_reclaim.service.clients.agents import named, silent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.models import (
@@ -331,13 +331,12 @@ class AgentRouter:
     async def nap(
         self,
         incarnation: str,
-        programs: Collection[int] = (),
         *,
         seen: float | None = None,
     ) -> AsyncIterator[Event]:
         """Move a tree's GPU memory out; its pod keeps its GPU."""
         pod, client = await self._seat(incarnation)
-        events = client.nap(incarnation, programs, seen=seen, pod=pod.uid)
+        events = client.nap(incarnation, seen=seen, pod=pod.uid)
         with named(pod.node):
             async for event in events:
                 yield event

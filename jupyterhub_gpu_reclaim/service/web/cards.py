@@ -414,10 +414,9 @@ def _main_buttons(view: SessionView, *, manages: bool) -> list[Button]:
             return [suspend]
         if code == Reason.NOT_ADOPTED.value:
             return [renew, suspend]
-        awake = view.gpus and (view.phase is Phase.RUNNING or not view.facts.nap)
-        naps = [Button("nap", "Nap now")] if awake else []
-        wakes = [Button("wake", "Wake up")] if view.facts.nap else []
-        return [suspend, *naps, *wakes]
+        if view.facts.nap:
+            return [suspend, Button("wake", "Wake up")]
+        return [suspend, Button("nap", "Nap now")] if view.gpus else [suspend]
     if view.phase is Phase.SUSPENDED:
         if manages and code == Reason.TOKEN_REVOKED.value:
             return [renew, Button("resume", "Try again")]

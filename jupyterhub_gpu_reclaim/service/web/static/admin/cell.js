@@ -25,10 +25,8 @@ function actionsOf(view) {
       ["suspend", "Suspend", `Suspend ${name}`],
       ["why", why, `${why} Reasons of ${name}`],
     ];
-    // Of a session that runs, some programs may nap.
-    const awake = view.gpus?.length && (view.phase === "running" || !view.facts?.nap);
     if (view.facts?.nap) actions.splice(1, 0, ["wake", "Wake", `Wake ${name}`]);
-    if (awake) actions.splice(1, 0, ["nap", "Nap", `Let ${name} nap`]);
+    else if (view.gpus?.length) actions.splice(1, 0, ["nap", "Nap", `Let ${name} nap`]);
     return actions;
   }
   const resume = ["resume", "Resume", `Resume ${name}`];
