@@ -59,7 +59,6 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import pwd
 import re
 import socket
 import stat
@@ -84,6 +83,7 @@ from jupyterhub_gpu_reclaim.checkpoint.memory import protection, system_v
 from jupyterhub_gpu_reclaim.checkpoint.sockets import refusals
 from jupyterhub_gpu_reclaim.checkpoint.sockets.inet import tree_inodes
 from jupyterhub_gpu_reclaim.checkpoint.sockets.options import kind_of
+from jupyterhub_gpu_reclaim.checkpoint.tree.rights import refuse_beyond_agent, user_name
 from jupyterhub_gpu_reclaim.common import text
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -458,8 +458,7 @@ def _is_write_sealed(pid: int, one: procfs.Mapping) -> bool:
 
 def _namespaces(view: _View) -> Iterator[Finding]:
     pid, init = view.process.pid, view.init.pid
-    ours = procfs.link(os.getpid(), "ns/user")
-    if procfs.link(pid, "ns/user") not in {"", ours}:
+    if _has_own_users(pid):
         yield view.found(Reason.USER_NAMESPACE)
     for kind in (*_NAMESPACES, "time", "time_for_children"):
         proper = view.root.pid if kind.startswith("time") else init
@@ -470,6 +469,11 @@ def _namespaces(view: _View) -> Iterator[Finding]:
             plain = kind.removesuffix("_for_children")
             plain = {"mnt": "mount", "net": "network"}.get(plain, plain)
             yield view.found(Reason.FOREIGN_NAMESPACE, kind=plain)
+
+
+def _has_own_users(pid: int) -> bool:
+    ours = procfs.link(os.getpid(), "ns/user")
+    return procfs.link(pid, "ns/user") not in {"", ours}
 
 
 def _devices(view: _View) -> Iterator[Finding]:
@@ -637,12 +641,14 @@ def _owner(view: _View) -> Iterator[Finding]:
     ids = {number for kind in ("Uid", "Gid") for number in _first_three(view, kind)}
     if ids <= {"0"} or capabilities.has("SYS_RESOURCE"):
         return
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = f"user {uid}"
-    capability = "CAP_SYS_RESOURCE"
+    capability, user = "CAP_SYS_RESOURCE", user_name(uid)
     yield finding(Reason.CAPABILITY_MISSING, capability=capability, user=user)
+
+
+def _beyond_agent(view: _View) -> Iterator[Finding]:
+    # In a user namespace of its own it holds everything, and nothing outside.
+    if view.status and not _has_own_users(view.process.pid):
+        yield from refuse_beyond_agent(view.status)
 
 
 def _first_three(view: _View, kind: str) -> list[str]:
@@ -670,6 +676,7 @@ _RULES: Final[tuple[Callable[[_View], Iterator[Finding]], ...]] = (
     _sockets,
     _held_by_sockets,
     _owner,
+    _beyond_agent,
 )
 
 

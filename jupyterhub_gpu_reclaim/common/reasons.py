@@ -312,8 +312,8 @@ class Reason(Enum):
         "capability_missing",
         "The agent lacks {capability}, which it needs to suspend sessions of {user}.",
         (
-            "Give the agent that capability (systemd: CapabilityBoundingSet; Kubernetes:"
-            " securityContext.capabilities)."
+            "Let the agent have it: no CapabilityBoundingSet or NoNewPrivileges in its"
+            " systemd unit; securityContext in its DaemonSet. The session needs no change."
         ),
     )
     IO_URING = (

@@ -61,7 +61,7 @@ def names(bits: int) -> list[str]:
 
 
 def missing(needed: int, has: int) -> Iterator[Finding]:
-    """A finding for each of a set that another one lacks."""
+    """A finding for each of a set that the agent lacks."""
     for one in names(needed & ~has):
         yield finding(Reason.CAPABILITY_MISSING, capability=one, user="any user")
 

@@ -216,8 +216,7 @@ def rights_of(processes: Iterable[Process]) -> Rights:
             continue
         uids.update(int(uid) for uid in status["Uid"].split())
         bounding |= int(status["CapBnd"], 16)
-        for name in ("CapPrm", "CapInh", "CapAmb"):
-            held |= int(status[name], 16)
+        held |= int(status["CapPrm"], 16)
         filtered &= status.get("Seccomp", "0") != "0"
         no_new &= status.get("NoNewPrivs", "0") == "1"
     return Rights(
@@ -280,12 +279,6 @@ def refuse_reaching(
     for one in REACHING:
         if one not in trusted and may >> capabilities.NAMES.index(one) & 1:
             yield finding(Reason.DANGEROUS_RIGHTS, capability=f"CAP_{one}")
-
-
-def refuse_beyond_agent(there: Rights | None) -> Iterator[Finding]:
-    """Why we cannot give a session its rights back: we lack them ourselves."""
-    if there is not None:
-        yield from capabilities.missing(there.held, capabilities.own())
 
 
 #: Flags of /proc/cpuinfo on x86 that stand for instructions a program may have chosen.

@@ -679,7 +679,6 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (capture, "speaks_tls", no_tls),
         (capture, "ask_state", no_state),
         (capture, "rights_of", none),
-        (capture, "refuse_beyond_agent", nothing),
         (capture, "refuse_reaching", nothing),
         (capture, "Rehearsal", kernel.rehearsal),
         (capture, "tempfile", folder),

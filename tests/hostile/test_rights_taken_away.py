@@ -15,7 +15,13 @@ from types import SimpleNamespace
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.criu import images
-from jupyterhub_gpu_reclaim.checkpoint.files.taken_away import RightsToday, adapt
+from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
+from jupyterhub_gpu_reclaim.checkpoint.tree.attributes import (
+    Attributes,
+    ThreadAttributes,
+)
+from jupyterhub_gpu_reclaim.checkpoint.tree.taken_away import RightsToday, adapt
+from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -181,6 +187,8 @@ def tree(**cores) -> dict[str, bytes]:
 
 
 ROOT = dict.fromkeys(("uid", "euid", "suid", "fsuid"), 0)
+#: Of a unit with User=root and PrivateDevices=yes.
+LEFT = {"cap_inh": [0x200100, 0]}
 
 
 @pytest.mark.parametrize(
@@ -215,6 +223,8 @@ def test_program_that_made_a_lost_group_its_own_has_its_users_first_group():
         (SystemUser(UID, GID, (STAFF, DATA), no_new_privileges=True), ROOT, "sudo"),
         (SystemUser(UID, GID, (STAFF, DATA)), ROOT, ""),
         (SystemUser(UID, GID, (STAFF,), no_new_privileges=True), {}, ""),
+        # What systemd leaves inheritable is no right of anybody's.
+        (SystemUser(UID, GID, (STAFF,)), LEFT, ""),
     ],
 )
 def test_root_of_before_comes_back_only_with_the_rights_that_made_it(
@@ -241,7 +251,23 @@ class Saved(dict):
 
 
 def test_sudo_that_is_off_by_now_is_off_after_the_return():
+    """And it is what the return is judged by."""
     today = RightsToday(UID, GID, lambda _: True, no_new_privileges=True)
-    adapted = adapt(tree(server=core()).get, today)
+    had = {300: Attributes(threads={300: ThreadAttributes(given_back={"CapBnd": "1"})})}
+    made = tree(server=core()) | {attributes.IMAGE: codec.encode(had)}
+    adapted = adapt(made.get, today)
+    assert adapted.sudo
     image = images.only(adapted.images["core-300.img"], images.CORE_MAGIC)
     assert images.parse("core_entry", image).thread_core.creds.no_new_privs == 1
+    saved = attributes.parse(adapted.images[attributes.IMAGE])
+    given = saved[300].threads[300].given_back
+    assert given == {"CapBnd": "1", "NoNewPrivs": "1"}
+
+
+def test_user_who_never_had_sudo_has_not_lost_it():
+    """Whatever a program of the session holds, it has it from elsewhere."""
+    today = RightsToday(UID, GID, lambda _: True, no_new_privileges=True)
+    adapted = adapt(tree(server=core(no_new_privs=1, **LEFT)).get, today)
+    assert adapted == ({}, frozenset(), False, False)
+    held = core(no_new_privs=1, cap_prm=[1, 0])
+    assert adapt(tree(server=held).get, today) == ({}, frozenset(), False, True)

@@ -1,10 +1,8 @@
 """A session comes back only where it may do no more than its new place."""
 
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,7 +13,6 @@ from jupyterhub_gpu_reclaim.linux.processes import Process
 from jupyterhub_gpu_reclaim.node.requirements import (
     Rights,
     compare_rights,
-    refuse_beyond_agent,
     refuse_reaching,
     refuse_user_namespace,
     rights_of,
@@ -81,15 +78,6 @@ def test_rights_of_this_process_are_what_the_kernel_tells():
     assert (rights.capabilities != 0) == (os.getuid() == 0)
 
 
-def test_session_that_holds_more_than_the_agent_is_refused():
-    mine = capabilities.own()
-    assert list(refuse_beyond_agent(None)) == []
-    assert list(refuse_beyond_agent(changed(held=mine))) == []
-    (found,) = refuse_beyond_agent(changed(held=mine | 1 << 62))
-    assert (found.code, found.fatal) == ("capability_missing", True)
-    assert "capability 62" in found.message
-
-
 def test_agent_of_root_lacks_nothing_and_a_manifest_that_forgets_one_is_told():
     if os.geteuid() == 0:
         assert list(capabilities.findings()) == []
@@ -97,17 +85,6 @@ def test_agent_of_root_lacks_nothing_and_a_manifest_that_forgets_one_is_told():
     without = everything & ~(1 << capabilities.NAMES.index("SYS_TIME"))
     (found,) = capabilities.missing(everything, without)
     assert "CAP_SYS_TIME" in found.message
-
-
-def test_unit_gives_the_agent_all_that_it_needs():
-    """As does the cluster's manifest, which is held against the unit elsewhere."""
-    unit = (
-        Path(__file__).parents[2] / "etc/systemd/jupyterhub-gpu-reclaim-agent.service"
-    )
-    (line,) = re.findall(
-        r"^CapabilityBoundingSet=(.*)$", unit.read_text(), re.MULTILINE
-    )
-    assert {f"CAP_{name}" for name in capabilities.NEEDED} <= set(line.split())
 
 
 def test_rights_of_nobody_are_none():

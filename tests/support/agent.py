@@ -85,26 +85,27 @@ class Agent:
         self.listen = f"unix:{folder}/agent.sock"
 
     def start(self, *options: str, wait: bool = True) -> None:
+        words = [
+            "jupyterhub-gpu-reclaim-agent",
+            f"--listen={self.listen}",
+            f"--AgentApp.state_dir={self.folder}/state",
+            f"--AgentApp.store_url={self.store}",
+            f"--AgentApp.token_file={self.folder}/token",
+            f"--AgentApp.criu_dir={self.criu}",
+            f"--AgentApp.realm={self.folder.name}",
+            *options,
+        ]
         with self.log.open("ab") as log:
-            self.popen = preloaded.start(
-                self.program,
-                [
-                    "jupyterhub-gpu-reclaim-agent",
-                    f"--listen={self.listen}",
-                    f"--AgentApp.state_dir={self.folder}/state",
-                    f"--AgentApp.store_url={self.store}",
-                    f"--AgentApp.token_file={self.folder}/token",
-                    f"--AgentApp.criu_dir={self.criu}",
-                    f"--AgentApp.realm={self.folder.name}",
-                    *options,
-                ],
-                log=log.fileno(),
-                env=dict(os.environ),
-                cwd=Path.cwd(),
-            )
+            self.popen = self.launch(words, log.fileno())
         if wait:
             wait_for(self._answers)
             self.begin_store()
+
+    def launch(self, words: list[str], log: int) -> preloaded.Started:
+        """Start the program with these arguments."""
+        return preloaded.start(
+            self.program, words, log=log, env=dict(os.environ), cwd=Path.cwd()
+        )
 
     def begin_store(self) -> None:
         """What the service does at once: say which store is meant, and begin it."""
@@ -247,6 +248,7 @@ class Place:
         env=None,
         user: str = "ann",
         options: Sequence[str] = (),
+        rights: Sequence[str] = (),
     ) -> None:
         self.incarnation = uuid.uuid4().hex
         self.output = folder / f"{self.incarnation}.out"
@@ -255,7 +257,7 @@ class Place:
                 [
                     *("unshare", "--fork", "--pid", "--mount", "--ipc", "--uts"),
                     *("--mount-proc", "--kill-child", "sh", "-c", MOUNTS, "sh"),
-                    *(sys.executable, "-I", "-S", str(INIT), mode),
+                    *(*rights, sys.executable, "-I", "-S", str(INIT), mode),
                     *("--incarnation", self.incarnation),
                     *("--user", user, "--server", "", "--relay"),
                     *("--realm", folder.name),

@@ -11,7 +11,7 @@ What a process has in common with its session's init was given to it by the plac
 chosen: it is None here, and it becomes what the init of the new place has. So a program
 that could use all processors of one machine can use all of the other.
 
-Of what CRIU itself gives back, what protects is compared (``given_back``).
+Of what CRIU itself gives back, rights are compared (``rights``).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.checkpoint.tree import rights
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.models import Value
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
+    from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
     from jupyterhub_gpu_reclaim.linux.ptrace import Traced
 
@@ -122,13 +124,8 @@ STATES: Final = {
     # The last one: it takes from the process what the others may need.
     "PR_SET_MDWE": _State(66, lambda value: (65, value), 0),
 }
-#: Attributes that CRIU gives back and that protect a process, or others from it.
-PROTECTING: Final = frozenset(
-    {"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"}
-    | {"NoNewPrivs", "Seccomp", "Seccomp_filters"}
-)
-#: And that a thread has to be given again with a folder of its own.
-_GIVEN_BACK: Final = PROTECTING | {"Umask"}
+#: Rights, and what a thread has to be given again with a folder of its own.
+_GIVEN_BACK: Final = rights.FIELDS | {"Umask"}
 
 _MCL_CURRENT_FUTURE_ONFAULT: Final = (1, 2, 4)
 _CLONE_FS: Final = 0x200
@@ -328,8 +325,17 @@ def load(source: ImageSource) -> dict[int, Attributes]:
     """
     if source.size(IMAGE) is None:
         return {}
+    return parse(b"".join(source.stream(IMAGE)))
+
+
+def parse(image: bytes) -> dict[int, Attributes]:
+    """Read the image.
+
+    Raises:
+        RestoreFailed: it does not read (``checkpoint_damaged``).
+    """
     try:
-        return codec.decode(b"".join(source.stream(IMAGE)), dict[int, Attributes])
+        return codec.decode(image, dict[int, Attributes])
     except BadRequest as error:
         raise RestoreFailed(
             Reason.CHECKPOINT_DAMAGED, why=f"{IMAGE} is off", detail=str(error)
@@ -345,7 +351,7 @@ def apply(tree: Snapshot, saved: Mapping[int, Attributes]) -> None:
     What this machine does not have (a processor, a NUMA node) is left out, and logged.
 
     Raises:
-        RestoreFailed: a process would have fewer protections than it had, or could not
+        RestoreFailed: a process would not have the rights that it had, or could not
             be given back what it relies on.
     """
     if architecture.here() is None:
@@ -356,7 +362,7 @@ def apply(tree: Snapshot, saved: Mapping[int, Attributes]) -> None:
             continue
         wanted = saved.get(process.ns_pid, Attributes())
         left = _apply_outside(process, tree.init, wanted, usual)
-        _refuse_weaker(process, wanted)
+        _refuse_other_rights(process, wanted)
         _apply_inside(process, wanted, left)
 
 
@@ -417,24 +423,32 @@ _CHANGES: Final[dict[str, Callable[[int, Any], None]]] = {
 }
 
 
-def _refuse_weaker(process: Process, wanted: Attributes) -> None:
-    """Check what protects a process, which it may have inherited or lost.
+def _refuse_other_rights(process: Process, wanted: Attributes) -> None:
+    """Judge the rights of a process, which it may have inherited or lost.
 
     Raises:
-        RestoreFailed: something of it is not as it was (``restore_failed``).
+        RestoreFailed: they are not as they may be (``restore_failed``).
     """
     for tid in ptrace.tasks(process.pid):
-        status = procfs.status(process.pid, tid)
         thread = wanted.threads.get(inner_id(process.pid, tid))
-        before = thread.given_back if thread is not None else {}
-        for name in PROTECTING & before.keys():
-            if status.get(name) != before[name]:
-                why = (
-                    f"process {process.ns_pid} ({process.name}) would have another"
-                    f" {name} than before"
-                )
-                detail = f"{before[name]}, now {status.get(name)}"
-                raise RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=detail)
+        if thread is None or not thread.given_back:
+            continue
+        before, now = thread.given_back, procfs.status(process.pid, tid)
+        for name, _ in rights.differences(before, now):
+            why = (
+                f"process {process.ns_pid} ({process.name}) would have another"
+                f" {name} than before"
+            )
+            detail = f"{before.get(name)}, now {now.get(name)}"
+            raise RestoreFailed(Reason.RESTORE_FAILED, why=why, detail=detail)
+
+
+def refuse_beyond_agent(saved: Mapping[int, Attributes]) -> list[Finding]:
+    """Why we could not give a saved tree its rights back: we lack them ourselves."""
+    threads = (one for each in saved.values() for one in each.threads.values())
+    had = (one.given_back for one in threads)
+    found = (why for one in had for why in rights.refuse_beyond_agent(one))
+    return list(dict.fromkeys(found))
 
 
 def _apply_inside(process: Process, wanted: Attributes, left: _Left) -> None:

@@ -25,6 +25,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,9 +51,10 @@ from jupyterhub_gpu_reclaim.checkpoint.tree import (
     inspection,
     stdio,
 )
+from jupyterhub_gpu_reclaim.checkpoint.tree.taken_away import inherited_within
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import huge_pages, processes, ptrace
+from jupyterhub_gpu_reclaim.linux import capabilities, huge_pages, processes, ptrace
 from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
@@ -257,7 +259,10 @@ class _BeyondCriu:
             )
         )
         self._attributes = attributes.load(source)
-        self.source = handover.ReplacedImages(source, self._objects.images)
+        inherited = inherited_within(partial(whole, source), capabilities.own())
+        self.source = handover.ReplacedImages(
+            source, {**self._objects.images, **inherited}
+        )
 
     def open_files(
         self, opened: Sequence[FileFingerprint], scratch: int | None

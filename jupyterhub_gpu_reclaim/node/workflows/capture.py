@@ -55,7 +55,6 @@ from jupyterhub_gpu_reclaim.node.operations.operations import (
 )
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
 from jupyterhub_gpu_reclaim.node.requirements import (
-    refuse_beyond_agent,
     refuse_reaching,
     rights_of,
 )
@@ -147,7 +146,6 @@ def examine(tools: WorkflowTools, session: Session, snapshot: Snapshot) -> Look:
     found += filesystem.refuse_root(session)
     found += filesystem.refuse_volumes(session)
     rights = rights_of(snapshot.processes)
-    found += refuse_beyond_agent(rights)
     found += refuse_reaching(rights, session, tools.trusted_capabilities)
     found += filesystem.refuse_ports(session, snapshot, tools.ports)
     most = trees.resident_bytes(snapshot) + moved

@@ -11,7 +11,7 @@ import grp
 import logging
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.checkpoint.files.taken_away import RightsToday, adapt
+from jupyterhub_gpu_reclaim.checkpoint.tree.taken_away import RightsToday, adapt
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
@@ -58,7 +58,7 @@ def without_lost(
 
     adapted = adapt(read, today)
     lost = [f"the group {_group_name(group)}" for group in sorted(adapted.lost)]
-    lost += ["sudo"] if today.no_new_privileges and adapted.others else []
+    lost += ["sudo"] if adapted.sudo else []
     if lost and adapted.others:
         found = finding(Reason.RIGHTS_CHANGED, lost=" and ".join(lost))
         return [found], dict(replaced)

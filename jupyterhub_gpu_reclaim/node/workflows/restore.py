@@ -18,6 +18,7 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.handover import ReplacedImages
 from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names, inet, ports
+from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -50,7 +51,6 @@ from jupyterhub_gpu_reclaim.node.requirements import (
     compare_images,
     compare_machines,
     compare_rights,
-    refuse_beyond_agent,
     refuse_reaching,
     refuse_user_namespace,
     rights_of,
@@ -450,7 +450,8 @@ def _compare(
     init = processes.snapshot_init(init_pid, session.init_start)
     found += refuse_user_namespace(init)
     found += compare_rights(world.rights, rights_of([init]))
-    found += refuse_beyond_agent(world.rights)
+    saved = attributes.load(CheckpointImages(there.checkpoint))
+    found += attributes.refuse_beyond_agent(saved)
     found += refuse_reaching(world.rights, session, tools.trusted_capabilities)
     found += tools.accelerator.compare(world.gpus, init_pid)
     limit = cgroups.memory_limit(init_pid)

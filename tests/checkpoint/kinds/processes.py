@@ -182,10 +182,20 @@ _OF_EACH = (
     ),
     ("signal at the parent's end (PR_SET_PDEATHSIG)", "prctl(1, 10)", "told(2)", ""),
     ("PR_SET_NAME", "prctl(15, b'another')", "read('comm')", ""),
-    ("PR_SET_NO_NEW_PRIVS", "prctl(38, 1)", "prctl(39), status('NoNewPrivs')", ""),
+    (
+        "PR_SET_NO_NEW_PRIVS",
+        "prctl(38, 1)",
+        "prctl(39), status('NoNewPrivs')",
+        "Set as well where its user has lost `sudo` meanwhile.",
+    ),
     ("PR_SET_KEEPCAPS", "prctl(8, 1)", "prctl(7)", ""),
     ("securebits", "prctl(28, 0x2F)", "prctl(27)", ""),
-    ("dropped capabilities", "prctl(24, 12)", "status('CapBnd', 'CapPrm')", ""),
+    (
+        "dropped capabilities",
+        "prctl(24, 12)",
+        "status('CapBnd', 'CapPrm')",
+        "The bounding set also loses what the agent lacks and no program holds.",
+    ),
     (
         "blocked signals",
         "signal.pthread_sigmask(signal.SIG_BLOCK, [10, 12, 34, 60])",
