@@ -241,10 +241,10 @@ MUTANTS = (
     ),
     Mutant(
         "notices",
-        "test_webhook",
-        f"{PACKAGE}/service/notices/webhook.py",
-        'hmac.new(self._secret, f"{at}.".encode() + body, hashlib.sha256)',
-        "hmac.new(self._secret, body, hashlib.sha256)",
+        "test_notices",
+        f"{PACKAGE}/service/notices.py",
+        'hmac.new(secret, f"{at}.".encode() + body, hashlib.sha256)',
+        "hmac.new(secret, body, hashlib.sha256)",
         "The signature of a notice does not cover its time: it can be sent again.",
     ),
     Mutant(

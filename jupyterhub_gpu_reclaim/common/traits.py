@@ -53,15 +53,9 @@ class ByteRate(Amount):
 
 
 class Address(Unicode[str, Any]):
-    """An ``http`` or ``https`` address; empty: none.
+    """An ``http`` or ``https`` address; empty: none."""
 
-    Args:
-        like: an example, for the error.
-    """
-
-    def __init__(self, *, like: str, **kwargs: Any) -> None:
-        super().__init__("", **kwargs)
-        self._like = like
+    info_text = "like https://host/path"
 
     def validate(self, obj: Any, value: Any) -> Any:
         """Reject what cannot be one.
@@ -72,7 +66,7 @@ class Address(Unicode[str, Any]):
         url: str = super().validate(obj, value)
         if url and not self._is_one(url):
             name = f"{type(obj).__name__}.{self.name}"
-            raise TraitError(f"{name} must be like {self._like}")
+            raise TraitError(f"{name} must be {self.info_text}")
         return url
 
     def _is_one(self, url: str) -> bool:

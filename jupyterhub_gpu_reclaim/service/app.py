@@ -41,15 +41,13 @@ from jupyterhub_gpu_reclaim.policy.nap import NapDecider, NapPolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PreemptionPolicy, PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
 from jupyterhub_gpu_reclaim.sampling.window import Window
-from jupyterhub_gpu_reclaim.service import metrics
+from jupyterhub_gpu_reclaim.service import metrics, notices
 from jupyterhub_gpu_reclaim.service.api.context import Context
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 from jupyterhub_gpu_reclaim.service.drain_watch import DrainWatch
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
 from jupyterhub_gpu_reclaim.service.lost_nodes import LostNodes
 from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch, watching
-from jupyterhub_gpu_reclaim.service.notices.courier import telling
-from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 from jupyterhub_gpu_reclaim.service.process import lifeline, standby
 from jupyterhub_gpu_reclaim.service.process.reporting import Reporter
 from jupyterhub_gpu_reclaim.service.settings import placement, validation
@@ -232,7 +230,6 @@ class ReclaimService(Application, Options):
         guards = Guards(parent=self)
         decide = Decider(guards, [idle, pressure])
         rules = Rules(parent=self)
-        notices = Notices(parent=self)
         naps = NapPolicy(idle, seats=self.seats_per_gpu, parent=self)
         nap_after = max(naps.usually_after, rules.longest("nap_after"))
         span = max(idle.idle_after, rules.longest("idle_after"))
@@ -253,6 +250,7 @@ class ReclaimService(Application, Options):
             settings=self.settings(),
             folder=folder,
         )
+        senders, counters = self._senders(), controller.metrics_snapshot().counters
         stores = StoreWatch(agent, journal)
         drains = DrainWatch(agent, controller.nodes.follow)
         lost = LostNodes(agent, SystemClock(), self.node_lost_after)
@@ -265,7 +263,7 @@ class ReclaimService(Application, Options):
         try:
             async with (
                 feeding(journal, self.event_log, SystemClock()) as events,
-                telling(journal, notices, SystemClock()),
+                notices.telling(journal, senders, counters),
                 watching(nodes),
             ):
                 try:
@@ -289,6 +287,27 @@ class ReclaimService(Application, Options):
         except (ArgumentError, ImportError) as error:
             what = f"journal_url is no address that can be opened: {error}."
             raise Refused(Reason.SETTING_INVALID, what=what) from error
+
+    def _senders(self) -> dict[str, notices.Send]:
+        """What sends notices, by channel.
+
+        Raises:
+            Refused: a file cannot be read, or Apprise is missing.
+        """
+        found = {}
+        if self.webhook_url:
+            secret = _contents("webhook_secret_file", self.webhook_secret_file)
+            found["webhook"] = notices.webhook(self.webhook_url, secret.encode())
+        if self.messenger_file:
+            lines = _contents("messenger_file", self.messenger_file).splitlines()
+            addresses = [each for each in lines if each and not each.startswith("#")]
+            try:
+                found["messenger"] = notices.messenger(addresses)
+            except ImportError:
+                install = "pip install jupyterhub-gpu-reclaim[notices]"
+                what = f"messenger_file needs Apprise: {install}."
+                raise Refused(Reason.SETTING_INVALID, what=what) from None
+        return found
 
     def _agent_token_file(self) -> Path:
         """The path of the agent's token, which is there once the agent has run.
@@ -378,6 +397,23 @@ async def _done_before(ending: asyncio.Event, work: Any) -> bool:
     finally:
         order.cancel()
         task.cancel()
+
+
+def _contents(name: str, path: str) -> str:
+    """Read the file that a setting names; empty where it names none.
+
+    Raises:
+        Refused: it cannot be read, or holds nothing.
+    """
+    try:
+        text = Path(path).read_text().strip() if path else ""
+        why = "it is empty" if path and not text else ""
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+    if why:
+        what = f"{name} {path} cannot be used: {why}."
+        raise Refused(Reason.SETTING_INVALID, what=what)
+    return text
 
 
 async def _finish_within(seconds: float, work: Any) -> None:

@@ -297,6 +297,11 @@ def _queue(now: MetricsSnapshot) -> Iterator[Metric]:
         " them; they waited for one that ends, naps or is suspended.",
         value=now.counters.wakes_unserved,
     )
+    yield CounterMetricFamily(
+        PREFIX + "notices_unsent",
+        "Notices that the webhook or the messenger has not taken; each is in the log.",
+        value=now.counters.notices_unsent,
+    )
     waits = HistogramMetricFamily(
         PREFIX + "wait_duration_seconds",
         "Time in the queue for a GPU, by how it ended: served, left (called off),"

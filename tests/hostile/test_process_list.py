@@ -23,7 +23,7 @@ configure(
     service_port={port},
     service_options={{
         "ReclaimService.journal_url": "sqlite:///{folder}/password-of-the-journal.sqlite",
-        "Notices.webhook_url": "http://127.0.0.1:1/password-of-the-webhook",
+        "ReclaimService.webhook_url": "http://127.0.0.1:1/password-of-the-webhook",
         "Rules.rules": [{{"group": "a 'quoted' one", "idle_after": 60}}],
         "ReclaimService.sample_interval": 2,
     }},

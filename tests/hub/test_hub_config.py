@@ -37,11 +37,11 @@ def test_configure_of_an_empty_configuration_sets_everything(tmp_path):
 
 def test_configure_hands_on_none_where_that_is_a_value(tmp_path):
     c = Config()
-    options = {"IdlePolicy.busy_cpu_percent": None, "Notices.link": None}
+    options = {"IdlePolicy.busy_cpu_percent": None, "ReclaimService.webhook_url": None}
     configure(c, state_dir=str(tmp_path / "s"), service_options=options)
     words = options_of(c.JupyterHub.services[0])
     assert "--IdlePolicy.busy_cpu_percent=None" in words
-    assert not any("Notices.link" in word for word in words)
+    assert not any("webhook_url" in word for word in words)
 
 
 def test_configure_for_a_cluster_names_no_agent_and_the_other_spawner(tmp_path):
@@ -255,8 +255,8 @@ def test_mistake_is_an_error_where_that_is_asked_for(tmp_path):
 def test_mistake_repeats_no_value_that_may_be_a_secret(tmp_path):
     c = Config()
     options = {
-        "Notices.webhook_url": "ftp://user:hunter2@x",
-        "Notices.messenger_file": 5,
+        "ReclaimService.webhook_url": "ftp://user:hunter2@x",
+        "ReclaimService.messenger_file": 5,
     }
     configure(c, state_dir=str(tmp_path / "s"), service_options=options)
     assert "webhook_url must be like" in found_wrong(c)[0]

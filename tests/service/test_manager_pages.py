@@ -166,7 +166,7 @@ async def test_settings_in_force_are_told_without_secrets(service, root):
     given = Config()
     given.IdlePolicy.idle_after = 1234
     given.ReclaimService.journal_url = "postgresql://u:hush@db/x"
-    given.Notices.webhook_url = "https://hooks.example/hush"
+    given.ReclaimService.webhook_url = "https://hooks.example/hush"
     found = {one.name: one for one in settings_in_force(ReclaimService(config=given))}
     assert found["IdlePolicy.idle_after"].value == "1234.0"
     assert found["IdlePolicy.idle_after"].changed

@@ -70,10 +70,7 @@ configure(
     state_dir="{folder}/state",
     service_port={service},
     sample_interval=1,
-    service_options={{
-        "Rules.rules": [{{"group": "course-*", "idle_after": 60}}],
-        "Notices.kinds": ["warned"],
-    }},
+    service_options={{"Rules.rules": [{{"group": "course-*", "idle_after": 60}}]}},
     service_environment={{"GPU_RECLAIM_TEST": "{folder}"}},
 )
 """

@@ -41,21 +41,31 @@ class AuditReader:
         self._name = name
         found = notes.read(journal, NoteKind.READER, name)
         if found is None:
-            newest = journal.read(select(func.max(schema.audit.c.id).label("id")))
-            self.done(newest[0]["id"] or 0)
+            self.done(newest(journal))
         else:
             self._at = int(found)
 
     def next(self, limit: int = 100) -> list[NumberedLine]:
         """Return the lines that were not handled yet, the oldest first."""
-        table = schema.audit
-        query = table.select().where(table.c.id > self._at)
-        return _numbered(self._journal, query.order_by(table.c.id).limit(limit))
+        return after(self._journal, self._at, limit)
 
     def done(self, number: int) -> None:
         """Note that everything up to that line has been handled."""
         self._journal.write(*notes.note(NoteKind.READER, self._name, number))
         self._at = number
+
+
+def newest(journal: Journal) -> int:
+    """Return the number of the newest line; 0: there is none."""
+    (found,) = journal.read(select(func.max(schema.audit.c.id).label("id")))
+    return found["id"] or 0
+
+
+def after(journal: Journal, number: int, limit: int = 100) -> list[NumberedLine]:
+    """Return the lines after that one, the oldest first."""
+    table = schema.audit
+    query = table.select().where(table.c.id > number)
+    return _numbered(journal, query.order_by(table.c.id).limit(limit))
 
 
 def of_user(

@@ -124,6 +124,8 @@ class Counters:
     ends: Counter[str] = field(default_factory=Counter)
     #: wakes that found their card full, and none that could nap for them
     wakes_unserved: int = 0
+    #: notices that a webhook or a messenger has not taken
+    notices_unsent: int = 0
     logical_bytes: int = 0
     stored_bytes: int = 0
     deduplicated_bytes: int = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from traitlets import Bool, Enum, Float, Int, List, Unicode
 from traitlets.config import Configurable
 
+from jupyterhub_gpu_reclaim.common.traits import Address
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from jupyterhub_gpu_reclaim.service.api.context import Limits
@@ -252,6 +253,31 @@ class Options(Configurable):
         " with who and why; only root may read it. `-`: the standard output, which is"
         " the Hub's log. It is opened anew after a rotation. Empty: none; the journal"
         " keeps the same for `audit_days`. Set it where logs are collected elsewhere.",
+    ).tag(config=True)
+
+    webhook_url = Address(
+        "",
+        help="Address that gets a notice as JSON, in one POST request, when a session"
+        " is warned, suspended, fails to be suspended or resumed, or ends, and a day"
+        " before a checkpoint is deleted for its age. One that is a secret belongs into"
+        ' `config_file`. Empty: none. Example: "https://chat.example.org/hooks/gpu".',
+    ).tag(config=True)
+
+    webhook_secret_file = Unicode(
+        "",
+        help="File with the secret (16 characters at least) that signs what the webhook"
+        " gets: `X-GPU-Reclaim-Signature` is `sha256=` and the HMAC-SHA256 of"
+        " `X-GPU-Reclaim-Timestamp`, a dot and the body. Empty: nothing is signed.",
+    ).tag(config=True)
+
+    messenger_file = Unicode(
+        "",
+        help="File with addresses of Apprise, one a line, that get the same notices:"
+        " e-mail, Slack, Matrix and more (https://github.com/caronc/apprise/wiki)."
+        " `{user}` in them is the session's user; one whose name has other characters"
+        " than `A-Za-z0-9._@+-` is not told there. Needs"
+        " `pip install jupyterhub-gpu-reclaim[notices]` beside the Hub. Only root"
+        " should read it. Empty: none.",
     ).tag(config=True)
 
     metrics_open = Bool(

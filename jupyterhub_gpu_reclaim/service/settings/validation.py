@@ -32,7 +32,6 @@ from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.policy.nap import NapPolicy
 from jupyterhub_gpu_reclaim.policy.pressure import PressurePolicy
 from jupyterhub_gpu_reclaim.policy.rules import Rules
-from jupyterhub_gpu_reclaim.service.notices.settings import Notices
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ PARTS: tuple[type[Configurable], ...] = (
     PressurePolicy,
     NapPolicy,
     Rules,
-    Notices,
 )
 #: Every section of the service's settings, and whose traits they are.
 SECTIONS: dict[str, tuple[type[HasTraits], ...]] = {
