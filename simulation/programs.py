@@ -1,7 +1,7 @@
 """The product's programs, wired as their own ``app`` modules do, over the doubles.
 
 ``agent`` is ``node/app.py`` without sockets and settings; ``service`` is
-``service/app.py`` without routes and pages: the journal on real SQLite, its lease, the
+``service/app.py`` without routes and pages: the journal on real SQLite, its lock, the
 policy and the controller. What is above the wiring is the product's own code.
 """
 
@@ -39,7 +39,6 @@ from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease, LeaseHolder
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.node.local_node import LocalNode
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
@@ -98,7 +97,6 @@ SETTINGS = Settings(
     backoff=30.0,
     pace=2.0,
 )
-LEASE_SECONDS = 40.0
 IDLE_SECONDS = 180.0
 COOL_DOWN = 60.0
 #: Calls of an agent that are no orders.
@@ -373,9 +371,9 @@ def agent_node(
 class AgentOverWire:
     """The service's client of one agent (``service/clients/agent.py``)."""
 
-    def __init__(self, wire: Wire, lease: Callable[[], Lease]) -> None:
+    def __init__(self, wire: Wire, journal: Callable[[], Journal]) -> None:
         self._wire = wire
-        self._lease = lease
+        self._journal = journal
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         return of_session(key, await self._quick("trees"))
@@ -400,7 +398,9 @@ class AgentOverWire:
         return await self._quick("samples")
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[Any]:
-        return of_session(key, await self._quick("checkpoints"))
+        saved = await self._quick("checkpoints")
+        Authority(self._journal()).outrank(info.term for info in saved)
+        return of_session(key, saved)
 
     async def identity(self, checkpoint: str) -> Any:
         return await self._quick("identity", checkpoint)
@@ -486,16 +486,16 @@ class AgentOverWire:
         return await self._ask(name, *args, limit=120.0, **more)
 
     async def _ask(self, name: str, *args: Any, **more: Any) -> Any:
-        lease = self._lease()
+        mine = self._journal()
         order = name not in LOOKS
-        return await Authority(lease).ask(
-            lambda: self._wire.ask(name, *args, term=lease.stamp, order=order, **more)
+        return await Authority(mine).ask(
+            lambda: self._wire.ask(name, *args, term=mine.stamp, order=order, **more)
         )
 
     def _stream(self, name: str, *args: Any, **more: Any) -> AsyncIterator[Event]:
-        lease = self._lease()
-        return Authority(lease).stream(
-            lambda: self._wire.stream(name, *args, term=lease.stamp, **more)
+        mine = self._journal()
+        return Authority(mine).stream(
+            lambda: self._wire.stream(name, *args, term=mine.stamp, **more)
         )
 
 
@@ -560,17 +560,10 @@ class JournalOfProgram(Journal):
         self._disk = disk
         super().__init__(url)
 
-    def read(self, query: Any) -> list[dict[Any, Any]]:
-        self._refuse_dead()
-        return super().read(query)
-
-    def transaction(self) -> Any:
-        self._refuse_dead()
-        return super().transaction()
-
-    def _refuse_dead(self) -> None:
+    def _transaction(self) -> Any:
         if not self._program.alive:
             raise Killed(self._program.name)
+        return super()._transaction()
 
     def write(self, *statements: Any) -> None:
         if not statements:
@@ -590,7 +583,7 @@ class Disk:
 
 
 class Service:
-    """One run of the service: waits for the lease, works, and loses it again."""
+    """One run of the service: waits for the journal, and works."""
 
     def __init__(
         self,
@@ -610,7 +603,6 @@ class Service:
         self.program = program
         self.controller: Controller | None = None
         self.journal: JournalOfProgram | None = None
-        self.lease: Lease | None = None
         self._url = url
         self._disk = disk
         self._clock = clock
@@ -624,25 +616,19 @@ class Service:
         self._names = 0
 
     async def run(self) -> None:
-        """As ``service/app.py`` does it: again and again, from lease to loss."""
-        while True:
-            await self._once()
-            await asyncio.sleep(0.1)
-
-    async def _once(self) -> None:
+        """As ``service/app.py`` does it."""
         self.journal = rows = JournalOfProgram(self._url, self.program, self._disk)
-        place = LeaseHolder(boot="boot", pids=1, pid=self.number, start=1)
-        self.lease = lease = Lease(rows, self._clock, LEASE_SECONDS, place)
         try:
-            await lease.acquire(lambda: None)
+            while not rows.take():
+                await self._clock.sleep(0.5)
             self.controller = self._controller(rows)
             await self.controller.start()
-            await lease.keep()
+            while rows.is_held():
+                await self._clock.sleep(5.0)
         finally:
             if self.controller is not None:
                 await self.controller.stop()
             self.controller = None
-            lease.give_back()
             rows.close()
 
     def _controller(self, rows: Journal) -> Controller:
@@ -672,7 +658,7 @@ class Service:
         return f"c{self.number}-{self._names}"
 
     def __getattr__(self, name: str) -> Any:
-        """A call of the spawner, or of a person; without the lease none is taken."""
+        """A call of the spawner, or of a person; without the journal none is taken."""
         if self.controller is None:
             raise Unreachable(Reason.SERVICE_STARTING)
         return getattr(self.controller, name)

@@ -18,7 +18,6 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.journal import journal
-from jupyterhub_gpu_reclaim.controlplane.journal.lease import LeaseHolder
 from jupyterhub_gpu_reclaim.hub.patches import ASKER, OURS
 from jupyterhub_gpu_reclaim.node.local_node import ORDER_SECONDS
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
@@ -289,7 +288,7 @@ class World:
         """Start one run of the service."""
         self._numbers += 1
         program = self._program("the service", "node1")
-        agent = self._agent(program, lambda: service.lease)
+        agent = self._agent(program, lambda: service.journal)
         hub = HubOverWire(
             Wire(self.weather, program, self._hub_server, Reason.HUB_UNREACHABLE)
         )
@@ -319,7 +318,7 @@ class World:
         spawn(program, service.run())
         return service
 
-    def _agent(self, program: Program, lease: Callable[[], Any]) -> Any:
+    def _agent(self, program: Program, mine: Callable[[], Any]) -> Any:
         """The service's way to the agents."""
 
         def connect(node: str) -> AgentOverWire:
@@ -330,7 +329,7 @@ class World:
                     lambda: self.agents.get(node),
                     Reason.AGENT_UNREACHABLE,
                 ),
-                lease,
+                mine,
             )
 
         return router(self.cluster, connect) if self.cluster else connect("node1")
@@ -366,7 +365,7 @@ class World:
         return Server(self.hub.program, HubApi(self.hub)) if self.hub else None
 
     def working(self) -> Service | None:
-        """The service that holds the lease."""
+        """The service that holds the journal."""
         return next((s for s in self.services if s.controller is not None), None)
 
     # --- sessions
@@ -598,14 +597,9 @@ class World:
 
     def substitutes(self) -> list[tuple[Any, str, Any]]:
         """Further names that stand for doubles."""
-
-        def has_ended(holder: LeaseHolder) -> bool:
-            return holder.pid not in {service.number for service in self.services}
-
         return [
             *spawners.substitutes(LoopClock(lambda: self.skew)),
             (journal, "_engine", engine),
-            (LeaseHolder, "has_ended", has_ended),
         ]
 
 

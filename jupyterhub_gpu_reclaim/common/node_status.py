@@ -58,7 +58,7 @@ class NodeStatus(Value, frozen=True, kw_only=True):
     store_free: int | None = None  #: bytes; None: the store has no bound that it tells
     store_capacity: int | None = None  #: bytes of the place in all, likewise
     store: StoreStatus | None = None  #: None: it was not looked at
-    term: int = 0  #: the highest that it has seen of a service's lease; 0: none
+    term: int = 0  #: the highest that it has seen of a service; 0: none
     findings: list[Finding] = msgspec.field(default_factory=list)
 
     @property

@@ -1221,8 +1221,7 @@ class Reason(Enum):
             " until that one has ended."
         ),
         (
-            "During an update that takes seconds. Otherwise two Hubs share one journal_url:"
-            " the log says where the other service runs."
+            "During an update that takes seconds. Otherwise two Hubs share one journal_url."
         ),
         True,
     )

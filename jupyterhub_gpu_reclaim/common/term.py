@@ -1,4 +1,6 @@
-"""The term of the service's lease, on each request to an agent: whose request it is.
+"""The service's term, on each request to an agent: whose request it is.
+
+The journal counts the services that have worked on it, one after the other.
 
 The header is as trustworthy as the order beside it: both count only from a caller with
 the agents' token.
@@ -23,7 +25,7 @@ _WORDS = re.compile(r"([0-9]{1,10}) ([A-Za-z0-9_-]{1,64})")
 
 
 class Term(Value, frozen=True, kw_only=True):
-    """One holder's time with the lease; the higher number is the later one."""
+    """One service's time with the journal; the higher number is the later one."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=HIGHEST)]
     #: Which service. After a loss of the journal a number is given a second time; that

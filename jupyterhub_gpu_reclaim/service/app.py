@@ -27,13 +27,12 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
-from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
+from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.journal.lease import LEASE_SECONDS, Lease
 from jupyterhub_gpu_reclaim.policy.decide import Decider
 from jupyterhub_gpu_reclaim.policy.guards import Guards
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
@@ -59,7 +58,7 @@ from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from tornado import web
 
@@ -68,8 +67,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a predecessor on the same state folder has to end.
-PATIENCE = 20.0
+#: Seconds between two attempts at a journal that another service holds.
+TRY_SECONDS = 0.5
+#: Seconds between two looks whether the journal is still ours.
+LOOK_SECONDS = 5.0
 #: Seconds for an orderly end; then it just ends, which loses nothing (law 6).
 FAREWELL = 5.0
 
@@ -135,11 +136,7 @@ class ReclaimService(Application, Options):
         starter = self.reporter.supervisor or lifeline.hub_of(os.environ)
         parent = lifeline.die_with_parent(starter)
         state = lifeline.StateFolder(Path(self.state_dir))
-        state.open(patience=PATIENCE)
-        try:
-            asyncio.run(self._run(environment, state, parent))
-        finally:
-            state.close()
+        asyncio.run(self._run(environment, state, parent))
 
     async def _run(
         self,
@@ -156,13 +153,11 @@ class ReclaimService(Application, Options):
         server: Door | None = None
         beating: asyncio.Future[None] | None = None
         try:
-            while not ending.is_set():
-                journal = self._journal(state)
-                if server is None:
-                    server = self._listen(environment, stage)
-                    self.reporter.report("ready")
-                    beating = asyncio.ensure_future(self.reporter.beat())
-                await self._work(environment, state, stage, journal, ending)
+            journal = self._journal(state)
+            server = self._listen(environment, stage)
+            self.reporter.report("ready")
+            beating = asyncio.ensure_future(self.reporter.beat())
+            await self._work(environment, state, stage, journal, ending)
         finally:
             log.info("service: ending")
             if beating is not None:
@@ -179,24 +174,21 @@ class ReclaimService(Application, Options):
         journal: Journal,
         ending: asyncio.Event,
     ) -> None:
-        """Work from the journal's lease to its loss, or to the order to end.
+        """Wait for the journal, and work on it until it is lost, or until told to end.
 
-        Without the lease nothing is done, and requests are answered with that.
+        Without it nothing is done, and requests are answered with that.
         """
-        lease = Lease(journal, SystemClock(), LEASE_SECONDS)
-        held = None
         try:
-            taken = lease.acquire(lambda: stage.wait(Reason.JOURNAL_HELD))
+            taken = _taken(journal, lambda: stage.wait(Reason.JOURNAL_HELD))
             if not await _done_before(ending, taken):
                 return
-            held = asyncio.ensure_future(lease.keep())
             hub = HubClient(
                 environment.api_url,
                 environment.api_token,
                 ca_file=environment.hub_ca,
                 own=environment.own,
             )
-            parts = self._controller(hub, journal, lease)
+            parts = self._controller(hub, journal)
             async with parts as (controller, events, nodes):
                 stage.application = self._application(
                     environment, state, controller, events, hub=hub, nodes=nodes
@@ -205,24 +197,23 @@ class ReclaimService(Application, Options):
                     return
                 self._ready = True
                 log.info("service: ready at %s", environment.prefix)
-                if await _done_before(ending, held):
-                    log.error("service: another one has taken the journal over")
-                stage.wait(Reason.JOURNAL_HELD)
+                if await _done_before(ending, _lost(journal)):
+                    what = "The journal was lost: its database let go of our lock."
+                    raise StoreError(Reason.INTERNAL, detail=what)
         finally:
             self._ready = False
             stage.wait(Reason.SERVICE_STARTING)
-            if held is not None:
-                held.cancel()
-            lease.give_back()
             journal.close()
 
     @contextlib.asynccontextmanager
     async def _controller(
-        self, hub: HubClient, journal: Journal, lease: Lease
+        self, hub: HubClient, journal: Journal
     ) -> AsyncIterator[tuple[Controller, EventLog | None, NodeWatch]]:
         """Run everything behind the routes; end it in order if that is quick."""
         folder = Path(self.state_dir)
-        agent, let_go = await placement.agent_of(self, self._agent_token_file(), lease)
+        agent, let_go = await placement.agent_of(
+            self, self._agent_token_file(), journal
+        )
         idle = IdlePolicy(parent=self)
         idle.max_sample_age = max(idle.max_sample_age, 2 * self.sample_interval)
         pressure = PressurePolicy(idle, parent=self)
@@ -383,6 +374,24 @@ class ReclaimService(Application, Options):
             )
             raise Refused(Reason.SETTING_INVALID, what=what) from error
         return server
+
+
+async def _taken(journal: Journal, waits: Callable[[], None]) -> None:
+    """Wait until the journal is ours; ``waits`` is called if another service has it."""
+    told = False
+    while not journal.take():
+        if not told:
+            log.warning("service: another one holds the journal; waiting for its end")
+            waits()
+            told = True
+        await SystemClock().sleep(TRY_SECONDS)
+    log.info("service: holds the journal (term %d)", journal.term)
+
+
+async def _lost(journal: Journal) -> None:
+    """Wait until the journal is no longer ours."""
+    while journal.is_held():
+        await SystemClock().sleep(LOOK_SECONDS)
 
 
 async def _done_before(ending: asyncio.Event, work: Any) -> bool:

@@ -42,7 +42,6 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.controlplane.journal import lease
 from jupyterhub_gpu_reclaim.linux import cgroups, descriptors, processes, procfs
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
@@ -708,7 +707,6 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (gpu, "cuda", cuda),
         (gpu, "time", time),
         (jupyter_api, "ask", kernel.ask),
-        (lease, "_boot", lambda: "boot"),
         (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4)),
         (secrets, "token_hex", lambda size: ids.randbytes(size).hex()),
     ]

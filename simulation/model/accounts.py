@@ -53,9 +53,9 @@ class Desk:
         self.deletions._orders = {} if order is None else {order.key: order}
 
     @property
-    def lease(self) -> Any:
-        """Its term."""
-        return SimpleNamespace(term=self.state.term)
+    def term(self) -> int:
+        """The service's."""
+        return self.state.term
 
     def settled(self) -> State:
         """The state, with what is to be deleted."""

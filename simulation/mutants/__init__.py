@@ -65,8 +65,8 @@ MUTANTS: dict[str, Mutant] = {
     "two-services-on-one-journal": Mutant(
         "Two services worked on one journal, and each undid what the other had done.",
         _READING.format("B9"),
-        service.NO_LEASE,
-        seed=527,
+        service.NO_LOCK,
+        seed=84,
     ),
     "an-order-outlives-its-session": Mutant(
         "An order to suspend hit the next session of that name at once.",

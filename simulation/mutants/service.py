@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,8 @@ from jupyterhub_gpu_reclaim.controlplane.checkpoints.deletions import Deletions
 from jupyterhub_gpu_reclaim.controlplane.decide.room import RoomMaker
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
-from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
+from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
+from jupyterhub_gpu_reclaim.controlplane.journal.lock import JournalLock
 from jupyterhub_gpu_reclaim.controlplane.loop import reconciler, scheduler, start, stop
 from jupyterhub_gpu_reclaim.controlplane.loop.worker import Worker
 from jupyterhub_gpu_reclaim.controlplane.model import phases
@@ -115,19 +115,14 @@ GENERATIONS: tuple[Patch, ...] = (
 )
 
 
-def _take_it(self: Lease) -> bool:
-    del self
+def _take_it(self: JournalLock, connection: object) -> bool:
+    del self, connection
     return True
 
 
-async def _for_ever(self: Lease) -> None:
-    del self
-    await asyncio.Event().wait()
-
-
-NO_LEASE: tuple[Patch, ...] = (
-    (Lease, "take", _take_it),
-    (Lease, "keep", _for_ever),
+NO_LOCK: tuple[Patch, ...] = (
+    (JournalLock, "take", _take_it),
+    (Journal, "is_held", yes),
     *ANYBODYS_STOP,  # what the other service has asked for
 )
 

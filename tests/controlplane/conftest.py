@@ -82,10 +82,10 @@ class World:
         self._servers = [node, hub]
         self._addresses = (agent_address, hub_address + "/hub/api")
 
-    def clients(self, lease=None) -> tuple[AgentClient, HubClient]:
+    def clients(self, journal=None) -> tuple[AgentClient, HubClient]:
         address = self._addresses[0]
         patience = {"quick": self.agent_patience, "slow": 5, "silence": self.silence}
-        agent = AgentClient(address, TOKEN, lease=lease, **patience)
+        agent = AgentClient(address, TOKEN, journal=journal, **patience)
         hub = HubClient(
             self._addresses[1], "hub-token", quick=self.hub_patience, slow=20.0
         )
@@ -95,7 +95,7 @@ class World:
     async def controller(self, journal: Journal | None = None, **more) -> Controller:
         """A new service on the same journal; the Hub's spawner talks to it."""
         journal = journal or Journal(self.url)
-        agent, hub = self.clients(journal.lease)
+        agent, hub = self.clients(journal if journal.term else None)
         self._journals.append(journal)
         controller = Controller(
             **{

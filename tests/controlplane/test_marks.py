@@ -7,13 +7,11 @@ import time
 
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, StoreError
 from jupyterhub_gpu_reclaim.common.models import Aside, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry, marks
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from tests.controlplane.conftest import KEY
 from tests.controlplane.test_old_journal import contents, info, running, suspend
@@ -105,13 +103,12 @@ async def test_mark_of_a_higher_term_raises_that_of_the_service(world, tmp_path)
     await world.kill(first)
     world.node.words[saved] = (40, 3)
     journal = Journal(f"sqlite:///{tmp_path}/empty.sqlite")
-    lease = Lease(journal, SystemClock(), 30.0)
-    assert lease.take()
+    assert journal.take()
     second = await world.controller(journal)
     await world.until(lambda: row(second, saved) is not None)
     await second.users.bring_back(KEY, saved, "ada", save_running=True)
     await world.until(lambda: word(world, saved) is None)
-    assert lease.term == 41
+    assert journal.term == 41
 
 
 async def test_what_the_service_has_passed_over_is_no_word_in_the_store(world):

@@ -5,23 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
-from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
 from tests.controlplane.conftest import DELETED, KEY
 
 
-async def leased(world):
-    """A controller on a journal whose lease it holds."""
+async def holding(world):
+    """A controller on a journal that it has taken."""
     journal = Journal(world.url)
-    Lease(journal, SystemClock(), seconds=60.0).take()
+    assert journal.take()
     return await world.controller(journal)
 
 
 async def running(world):
     await world.running("work")
-    controller = await leased(world)
+    controller = await holding(world)
     await world.until(lambda: world.phase(controller) == "running")
     return controller
 
@@ -36,7 +34,7 @@ async def suspend(world, controller):
 async def journal_lost(world, controller):
     await world.kill(controller)
     world.url = world.url.replace("journal.sqlite", "empty.sqlite")
-    return await leased(world)
+    return await holding(world)
 
 
 def change(world, info, **changes):
@@ -59,7 +57,7 @@ async def test_term_is_above_all_in_the_store_though_no_agent_knows_of_it(world)
     info = change(world, await suspend(world, first), term=5)
     second = await journal_lost(world, first)
     await world.until(lambda: world.phase(second) == "suspended")
-    assert second._sessions.journal.lease.term == 6
+    assert second._sessions.journal.term == 6
     await second.users.resume(KEY, "ada")
     await world.until(lambda: world.phase(second) == "running")
     assert (await suspend(world, second)).stamp > info.stamp
@@ -69,7 +67,7 @@ async def test_term_of_the_store_is_no_higher_one_for_who_has_given_it_out(world
     controller = await running(world)
     await suspend(world, controller)
     await controller._starts._agent.checkpoints()
-    assert controller._sessions.journal.lease.term == 1
+    assert controller._sessions.journal.term == 1
 
 
 async def test_term_that_no_service_can_have_had_orders_nothing(world, caplog):
@@ -81,7 +79,7 @@ async def test_term_that_no_service_can_have_had_orders_nothing(world, caplog):
     assert second._sessions.row(KEY).checkpoint == info.id
     assert second._sessions.row(KEY).stamp == info.stamp
     assert second._sessions.journal.checkpoint("ckpt-wrong").stamp == (0, 1)
-    assert second._sessions.journal.lease.term == 6
+    assert second._sessions.journal.term == 6
     assert str(1 << 40) in caplog.text
 
 

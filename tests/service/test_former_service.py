@@ -144,7 +144,7 @@ def _term_known_to(agent) -> int:
 async def test_service_whose_journal_was_lost_goes_on_above_what_its_agents_know(
     world, agent, counter, folder
 ):
-    """The journal is begun anew: its lease counts from the beginning."""
+    """The journal is begun anew, and counts its services from the beginning."""
     world.agent_url = agent.listen
     for term in (1, 2):  # so that the next one's first term is not the highest
         former = world.service("former")

@@ -97,23 +97,16 @@ async def test_watch_of_a_process_that_is_no_parent_tells_at_once():
         await told.wait()
 
 
-def test_state_folder_is_private_and_held_by_one(tmp_path):
+def test_state_folder_is_private(tmp_path):
     folder = lifeline.StateFolder(tmp_path / "a" / "state")
-    folder.open(patience=0)
     assert folder.path.stat().st_mode & 0o777 == 0o700
-    with pytest.raises(Refused) as caught:
-        lifeline.StateFolder(folder.path).open(patience=0.2)
-    assert str(os.getpid()) in caught.value.message
-    folder.close()
-    again = lifeline.StateFolder(folder.path)
-    again.open(patience=0)
-    again.close()
+    assert lifeline.StateFolder(folder.path).path == folder.path
 
 
 def test_state_folder_that_cannot_be_made_is_refused_with_its_path(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Refused) as caught:
-        lifeline.StateFolder(tmp_path / "file" / "state").open(patience=0)
+        lifeline.StateFolder(tmp_path / "file" / "state")
     assert str(tmp_path / "file") in caught.value.message
 
 

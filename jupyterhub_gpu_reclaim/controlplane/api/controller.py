@@ -1,9 +1,8 @@
 """The control plane's front: wires its parts and answers people, spawner and clock.
 
-The service's routes go through it; ``service/app.py`` builds it, next to the journal,
-the lease and the per-session policy. It does no work on a session itself: that is done
-by a worker (``loop/worker.py``), one for a session at a time, from journal, agent and
-Hub.
+The service's routes go through it; ``service/app.py`` builds it, next to the journal
+and the per-session policy. It does no work on a session itself: that is done by a
+worker (``loop/worker.py``), one for a session at a time, from journal, agent and Hub.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from jupyterhub_gpu_reclaim.controlplane.flows.nap import Napper
 from jupyterhub_gpu_reclaim.controlplane.flows.resume import Resumer
 from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
 from jupyterhub_gpu_reclaim.controlplane.flows.suspend import Suspender
-from jupyterhub_gpu_reclaim.controlplane.journal.lease import fenced_agent, fenced_hub
 from jupyterhub_gpu_reclaim.controlplane.loop.observer import Observer
 from jupyterhub_gpu_reclaim.controlplane.loop.scheduler import ControlLoops
 from jupyterhub_gpu_reclaim.controlplane.loop.wakes import WakeFollower
@@ -115,8 +113,6 @@ class Controller:
         policies: Callable[[SessionKey], SessionPolicy] | None = None,
         folder: Path | None = None,
     ) -> None:
-        agent = fenced_agent(agent, journal)
-        hub = fenced_hub(hub, journal)
         sessions = Sessions(journal, clock, settings, policies)
         self._deletions = deletions = Deletions(sessions, agent, folder)
         together = Together(sessions, decide)
@@ -304,13 +300,8 @@ class Controller:
         (answer ``adopt``) or, once committed, finished (answer ``restore``). If no plan
         can be made, the answer is ``refuse`` with its reason; nothing is raised.
         Idempotent for the same incarnation.
-
-        Raises:
-            Unreachable: ``journal_held``: another service has to be asked.
         """
-        plan = await self._starts.plan(placement)
-        self._sessions.journal.check()  # stale rows are no answer
-        return plan
+        return await self._starts.plan(placement)
 
     async def placed(self, placement: Placement) -> None:
         """Note that an init holds a place, or that a cold session runs; idempotent.
@@ -340,12 +331,10 @@ class Controller:
         Raises:
             Refused: ``operation_in_flight``: neither was possible; end nothing now.
             StoreError: it has ended, and what may come back is not known.
-            Unreachable: ``journal_held``: another service has to be asked; or the agent
-                does not answer, and whether the session has ended is not known here.
+            Unreachable: the agent does not answer, and whether the session has ended is
+                not known here.
         """
-        plan = await self._stops.plan(placement)
-        self._sessions.journal.check()
-        return plan
+        return await self._stops.plan(placement)
 
     async def release(self, placement: Placement) -> None:
         """End the saved tree; returns when it is dead. Idempotent.

@@ -160,7 +160,10 @@ class Deletions:
         """Make the order, which takes over what a pending one is about."""
         order = DeletionOrder(
             key=row.key,
-            stamp=(self._term(), self._sessions.highest_generation(row.key)),
+            stamp=(
+                self._sessions.journal.term,
+                self._sessions.highest_generation(row.key),
+            ),
             names=frozenset(deletion.sessions),
             accounts=frozenset({deletion.account} - {""}),
         )
@@ -190,16 +193,12 @@ class Deletions:
         return set(self._orders_by_key())
 
     def _orders_by_key(self) -> dict[SessionKey, DeletionOrder]:
-        if self._orders is None or self._read_in != self._term():
-            self._read_in = self._term()
+        if self._orders is None or self._read_in != self._sessions.journal.term:
+            self._read_in = self._sessions.journal.term
             found = self._sessions.journal.read(schema.deletions.select())
             orders = [_read(row) for row in found]
             self._orders = {order.key: order for order in orders}
         return self._orders
-
-    def _term(self) -> int:
-        lease = self._sessions.journal.lease
-        return lease.term if lease is not None else 0
 
     # --- old or new
     def living(self, key: SessionKey, observed: Observed) -> Observed:

@@ -9,22 +9,30 @@ Every call is synchronous. A change is one transaction, and short (a few rows by
 key, about a millisecond with an fsync); sessions and checkpoints are read from memory
 (``cache.py``). All of it is done on the event loop on purpose, so that what is read,
 decided and written between two ``await``s is one step that nothing can split.
+
+One service at a time works on a journal: :meth:`Journal.take`, ``lock.py``. Everything
+goes through the one connection that has PostgreSQL's lock, so what has lost the lock
+writes nothing.
 """
 
 from __future__ import annotations
 
+import logging
+import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, create_engine, event, func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import StaticPool
 
-from jupyterhub_gpu_reclaim.common.errors import StoreError
+from jupyterhub_gpu_reclaim.common.errors import Refused, StoreError
+from jupyterhub_gpu_reclaim.common.models import BELIEVED
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.term import Term
 from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.journal.cache import JournalCache
+from jupyterhub_gpu_reclaim.controlplane.journal.lock import JournalLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -32,12 +40,13 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from jupyterhub_gpu_reclaim.common.models import SessionKey
-    from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
     from jupyterhub_gpu_reclaim.controlplane.model.rows import (
         AuditRow,
         CheckpointRow,
         SessionRow,
     )
+
+_log = logging.getLogger(__name__)
 
 #: Seconds that SQLite waits for another program (a backup, say) that holds the file.
 BUSY_SECONDS = 10.0
@@ -57,26 +66,94 @@ class Journal:
 
     Raises:
         StoreError: the database cannot be opened or written.
-        Refused: it has another version.
+        Refused: it has another version, or is of a kind that we cannot lock.
     """
 
     def __init__(self, url: str) -> None:
         self._known_cache: JournalCache | None = None
-        #: the right to write, if several services share the database
-        self.lease: Lease | None = None
+        #: one more with each service that works on it; 0: we do not
+        self.term = 0
+        self._name = uuid.uuid4().hex
+        self._lock = JournalLock()
         self._engine = _engine(url)
         try:
-            with self._engine.begin() as connection:
-                schema.create(connection)
+            self._connection = self._engine.connect()
+            with self._connection.begin():
+                schema.create(self._connection)
         except BaseException as error:
-            self.close()
+            self._engine.dispose()
             if isinstance(error, SQLAlchemyError):
                 raise _store_error(error) from None
             raise
 
     def close(self) -> None:
-        """Close the database; nothing is ever buffered."""
+        """Close the database, and let another service have it; nothing is buffered."""
+        self._connection.close()
         self._engine.dispose()
+        self._lock.close()
+
+    # --- whose it is
+    def take(self) -> bool:
+        """Take the journal, in a new term, if no other service works on it; idempotent.
+
+        Returns:
+            whether it is ours now.
+
+        Raises:
+            StoreError: the database does not answer, or cannot be written.
+        """
+        if self.term:
+            return True
+        with self._transaction() as connection:
+            if not self._lock.take(connection):
+                return False
+            number = schema.term.c.number
+            connection.execute(schema.term.update().values(number=number + 1))
+            term: int = connection.execute(select(number)).scalar_one()
+        self.term = term
+        return True
+
+    def is_held(self) -> bool:
+        """Whether the journal is still ours; if it does not answer, it is not."""
+        try:
+            return self.read(schema.term.select()) == [{"number": self.term}]
+        except StoreError as error:
+            _log.warning("service: %s", error)
+            return False
+
+    @property
+    def stamp(self) -> Term:
+        """The term, as each request to an agent carries it."""
+        return Term(number=self.term, holder=self._name)
+
+    def rise(self, above: int) -> None:
+        """Raise the term above one that agents or store know, of whatever journal.
+
+        A term that no service can have had is not believed: the next service's would be
+        higher than the journal and the agents take.
+
+        Pending orders to delete from the former term get the new one: they were given
+        before anything of the other journal was known, and cover that, too.
+
+        Raises:
+            StoreError: the database does not answer; or another service has taken it,
+                where its locks hold nobody off.
+        """
+        if self.term > above:
+            return
+        if above > BELIEVED:
+            _log.warning("service: no service had term %d; it is passed over", above)
+            return
+        with self._transaction() as connection:
+            mine = schema.term.update().where(schema.term.c.number == self.term)
+            if connection.execute(mine.values(number=above + 1)).rowcount != 1:
+                what = "journal: another service has taken it"
+                raise StoreError(Reason.INTERNAL, detail=what)
+            ordered = schema.deletions.c.term == self.term
+            deletions = schema.deletions.update().where(ordered)
+            connection.execute(deletions.values(term=above + 1))
+        self.term = above + 1
+        _log.info("service: term %d was known; ours is higher now", above)
 
     # --- sessions
     def session(self, key: SessionKey) -> SessionRow | None:
@@ -225,16 +302,6 @@ class Journal:
             if ids:
                 self.write(table.delete().where(mine & (table.c.id <= ids[0]["id"])))
 
-    def check(self) -> None:
-        """Make sure, at the database, that this service may act; before every order.
-
-        Raises:
-            Unreachable: ``journal_held``: another service has taken the journal over.
-            StoreError: the database does not answer, so nothing may be ordered.
-        """
-        if self.lease is not None:
-            self.lease.renew()
-
     # --- for the modules that keep tables of their own
     def read(self, query: Any) -> list[dict[Any, Any]]:
         """Return the rows of a query.
@@ -242,11 +309,8 @@ class Journal:
         Raises:
             StoreError: the database does not answer.
         """
-        try:
-            with self._engine.connect() as connection:
-                return [dict(r) for r in connection.execute(query).mappings()]
-        except SQLAlchemyError as error:
-            raise _store_error(error) from None
+        with self._transaction() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
 
     def write(self, *statements: Any) -> None:
         """Execute the statements in one transaction: all of them, or nothing.
@@ -256,31 +320,22 @@ class Journal:
 
         Raises:
             StoreError: it could not be written; nothing is changed.
-            Unreachable: ``journal_held``: another service has taken the journal over;
-                nothing is changed.
         """
         if not statements:
             return
-        try:
-            with self._engine.begin() as connection:
-                if self.lease is not None:
-                    self.lease.hold(connection)
-                for statement in statements:
-                    given = statement if isinstance(statement, tuple) else (statement,)
-                    connection.execute(*given)
-        except SQLAlchemyError as error:
-            raise _store_error(error) from None
+        with self._transaction() as connection:
+            for statement in statements:
+                given = statement if isinstance(statement, tuple) else (statement,)
+                connection.execute(*given)
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """Open a transaction that needs no lease; for the lease itself.
-
-        Raises:
-            StoreError: the database does not answer; nothing is changed.
-        """
+    def _transaction(self) -> Iterator[Connection]:
         try:
-            with self._engine.begin() as connection:
-                yield connection
+            if self._connection.invalidated:  # SQLAlchemy would make another one
+                what = "journal: the connection that had its lock was lost"
+                raise StoreError(Reason.INTERNAL, detail=what)
+            with self._connection.begin():
+                yield self._connection
         except SQLAlchemyError as error:
             raise _store_error(error) from None
 
@@ -294,15 +349,16 @@ def _engine(url: str) -> Engine:
     """Make an engine whose SQLite loses nothing at a power cut."""
     backend = make_url(url).get_backend_name()
     if backend == "postgresql":
-        # A service that is paused in a transaction must not hold up its successor.
-        limits = "-c idle_in_transaction_session_timeout={0} -c lock_timeout={0}"
-        given = {"options": limits.format(round(BUSY_SECONDS * 1000))}
-        return create_engine(url, pool_pre_ping=True, connect_args=given)
+        # One whose machine is gone keeps its lock for half a minute, not for hours.
+        options = (
+            f"-c lock_timeout={round(BUSY_SECONDS * 1000)} -c tcp_keepalives_idle=10"
+            " -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4"
+        )
+        return create_engine(url, connect_args={"options": options})
     if backend != "sqlite":
-        return create_engine(url, pool_pre_ping=True)
-    in_memory = make_url(url).database in {None, "", ":memory:"}
-    options: dict[str, Any] = {"poolclass": StaticPool} if in_memory else {}
-    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, **options)
+        what = f"The journal can be in SQLite or in PostgreSQL, not in {backend}."
+        raise Refused(Reason.SETTING_INVALID, what=what)
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
 
     def prepare(connection: Any, record: Any) -> None:
         del record

@@ -133,19 +133,9 @@ notes = Table(
     Column("value", Float, nullable=False),
 )
 
-#: The lease: which service may work on this journal; one row. ``beat`` grows with each
-#: renewal, ``term`` with each holder, so that no clock of two machines is ever
-#: compared.
-lease = Table(
-    "lease",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("holder", Text, nullable=False),  # empty: given back
-    Column("term", Integer, nullable=False),
-    Column("beat", Integer, nullable=False),
-    Column("seconds", Float, nullable=False),  # of stillness until it has lapsed
-    Column("place", Text, nullable=False),  # JSON of lease.LeaseHolder
-)
+#: How many services have worked on this journal, one after the other: one row; each
+#: has its number as its term (``common/term.py``).
+term = Table("term", metadata, Column("number", Integer, nullable=False))
 
 #: Deleted servers, until nothing of them is left anywhere.
 deletions = Table(
@@ -198,8 +188,7 @@ def create(connection: Connection) -> None:
     if not found:
         metadata.create_all(connection)
         connection.execute(schema.insert().values(version=VERSION))
-        nobody = {"holder": "", "term": 0, "beat": 0, "seconds": 0.0, "place": ""}
-        connection.execute(lease.insert().values(id=1, **nobody))
+        connection.execute(term.insert().values(number=0))
     elif found != [VERSION]:
         version = max(found)
         what = "The journal"

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
     from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
-    from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class AgentClient:
         address: ``unix:/path``, ``http://127.0.0.1:port`` or ``https://host:port``.
         token: the bearer token, or a file that holds it; a file is read at each call,
             so that it may appear or change later.
-        lease: in whose name; None: a person's, who only looks.
+        journal: in whose name; None: a person's, who only looks.
         ca_file: certificates that vouch for an ``https`` agent; empty: the system's.
         at: IP address of the agent; empty: that of the host in ``address``.
         quick: seconds for a call that only asks.
@@ -80,7 +80,7 @@ class AgentClient:
         address: str,
         token: str | Path,
         *,
-        lease: Lease | None = None,
+        journal: Journal | None = None,
         ca_file: str = "",
         at: str = "",
         quick: float = 15.0,
@@ -91,7 +91,7 @@ class AgentClient:
         self._quick = quick
         self._slow = slow
         self._silence = silence
-        self._authority = Authority(lease)
+        self._authority = Authority(journal)
         self._http: Connection | Vouched
         if address.startswith("http://"):
             self._http = Vouched(
@@ -201,7 +201,9 @@ class AgentClient:
 
     async def checkpoints(self, key: SessionKey | None = None) -> list[CheckpointInfo]:
         """List the committed checkpoints; with a ``key``, of that session."""
-        return of_session(key, await self._get("/v1/checkpoints", list[CheckpointInfo]))
+        saved = await self._get("/v1/checkpoints", list[CheckpointInfo])
+        self._authority.outrank(info.term for info in saved)
+        return of_session(key, saved)
 
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint; never logged."""

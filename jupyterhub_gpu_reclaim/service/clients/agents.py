@@ -152,6 +152,4 @@ def named(node: str) -> Iterator[None]:
     try:
         yield
     except Unreachable as error:
-        if error.reason is Reason.JOURNAL_HELD:
-            raise  # it has answered: we are not the service any more
         raise silent(node, str(error)) from None

@@ -1,8 +1,8 @@
-"""Authority over the agents: the term of our lease (``common/term.py``).
+"""Authority over the agents: the term in our journal (``common/term.py``).
 
 An agent that has seen a higher term refuses us. Then another service has the journal;
-or the journal is a backup, or was lost, and its lease counts from there. As long as the
-lease is ours, its term is raised above what that agent has seen, and it is asked again.
+or the journal is a backup, or was lost, and counts from there. As long as the journal
+is ours, its term is raised above what that agent has seen, and it is asked again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+    )
 
-    from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 
 T = TypeVar("T")
 
@@ -29,27 +35,39 @@ class Authority:
     """The authority of our requests.
 
     Args:
-        lease: ours; None: a person's, who only looks.
+        journal: ours; None: a person's, who only looks.
     """
 
-    def __init__(self, lease: Lease | None = None) -> None:
-        self._lease = lease
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._journal = journal
 
     def headers(self) -> dict[str, str]:
         """The headers that tell each request's authority."""
-        return {} if self._lease is None else {TERM: str(self._lease.stamp)}
+        return {} if self._journal is None else {TERM: str(self._journal.stamp)}
+
+    def outrank(self, terms: Iterable[int]) -> None:
+        """Raise our term above those in the store that are higher.
+
+        The journal may be lost together with all that agents have kept of terms.
+
+        Raises:
+            Unreachable: the term cannot be raised.
+        """
+        for term in sorted(set(terms), reverse=True):
+            if self._journal is not None and self._journal.term < term:
+                self._rise(term)
 
     async def ask(self, once: Callable[[], Awaitable[T]]) -> T:
         """Make a request, and raise our term where an agent has seen a higher one.
 
         Raises:
-            Unreachable: ``journal_held``; or the term cannot be raised.
+            Unreachable: the term cannot be raised.
         """
         for _ in range(_TRIES):
             try:
                 return await once()
             except Refused as refusal:
-                self._rise(refusal)
+                self._rise(self._outranked(refusal))
         raise self._outbid()
 
     async def stream(
@@ -62,17 +80,22 @@ class Authority:
                     async for line in lines:
                         yield line
             except Refused as refusal:
-                self._rise(refusal)
+                self._rise(self._outranked(refusal))
             else:
                 return
         raise self._outbid()
 
-    def _rise(self, refusal: Refused) -> None:
-        """Raise our term above that of the refusal; any other one is raised again."""
-        if refusal.reason is not Reason.FORMER_SERVICE or self._lease is None:
+    def _outranked(self, refusal: Refused) -> int:
+        """The term that refused us; raises any other refusal again."""
+        if refusal.reason is not Reason.FORMER_SERVICE or self._journal is None:
             raise refusal
+        term: int = refusal.facts.get("obeyed", 0)
+        return term
+
+    def _rise(self, above: int) -> None:
         try:
-            self._lease.rise(refusal.facts.get("obeyed", 0))
+            if self._journal is not None:
+                self._journal.rise(above)
         except StoreError as error:
             raise Unreachable(Reason.AGENT_UNREACHABLE, detail=str(error)) from None
 

@@ -1,18 +1,16 @@
-"""Ends the service with its Hub, and locks its state folder.
+"""Ends the service with its Hub, and keeps its state folder.
 
-Two services on one journal would act against each other, and an orphan of a killed Hub
-would hold the port of its successor. Nothing here knows what the service does.
+An orphan of a killed Hub would hold the port of its successor, and the journal. Nothing
+here knows what the service does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import fcntl
 import os
 import select
 import signal
-import time
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Refused
@@ -78,48 +76,19 @@ def watch(parent: int, on_end: Callable[[], None]) -> None:
 
 
 class StateFolder:
-    """The service's own folder (0700), which one process at a time holds."""
+    """The service's own folder (0700).
+
+    Raises:
+        Refused: it cannot be made.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: int | None = None
-
-    def open(self, *, patience: float) -> None:
-        """Make the folder if missing and take its lock; wait ``patience`` seconds.
-
-        A predecessor whose Hub was killed needs a moment to end.
-
-        Raises:
-            Refused: another service holds it, or it cannot be used.
-        """
         try:
-            self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
-            lock = os.open(
-                self.path / "service.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
+            path.mkdir(parents=True, mode=0o700, exist_ok=True)
         except OSError as error:
-            what = f"The state folder {self.path} cannot be used: {error.strerror}."
+            what = f"The state folder {path} cannot be used: {error.strerror}."
             raise Refused(Reason.STATE_UNUSABLE, what=what) from error
-        deadline = time.monotonic() + patience
-        while not _locked(lock):
-            if time.monotonic() >= deadline:
-                holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
-                os.close(lock)
-                what = (
-                    f"Another service (process {holder or 'unknown'}) works on the"
-                    f" state folder {self.path}."
-                )
-                raise Refused(Reason.STATE_UNUSABLE, what=what)
-            time.sleep(0.1)  # before the event loop; flock has no time limit
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        self._lock = lock
-
-    def close(self) -> None:
-        """Release the lock."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
     def secret(self, name: str) -> bytes:
         """Random bytes kept in the folder (0600), made at the first call.
@@ -154,12 +123,3 @@ def _exists(pid: int) -> bool:
         return not select.select([descriptor], [], [], 0)[0]
     finally:
         os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    """Whether the lock is ours now."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

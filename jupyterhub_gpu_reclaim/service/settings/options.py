@@ -133,7 +133,7 @@ class Options(Configurable):
     state_dir = Unicode(
         "/var/lib/jupyterhub-gpu-reclaim/service",
         help="Folder of the service (made with mode 0700): the journal and the secret"
-        " that signs login cookies. One service works on it at a time. Losing it loses"
+        " that signs login cookies. Losing it loses"
         " no session: they are found again at the agent and the Hub. Set it where"
         " `/var` does not outlive the service.",
     ).tag(config=True)
@@ -142,7 +142,10 @@ class Options(Configurable):
         "",
         help="SQLAlchemy URL of the journal, for example"
         " `postgresql+psycopg://user@host/db`, where another machine is to take over"
-        " from this one. Empty: SQLite in `state_dir`.",
+        " from this one. Empty: SQLite in `state_dir`, on a local file system. Other"
+        " databases are refused: one service at a time works on a journal, and holds a"
+        " lock for that: `flock` on a file beside SQLite's, or an advisory lock of"
+        " PostgreSQL, which a PgBouncer that pools transactions would lose.",
     ).tag(config=True)
 
     sample_interval = Float(

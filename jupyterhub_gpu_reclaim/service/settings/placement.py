@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from jupyterhub_gpu_reclaim.controlplane.journal.lease import Lease
+    from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
     from jupyterhub_gpu_reclaim.service.clients.agent_router import AnyAgent
     from jupyterhub_gpu_reclaim.service.settings.options import Options
 
@@ -35,17 +35,17 @@ AGENT_NAME = "gpu-reclaim-agent"
 
 
 async def agent_of(
-    options: Options, token: Path, lease: Lease
+    options: Options, token: Path, journal: Journal
 ) -> tuple[AnyAgent, LetGo]:
-    """The agent, asked in the name of that lease, and what closes the connections.
+    """The agent, asked in that journal's term, and what closes the connections.
 
     Raises:
         Refused: there is no way to the API server, or packages are missing.
     """
     if options.placement == "kubernetes":
-        return await _fleet(options, token, lease)
+        return await _fleet(options, token, journal)
     agent = AgentClient(
-        options.agent, token, lease=lease, ca_file=options.agent_ca_file
+        options.agent, token, journal=journal, ca_file=options.agent_ca_file
     )
 
     async def let_go() -> None:
@@ -55,7 +55,7 @@ async def agent_of(
 
 
 async def _fleet(
-    options: Options, token: Path, lease: Lease
+    options: Options, token: Path, journal: Journal
 ) -> tuple[AgentRouter, LetGo]:
     try:
         from jupyterhub_gpu_reclaim.service.clients import kubernetes  # noqa: PLC0415 large
@@ -80,7 +80,7 @@ async def _fleet(
                 namespace=options.agent_namespace or namespace,
                 selector=AGENT_SELECTOR,
             ),
-            lambda ip: _connect(options, token, lease, ip),
+            lambda ip: _connect(options, token, journal, ip),
         ),
         node_labels=options.gpu_node_labels,
         heeds=options.drain_on,
@@ -94,8 +94,8 @@ async def _fleet(
     return fleet, let_go
 
 
-def _connect(options: Options, token: Path, lease: Lease, ip: str) -> AgentClient:
+def _connect(options: Options, token: Path, journal: Journal, ip: str) -> AgentClient:
     """The agent there, by the one name that all agents' certificates bear."""
     address = f"https://{AGENT_NAME}:{options.agent_port}"
     ca_file = options.agent_ca_file
-    return AgentClient(address, token, lease=lease, ca_file=ca_file, at=ip)
+    return AgentClient(address, token, journal=journal, ca_file=ca_file, at=ip)
