@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import yaml
 from api_page import api
 from kinds_page import what_comes_back
@@ -23,6 +25,7 @@ from jupyterhub_gpu_reclaim.common.auth.scopes import (
     SERVICE_SCOPES,
     USER_SCOPES,
 )
+from jupyterhub_gpu_reclaim.common.models import Value
 from jupyterhub_gpu_reclaim.common.node_status import (
     CardStatus,
     NodeHealth,
@@ -42,7 +45,6 @@ from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.events.log import SCHEMAS
 from jupyterhub_gpu_reclaim.service.metrics import Exporter
-from jupyterhub_gpu_reclaim.service.runbook import ALERTS, messages_by_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from traitlets.config import Configurable
 
 DOCS = Path(__file__).parent
+ALERT_RULES = DOCS.parent / "etc/prometheus/alerts.yml"
 SERVICE_PARTS = [
     one for one in ReclaimService.classes if one.__module__.startswith("jupyterhub_gpu")
 ]
@@ -96,6 +99,19 @@ is in [the how-to of messages](../how-to/messages.md). This page is generated fr
     return page("Reasons", about, *table(head, *rows))
 
 
+class Part(Value, frozen=True, kw_only=True):
+    """Messages that belong to the same occasion; texts are Markdown."""
+
+    title: str
+    about: str
+    messages: dict[str, tuple[str, str]]  #: code -> cause, and what to do
+
+
+def messages_by_part() -> list[Part]:
+    """Cause and action of every message, in the order of the how-to."""
+    return msgspec.yaml.decode((DOCS / "messages.yaml").read_bytes(), type=list[Part])
+
+
 def messages() -> str:
     """Each message, its cause and what to do, in the order of ``messages.yaml``."""
     lines: list[str] = []
@@ -103,13 +119,15 @@ def messages() -> str:
         lines += [f"## {part.title}", "", *part.about.strip().splitlines(), ""]
         rows: list[tuple[object, ...]] = [("message", "cause", "what to do")]
         for code, (cause, action) in part.messages.items():
-            rows.append((f"{Reason(code).pattern} (`{code}`)", cause, action))
+            said = f'<a id="{code}"></a>{Reason(code).pattern} (`{code}`)'
+            rows.append((said, cause, action))
         lines += [*table(*rows), ""]
     about = """
 Every message that you can meet, why it comes, and what to do. Words in braces are
 placeholders. Programs, logs and the command line show the code in brackets. This page
 is generated: the messages from `jupyterhub_gpu_reclaim/common/reasons.py`, causes and
-actions from `jupyterhub_gpu_reclaim/service/messages.yaml`.
+actions from `docs/messages.yaml`. `ReclaimService.message_url` lets the service's pages
+link here: each message has its code as an anchor.
 """
     return page("What a message means, and what to do", about, *lines[:-1])
 
@@ -236,17 +254,25 @@ a user is in them. This page is generated from the exporter.
 
 
 def alerts() -> str:
-    """Every alert, as the page of messages explains it."""
-    head = ("alert", "what it means", "what to do")
-    rows = [(f"`{one.name}`", one.meaning, one.action) for one in ALERTS]
+    """Every alert, as its rule says it; what Prometheus fills in is in braces."""
+    rows: list[tuple[object, ...]] = [("alert", "severity", "what is wrong", "more")]
+    for group in yaml.safe_load(ALERT_RULES.read_text())["groups"]:
+        for rule in group["rules"]:
+            said = [
+                re.sub(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}", r"{\1}", text)
+                for text in (
+                    rule["annotations"]["summary"],
+                    rule["annotations"]["description"],
+                )
+            ]
+            rows.append((f"`{rule['alert']}`", rule["labels"]["severity"], *said))
     about = """
-The alerts of [etc/prometheus/alerts.yml](../../etc/prometheus/alerts.yml); how to load
-them is in [the how-to for operators](../how-to/operate.md#alerts), the codes in
-[the how-to of messages](../how-to/messages.md). The service shows the same below its
-page of messages, where each alert's `runbook_url` leads. This page is generated from
-`jupyterhub_gpu_reclaim/service/runbook.py`.
+The alerts of [etc/prometheus/alerts.yml](../../etc/prometheus/alerts.yml), from which
+this page is generated; how to load them is in [the how-to for
+operators](../how-to/operate.md#alerts), the codes in [the how-to of
+messages](../how-to/messages.md). Words in braces are placeholders.
 """
-    return page("Alerts", about, *table(head, *rows))
+    return page("Alerts", about, *table(*rows))
 
 
 def commands() -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.service.runbook import messages_by_part
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -26,13 +25,15 @@ def test_generated_page_is_what_the_code_says(page: str) -> None:
 
 
 def test_every_message_has_a_cause_and_an_action() -> None:
-    parts = messages_by_part()
+    parts = generate["messages_by_part"]()
+    page = generate["messages"]()
     told = [code for part in parts for code in part.messages]
     assert sorted(told) == sorted(reason.value for reason in Reason)
     for part in parts:
         for code, (cause, action) in part.messages.items():
             assert cause, code
             assert action, code
+            assert f'<a id="{code}"></a>' in page  # where `message_url` leads
 
 
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)

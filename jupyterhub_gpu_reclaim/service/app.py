@@ -51,7 +51,6 @@ from jupyterhub_gpu_reclaim.service.process import lifeline, standby
 from jupyterhub_gpu_reclaim.service.process.reporting import Reporter
 from jupyterhub_gpu_reclaim.service.settings import placement, validation
 from jupyterhub_gpu_reclaim.service.settings.environment import HubEnvironment
-from jupyterhub_gpu_reclaim.service.settings.in_force import settings_in_force
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 from jupyterhub_gpu_reclaim.service.store_watch import StoreWatch
 from jupyterhub_gpu_reclaim.service.web import pages
@@ -343,7 +342,7 @@ class ReclaimService(Application, Options):
                 *controller.lately_culled(),
                 *controller.culled_inside(IdlePolicy(parent=self).idle_after),
             ],
-            settings=lambda: settings_in_force(self),
+            message_url=self.message_url,
             hub_host=environment.hub_host,
             metrics_open=self.metrics_open,
             trust_plain_http=self.trust_plain_http,

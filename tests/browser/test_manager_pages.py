@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 SETTINGS = {"idle_after": 0, "sample_interval": 1, "simulated_gpus": True}
-PAGES = ("all", "nodes", "store", "log", "settings", "messages", "mine")
+PAGES = ("all", "nodes", "store", "log", "mine")
 #: An administrator is to know of a silent agent within so many seconds.
 TOLD_SECONDS = 20
 

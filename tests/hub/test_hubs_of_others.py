@@ -134,15 +134,12 @@ def test_hub_with_a_spawner_of_its_own_is_told_on_the_page_what_helps(theirs):
     hub = theirs
     wait_until(hub.service_ready, 60, hub.log)
     boss = hub.user("admin")
-    page = boss.http.get(f"{hub.url}/services/gpu-reclaim/settings", timeout=30)
+    page = boss.http.get(f"{hub.url}/services/gpu-reclaim/", timeout=30)
     assert page.status_code == 200
     said = html.unescape(page.text)
     assert "SimpleLocalProcessSpawner, which cannot suspend sessions" in said
     assert "cleanup_servers is True" in said
     assert "'cull-idle' ends servers after 600 s without use" in said
-    front = boss.http.get(f"{hub.url}/services/gpu-reclaim/", timeout=30)
-    assert "Configuration" in front.text
-    assert "(and 2 more)" in front.text
 
 
 def test_managers_are_who_is_named_now_spelled_as_the_authenticator_does(theirs):

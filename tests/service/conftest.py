@@ -48,8 +48,6 @@ from jupyterhub_gpu_reclaim.controlplane.api.audit_text import AuditPage, AuditS
 from jupyterhub_gpu_reclaim.controlplane.api.users import Deleted, Left
 from jupyterhub_gpu_reclaim.controlplane.model.settings import LONGEST_KEEP
 from jupyterhub_gpu_reclaim.service.api.context import Context, Limits, Streams
-from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.settings.in_force import settings_in_force
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 from tests.support.commands import Command
@@ -451,7 +449,6 @@ async def running() -> AsyncGenerator[Running]:
         hub_prefix="/hub/",
         created=control.created,
         nodes=lambda: control.nodes_known,
-        settings=lambda: settings_in_force(ReclaimService()),
         limits=Limits(heartbeat=0.1, stalled=5.0),
         streams=Streams(per_person=2, total=3),
     )

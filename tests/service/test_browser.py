@@ -377,7 +377,7 @@ async def test_pages_fit_a_phone_and_a_desk(service, tab):
     for name, width, scheme in (("phone", 375, "dark"), ("desk", 1400, "light")):
         size = {"width": width, "height": 1000}
         page = await tab(viewport=size, color_scheme=scheme)
-        others = ("store", "log", "nodes", "settings", "messages")
+        others = ("store", "log", "nodes")
         filled = (("all", many), ("all?by=card", many), ("mine", 2))
         for path, rows in (*filled, *((one, 0) for one in others)):
             await page.goto(service.url + path)

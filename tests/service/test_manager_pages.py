@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
@@ -17,11 +17,8 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeHealth, NodeStatus
-from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.sessions.totals import StoreUse
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
-from jupyterhub_gpu_reclaim.service.runbook import ALERTS
-from jupyterhub_gpu_reclaim.service.settings.in_force import settings_in_force
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -162,48 +159,29 @@ async def test_log_of_all_sessions_is_the_managers(service, root):
     assert (await Browser(service, "token-ada").get("log?user=bob")).code == 404
 
 
-async def test_settings_in_force_are_told_without_secrets(service, root):
-    given = Config()
-    given.IdlePolicy.idle_after = 1234
-    given.ReclaimService.journal_url = "postgresql://u:hush@db/x"
-    given.ReclaimService.webhook_url = "https://hooks.example/hush"
-    found = {one.name: one for one in settings_in_force(ReclaimService(config=given))}
-    assert found["IdlePolicy.idle_after"].value == "1234.0"
-    assert found["IdlePolicy.idle_after"].changed
-    assert not found["ReclaimService.sample_interval"].changed
-    assert found["ReclaimService.journal_url"].value == "set, and not shown"
-    assert not any("hush" in one.value for one in found.values())
-    page = (await root.get("settings")).body.decode()
-    assert "IdlePolicy.idle_after" in page
-    assert (await service.call("settings")).code == 403
-
-
-async def test_messages_have_every_code_and_failures_lead_there(service, root):
-    page = (await Browser(service, "token-ada").get("messages")).body.decode()
-    assert all(f'id="{reason.value}"' in page for reason in Reason)
-    assert all(f'id="{alert.name}"' in page for alert in ALERTS)
-    assert "It may be worth trying again." in page
-    assert "use {percent} % of a processor core" in page
-    assert "<strong>Cause:</strong> a package was updated while it was" in page
-    assert "put the former version back, or start fresh; update packages" in page
-    assert "](" not in page
-    assert "<code>jupyterhub-gpu-reclaim store verify</code>" in page
+@pytest.mark.parametrize("known", [True, False])
+async def test_codes_link_to_the_documentation_where_that_is_known(
+    service, root, known
+):
+    if known:
+        context = service.app.settings["context"]
+        url = "https://docs.example/messages#{code}"
+        service.app.settings["context"] = replace(context, message_url=url)
     lost = Failure(code="file_missing", message="The file is gone.")
     service.control.put("ada", phase=Phase.SUSPENDED, failure=lost)
-    table = (await root.get("all")).body.decode()
-    link = f'href="{PREFIX}messages?about=file_missing"'
-    assert link in table
-    assert link in (await root.get("sessions/ada/-")).body.decode()
     cannot = Finding(code="criu_missing", message="No CRIU.", fatal=True)
     status = NodeStatus(host="1", version="1", findings=[cannot])
     service.control.nodes_known = [NodeHealth(node="gpu-1", status=status)]
-    nodes = (await root.get("nodes")).body.decode()
-    assert f'href="{PREFIX}messages?about=criu_missing"' in nodes
-    led = await root.get("messages?about=file_missing")
-    assert led.code == 302
-    assert led.headers["Location"] == f"{PREFIX}messages#file_missing"
-    none = (await root.get("log?user=nobody&before=x")).body.decode()
-    assert f'href="{PREFIX}messages?about=' in none
+    for path, code in (
+        ("all", "file_missing"),
+        ("sessions/ada/-", "file_missing"),
+        ("nodes", "criu_missing"),
+        ("log?before=x", "invalid"),
+    ):
+        page = (await root.get(path)).body.decode()
+        link = f'<a href="https://docs.example/messages#{code}"><code>{code}</code></a>'
+        assert (link in page) is known, path
+        assert f"<code>{code}</code>" in page, path
 
 
 async def test_colours_are_remembered_and_can_be_left_to_the_browser(service, root):

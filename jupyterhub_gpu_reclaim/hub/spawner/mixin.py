@@ -177,7 +177,6 @@ class ReclaimMixin(SessionPlacement):
             error,
             spawn_url=self.reclaim_spawn_url,
             fresh_url=self.reclaim_fresh_url if suspended else "",
-            messages_url=f"{self._pages}/messages",
         )
 
     def start_polling(self) -> None:

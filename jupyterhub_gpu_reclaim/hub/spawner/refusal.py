@@ -103,7 +103,6 @@ class StartRefused(_Base):
         spawn_url: the page that tries again.
         fresh_url: the service's page that sets the checkpoint aside; empty: there is
         none.
-        messages_url: the service's page that explains each reason.
     """
 
     def __init__(
@@ -112,12 +111,11 @@ class StartRefused(_Base):
         *,
         spawn_url: str,
         fresh_url: str,
-        messages_url: str,
     ) -> None:
         message = error.message
         if error.reason.hint:
             message = f"{message} {error.reason.hint}"
-        words, details = _words(error, messages_url)
+        words, details = _words(error)
         page = words + _choices(error, spawn_url, fresh_url) + details
         if SpawnException is None:
             super().__init__(STATUS, message)
@@ -135,11 +133,11 @@ class StartRefused(_Base):
         self.jupyterhub_html_message = page
 
 
-def _words(error: ReclaimError, messages_url: str) -> tuple[str, str]:
+def _words(error: ReclaimError) -> tuple[str, str]:
     """The words for the user, and the rest for the administrator whom they ask."""
     code = escape(error.reason.value)
     message, hint = escape(error.message), escape(error.reason.hint)
-    details = f'<a href="{escape(messages_url)}?about={code}"><code>{code}</code></a>'
+    details = f"<code>{code}</code>"
     if error.reason in OPERATORS_OWN:
         details += f": {message} {hint}"
         message, hint = (_PASSING if error.retryable else _LASTING), ""

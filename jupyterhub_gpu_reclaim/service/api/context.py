@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.node_status import NodeHealth
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
     from jupyterhub_gpu_reclaim.service.events.log import Refusal
-    from jupyterhub_gpu_reclaim.service.settings.in_force import SettingInForce
 
 
 class TooOften(Unreachable):
@@ -89,10 +88,10 @@ class Context:
     hub_prefix: str  #: path of the Hub's own pages, likewise
     #: Time at which the Hub made a user: older things are a former user's of that name.
     created: Callable[[str], Awaitable[float]]
-    settings: Callable[[], list[SettingInForce]]  #: for administrators to read
     nodes: Callable[[], list[NodeHealth]]  #: the status of every node
     #: Problems in the Hub's configuration that defeat us, in sentences.
     warnings: Callable[[], Sequence[str]] = tuple
+    message_url: str = ""  #: see ``Options.message_url``
     hub_host: str = ""  #: the Hub's host if it is another (subdomains)
     metrics_open: bool = False
     trust_plain_http: bool = False  #: cookies count though no browser says for what

@@ -98,6 +98,7 @@ class _Words:
         self.prefix = environment.prefix
         self.hub_prefix = environment.hub_prefix
         self.hub_host = environment.hub_host
+        self.message_url = ""
         self.spawner_token = environment.spawner_token.encode()
 
 

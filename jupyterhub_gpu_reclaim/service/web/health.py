@@ -58,15 +58,8 @@ def strip(
         PartHealth("Hub", *hub),
         PartHealth("Store", *_store(nodes, silent), "store"),
         PartHealth("Service", __version__, "good"),
-        *_configuration(warnings),
+        *(PartHealth("Configuration", warning, "warn") for warning in warnings),
     ]
-
-
-def _configuration(warnings: Sequence[str]) -> list[PartHealth]:
-    if not warnings:
-        return []
-    more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
-    return [PartHealth("Configuration", warnings[0] + more, "warn", "settings")]
 
 
 def called(node: str) -> str:

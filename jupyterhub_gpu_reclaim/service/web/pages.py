@@ -7,14 +7,12 @@ login is the Hub's OAuth. What the buttons do is in ``forms.py``, the managers' 
 
 from __future__ import annotations
 
-import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jupyterhub.services.auth import HubOAuthCallbackHandler
-from markupsafe import Markup
 from tornado.web import HTTPError, StaticFileHandler
 
 from jupyterhub_gpu_reclaim.common import text
@@ -30,7 +28,6 @@ from jupyterhub_gpu_reclaim.service.api.base import (
 )
 from jupyterhub_gpu_reclaim.service.api.history import story_since
 from jupyterhub_gpu_reclaim.service.api.visits import SANDBOX, is_told, is_visit
-from jupyterhub_gpu_reclaim.service.runbook import ALERTS, messages_by_part
 from jupyterhub_gpu_reclaim.service.web.cards import SessionCard, ago, card
 from jupyterhub_gpu_reclaim.service.web.health import strip
 
@@ -81,29 +78,7 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["count"] = text.count
-    environment.filters["marked"] = marked
     return environment
-
-
-#: Marks in a message's cause and action: `code`, *button*, [a page of the
-#: documentation](…).
-_MARKS = re.compile(r"`([^`]+)`|\*([^*]+)\*|\[([^\]]+)\]\([^)]+\)")
-
-
-def marked(text: str) -> Markup:
-    """The little Markdown of a message as HTML; pages of the documentation by name."""
-    made, at = Markup(), 0
-    for found in _MARKS.finditer(text):
-        made += text[at : found.start()]
-        code, button, page = found.groups()
-        if code is not None:
-            made += Markup("<code>{}</code>").format(code)
-        elif button is not None:
-            made += Markup("<em>{}</em>").format(button)
-        else:
-            made += page
-        at = found.end()
-    return made + text[at:]
 
 
 class HtmlErrors(Route):
@@ -127,6 +102,7 @@ class HtmlErrors(Route):
         text = context.templates.get_template(name).render(
             prefix=context.prefix,
             hub=context.hub_host + context.hub_prefix,
+            message_url=context.message_url,
             person=getattr(self, "person", None),
             health=self.health(),
             theme=self.theme(),
@@ -309,26 +285,6 @@ class Log(Page):
         )
 
 
-class Messages(Page):
-    """Every message by its code, and every alert, for people who have met one."""
-
-    async def get(self) -> None:
-        """Show all messages, or lead to one of them.
-
-        Links name it in their query: a login's form would lose a fragment.
-        """
-        about = self.get_query_argument("about", "")
-        if about:
-            self.redirect(f"{self.context.prefix}messages#{quote(about, safe='')}")
-            return
-        self.page(
-            "messages.html",
-            parts=messages_by_part(),
-            reasons={one.value: one for one in Reason},
-            alerts=ALERTS,
-        )
-
-
 class Theme(Page):
     """Light, dark, or what the browser prefers; remembered in a cookie."""
 
@@ -424,7 +380,6 @@ ROUTES = (
     ("", Index),
     ("mine", Mine),
     ("log", Log),
-    ("messages", Messages),
     (f"theme/({'|'.join(THEMES)})", Theme),
     (SESSION_PATH, SessionPage),
     (f"{SESSION_PATH}/card", Fragment),

@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.service.web.manager import (
     bulk,
     nodes,
     overview,
-    settings,
     store,
 )
 
@@ -39,7 +38,6 @@ _PAGES: tuple[tuple[Any, ...], ...] = (
     *bulk.ROUTES,
     *nodes.ROUTES,
     *store.ROUTES,
-    *settings.ROUTES,
 )
 #: Largest request body that is read, in bytes; the calls of ours need a few hundred.
 MAX_BODY = 64 * 1024

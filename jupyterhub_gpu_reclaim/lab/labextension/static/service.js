@@ -34,11 +34,6 @@ export class Service {
     }
   }
 
-  /** The page that explains a reason, by its code. */
-  messageUrl(code) {
-    return `${this.prefix}messages?about=${encodeURIComponent(code)}`;
-  }
-
   view() {
     return this.value("GET", "");
   }

@@ -8,7 +8,7 @@
  * the service is asked at once, and often for a minute.
  */
 import { Rest } from "./rest.js";
-import { about } from "./view/elements.js";
+import { element } from "./view/elements.js";
 import { clockTime, countdown, dueAt, keepChoices, keepLabel, waking } from "./view/words.js";
 
 const CALM_MS = 30000;
@@ -123,7 +123,7 @@ export class Updates {
       this.notice.show(said, "success", { action, forMs: 10000 });
     } else {
       const { message, code } = answer?.value ?? { message: NO_ANSWER };
-      const more = code && about(this.service, code);
+      const more = code && element("code", {}, code);
       this.notice.show(message, "warning", { topic: TOPIC, more });
     }
     this.rest.nudge();

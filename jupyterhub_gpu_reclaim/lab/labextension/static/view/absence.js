@@ -3,7 +3,7 @@
  *
  * Told by watch.js what was found; says each thing once.
  */
-import { about } from "./elements.js";
+import { element } from "./elements.js";
 import { Overlay } from "./overlay.js";
 import { absentInFull } from "./words.js";
 
@@ -89,7 +89,7 @@ export class Absence {
       overlay.show({ title: "Bringing your session back …", text: COMING, leave, busy: true });
     } else if (state === "refused") {
       const action = { label: "What can I do?", act: opening(hub.pageUrl) };
-      const more = code && about(this.service, code);
+      const more = code && element("code", {}, code);
       overlay.show({ title: heading, text: why, more, leave, action });
     } else if (state === "suspended") {
       const label = this.cellWaits ? "Resume and run" : "Resume";

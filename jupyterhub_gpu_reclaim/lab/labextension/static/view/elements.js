@@ -16,13 +16,6 @@ export function button(label, names, act) {
   return node;
 }
 
-/** A reason's code, as a link to what it means; `service` knows where that stands. */
-export function about(service, code) {
-  const link = element("a", { href: service.messageUrl(code), target: "_blank" });
-  link.append(element("code", {}, code));
-  return link;
-}
-
 /** [name, value] lines as the terms of a list. */
 export function terms(lines) {
   return lines.flatMap(([name, value]) => [

@@ -3,7 +3,7 @@
  * Opened by item.js. It only asks: what may be done is decided by the service, and its
  * sentence is shown where it refuses.
  */
-import { about, button, element, terms } from "./elements.js";
+import { button, element, terms } from "./elements.js";
 import {
   clockTime, inFull, inLocalTime, keepChoices, keepLabel, workOf,
 } from "./words.js";
@@ -63,7 +63,7 @@ export class Panel {
     const reasons = await this.service.reasons();
     const lines = reasons.map(({ message, code }) => {
       const line = element("li", {}, `${inLocalTime(message)} `);
-      line.append(about(this.service, code));
+      line.append(element("code", {}, code));
       return line;
     });
     this.reasons.replaceChildren(...lines);
@@ -137,7 +137,7 @@ export class Panel {
       this.said.textContent = words(answer.value);
     } else {
       const { message, code } = answer.value;
-      this.said.replaceChildren(`${message} `, about(this.service, code));
+      this.said.replaceChildren(`${message} `, element("code", {}, code));
     }
     this.changed();
   }

@@ -39,24 +39,18 @@ function button(label, className, value) {
 /** Whether one of them is open. */
 export const isOpen = () => Boolean(document.querySelector("dialog.gpu-reclaim-dialog"));
 
-/** Tells one sentence; `about` is a link to its reason, where it has one. */
-export const tell = (title, sentence, about) =>
-  shown(title, [element("p", "", ...explained(sentence, about))], { no: "Close" });
+/** Tells one sentence, with the code of its reason, where it has one. */
+export const tell = (title, sentence, code) =>
+  shown(title, [element("p", "", ...explained(sentence, code))], { no: "Close" });
 
 /** Asks before something is done that somebody may miss. */
 export const ask = (title, sentences, yes) =>
   shown(title, sentences.map((one) => element("p", "", one)), { yes, no: "Cancel" });
 
-/** A link to the page that explains a reason, by its code. */
-export function messageLink(service, code) {
-  const link = element("a", "", element("code", "", code));
-  link.href = `${service}messages?about=${encodeURIComponent(code)}`;
-  return link;
-}
+const explained = (sentence, code) =>
+  code ? [sentence, " ", element("code", "", code)] : [sentence];
 
-const explained = (sentence, about) => (about ? [sentence, " ", about] : [sentence]);
-
-/** Lists reasons as [sentence, link] each, the deciding one first. */
+/** Lists reasons as [sentence, code] each, the deciding one first. */
 export function reasons(title, told) {
   const items = told.map((one) => element("li", "", ...explained(...one)));
   const content = items.length

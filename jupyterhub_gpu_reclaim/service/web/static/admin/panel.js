@@ -4,7 +4,7 @@
 
 import { Api, Refusal } from "./api.js";
 import { RUNS, worksOnGpu } from "./cell.js";
-import { ask, isOpen, messageLink, reasons, tell } from "./dialogs.js";
+import { ask, isOpen, reasons, tell } from "./dialogs.js";
 import { Login, NotAllowed } from "./login.js";
 import { Table } from "./table.js";
 import { clock, duration, keyOf, nameOf } from "./words.js";
@@ -18,7 +18,6 @@ const IN_USE = 300; // seconds since the last use in which a suspend is asked tw
 class Panel {
   constructor(place) {
     const { service, hub, user } = place.dataset;
-    this.service = service;
     const tokens = `${hub}api/users/${encodeURIComponent(user)}/tokens`;
     this.login = new Login(tokens, window.jhdata.xsrf_token);
     this.api = new Api(service, this.login);
@@ -194,7 +193,7 @@ class Panel {
       const known = error instanceof Refusal;
       if (!known) this.attempt.abort(error);
       const sentence = known ? error.message : "The service does not answer. Try again.";
-      await tell(nameOf(key), sentence, known && messageLink(this.service, error.code));
+      await tell(nameOf(key), sentence, known && error.code);
     }
   }
 
@@ -208,15 +207,14 @@ class Panel {
     if (!RUNS.includes(view.phase)) {
       const { message, hint, code } = view.failure;
       const said = `${message} ${hint ?? ""}`.trim();
-      const link = messageLink(this.service, code);
-      await reasons(`Why ${name} did not come back`, [[said, link]]);
+      await reasons(`Why ${name} did not come back`, [[said, code]]);
       return;
     }
     const verdicts = await this.api.call(`sessions/${this.path(view.key)}/why`);
     const title = view.phase === "warned" ? "will be suspended" : "is not suspended";
     const said = verdicts.map(({ message, code, at }) => [
       at > Date.now() / 1000 ? `${message} Not before ${clock(at)}.` : message,
-      messageLink(this.service, code),
+      code,
     ]);
     await reasons(`Why ${name} ${title}`, said);
   }
