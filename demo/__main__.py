@@ -36,7 +36,7 @@ WELCOME = """
   To try:
 
     1. As "ada": start the server, open a notebook, run  import os; x = 42; os.getpid()
-    2. As "admin", in a private window: {url}/services/gpu-reclaim/all?hours=1
+    2. As "admin", in a private window: {url}/services/gpu-reclaim/all
        has every session, what it does, and why it is not suspended.
     3. Leave the notebook alone. After {idle} s its tab warns and counts; {warn} s later
        the session is suspended: its processes have ended.

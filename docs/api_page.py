@@ -37,11 +37,11 @@ def api() -> str:
             lines += [f"One of `{'`, `'.join(schema.get('enum', []))}`", ""]
     about = """
 Below `/services/gpu-reclaim/`, with a token of the Hub (`Authorization: token …`; a
-user sees their own sessions, a holder of `custom:gpu-reclaim:manage` all). The default
-server, which has no name, is `-` in a path. Times are seconds since the epoch,
-durations seconds, sizes bytes. An error is a `Failure` with its code and sentence. The
-same as an OpenAPI 3.1 document is served at `api/openapi.json`. This page is generated
-from it.
+user sees their own sessions, the Hub's administrators and holders of
+`custom:gpu-reclaim:manage` all). The default server, which has no name, is `-` in a
+path. Times are seconds since the epoch, durations seconds, sizes bytes. An error is a
+`Failure` with its code and sentence. The same as an OpenAPI 3.1 document is served at
+`api/openapi.json`. This page is generated from it.
 """
     return page("The service's API", about, *lines[:-1])
 

@@ -21,7 +21,7 @@ from pieces import page, table
 
 from jupyterhub_gpu_reclaim.cli.main import COMMANDS
 from jupyterhub_gpu_reclaim.common.auth.scopes import (
-    ADMIN_SCOPES,
+    MANAGER_SCOPES,
     SERVICE_SCOPES,
     USER_SCOPES,
 )
@@ -202,7 +202,7 @@ def scopes() -> str:
     parts = {
         "The service": SERVICE_SCOPES,
         "Every user": USER_SCOPES,
-        "Administrators": ADMIN_SCOPES,
+        "Managers": MANAGER_SCOPES,
     }
     rows: list[tuple[object, ...]] = [("who", "scope", "why", "without it")]
     for who, some in parts.items():
@@ -212,8 +212,9 @@ def scopes() -> str:
                 before = f" (before JupyterHub {one.before[0]}: `{one.before[1]}`)"
             rows.append((who, f"`{one.name}`{before}", one.reason, one.without))
     about = """
-What `configure(c)` lets whom do at the Hub: the least that works. Administrators are
-its `admins`, `admin_groups` and the Hub's own. This page is generated from
+What `configure(c)` lets whom do at the Hub: the least that works. Managers, who see and
+steer everybody's sessions, are the Hub's administrators, and [whom a role of yours
+names](../how-to/operate.md#who-may-steer-all-sessions). This page is generated from
 `jupyterhub_gpu_reclaim/common/auth/scopes.py`.
 """
     return page("Scopes at the Hub", about, *table(*rows))

@@ -1,14 +1,12 @@
 """``jupyterhub-gpu-reclaim config check FILE``: checks a Hub's configuration.
 
-The file is read as the Hub reads it, which runs it, and ``configure(c)`` in it checks
-its arguments; then JupyterHub's own code tries what it makes of it
-(``hub/dry_start.py``). Nothing is started, and nothing of ours is made on this machine.
+The file is read by JupyterHub's own loader, which runs it, and ``configure(c)`` in it
+checks its arguments (``hub/config_file.py``). Nothing is started, and nothing of ours
+is made on this machine.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +18,6 @@ from jupyterhub_gpu_reclaim.common.text import plain, sentence
 if TYPE_CHECKING:
     import argparse
 
-_PROGRAM = "jupyterhub_gpu_reclaim.hub.dry_start"
-#: Seconds for the check; an authenticator may ask somebody who does not answer.
-_LIMIT = 60.0
-
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the program's."""
@@ -34,8 +28,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "check",
         help="list the settings that the service would refuse",
         description="List the settings that the service would refuse.",
-        epilog="The file is executed, as the Hub would. Exit code 0: all settings make"
-        " sense; 1: problems are printed to stdout, one sentence a line.",
+        epilog="The file is executed, as the Hub would, with whatever it does besides"
+        " setting values, and for as long as that takes. What it prints goes to stderr."
+        " Exit code 0: all settings make sense; 1: problems are printed to stdout, one"
+        " sentence a line.",
     )
     check.add_argument("file", metavar="FILE", help="a jupyterhub_config.py")
     check.set_defaults(run=_check)
@@ -58,14 +54,7 @@ def problems_of(file: Path) -> list[str]:
     """
     if not file.is_file():
         raise Refused(Reason.INVALID, what=f"There is no file {file}.")
-    # In a program of its own: any Python may stand in the file, and it may never end.
-    command = [sys.executable, "-m", _PROGRAM, str(file)]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_LIMIT, check=False)
-    except subprocess.TimeoutExpired:
-        return [f"The Hub would not start: it is not read within {_LIMIT:g} s."]
-    try:
-        return [str(each) for each in json.loads(done.stdout)]
-    except ValueError:
-        status = f"the program that reads it ended with status {done.returncode}"
-        return [f"The Hub cannot read it: {status}."]
+    # It imports the whole Hub.
+    from jupyterhub_gpu_reclaim.hub import config_file  # noqa: PLC0415
+
+    return config_file.problems_of(file)

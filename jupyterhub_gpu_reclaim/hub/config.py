@@ -26,17 +26,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jupyterhub_gpu_reclaim.common.auth.scopes import (
-    ADMIN_SCOPES,
     CUSTOM_SCOPES,
     MANAGE,
     OPTIONS,
     SERVICE_NAME,
     SERVICE_SCOPES,
+    STOPS_ALL,
     USER_SCOPES,
     names,
 )
 from jupyterhub_gpu_reclaim.hub import config_check, patches
-from jupyterhub_gpu_reclaim.hub.managers import ROLE, Managers
 from jupyterhub_gpu_reclaim.hub.merging import (
     current,
     default,
@@ -48,7 +47,7 @@ from jupyterhub_gpu_reclaim.hub.self_check import say
 from jupyterhub_gpu_reclaim.service.settings.validation import NONE_MEANS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 STATE_DIR = "/var/lib/jupyterhub-gpu-reclaim/service"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -76,14 +75,12 @@ def configure(
     sample_interval: float | None = None,
     min_age: float | None = None,
     cool_down: float | None = None,
-    admins: Iterable[str] = (),
-    admin_groups: Iterable[str] = (),
     service_options: Mapping[str, Any] | None = None,
     service_environment: Mapping[str, str] | None = None,
     strict: bool = False,
     **unknown: Any,
 ) -> None:
-    """Add the service, its roles, the spawner and the pages to a Hub's configuration.
+    """Add the service, its role, the spawner and the pages to a Hub's configuration.
 
     Args:
         c: the configuration object of ``jupyterhub_config.py``.
@@ -102,9 +99,6 @@ def configure(
         sample_interval: seconds between two looks at the sessions.
         min_age: seconds for which a session is left alone after its start.
         cool_down: seconds for which it is left alone after a resume.
-        admins: who may see and steer all sessions, besides the Hub's ``admin_users``.
-            They need no account yet, nor one of the system.
-        admin_groups: groups of the Hub whose members may, too.
         service_options: further settings of the service by their full names, for
             example ``{"ReclaimService.grace": 3600}``.
         service_environment: added to the service's environment.
@@ -158,13 +152,10 @@ def configure(
             "GPU_RECLAIM_HUB_PID": str(os.getpid()),
             # every user of the machine can read a command line
             OPTIONS: json.dumps([] if problems else _arguments(options)),
-            **Managers(
-                frozenset(asked["admins"]), frozenset(asked["admin_groups"])
-            ).written(),
             **_api_server(),
             **(asked["service_environment"] or {}),
         },
-        "oauth_client_allowed_scopes": [MANAGE],
+        "oauth_client_allowed_scopes": [MANAGE, STOPS_ALL],
         "oauth_no_confirm": True,
     }
     say(problems, spec, strict=strict)
@@ -267,7 +258,7 @@ def _own_address(placement: str, problems: list[str]) -> str:
 
 
 def _roles(c: Any) -> None:
-    """Add the minimal scopes for the service, for users and for administrators."""
+    """Add the minimal scopes for the service and for users."""
     hub = c.JupyterHub
     major = int(version("jupyterhub").partition(".")[0])
     scopes = dict(current(hub, "custom_scopes", {}))
@@ -281,21 +272,14 @@ def _roles(c: Any) -> None:
         *user.get("scopes", ["self"]),
         *[s for s in names(USER_SCOPES, major) if s not in user.get("scopes", [])],
     ]
-    ours = (
-        {
-            "name": f"{SERVICE_NAME}-service",
-            "description": "What the service that suspends sessions does at the Hub",
-            "services": [SERVICE_NAME],
-            "scopes": names(SERVICE_SCOPES, major),
-        },
-        {
-            "name": ROLE,
-            "description": "See and steer everybody's sessions",
-            "scopes": [*names(USER_SCOPES, major), *names(ADMIN_SCOPES, major)],
-        },
-    )
-    there = {role.get("name") for role in roles}
-    roles += [role for role in ours if role["name"] not in there]
+    ours = {
+        "name": f"{SERVICE_NAME}-service",
+        "description": "What the service that suspends sessions does at the Hub",
+        "services": [SERVICE_NAME],
+        "scopes": names(SERVICE_SCOPES, major),
+    }
+    if ours["name"] not in {role.get("name") for role in roles}:
+        roles.append(ours)
     hub["load_roles"] = roles
 
 

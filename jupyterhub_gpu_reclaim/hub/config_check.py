@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -67,12 +67,11 @@ def arguments(
                 f"configure() takes no {name}{validation.meant(name, defaults)}"
             )
             continue
-        value = list(said) if isinstance(said, Iterator) else said  # it is read once
-        wrong = _JUDGES[name](name, value)
+        wrong = _JUDGES[name](name, said)
         if wrong:
             found.append(wrong)
         else:
-            sound[name] = value
+            sound[name] = said
     return sound, found
 
 
@@ -233,20 +232,6 @@ def _seconds(name: str, value: Any) -> str:
     return validation.judged_value(owner, trait, DeferredConfigString(str(value)), name)
 
 
-def _names(name: str, value: Any) -> str:
-    wrong = f"{name} must be a list of names, for example ['ada', 'grace']."
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        return wrong  # the letters of one name would become people
-    return "" if all(isinstance(n, str) and n.strip() for n in value) else wrong
-
-
-def _user_names(name: str, value: Any) -> str:
-    wrong = _names(name, value)  # a group's may have slashes: Keycloak's are paths
-    if not wrong and any("/" in each for each in value):
-        return f"{name}: no user of a Hub has a slash in their name."
-    return wrong
-
-
 def _options(name: str, value: Any) -> str:
     if value is None:
         return ""
@@ -280,8 +265,6 @@ _JUDGES: dict[str, Callable[[str, Any], str]] = {
     "service_port": _port,
     "service_host": _host,
     **dict.fromkeys(SHORT, _seconds),
-    "admins": _user_names,
-    "admin_groups": _names,
     "service_options": _options,
     "service_environment": _environment,
     "strict": _flag,

@@ -12,9 +12,6 @@ A stop that our service has asked for, to release what is saved, must never end 
 not, and a culler's is none that the user has asked for. A spawner is not told who asks
 for a stop (trap T28): another wrapper, of the API's handler, notes it in :data:`ASKER`.
 
-Managers get their role when the Hub has loaded its users, and at a login
-(``managers.py``).
-
 A return that fails must not count as a failure of the Hub, which may end itself after
 some of them (trap T16). Hooks, profiles and logins fail before a spawner is called, and
 time limits beside it: the wrapper of ``User.spawn`` lets our spawner say what that is.
@@ -37,13 +34,12 @@ from urllib.parse import urlsplit
 
 from jupyterhub.apihandlers.users import UserServerAPIHandler
 from jupyterhub.app import JupyterHub
-from jupyterhub.handlers.base import BaseHandler
 from jupyterhub.user import User
 from tornado import web
 
 from jupyterhub_gpu_reclaim.common.auth.principals import Principal, of_service, of_user
 from jupyterhub_gpu_reclaim.common.auth.scopes import SERVICE_NAME
-from jupyterhub_gpu_reclaim.hub import cullers, managers, self_check
+from jupyterhub_gpu_reclaim.hub import cullers, self_check
 from jupyterhub_gpu_reclaim.service.process import held_socket
 
 if TYPE_CHECKING:
@@ -82,7 +78,6 @@ ASKER: ContextVar[Asker | None] = ContextVar("ASKER", default=None)
 def apply(
     hub: type[Any] = JupyterHub,
     servers: type[Any] = UserServerAPIHandler,
-    logins: type[Any] = BaseHandler,
     users: type[Any] = User,
 ) -> bool:
     """Wrap the methods; returns whether all are in place afterwards.
@@ -105,21 +100,6 @@ def apply(
         "stops servers in a way we do not know; a session that goes on while our"
         " service has it stopped, and is away, is ended unsaved",
     )
-    appointed = wrap(
-        hub,
-        "init_role_assignment",
-        ["self"],
-        _appointing,
-        "assigns roles in a way we do not know; nobody gets that of our managers",
-    )
-    admitted = wrap(
-        logins,
-        "auth_to_user",
-        ["self", "authenticated", "user"],
-        _appointing_at_login,
-        "logs people in in a way we do not know; a new manager is one when the Hub"
-        " starts again",
-    )
     refused = wrap(
         users,
         "spawn",
@@ -128,7 +108,7 @@ def apply(
         "starts servers in a way we do not know; returns that a hook or a time limit"
         " ends count towards its consecutive_failure_limit",
     )
-    return spared and noted and appointed and admitted and refused
+    return spared and noted and refused
 
 
 def wrap(
@@ -222,26 +202,6 @@ def asker(handler: Any) -> Asker | None:
     specs = [spec for spec in services if spec.get("name") == asks.name]
     culler = any(map(cullers.is_culler, specs or [{"name": asks.name}]))
     return Asker(of_service(asks.name), program=True, culler=culler)
-
-
-def _appointing(original: Callable[..., Any]) -> Callable[..., Any]:
-    async def init_role_assignment(self: Any) -> None:
-        await original(self)
-        managers.appoint_all(self)
-
-    return init_role_assignment
-
-
-def _appointing_at_login(original: Callable[..., Any]) -> Callable[..., Any]:
-    async def auth_to_user(self: Any, authenticated: Any, user: Any = None) -> Any:
-        found = await original(self, authenticated, user)
-        hub = self.authenticator.parent
-        if found is not None and hub is not None:
-            named = managers.Managers.of(hub.services).names(self.authenticator)
-            managers.appoint(self.db, found, named)
-        return found
-
-    return auth_to_user
 
 
 def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:

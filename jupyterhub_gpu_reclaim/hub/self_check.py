@@ -20,7 +20,6 @@ from traitlets.log import get_logger
 from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.hub import config_check, cullers
-from jupyterhub_gpu_reclaim.hub.managers import Managers
 from jupyterhub_gpu_reclaim.hub.merging import service_of
 from jupyterhub_gpu_reclaim.policy.idle import IdlePolicy
 from jupyterhub_gpu_reclaim.service.settings.environment import PROBLEMS, WARNINGS
@@ -99,7 +98,6 @@ def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
         environment: of the service, as ``configure`` has made it.
     """
     options = _options(environment)
-    unfit = Managers.of([service_of(hub.config) or {}]).unfit(hub.authenticator)
     return [
         *_foreign_spawner(hub.spawner_class),
         *_cleanup(hub),
@@ -108,10 +106,6 @@ def warnings(hub: Any, environment: Mapping[str, str]) -> list[str]:
             hub.config,
             _idle_times(options).idle_after,
             cullers.FOLDERS if _starts_processes(hub.spawner_class) else (),
-        ),
-        *(
-            f"admins: this Hub's authenticator lets nobody in as {name!r}."
-            for name in unfit
         ),
         *_contradictions(options),
     ]

@@ -10,7 +10,6 @@ from traitlets.config import Config
 
 from jupyterhub_gpu_reclaim.hub import self_check
 from jupyterhub_gpu_reclaim.hub.config import TEMPLATES, configure
-from jupyterhub_gpu_reclaim.hub.managers import Managers
 from jupyterhub_gpu_reclaim.hub.self_check import found_wrong
 from jupyterhub_gpu_reclaim.service.settings.environment import SPAWNER_TOKEN
 
@@ -98,7 +97,7 @@ def test_configure_keeps_what_the_administrator_has_set(tmp_path):
     c.Spawner.start_timeout = 5
     c.PAMAuthenticator.admin_users = {"root"}
     c.Authenticator.admin_users.add("boss")
-    configure(c, state_dir=str(tmp_path / "s"), admins=["ada"])
+    configure(c, state_dir=str(tmp_path / "s"))
     assert c.JupyterHub.spawner_class == "mine"
     assert c.JupyterHub.cleanup_servers is True
     assert c.Spawner.start_timeout == 5
@@ -110,9 +109,7 @@ def test_configure_keeps_what_the_administrator_has_set(tmp_path):
         "read:hub",
         "access:services!service=gpu-reclaim",
     ]
-    # members would be accounts that have to be made (hub/managers.py)
-    assert roles["gpu-reclaim-admin"].keys() == {"name", "description", "scopes"}
-    assert Managers.of(c.JupyterHub.services).users == {"ada"}
+    assert roles.keys() == {"user", "gpu-reclaim-service"}
 
 
 def test_settings_in_their_own_sections_reach_the_service(tmp_path):
@@ -200,10 +197,6 @@ def test_second_call_changes_nothing_and_is_said(tmp_path):
             {"state_dir": "/proc/nothing/here"},
             "state_dir: the folder .* cannot be made",
         ),
-        ({"admins": "ada"}, "admins must be a list of names"),
-        ({"admins": ["ada", ""]}, "admins must be a list of names"),
-        ({"admins": ["ada/lovelace"]}, "no user of a Hub has a slash"),
-        ({"admin_groups": 5}, "admin_groups must be a list of names"),
         ({"strict": "no"}, "strict must be True or False"),
         ({"service_environment": {"A": 1}}, "service_environment must be"),
         ({"service_options": "grace"}, "service_options must be a dictionary"),
@@ -242,7 +235,6 @@ def test_mistake_is_said_and_starts_nothing_but_the_hub(tmp_path, given, said):
     [service] = c.JupyterHub.services
     assert len(service["command"]) == 1  # nothing that could be wrong
     assert c.JupyterHub.spawner_class == "gpu-reclaim-local"
-    assert Managers.of(c.JupyterHub.services) == Managers()
 
 
 def test_mistake_is_an_error_where_that_is_asked_for(tmp_path):
@@ -302,12 +294,6 @@ def test_secret_that_cannot_be_kept_is_said(tmp_path):
     configure(c, state_dir=str(tmp_path / "s"))
     assert "spawner.token cannot be used" in found_wrong(c)[0]
     assert len(c.JupyterHub.services[0]["environment"][SPAWNER_TOKEN]) >= 32
-
-
-def test_names_that_can_be_read_only_once_are_kept(tmp_path):
-    c = Config()
-    configure(c, state_dir=str(tmp_path / "s"), admins=(n for n in ("ada", "bob")))
-    assert Managers.of(c.JupyterHub.services).users == {"ada", "bob"}
 
 
 def test_a_service_in_a_pod_finds_the_api_server(tmp_path, monkeypatch):

@@ -98,7 +98,6 @@ def test_what_is_read_after_the_plugins_keeps_its_place_and_takes_none(hub_of):
     assert hub.template_paths == ["/srv/templates", str(TEMPLATES)]
     roles = {role["name"]: role for role in hub.load_roles}
     assert {"grader", "user", "gpu-reclaim-service"} <= roles.keys()
-    assert "gpu-reclaim-admin" in roles
     assert hub.config.Spawner.start_timeout == 45
     assert hub.config.JupyterHub.spawner_class.endswith(".ReclaimTLJHSpawner")
     assert found_wrong(hub.config) == []
@@ -110,7 +109,7 @@ def test_name_of_an_argument_that_is_no_setting_does_not_end_the_hub(hub_of, sai
 
 
 def test_keys_of_tljh_config_are_arguments_and_a_wrong_one_is_named(hub_of, said):
-    said["gpu_reclaim"] |= {"idle_after": 1800, "admins": ["ada"]}
+    said["gpu_reclaim"] |= {"idle_after": 1800}
     hub = hub_of()
     environment = hub.services[0]["environment"]
     assert "--IdlePolicy.idle_after=1800" in environment["GPU_RECLAIM_OPTIONS"]

@@ -17,7 +17,7 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
-from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS
+from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS, STOPS_ALL
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.drain import (
     Drain,
@@ -72,6 +72,17 @@ PEOPLE = {
     "token-ada": {"kind": "user", "name": "ada", "scopes": [ACCESS]},
     "token-bob": {"kind": "user", "name": "bob", "scopes": [ACCESS]},
     "token-root": {"kind": "user", "name": "root", "scopes": [ACCESS, MANAGE]},
+    "token-hub-admin": {
+        "kind": "user",
+        "name": "boss",
+        "scopes": [ACCESS, STOPS_ALL],
+    },
+    "token-teacher": {
+        "kind": "user",
+        "name": "ted",
+        "scopes": [ACCESS, f"{STOPS_ALL}!group=physics"],
+    },
+    "token-culler": {"kind": "service", "name": "cull", "scopes": [ACCESS, STOPS_ALL]},
     "token-stranger": {"kind": "user", "name": "eve", "scopes": []},
     "token-service-ada": {"kind": "service", "name": "ada", "scopes": [ACCESS]},
     "token-prometheus": {"kind": "service", "name": "prom", "scopes": [METRICS]},

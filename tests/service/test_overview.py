@@ -44,6 +44,16 @@ async def test_store_use_is_told_user_by_user(service, root):
     assert "2 checkpoints of 1 user:" in page
 
 
+async def test_managers_are_the_hubs_administrators_and_whom_a_role_names(service):
+    """Neither who may stop the servers of a group, nor a program that may stop all."""
+    service.control.put("ada")
+    seen = {}
+    for token in ("root", "hub-admin", "teacher", "culler", "bob"):
+        answer = await service.call("api/sessions", f"token-{token}")
+        seen[token] = len(json.loads(answer.body))
+    assert seen == {"root": 1, "hub-admin": 1, "teacher": 0, "culler": 0, "bob": 0}
+
+
 @pytest.mark.parametrize("path", ["all", "all/table", "all/summary", "store"])
 async def test_managers_pages_are_for_managers(service, path):
     ada = Browser(service, "token-ada")

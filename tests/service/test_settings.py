@@ -81,7 +81,7 @@ def test_scopes_are_explained_and_the_least():
         "start:servers",
         "delete:servers",
     ]
-    for scope in scopes.SERVICE_SCOPES + scopes.USER_SCOPES + scopes.ADMIN_SCOPES:
+    for scope in scopes.SERVICE_SCOPES + scopes.USER_SCOPES + scopes.MANAGER_SCOPES:
         assert scope.reason.endswith(".")
         assert scope.without.endswith(".")
 

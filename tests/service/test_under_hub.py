@@ -20,7 +20,7 @@ import pytest
 import requests
 from msgspec.structs import replace
 
-from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE
+from jupyterhub_gpu_reclaim.common.auth.scopes import STOPS_ALL
 from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, HubState, SessionKey
 from jupyterhub_gpu_reclaim.service.clients.hub import HubClient
 
@@ -146,15 +146,22 @@ def test_saved_session_is_found_and_shown_to_its_user(stack):
     assert stack.sessions(stack.token("bob")) == []
 
 
-def test_administrator_sees_all_through_the_manage_scope(stack):
+def test_administrator_of_the_hub_sees_all_with_a_token_that_may_stop_all(stack):
     admin = stack.token("admin")
     wait_until(lambda: stack.sessions(admin), 30, stack.hub.log)
     limited = stack.token("admin", scopes=["access:services!service=gpu-reclaim"])
     assert stack.sessions(limited) == []
     enough = stack.token(
-        "admin", scopes=["access:services!service=gpu-reclaim", MANAGE]
+        "admin", scopes=["access:services!service=gpu-reclaim", STOPS_ALL]
     )
     assert len(stack.sessions(enough)) == 3
+
+
+def test_page_shows_all_to_the_hubs_administrators_and_to_nobody_else(stack):
+    """Their login at the page has that scope of theirs, and no other."""
+    for name, status in (("admin", 200), ("bob", 403)):
+        http = stack.hub.user(name).http
+        assert http.get(f"{stack.service}all", timeout=30).status_code == status
 
 
 def test_hub_tells_groups_and_options_to_whom_it_gives_our_scopes(stack):

@@ -64,9 +64,6 @@ class Hub:
     def __init__(self) -> None:
         self.log, self.config = logging.getLogger("JupyterHub"), Config()
 
-    async def init_role_assignment(self):
-        """Known."""
-
     async def start_service(self, service_name, service, ssl_context=None):
         if service.timeout < 0:
             await asyncio.sleep(60)

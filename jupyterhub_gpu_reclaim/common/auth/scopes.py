@@ -18,6 +18,10 @@ OPTIONS = "GPU_RECLAIM_OPTIONS"
 #: Custom scope: see and steer all users' sessions.
 MANAGE = "custom:gpu-reclaim:manage"
 
+#: The Hub's own scope to stop everybody's servers. Its administrators have it, and so
+#: they manage sessions, too: no role of the Hub's own can have a custom scope.
+STOPS_ALL = "delete:servers"
+
 #: The Hub's own scope for scraping metrics; it opens our ``/metrics`` too.
 METRICS = "read:metrics"
 
@@ -93,12 +97,18 @@ USER_SCOPES: tuple[Scope, ...] = (
     ),
 )
 
-#: Further scopes of administrators.
-ADMIN_SCOPES: tuple[Scope, ...] = (
+#: Scopes of managers: each of them is enough.
+MANAGER_SCOPES: tuple[Scope, ...] = (
+    Scope(
+        STOPS_ALL,
+        "The Hub's administrators have it: they see why sessions are kept, and suspend"
+        " or resume those of others.",
+        "The next one is enough.",
+    ),
     Scope(
         MANAGE,
-        "To see why sessions are kept, and to suspend or resume those of others.",
-        "Administrators would see their own sessions only.",
+        "For whomever else a role of yours (`c.JupyterHub.load_roles`) names.",
+        "People who are no administrators of the Hub see their own sessions only.",
     ),
 )
 

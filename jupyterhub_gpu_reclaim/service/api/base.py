@@ -22,7 +22,7 @@ from jupyterhub_gpu_reclaim.common.auth import tab_tokens
 from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, Vouching
 from jupyterhub_gpu_reclaim.common.auth.handshake import PROOF as PROOF_OF_ANSWER
 from jupyterhub_gpu_reclaim.common.auth.principals import Principal, of_service, of_user
-from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS
+from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS, STOPS_ALL
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     NotFound,
@@ -340,10 +340,12 @@ class PersonRoute(HubOAuthenticated, Route):
                 raise Forbidden(Reason.FORBIDDEN) from error
         self.current_user = model
         holds = self.hub_auth.check_scopes
+        is_user = model.get("kind", "user") == "user"
         return Person(
             name=model["name"],
-            is_user=model.get("kind", "user") == "user",
-            manages=bool(holds({MANAGE}, model)),
+            is_user=is_user,
+            # A culler that stops servers is no manager.
+            manages=bool(holds({MANAGE, STOPS_ALL} if is_user else {MANAGE}, model)),
             scrapes=bool(holds({METRICS}, model)),
         )
 

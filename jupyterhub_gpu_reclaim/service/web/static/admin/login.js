@@ -3,10 +3,6 @@
 
 const SECONDS = 600;
 const RENEW_MS = 480000; // before it ends
-const SCOPES = [
-  "access:services!service=gpu-reclaim",
-  "custom:gpu-reclaim:manage",
-];
 
 /** Not for this person or this Hub, in words: another attempt changes nothing. */
 export class NotAllowed extends Error {}
@@ -15,10 +11,14 @@ export class Login {
   #token = null;
   #asked = null;
 
-  /** @param tokens the Hub's API address of this user's tokens; @param xsrf its XSRF token */
-  constructor(tokens, xsrf) {
+  /**
+   * @param tokens the Hub's API address of this user's tokens; @param xsrf its XSRF token;
+   * @param scope by which this user manages sessions
+   */
+  constructor(tokens, xsrf, scope) {
     this.tokens = tokens;
     this.xsrf = xsrf;
+    this.scopes = ["access:services!service=gpu-reclaim", scope];
   }
 
   /** The headers of a call to the service. */
@@ -45,7 +45,7 @@ export class Login {
       body: JSON.stringify({
         note: "gpu-reclaim: this admin page",
         expires_in: SECONDS,
-        scopes: SCOPES,
+        scopes: this.scopes,
       }),
       signal: AbortSignal.timeout(20000),
     });

@@ -17,9 +17,9 @@ const IN_USE = 300; // seconds since the last use in which a suspend is asked tw
 
 class Panel {
   constructor(place) {
-    const { service, hub, user } = place.dataset;
+    const { service, scope, hub, user } = place.dataset;
     const tokens = `${hub}api/users/${encodeURIComponent(user)}/tokens`;
-    this.login = new Login(tokens, window.jhdata.xsrf_token);
+    this.login = new Login(tokens, window.jhdata.xsrf_token, scope);
     this.api = new Api(service, this.login);
     this.note = place.querySelector("[data-note]");
     this.heard = place.querySelector("[data-heard]");
