@@ -83,18 +83,6 @@ class Agent:
             if time.monotonic() > deadline or self.popen.poll() is not None:
                 sys.exit((folder / "log").read_text())
             time.sleep(0.01)
-        self._begin_store()
-
-    def _begin_store(self) -> None:
-        """What the service does at once."""
-        token = (self._folder / "token").read_text().strip()
-        transport = httpx.HTTPTransport(uds=str(self._folder / "socket"), retries=50)
-        with httpx.Client(transport=transport, timeout=LIMIT) as client:
-            client.put(
-                "http://agent/v1/store",
-                json={"store": "b" * 32, "begin": True},
-                headers={"Authorization": f"Bearer {token}"},
-            ).raise_for_status()
 
     def order(self, what: str, answer: str = "", **body: object) -> Order:
         """An order on the benchmark's session.

@@ -27,23 +27,12 @@ class CardStatus(Value, frozen=True, kw_only=True):
 class StoreStatus(Value, frozen=True, kw_only=True):
     """The store, as one node sees it (law 14).
 
-    ``here``: it is the one that is meant. ``absent``: another one is in its place, or
-    none. ``new``: its place is empty, and the agent has never known one. ``unknown``:
-    it does not answer, or its identity does not open.
+    ``here``: it is the one of the node's master key. ``absent``: another one is in its
+    place, or none. ``unknown``: it does not answer, or the key is not there.
     """
 
-    state: Literal["here", "absent", "new", "unknown"]
-    store: str = ""  #: id of the one that is meant; empty: the agent knows none
-    word: int = 0  #: number of the word that says so; the higher one holds
+    state: Literal["here", "absent", "unknown"]
     why: str = ""  #: a sentence, where it is not here
-
-
-class StoreOrder(Value, frozen=True, kw_only=True):
-    """The service's word, which store is meant."""
-
-    store: str
-    word: int = 0
-    begin: bool = False  #: give that id to its place, if that is empty
 
 
 class NodeStatus(Value, frozen=True, kw_only=True):

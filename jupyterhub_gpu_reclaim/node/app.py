@@ -234,13 +234,12 @@ class AgentApp(AgentSettings):
                 placements=placements,
                 operations=operations,
                 releases=releases,
-                has_store=lambda: opened.presence.is_known,
             ),
             outcomes=Outcomes(placements=placements, records=records, store=store),
             presence=opened.presence,
             term=KnownTerm(state),
             look=partial(
-                readiness.node_findings, criu, accelerator, opened.presence, ports
+                readiness.node_findings, criu, accelerator, opened.presence, ports, work
             ),
             describe=partial(readiness.description, criu, accelerator, opened, state),
         )

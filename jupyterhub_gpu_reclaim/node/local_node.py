@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.common.node_status import (
         NodeStatus,
-        StoreOrder,
-        StoreStatus,
     )
     from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
     from jupyterhub_gpu_reclaim.node.operations.records import Record
@@ -165,10 +163,6 @@ class LocalNode:
             )
 
         return await asyncio.to_thread(read)
-
-    async def obey_store(self, order: StoreOrder) -> StoreStatus:
-        """Take the service's word, which store is meant; idempotent."""
-        return await asyncio.to_thread(self.presence.obey, order)
 
     async def set_hint(self, incarnation: str, hint: PodHint) -> None:
         """Take the service's facts about a session, before any other call."""

@@ -52,7 +52,6 @@ from jupyterhub_gpu_reclaim.service.process.reporting import Reporter
 from jupyterhub_gpu_reclaim.service.settings import placement, validation
 from jupyterhub_gpu_reclaim.service.settings.environment import HubEnvironment
 from jupyterhub_gpu_reclaim.service.settings.options import Options
-from jupyterhub_gpu_reclaim.service.store_watch import StoreWatch
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 
@@ -241,14 +240,13 @@ class ReclaimService(Application, Options):
             folder=folder,
         )
         senders, counters = self._senders(), controller.metrics_snapshot().counters
-        stores = StoreWatch(agent, journal)
         drains = DrainWatch(agent, controller.nodes.follow)
         lost = LostNodes(agent, SystemClock(), self.node_lost_after)
         nodes = NodeWatch(
             agent,
             SystemClock(),
             controller.note_silent,
-            (stores.settle, drains.settle, lost.settle),
+            (drains.settle, lost.settle),
         )
         try:
             async with (

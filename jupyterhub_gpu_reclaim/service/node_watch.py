@@ -3,7 +3,7 @@
 Every agent is asked every few seconds, none waits for another, and one that does not
 answer in that time is silent. It is for people: the page of nodes, the strip on the
 managers' pages, and the steps of what is under way on a silent node. Nothing is decided
-by it (law 5), but which store is meant (``store_watch``) and which node is drained.
+by it (law 5), but which node is drained.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from jupyterhub_gpu_reclaim.store.checkpoint import CheckpointReader, Problem
 from jupyterhub_gpu_reclaim.store.format import layout, manifest
 from jupyterhub_gpu_reclaim.store.format.compression import Compression
 from jupyterhub_gpu_reclaim.store.packing.packs import PACK_BYTES
-from jupyterhub_gpu_reclaim.store.read.subset import ALL
 from jupyterhub_gpu_reclaim.store.write.builder import (
     ActiveWrites,
     CheckpointBuilder,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.store.catalogue.garbage import SweepResult
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
     from jupyterhub_gpu_reclaim.store.format.layout import MarkNumber
-    from jupyterhub_gpu_reclaim.store.read.subset import Subset
     from jupyterhub_gpu_reclaim.store.workers.pool import Pool
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
@@ -197,20 +195,10 @@ class Repository:
     def verify(
         self,
         checkpoint: str,
-        *,
-        part: Subset = ALL,
-        whole: set[tuple[str, int]] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Problem]:
-        """Read a checkpoint; see :meth:`CheckpointReader.verify`.
-
-        Args:
-            checkpoint: its id.
-            part: see there.
-            whole: see there.
-            progress: see there.
-        """
-        return self.open(checkpoint).verify(progress, part=part, whole=whole)
+        """Read a checkpoint; see :meth:`CheckpointReader.verify`."""
+        return self.open(checkpoint).verify(progress)
 
     def rekey(self, checkpoint: str | None = None) -> int:
         """Wrap under the newest master key what is wrapped under others.

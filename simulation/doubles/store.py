@@ -74,20 +74,9 @@ class Volume(MemoryBackend):
         return super().read(name, offset, length)
 
 
-class KnownToAll:
-    """What every agent knows of the store."""
-
-    def expected(self) -> str:
-        """Its id."""
-        return _ID
-
-    def take(self, store: str) -> None:
-        """It is known."""
-
-
 def _identified(volume: Volume) -> IdentityCheck:
-    check = IdentityCheck(volume, KeyRing({"k": bytes(32)}), KnownToAll())
-    check.make(_ID)
+    check = IdentityCheck(volume, KeyRing({"k": bytes(32)}, _ID), "the store's place")
+    check.begin()
     return check
 
 

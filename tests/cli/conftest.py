@@ -9,7 +9,7 @@ import pytest
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.common.models import SessionKey, Step
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.format.keys import load_keys, make_key_file
+from jupyterhub_gpu_reclaim.store.format.keys import load_keys, new_key_line
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from tests.support.manual_clock import ManualClock
 
@@ -23,7 +23,8 @@ class Store:
     def __init__(self, folder) -> None:
         self.root = folder / "store"
         self.key_file = folder / "master.key"
-        make_key_file(self.key_file, "first")
+        self.key_file.write_text(new_key_line("first"))
+        self.key_file.chmod(0o600)
         self.clock = ManualClock()
 
     @property

@@ -11,7 +11,8 @@ import pytest
 
 from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
-from jupyterhub_gpu_reclaim.store.format.keys import make_key_file
+from jupyterhub_gpu_reclaim.store.format import identity
+from jupyterhub_gpu_reclaim.store.format.keys import new_key_line
 
 
 def test_ls_prints_a_line_for_each_oldest_first(run):
@@ -117,7 +118,8 @@ def test_verify_with_another_key_says_which_is_missing(run, tmp_path):
 
 def test_wrong_key_of_the_right_name_is_not_called_damage(run, run_json, tmp_path):
     other = tmp_path / "other.key"
-    make_key_file(other, "first")
+    other.write_text(new_key_line("first"))
+    other.chmod(0o600)
     code, out, _ = run("verify", key_file=other)
     assert code == 1
     assert "another key has its name" in out
@@ -263,6 +265,8 @@ def test_store_without_its_key_is_a_sentence(run, tmp_path):
 
 def test_agents_configuration_file_names_the_store(store, tmp_path, capsys):
     config = tmp_path / "agent.py"
+    (store.root / "identity").write_bytes(identity.encode("5" * 32))
+    store.key_file.write_text(f"store-id {'5' * 32}\n{store.key_file.read_text()}")
     config.write_text(
         "c = get_config()\n"
         f"c.AgentApp.store_url = {str(store.root)!r}\n"

@@ -211,6 +211,18 @@ class ClusterHub:
             for node in nodes:
                 self.kubectl.tried("uncordon", node)
 
+    def begin_store(self):
+        """What a person does once, in one of the agents."""
+        line = (
+            'jupyterhub-gpu-reclaim store init --store "$STORE_URL"'
+            " --key-dir /etc/gpu-reclaim/master-keys"
+        )
+        if not self.wanted.volume:
+            line += " --options-file /etc/gpu-reclaim/store/options.json"
+        words = ("exec", "daemonset/gpu-reclaim-agent", "--", "sh", "-c", line)
+        tried = self.kubectl.tried
+        self.wait(lambda: "The store" in tried("-n", self.wanted.agents, *words), START)
+
     def rolled_out(self, namespace, *kinds):
         """Wait until they run as they are wanted."""
         for kind in kinds:
@@ -238,6 +250,7 @@ def hub(wanted, nodes, pytestconfig):
         hub.rolled_out(wanted.agents, "deployment/store")
         make = ["exec", "deployment/store", "--", "python3", "-W", "ignore", "-c"]
         kubectl.run("-n", wanted.agents, *make, store.MAKE_BUCKET)
+        hub.begin_store()
         try:
             hub.rolled_out(wanted.agents, "daemonset/gpu-reclaim-agent")
             hub.rolled_out(wanted.hub, "deployment/proxy", "deployment/hub")

@@ -6,24 +6,25 @@ import shutil
 
 import pytest
 
+from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
-from jupyterhub_gpu_reclaim.store.backend import ObjectExists
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
 from jupyterhub_gpu_reclaim.store.backends.identified import (
     IdentityCheck,
     StoreAbsent,
     identified,
+    store_at,
 )
 from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from jupyterhub_gpu_reclaim.store.repository import Repository
-from tests.store.doubles import KEYS
+from simulation.doubles.memory_backend import MemoryBackend
 from tests.support.manual_clock import ManualClock
 
 KEY = SessionKey("ada")
-ID = "5" * 32
+ID, OTHER = "5" * 32, "a" * 32
+KEYS = KeyRing({"k1": b"1" * 32}, ID)
 
 
 class FolderVolume:
@@ -80,17 +81,15 @@ def volume(request, tmp_path):
     return Bucket(s3, request.getfixturevalue("spec_of_s3")["url"])
 
 
-@pytest.fixture
-def known(tmp_path):
-    (tmp_path / "state").mkdir()
-    return KnownStore(tmp_path / "state")
+def check(volume, keys=KEYS):
+    return IdentityCheck(volume.place, keys, "the place")
 
 
 @pytest.fixture
-def store(volume, known):
+def store(volume):
     """A store with an identity, and one checkpoint."""
-    place = identified(volume.place, KEYS, known)
-    place.check.make(ID)
+    check(volume).begin()
+    place = identified(volume.place, KEYS, "the place")
     made = Repository(place, clock=ManualClock(), keys=KEYS)
     save(made, "one")
     return made
@@ -103,9 +102,7 @@ def save(store, checkpoint, *, before_commit=lambda: None):
     return writer.commit()
 
 
-def test_nothing_is_believed_written_or_deleted_while_it_is_not_mounted(
-    store, volume, known
-):
+def test_nothing_is_believed_written_or_deleted_while_it_is_not_mounted(store, volume):
     volume.unmount()
     for act in (
         lambda: save(store, "two"),
@@ -118,14 +115,13 @@ def test_nothing_is_believed_written_or_deleted_while_it_is_not_mounted(
         store.free_bytes,
         lambda: store.delete("one"),
     ):
-        with pytest.raises(StoreAbsent, match="not mounted") as caught:
+        with pytest.raises(StoreAbsent, match="the place holds no store") as caught:
             act()
         assert caught.value.reason is Reason.STORE_ABSENT
     assert not volume.below()
     volume.mount()
     assert store.open("one").read("pages") == b"one" * 10_000
     save(store, "two")
-    assert known.word().store == ID
 
 
 def test_volume_that_goes_before_the_commit_ends_it(store, volume):
@@ -151,54 +147,90 @@ def test_volume_that_goes_while_it_is_asked_has_not_answered(store, volume, act)
         store.exists("one") if act == "exists" else store.ids()
 
 
-def test_another_store_is_not_taken_for_it(volume, known):
-    known.take("a" * 32)
-    other = IdentityCheck(volume.place, KEYS, known)
-    other.make(ID)
-    with pytest.raises(StoreAbsent, match=f"another one .{ID}, not {'a' * 32}"):
-        other.confirm()
+def test_store_of_another_hub_is_not_used_or_changed(store, volume):
+    """Its key has the same name and other bytes, and its store another id."""
+    theirs = KeyRing({"k1": b"2" * 32}, OTHER)
+    place = identified(volume.place, theirs, "the place")
+    other = Repository(place, clock=ManualClock(), keys=theirs)
+    before = sorted(volume.below())
+    for act in (
+        lambda: save(other, "two"),
+        lambda: other.open("one"),
+        other.list,
+        other.sweep,
+        lambda: other.delete("one"),
+    ):
+        with pytest.raises(StoreAbsent, match=f"holds the store {ID}, and .*{OTHER}"):
+            act()
+    with pytest.raises(StoreAbsent):
+        check(volume, theirs).begin()
+    assert sorted(volume.below()) == before
 
 
-def test_empty_place_is_no_store_until_one_is_begun_there(volume, known):
-    check = IdentityCheck(volume.place, KEYS, known)
-    with pytest.raises(StoreAbsent, match="no store was begun there"):
-        check.confirm()
+def test_store_that_was_put_back_from_a_backup_is_the_same(store, volume):
+    """And one whose first object was left behind is said to be that."""
+    save(store, "two")
+    volume.unmount()
+    copy = dict(contents(volume))
+    restored = MemoryBackend()
+    for name, data in copy.items():
+        restored.publish(name, data)
+    place = identified(restored, KEYS, "there")
+    again = Repository(place, clock=ManualClock(), keys=KEYS)
+    assert again.open("two").read("pages") == b"two" * 10_000
+    save(again, "three")
+    restored.delete("identity")
+    with pytest.raises(StoreAbsent):
+        again.list()
+    with pytest.raises(StoreAbsent, match="no object identity: copy that one, too"):
+        IdentityCheck(restored, KEYS, "there").begin()
+
+
+def contents(volume):
+    """All objects of a volume that is not mounted now."""
+    if isinstance(volume, Bucket):
+        (first,) = [key for key in volume.aside if key.endswith("identity")]
+        prefix = first.removesuffix("identity")
+        return [(key.removeprefix(prefix), data) for key, data in volume.aside.items()]
+    files = [path for path in volume.aside.rglob("*") if path.is_file()]
+    return [(str(p.relative_to(volume.aside)), p.read_bytes()) for p in files]
+
+
+def test_empty_place_is_no_store_until_one_is_begun_there(volume):
+    with pytest.raises(StoreAbsent, match="holds no store"):
+        check(volume).confirm()
     assert not volume.below()
-    check.make(ID)
-    check.make("another")  # once is enough
-    check.confirm()
-    assert known.word().store == ID
+    for _ in range(2):  # whoever repeats it changes nothing
+        check(volume).begin()
+        check(volume).confirm()
+        assert store_at(volume.place) == ID
 
 
-def test_store_of_a_version_that_gave_none_gets_one_once(volume, known, tmp_path):
-    old = Repository(volume.place, clock=ManualClock(), keys=KEYS)
-    save(old, "one")
-    IdentityCheck(volume.place, KEYS, known).confirm()
-    (tmp_path / "other").mkdir()
-    second = KnownStore(tmp_path / "other")
-    IdentityCheck(volume.place, KEYS, second).confirm()
-    assert known.word().store == second.word().store != ""
+def test_key_of_no_store_opens_none(store, volume):
+    bare = KeyRing({"k1": b"1" * 32})
+    with pytest.raises(StoreAbsent, match=f"holds the store {ID}, and beside the mas"):
+        check(volume, bare).confirm()
+    volume.unmount()
+    with pytest.raises(StoreAbsent, match='"jupyterhub-gpu-reclaim store init" begins'):
+        check(volume, bare).confirm()
 
 
-def test_identity_is_kept_when_the_master_key_changes(volume, known):
-    IdentityCheck(volume.place, KEYS, known).make(ID)
-    both = KeyRing({"k1": b"1" * 32, "k2": b"2" * 32})
-    check = IdentityCheck(volume.place, both, known)
-    assert check.rekey()
-    assert not check.rekey()
-    new = IdentityCheck(volume.place, KeyRing({"k2": b"2" * 32}), known)
-    assert new.found().id == ID
-    with pytest.raises(Exception, match="master key k2"):
-        IdentityCheck(volume.place, KEYS, known).found()
+def test_identity_is_kept_when_the_master_key_changes(store, volume):
+    both = KeyRing({"k1": b"1" * 32, "k2": b"2" * 32}, ID)
+    place = identified(volume.place, both, "the place")
+    assert Repository(place, clock=ManualClock(), keys=both).rekey() == 1
+    new = KeyRing({"k2": b"2" * 32}, ID)
+    place = identified(volume.place, new, "the place")
+    only = Repository(place, clock=ManualClock(), keys=new)
+    assert only.open("one").read("pages") == b"one" * 10_000
 
 
-def test_identity_that_was_changed_does_not_open(volume, known):
-    check = IdentityCheck(volume.place, KEYS, known)
-    check.make(ID)
-    data = bytearray(volume.place.read("identity", 0, 1000))
-    data[-1] ^= 1
-    volume.place.replace("identity", bytes(data))
-    with pytest.raises(Exception, match="not what was written"):
-        check.confirm()
-    with pytest.raises(ObjectExists):
-        volume.place.publish("identity", b"")
+@pytest.mark.parametrize(
+    "data", [b"", b"GRSTOID 1\n", b"GRSTOID 2\n" + ID.encode() + b"\n", ID.encode()]
+)
+def test_identity_that_is_none_is_nobodys(volume, data):
+    volume.place.publish("identity", data)
+    for act in (check(volume).confirm, check(volume).begin):
+        with pytest.raises(StoreError, match="not what was written"):
+            act()
+    assert volume.place.read("identity", 0, 1000) == data

@@ -9,6 +9,7 @@ import re
 import shutil
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from jupyterhub_gpu_reclaim.node.app import STOP_SECONDS, AgentApp
 from jupyterhub_gpu_reclaim.service.clients.kubernetes import RULES
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 from jupyterhub_gpu_reclaim.service.settings.placement import AGENT_NAME, AGENT_SELECTOR
+from jupyterhub_gpu_reclaim.store.format import identity
 from jupyterhub_gpu_reclaim.store.format.keys import load_keys
 from tests.kube.schemas import problems
 from tests.support.containers import CAPABILITIES
@@ -241,7 +243,7 @@ def test_the_secrets_are_those_that_are_mounted_and_open_what_they_should(
     assert len(token.strip()) == 64
     for name, key in decoded(by_name["gpu-reclaim", "gpu-reclaim-master-keys"]).items():
         (tmp_path / name).write_bytes(key)
-    assert load_keys(folder=tmp_path)
+    assert identity.is_id(load_keys(folder=tmp_path).store_id)
     fixed = [name for (_, name), one in by_name.items() if one.get("immutable")]
     assert fixed == ["gpu-reclaim-master-keys"]
     tls = decoded(by_name["gpu-reclaim", "gpu-reclaim-agent-tls"])
@@ -250,6 +252,48 @@ def test_the_secrets_are_those_that_are_mounted_and_open_what_they_should(
     assert _meet(tmp_path, AGENT_NAME)
     with pytest.raises(ssl.SSLCertVerificationError):
         _meet(tmp_path, "somebody-else")
+
+
+PAGES = (
+    "docs/how-to/kubernetes.md",
+    "docs/how-to/store.md",
+    "docs/tutorial/kubernetes.md",
+    "etc/kubernetes/templates/NOTES.txt",
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_store_is_begun_with_what_the_secrets_and_the_pages_say(
+    secrets, tmp_path, page
+):
+    """The very line of the page, with the paths that are mounted in the agents."""
+    text = (FOLDER.parents[1] / page).read_text()
+    found = re.search(r"sh -c '([^']*jupyterhub-gpu-reclaim[^']*store \w+[^']*)'", text)
+    line = found[1].replace("\\\n", " ")
+    arguments = container()["args"]
+    for option, setting in (
+        ("--key-dir", "master_key_dir"),
+        ("--options-file", "store_options_file"),
+    ):
+        [given] = re.findall(rf"{option} (\S+)", line)
+        assert f"--AgentApp.{setting}={given}" in arguments
+    by_name = {one["metadata"]["name"]: one for one in secrets}
+    for name, key in decoded(by_name["gpu-reclaim-master-keys"]).items():
+        (tmp_path / name).write_bytes(key)
+    line = line.replace("/etc/gpu-reclaim/master-keys", str(tmp_path))
+    line = re.sub(r" --options-file \S+", "", line)  # a volume has none
+    place = tmp_path / ".store"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "STORE_URL": str(place), "PATH": path}
+    if "store init" not in line:
+        begin = line.replace("store verify", "store init")
+        subprocess.run(["sh", "-c", begin], env=environment, check=True)
+    done = subprocess.run(
+        ["sh", "-c", line], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    store = load_keys(folder=tmp_path).store_id
+    assert identity.decode((place / "identity").read_bytes()) == store
 
 
 def _meet(folder, name):

@@ -61,7 +61,6 @@ def test_order_of_a_former_service_is_refused_also_by_the_next_agent(agent, coun
             ("POST", of_session(counter, "wake"), {}),
             ("POST", of_session(counter, "thaw"), {}),
             ("POST", of_session(counter, "cancel"), {}),
-            ("PUT", "/v1/store", {"store": "0" * 32, "word": 9}),
             ("DELETE", "/v1/checkpoints/c", None),
             ("PUT", "/v1/checkpoints/c/aside", {"aside": True}),
             # what it saw would not be safe from the orders of the other one

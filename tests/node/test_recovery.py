@@ -168,12 +168,16 @@ async def test_what_has_not_gone_on_yet_ends_for_another_attempt(recovery, count
     wait_for(lambda: not counter.alive)  # an init ends with what it has started
 
 
+def out_of_reach():
+    raise StoreError(Reason.STORE_UNREACHABLE, why="it does not answer")
+
+
 @pytest.mark.parametrize("stage", [Stage.CONTINUING, Stage.RESTORED])
 async def test_what_came_back_as_its_agent_died_has_its_ports_itself(
-    recovery, counter, stage
+    recovery, counter, stage, monkeypatch
 ):
     """A holder of the next agent would take datagrams from it, or call them taken."""
-    recovery = dataclasses.replace(recovery, has_store=lambda: False)  # nothing swept
+    monkeypatch.setattr(recovery.releases.store, "sweep", out_of_reach)
     recovery.releases.records.save(in_the_middle(counter, "restore", stage))
     with socket.socket(type=socket.SOCK_DGRAM) as one:
         one.bind(("127.0.0.1", 0))

@@ -41,8 +41,8 @@ def configured(agent, folder, s3):
         path = folder / "agent.py"
         path.write_text("\n".join(["c = get_config()", *lines]))
         agent.kill()
-        if agent.store != "s3://sessions/hub":  # no store was known before
-            (folder / "state" / "store.json").unlink()
+        if agent.store != "s3://sessions/hub":  # a first start
+            (folder / "master.key").unlink()
         agent.store = "s3://sessions/hub"
         agent.start(f"--config={path}")
         return agent

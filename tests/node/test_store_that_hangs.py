@@ -58,7 +58,7 @@ def gate(shared_agent, s3):
         path = agent.folder / "agent.py"
         path.write_text("\n".join(["c = get_config()", *lines]))
         agent.kill()
-        (agent.folder / "state" / "store.json").unlink()  # no store was known before
+        (agent.folder / "master.key").unlink()  # a first start
         agent.store = "s3://sessions/hub"
         agent.start(f"--config={path}")
         yield made

@@ -12,30 +12,38 @@ from traitlets import TraitError
 
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
-from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
+from jupyterhub_gpu_reclaim.node.operations import known_term
+from jupyterhub_gpu_reclaim.node.setup import store_init
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
+from jupyterhub_gpu_reclaim.store.backends.folder import FolderBackend
+from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
+from jupyterhub_gpu_reclaim.store.format.keys import KeyRing
 from tests.support.manual_clock import ManualClock
 
 KEY = SessionKey("ada")
+ID = "a" * 32
 
 
 @pytest.fixture
 def opened(tmp_path):
     stores = []
 
-    def open_it(*, begin=True, **settings):
+    def open_it(**settings):
         given = {"store_url": str(tmp_path / "store"), **settings}
         state = tmp_path / "agent"
         state.mkdir(exist_ok=True)
         stores.append(open_store(AgentSettings(**given), ManualClock(), state=state))
-        if begin:
-            stores[-1].presence.obey(StoreOrder(store="a" * 32, begin=True))
         return stores[-1]
 
     yield open_it
     for store in stores:
         store.close()
+
+
+def heard_a_service(tmp_path):
+    """What the agent writes when a service asks it something."""
+    (tmp_path / "agent" / known_term.FILE).write_text("{}")
 
 
 def save(store, checkpoint="one"):
@@ -46,24 +54,39 @@ def save(store, checkpoint="one"):
     return writer.commit()
 
 
+def begin_there(tmp_path):
+    """As ``store init`` does."""
+    keys = KeyRing({"k": bytes(32)}, ID)
+    IdentityCheck(FolderBackend(tmp_path / "store"), keys, "there").begin()
+
+
 def a_key(name="k1"):
     return f"{name} {base64.b64encode(os.urandom(32)).decode()}\n"
 
 
-def test_first_start_makes_a_key_beside_the_state_folder(opened, tmp_path, caplog):
+def test_first_start_makes_key_and_store_a_pair(opened, tmp_path, caplog):
     save(opened())
     file = tmp_path / "master.key"
     assert "keep a copy" in caplog.text
-    assert file.read_text().split()[1] not in caplog.text
+    pair, key = file.read_text().splitlines()
+    assert pair.split()[0] == "store-id"
+    assert pair.split()[1] in (tmp_path / "store" / "identity").read_text()
+    assert key.startswith("2023-11-14-")
+    assert key.split()[1] not in caplog.text
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert file.read_text().startswith("2023-11-14-")
     assert opened().repository.verify("one") == []
+    assert {each.name for each in tmp_path.iterdir()} == {
+        "agent",
+        "master.key",
+        "store",
+    }
 
 
 def test_key_that_is_gone_is_said_is_not_made_anew_and_is_used_when_it_is_back(
     opened, tmp_path
 ):
     save(opened())
+    heard_a_service(tmp_path)
     key = (tmp_path / "master.key").rename(tmp_path / "not mounted")
     store = opened()
     status = store.presence.status()
@@ -77,6 +100,42 @@ def test_key_that_is_gone_is_said_is_not_made_anew_and_is_used_when_it_is_back(
     save(store, "two")
 
 
+def test_key_and_store_that_are_both_not_mounted_are_not_made_anew(opened, tmp_path):
+    save(opened())
+    heard_a_service(tmp_path)
+    for name in ("master.key", "store"):
+        (tmp_path / name).rename(tmp_path / f"{name} not mounted")
+    assert opened().presence.status().state == "unknown"
+    assert not (tmp_path / "master.key").exists()
+    assert not list((tmp_path / "store").glob("i*"))
+
+
+def test_second_machine_without_the_key_begins_no_store_beside_the_first(
+    opened, tmp_path
+):
+    save(opened())
+    identity = (tmp_path / "store" / "identity").read_text()
+    (tmp_path / "master.key").rename(tmp_path / "on the first machine")
+    status = opened().presence.status()
+    assert status.state == "absent"
+    assert re.search("holds the store .*: copy its master key to", status.why)
+    assert not list(tmp_path.glob("master.key*"))
+    assert (tmp_path / "store" / "identity").read_text() == identity
+
+
+def test_agent_that_runs_takes_up_the_store_that_a_person_begins(opened, tmp_path):
+    (tmp_path / "master.key").write_text(a_key())
+    (tmp_path / "master.key").chmod(0o600)
+    store = opened()
+    status = store.presence.status()
+    assert status.state == "absent"
+    assert '"jupyterhub-gpu-reclaim store init" begins one at' in status.why
+    assert not (tmp_path / "store" / "identity").exists()
+    place = FolderBackend(tmp_path / "store")
+    store_init.begin(place, "there", tmp_path / "master.key", 0.0)
+    save(store)
+
+
 @pytest.mark.parametrize("place", ["file", "dir", "service"])
 def test_key_is_taken_from_where_it_is_said_to_be(opened, tmp_path, place):
     value = {
@@ -84,11 +143,14 @@ def test_key_is_taken_from_where_it_is_said_to_be(opened, tmp_path, place):
         "dir": str(tmp_path / "secret"),
         "service": "tests.node.test_storing:KeyService",
     }[place]
-    (tmp_path / "keys").write_text(a_key())
+    (tmp_path / "keys").write_text(f"store-id {ID}\n{a_key()}")
     (tmp_path / "keys").chmod(0o600)
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "k1").write_bytes(os.urandom(32))
+    (tmp_path / "secret" / "store-id").write_text(f"{ID}\n")
     settings = {f"master_key_{place}": value}
+    assert opened(**settings).presence.status().state == "absent"
+    begin_there(tmp_path)
     save(opened(**settings))
     assert not (tmp_path / "master.key").exists()
     assert opened(**settings).repository.open("one").size("pages") == 70_000
@@ -96,6 +158,8 @@ def test_key_is_taken_from_where_it_is_said_to_be(opened, tmp_path, place):
 
 class KeyService:
     """A key service that hides nothing: only the way to it is tried."""
+
+    store_id = ID
 
     def wrap(self, data_key, checkpoint):
         return "service", data_key[::-1]

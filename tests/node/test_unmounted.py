@@ -60,21 +60,27 @@ def test_nothing_is_suspended_resumed_or_deleted_until_it_is_back(
     # An agent that starts meanwhile, too, and one that has lost its folder.
     agent.kill()
     agent.start()
-    assert how(agent)["store"]["state"] == "absent"
+    assert f"{agent.store} holds no store. Mount" in how(agent)["store"]["why"]
     agent.kill()
-    (agent.folder / "state" / "store.json").unlink()
-    order = agent.begin_store
-    agent.begin_store = lambda: None
+    shutil.rmtree(agent.folder / "state")
     agent.start()
-    assert how(agent)["store"]["state"] == "new"
-    told = {"store": status["store"]["store"], "word": 0}
-    assert agent.put("/v1/store", told).json()["state"] == "absent"
-    agent.begin_store = order
+    assert how(agent)["store"]["state"] == "absent"
 
     volume.mount()
     wait_for(lambda: how(agent)["store"]["state"] == "here")
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["cp-1"]
     assert agent.capture(second, "cp-2", 2)[-1]["checkpoint"]["id"] == "cp-2"
+
+
+def test_agent_whose_state_folder_is_not_mounted_any_more_says_so(agent, folder):
+    aside = (folder / "state").rename(folder / "state not mounted")
+    (folder / "state").mkdir(mode=0o700)
+    told = [one["message"] for one in how(agent)["findings"]]
+    assert any("state folder is not there any more" in each for each in told)
+    (folder / "state").rmdir()
+    aside.rename(folder / "state")
+    told = [one["message"] for one in how(agent)["findings"]]
+    assert not any("state folder" in each for each in told)
 
 
 def test_volume_that_goes_while_a_session_is_saved_lets_it_go_on(

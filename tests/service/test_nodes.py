@@ -201,7 +201,7 @@ def test_strip_says_in_a_word_what_is_well_and_in_a_sentence_what_is_not():
     up = NodeHealth(node="a", status=UP)
     assert parts([up, up])["Agents"] == ("2 ready", "good")
     assert parts([up])["Store"] == ("900 GB of 4.0 TB free", "good")
-    absent = StoreStatus(state="absent", store="x", why="…")
+    absent = StoreStatus(state="absent", why="…")
     unmounted = msgspec.structs.replace(UP, store=absent, store_free=None)
     told, tone = parts([up, NodeHealth(node="b", status=unmounted)])["Store"]
     assert (told.startswith("not there"), "as b sees it" in told, tone) == (

@@ -1,6 +1,4 @@
 import base64
-import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -8,8 +6,7 @@ import pytest
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.format import keys
-from jupyterhub_gpu_reclaim.store.format.keys import KeyRing, load_keys, make_key_file
+from jupyterhub_gpu_reclaim.store.format.keys import KeyRing, load_keys, new_key_line
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from simulation.doubles.memory_backend import MemoryBackend
 
@@ -50,14 +47,8 @@ def test_wrong_key_of_that_name_is_missing_and_not_damage(ring, id_):
     assert "another key has its name" in caught.value.message
 
 
-def test_file_is_made_closed_once_and_read(tmp_path):
-    path = tmp_path / "master.key"
-    make_key_file(path, "first")
-    text = path.read_text()
-    make_key_file(path, "second")
-    assert path.read_text() == text
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [p.name for p in tmp_path.iterdir()] == ["master.key"]
+def test_key_that_is_added_at_the_end_wraps_and_the_others_open(tmp_path):
+    path = closed(tmp_path / "keys", new_key_line("first"))
     wrapped = load_keys(file=path).wrap(b"data", "c1")
     assert wrapped[0] == "first"
     with path.open("a") as file:
@@ -66,9 +57,34 @@ def test_file_is_made_closed_once_and_read(tmp_path):
     assert load_keys(file=path).wrap(b"data", "c1")[0] == "second"
 
 
+@pytest.mark.parametrize("where", ["file", "folder", "service"])
+@pytest.mark.parametrize("store", ["", "5" * 32])
+def test_id_of_the_store_stands_beside_the_keys_and_is_none_of_them(
+    tmp_path, monkeypatch, where, store
+):
+    if where == "file":
+        line = f"store-id {store}\n" if store else ""
+        ring = load_keys(file=closed(tmp_path / "keys", f"{line}a {ONE.hex()}\n"))
+    elif where == "folder":
+        (tmp_path / "a").write_bytes(ONE)
+        if store:
+            (tmp_path / "store-id").write_text(f"{store}\n")
+        ring = load_keys(folder=tmp_path)
+    else:
+        monkeypatch.setattr(Service, "store_id", store, raising=False)
+        ring = load_keys(hook=f"{__name__}:Service")
+    assert ring.store_id == store
+    assert ring.unwrap(*ring.wrap(b"data", "c1"), "c1") == b"data"
+
+
+def test_id_of_a_store_that_is_none_is_refused(tmp_path):
+    text = f"store-id {ONE.hex()}\na {ONE.hex()}\n"
+    with pytest.raises(StoreError, match="not 32 hexadecimal digits"):
+        load_keys(file=closed(tmp_path / "keys", text))
+
+
 def test_file_that_others_may_read_is_refused(tmp_path):
-    path = tmp_path / "master.key"
-    make_key_file(path, "k")
+    path = closed(tmp_path / "keys", new_key_line("k"))
     path.chmod(0o640)
     with pytest.raises(StoreError, match="0600"):
         load_keys(file=path)
@@ -140,29 +156,6 @@ def test_key_service_that_fails_is_no_missing_key():
     assert caught.value.reason is Reason.STORE_FAILED
 
 
-def test_two_that_make_the_file_at_once_agree_on_one_key(tmp_path, monkeypatch):
-    path = tmp_path / "master.key"
-
-    class SystemThatIsSlow:
-        """Another process makes the whole file before we have written ours."""
-
-        def __getattr__(self, name):
-            return getattr(os, name)
-
-        def open(self, *given):
-            descriptor = os.open(*given)
-            if not path.exists():
-                monkeypatch.undo()
-                make_key_file(path, "first")
-            return descriptor
-
-    monkeypatch.setattr(keys, "os", SystemThatIsSlow())
-    make_key_file(path, "second")
-    assert path.read_text().startswith("first ")
-    assert len(path.read_text().splitlines()) == 1
-    assert [each.name for each in tmp_path.iterdir()] == ["master.key"]
-
-
 def test_hook_is_made_by_its_path():
     ring = load_keys(hook=f"{__name__}:Service")
     assert ring.unwrap(*ring.wrap(b"data", "c1"), "c1") == b"data"
@@ -189,24 +182,6 @@ def test_no_place_or_a_wrong_one_is_refused(place):
 def test_missing_file_is_a_sentence(tmp_path):
     with pytest.raises(StoreError, match="cannot be read"):
         load_keys(file=tmp_path / "none")
-
-
-def test_crash_while_the_file_is_made_leaves_no_half_key(tmp_path, monkeypatch):
-    class SystemThatCannotSync:
-        def __getattr__(self, name):
-            return getattr(os, name)
-
-        def fsync(self, descriptor):
-            raise OSError(5, "input/output error")
-
-    path = tmp_path / "master.key"
-    with monkeypatch.context() as patch:
-        patch.setattr(keys, "os", SystemThatCannotSync())
-        with pytest.raises(StoreError, match="cannot be made"):
-            make_key_file(path, "k")
-    assert not path.exists()
-    make_key_file(path, "k")
-    assert load_keys(file=path).wrap(b"data", "c1")[0] == "k"
 
 
 def test_ring_shows_names_only():

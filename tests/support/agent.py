@@ -81,7 +81,6 @@ class Agent:
         self.log = folder / "agent.log"
         self.store = f"{folder}/store"
         self._heard = 0  #: bytes of the log
-        self.words = 0  #: number of the word that says which store is meant
         self.listen = f"unix:{folder}/agent.sock"
 
     def start(self, *options: str, wait: bool = True) -> None:
@@ -99,19 +98,12 @@ class Agent:
             self.popen = self.launch(words, log.fileno())
         if wait:
             wait_for(self._answers)
-            self.begin_store()
 
     def launch(self, words: list[str], log: int) -> preloaded.Started:
         """Start the program with these arguments."""
         return preloaded.start(
             self.program, words, log=log, env=dict(os.environ), cwd=Path.cwd()
         )
-
-    def begin_store(self) -> None:
-        """What the service does at once: say which store is meant, and begin it."""
-        name = uuid.uuid5(uuid.NAMESPACE_URL, self.store).hex
-        order = {"store": name, "word": self.words, "begin": True}
-        self.put("/v1/store", order).raise_for_status()
 
     def _answers(self) -> bool:
         assert self.popen.poll() is None, self.log.read_text()

@@ -67,7 +67,6 @@ class AgentContainer(Agent):
         self.pid = int((self.bundle / "pid").read_text())
         self._runc("start", self.id)
         wait_for(self._answers)
-        self.begin_store()
 
     def _answers(self) -> bool:
         assert processes.start_time(self.pid), self.written()

@@ -31,7 +31,7 @@ FILES: Final = {
     "cli": "sessions",
     "contracts": "backend repository",
     "controlplane": "answers audit_text phases"
-    " preemption reconciler store_word streams suspensions totals workqueue",
+    " preemption reconciler streams suspensions totals workqueue",
     "hub": "cullers docker_container docker_spawner hub_config tljh_plugin",
     "kube": "agents pod watched",
     "node": "again card_room docker_placements ended listening messages"

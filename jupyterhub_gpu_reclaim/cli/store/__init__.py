@@ -80,13 +80,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="delete the newest of a session too, which may be all there is of it",
     )
 
-    text = "take what is at the agent's place for its store from now on"
-    adopt = add("adopt", "adoption", text)
-    adopt.add_argument(
-        "--empty",
+    init = add("init", "initialization", "begin the store, in an empty place")
+    init.add_argument(
+        "--new",
         action="store_true",
-        help="begin a new store there, where nothing is yet: look first whether its"
-        " volume is mounted",
+        help="begin another store than the one that was begun with this master key:"
+        " what is suspended in that one is not found any more",
     )
 
 

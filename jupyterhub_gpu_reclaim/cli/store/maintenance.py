@@ -79,8 +79,6 @@ def rekey(args: argparse.Namespace) -> int:
             except (StoreError, NotFound) as error:
                 failed[id_] = error.message
             bar(number, len(ids))
-        if not args.ids:
-            store.check.rekey()
     if args.json:
         print_json({"rewrapped": wrapped, "failed": failed})
     else:

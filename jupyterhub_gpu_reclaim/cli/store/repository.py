@@ -15,7 +15,6 @@ from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import BadRequest
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.node.app import AgentApp
-from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
 from jupyterhub_gpu_reclaim.node.setup.store import keys_of, place_of
 from jupyterhub_gpu_reclaim.store.backends.identified import identified
 from jupyterhub_gpu_reclaim.store.format import layout
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.store.backend import Backend
-    from jupyterhub_gpu_reclaim.store.backends.identified import IdentityCheck
     from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
 
 #: Objects and folders of a store; not ``tmp/``, which others have, too.
@@ -40,7 +38,6 @@ class OpenStore(NamedTuple):
     keys: Wrapper
     repository: Repository
     clock: Clock
-    check: IdentityCheck  #: of its place
 
 
 def open_store(args: argparse.Namespace) -> OpenStore:
@@ -58,13 +55,11 @@ def open_store(args: argparse.Namespace) -> OpenStore:
     clock = SystemClock()
     state = Path(settings.state_dir)
     keys = keys_of(settings, state)
-    known = KnownStore(state)
-    place = place_of(settings)
-    found = identified(place, keys, known)
-    # Where --store names it, it need not be the agent's.
-    backend = place if args.store or not known.word().store else found
-    repository = Repository(backend, clock=clock, keys=keys)
-    return OpenStore(backend, keys, repository, clock, found.check)
+    backend = place_of(settings)
+    # A key that says of no store may open one that is named; the agent does not.
+    if keys.store_id or not args.store:
+        backend = identified(backend, keys, settings.store_url)
+    return OpenStore(backend, keys, Repository(backend, clock=clock, keys=keys), clock)
 
 
 def check_folder(settings: AgentApp, *, may_be_new: bool) -> None:

@@ -152,16 +152,6 @@ deletions = Table(
     Index("deletions_by_session", "user", "server"),
 )
 
-#: The store that is meant: one row, or none where that is not known yet.
-store = Table(
-    "store",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("store", Text, nullable=False),  # its id
-    Column("word", Integer, nullable=False),  # number of the word that says so
-    Column("begun", Boolean, nullable=False),  # an agent has seen it
-)
-
 #: Nodes that are to be free of sessions; see ``common/drain.py``.
 drains = Table(
     "drains",

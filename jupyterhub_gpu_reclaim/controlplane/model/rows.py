@@ -6,7 +6,6 @@ Plain frozen values. No decisions here, and never a token.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
 
 import msgspec
 
@@ -149,12 +148,3 @@ class AuditRow(Value, frozen=True, kw_only=True):
     what: str
     code: str = ""
     message: str = ""
-
-
-class MeantStore(NamedTuple):
-    """The store that is meant, as far as is known."""
-
-    store: str  #: its id
-    word: int  #: number of the word that names the store
-    #: whether some agent has it; until then the order to begin it is repeated
-    begun: bool

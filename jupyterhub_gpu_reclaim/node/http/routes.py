@@ -30,7 +30,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     SessionKey,
     Value,
 )
-from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.common.term import TERM, Term
 from jupyterhub_gpu_reclaim.node.operations.known_term import KnownTerm
@@ -266,14 +265,6 @@ class GetStatus(Handler):
         self.answer(await self.node.status())
 
 
-class PutStore(Handler):
-    """``PUT /v1/store``."""
-
-    async def put(self) -> None:
-        """Answer with how the store is, now that the service's word is known."""
-        self.answer(await self.node.obey_store(self.body(StoreOrder)))
-
-
 class ListTrees(Handler):
     """``GET /v1/sessions``."""
 
@@ -472,7 +463,6 @@ def make_application(
         ("/readyz", GetReadiness),
         ("/v1/hello", GetHello),
         ("/v1/status", GetStatus),
-        ("/v1/store", PutStore),
         ("/v1/sessions", ListTrees),
         (f"/v1/sessions/{name}", GetSession),
         (f"/v1/sessions/{name}/next-wake", GetNextWake),

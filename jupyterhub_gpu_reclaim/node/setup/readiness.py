@@ -159,17 +159,35 @@ def node_findings(
     accelerator: Accelerator,
     store: StorePresence,
     ports: HeldPorts,
+    work: Path,
 ) -> list[Finding]:
-    """Find what keeps this node from capturing sessions, or makes it slow."""
+    """Find what keeps this node from capturing sessions, or makes it slow.
+
+    Args:
+        criu: that is used.
+        accelerator: of the node.
+        store: whether it is there.
+        ports: of suspended sessions.
+        work: a folder in the state folder, which was made at the start.
+    """
     return [
         *capabilities.findings(),
         *criu.findings(),
         *store.findings(),
+        *state_findings(work),
         *accelerator.node_findings(),
         *inotify_findings(),
         *cgroup_findings(),
         *port_findings(ports),
     ]
+
+
+def state_findings(work: Path) -> list[Finding]:
+    """Find that the state folder has gone: its volume is not mounted any more."""
+    if work.is_dir():
+        return []
+    what = "The agent's state folder is not there any more. Is it mounted?"
+    return [finding(Reason.STATE_UNUSABLE, what=what)]
 
 
 def port_findings(ports: HeldPorts) -> list[Finding]:

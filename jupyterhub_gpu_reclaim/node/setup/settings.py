@@ -89,8 +89,9 @@ class StoreSettings(Configurable):
         "",
         help="""File of the master keys: a line `name key` for each, the newest last.
 
-        A key is 32 bytes as base64 or hexadecimal. The file is made with a random key,
-        mode 0600, when it is not there. **If you lose it, you lose every suspended
+        A key is 32 bytes as base64 or hexadecimal. The agent's first start makes the
+        file with a random key, mode 0600, and the line `store-id` with the id of the
+        store that it begins. **If you lose it, you lose every suspended
         session; anyone who has it and the store can read them all.** Keep a copy
         elsewhere.
         Empty: `master.key` beside `state_dir`, unless another place of keys is set.
@@ -101,7 +102,8 @@ class StoreSettings(Configurable):
         "",
         help="""Folder with a file for each master key, such as a mounted Secret.
 
-        A file's name is its key's; the newest is the last by name. It is never made.
+        A file's name is its key's; the newest is the last by name. The file `store-id`
+        has the store's id. It is never made; `store init` begins the store.
         Set it on Kubernetes, instead of `master_key_file`.
         """,
     ).tag(config=True)
@@ -110,7 +112,8 @@ class StoreSettings(Configurable):
         "",
         help="""Python class that wraps keys with a key service: `package.module:Class`.
 
-        It has the methods of `store.format.keys.Wrapper` and is made without arguments.
+        It has the methods of `store.format.keys.Wrapper` and is made without arguments;
+        its attribute `store_id` is the store's id.
         The key service is asked at every suspend and every resume. Set it, instead of
         `master_key_file`, where no key may lie on a disk.
         """,

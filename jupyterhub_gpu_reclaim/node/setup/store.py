@@ -6,23 +6,18 @@ Wiring only; the store itself is in ``store/``.
 from __future__ import annotations
 
 import logging
-import secrets
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.operations.known_store import KnownStore
+from jupyterhub_gpu_reclaim.node.operations import known_term
 from jupyterhub_gpu_reclaim.node.operations.store_presence import StorePresence
+from jupyterhub_gpu_reclaim.node.setup import store_init
 from jupyterhub_gpu_reclaim.store.backends.address import open_backend, spec_of
 from jupyterhub_gpu_reclaim.store.backends.identified import identified
-from jupyterhub_gpu_reclaim.store.format.keys import (
-    LateKeys,
-    load_keys,
-    make_key_file,
-)
+from jupyterhub_gpu_reclaim.store.format.keys import LateKeys, load_keys
 from jupyterhub_gpu_reclaim.store.repository import Repository
 from jupyterhub_gpu_reclaim.store.workers.pool import Pool
 
@@ -30,9 +25,9 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.clock import Clock
     from jupyterhub_gpu_reclaim.node.setup.settings import StoreSettings
     from jupyterhub_gpu_reclaim.store.backend import Backend
-    from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
+    from jupyterhub_gpu_reclaim.store.format.keys import StoreKeys
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _GB = 10**9
 KEY_FILE = "master.key"
@@ -42,8 +37,6 @@ KEY_FILE = "master.key"
 class Opened:
     """An open store; :meth:`close` it."""
 
-    backend: Backend
-    keys: Wrapper
     repository: Repository
     presence: StorePresence
     pool: Pool
@@ -69,9 +62,18 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
     """
     file = key_file(settings, state)
     keys = _keys(settings, state)
-    known = KnownStore(state)
-    backend = identified(place_of(settings), keys, known)
-    presence = StorePresence(known, backend.check, lambda: make_key(file, clock))
+    place, where = place_of(settings), settings.store_url
+    backend = identified(place, keys, where)
+
+    def begin() -> None:
+        if file is not None and not file.exists():
+            store_init.begin(place, where, file, clock.now())
+            _log.warning("- the store was begun at %s", where)
+            _log.warning("- keep a copy of its master key elsewhere: %s", file)
+
+    first = file is not None and _may_begin(file, state)
+    presence = StorePresence(backend.check, begin if first else lambda: None)
+    presence.status()
     pool = Pool()
     repository = Repository(
         backend,
@@ -80,7 +82,7 @@ def open_store(settings: StoreSettings, clock: Clock, *, state: Path) -> Opened:
         pool=pool,
         compression=settings.compression,
     )
-    return Opened(backend, keys, repository, presence, pool)
+    return Opened(repository, presence, pool)
 
 
 def place_of(settings: StoreSettings) -> Backend:
@@ -99,7 +101,7 @@ def place_of(settings: StoreSettings) -> Backend:
     return open_backend(spec)
 
 
-def keys_of(settings: StoreSettings, state: Path) -> Wrapper:
+def keys_of(settings: StoreSettings, state: Path) -> StoreKeys:
     """The master keys, from the one place that is set.
 
     Raises:
@@ -113,20 +115,23 @@ def keys_of(settings: StoreSettings, state: Path) -> Wrapper:
     )
 
 
-def _keys(settings: StoreSettings, state: Path) -> Wrapper:
+def _keys(settings: StoreSettings, state: Path) -> StoreKeys:
     """The same for a program that goes on running: a file may come later."""
     file = key_file(settings, state)
-    if file is None and not settings.master_key_dir:
+    if settings.master_key_service:
         return keys_of(settings, state)
 
-    def load() -> Wrapper:
+    def load() -> StoreKeys:
         if file is not None and not file.exists():
-            why = f"its master key {file} is not there"
+            why = (
+                f"its master key {file} is not there. Mount its folder, or copy it"
+                ' back; "jupyterhub-gpu-reclaim store init" begins another store'
+            )
             raise StoreError(Reason.STORE_FAILED, why=why)
         return keys_of(settings, state)
 
-    if file is None or file.exists():
-        load()  # what makes no sense is said at the start
+    if file is None or file.exists() or settings.master_key_dir:
+        keys_of(settings, state)  # what makes no sense is said at the start
     return LateKeys(load)
 
 
@@ -138,10 +143,12 @@ def key_file(settings: StoreSettings, state: Path) -> Path | None:
     return None if elsewhere else state.with_name(KEY_FILE)
 
 
-def make_key(file: Path | None, clock: Clock) -> None:
-    """Make a first master key, for a store that is begun; one that stands stays."""
-    if file is None or file.exists():
-        return
-    day = datetime.fromtimestamp(clock.now(), UTC).date().isoformat()
-    make_key_file(file, f"{day}-{secrets.token_hex(3)}")
-    log.warning("- a master key was made, %s: keep a copy of it elsewhere", file)
+def _may_begin(file: Path, state: Path) -> bool:
+    """Whether this is the agent's first start, which makes key and store by itself.
+
+    One that has heard a service has worked before, and with a key: without it, a volume
+    is not mounted, or the key is lost. A first start that was cut off goes on.
+    """
+    if file.exists():
+        return False
+    return store_init.aside(file).exists() or not (state / known_term.FILE).exists()

@@ -87,8 +87,6 @@ class Recovery:
     placements: Placements
     operations: Operations  #: where a session is busy until it is settled
     releases: Releases
-    #: Whether a store was ever known; in one that is still to be begun nothing is left.
-    has_store: Callable[[], bool] = lambda: True
 
     async def recover(self, *, patience: float = PATIENCE) -> None:
         """Settle every session of this node, all at once; repeat at will.
@@ -113,9 +111,7 @@ class Recovery:
         for session, operation in begun:
             if not operation.done:
                 _log.warning("%s is not recovered yet and stays busy", session.key)
-        sweeping = _keep(self._sweep_once_known())
-        if not self.has_store():
-            return
+        sweeping = _keep(self._insist(self._sweep, "-"))
         if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
             _log.warning(
                 "- unfinished checkpoints not removed yet: the store does not answer"
@@ -204,12 +200,6 @@ class Recovery:
             session = by_name.get(record.incarnation)
             if session is None or not trees.matches(record, session):
                 self.releases.records.delete(record.incarnation)
-
-    async def _sweep_once_known(self) -> None:
-        """Sweep the store, which the service names where our folder was lost."""
-        while not self.has_store():
-            await self.releases.clock.sleep(_FIRST_PAUSE)
-        await self._insist(self._sweep, "-")
 
     def _sweep(self) -> None:
         """Remove unfinished checkpoints; keep the ports of suspended sessions."""

@@ -32,7 +32,7 @@ from jupyterhub_gpu_reclaim.common.models import (
     Value,
     of_session,
 )
-from jupyterhub_gpu_reclaim.common.node_status import NodeStatus, StoreStatus
+from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.authority import Authority
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.common.drain import NodeNotice
     from jupyterhub_gpu_reclaim.common.models import Failure, SessionKey, Waiting
-    from jupyterhub_gpu_reclaim.common.node_status import StoreOrder
     from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 
 T = TypeVar("T")
@@ -157,14 +156,6 @@ class AgentClient:
         """The node's status."""
         del node
         return await self._get("/v1/status", NodeStatus)
-
-    async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
-        """Tell the agent which store is meant."""
-        del node
-        answer = await self._ask(
-            "PUT", "/v1/store", limit=self._quick, body=codec.encode(order)
-        )
-        return _decode(answer.body, StoreStatus, "/v1/store")
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """List incarnations with an init or a record; with a ``key``, its own."""

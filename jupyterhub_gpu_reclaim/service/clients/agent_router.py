@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     )
     from jupyterhub_gpu_reclaim.common.node_status import (
         NodeStatus,
-        StoreOrder,
-        StoreStatus,
     )
     from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
     from jupyterhub_gpu_reclaim.service.clients.agents import Agents
@@ -177,11 +175,6 @@ class AgentRouter:
         for pod in pods:
             await self._cluster.delete(pod, force=True)
         return len(pods)
-
-    async def obey_store(self, node: str, order: StoreOrder) -> StoreStatus:
-        """Tell that node which store is meant."""
-        with named(node):
-            return await self._agents.on(node).obey_store(node, order)
 
     async def trees(self, key: SessionKey | None = None) -> list[Tree]:
         """List trees; see ``controlplane.model.interfaces.Agent``."""

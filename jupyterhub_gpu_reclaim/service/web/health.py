@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 _HUB, _STORE = "Hub", "agent's store"
 #: State of a store → what is wrong with it.
 _STATES = {
-    "absent": "not there: another one is in its place, or nothing is mounted",
-    "new": "not begun yet",
+    "absent": "not there: not mounted, not begun yet, or another one is in its place",
     "unknown": "no answer",
 }
 #: Free room in the store, in bytes, below which a warning is due.

@@ -1,7 +1,8 @@
-"""A place that is used only while it is the store that is meant (law 14).
+"""A place that is used only while it is the store of the master key (law 14).
 
 A volume that is not mounted leaves an empty folder, and an empty folder looks like a
-store without checkpoints. So a store has an identity (``FORMAT.md``), which is read
+store without checkpoints. So a store has an id, which stands in it (``FORMAT.md``) and
+beside the key. It is read
 
 * before anything is written or deleted,
 * after each answer that is believed: a manifest, a list, "there is no such object", and
@@ -13,9 +14,8 @@ manifest, and open under the keys of a manifest alone.
 
 from __future__ import annotations
 
-import logging
-import threading
-from typing import TYPE_CHECKING, Protocol, TypeVar
+import contextlib
+from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.store.backend import (
@@ -25,140 +25,109 @@ from jupyterhub_gpu_reclaim.store.backend import (
 )
 from jupyterhub_gpu_reclaim.store.backends.proxies import BackendProxy
 from jupyterhub_gpu_reclaim.store.format import identity, layout
-from jupyterhub_gpu_reclaim.store.format.identity import StoreIdentity
+from jupyterhub_gpu_reclaim.store.format.keys import STORE_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jupyterhub_gpu_reclaim.store.backend import Backend, Entry
-    from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
-
-log = logging.getLogger(__name__)
+    from jupyterhub_gpu_reclaim.store.format.keys import StoreKeys
 
 _T = TypeVar("_T")
 
 
 class StoreAbsent(Unavailable):
-    """The place is there, and it is not the store that is meant."""
+    """The place is there, and it is not the store of the master key."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, reason=Reason.STORE_ABSENT)
 
 
-class Known(Protocol):
-    """Ids of the store as remembered outside of it; any thread may ask."""
+def store_at(place: Backend) -> str:
+    """Id of the store that stands at a place; empty: none does.
 
-    def expected(self) -> str:
-        """The id that the place must have; empty: none is known."""
-
-    def take(self, store: str) -> None:
-        """Remember the id that was found there, or made.
-
-        Raises:
-            StoreError: it cannot be remembered.
-        """
+    Raises:
+        StoreError: that is not known: it does not answer, or that is no id.
+    """
+    try:
+        data = place.read(layout.IDENTITY, 0, identity.MAX_BYTES)
+    except ObjectMissing:
+        return ""
+    return identity.decode(data)
 
 
 class IdentityCheck:
-    """Tells whether a place is the store that is meant; any thread may ask.
+    """Tells whether a place is the store of the master key; any thread may ask.
 
     Args:
         place: where it should be.
-        keys: open its identity.
-        known: what is remembered of it.
+        keys: say which store is theirs.
+        where: path or address of the place, for people.
     """
 
-    def __init__(self, place: Backend, keys: Wrapper, known: Known) -> None:
+    def __init__(self, place: Backend, keys: StoreKeys, where: str) -> None:
         self._place = place
         self._keys = keys
-        self._known = known
-        #: The object read last, and opened; an equal one is not opened again.
-        self._read: tuple[bytes, StoreIdentity] | None = None
-        self._first = threading.Lock()
-
-    def found(self) -> StoreIdentity | None:
-        """The identity that stands there; None where there is none.
-
-        Raises:
-            StoreError: that is not known: it does not answer, or does not open.
-        """
-        try:
-            data = self._place.read(layout.IDENTITY, 0, identity.MAX_BYTES)
-        except ObjectMissing:
-            return None
-        last = self._read
-        if last is None or last[0] != data:
-            self._read = last = (data, identity.decode(data, self._keys))
-        return last[1]
+        self._where = where
 
     def confirm(self) -> None:
-        """See that it is the one that is meant.
-
-        Where nothing was known of a store yet, what is there is taken: an identity, or
-        checkpoints of a version that gave none, which get one.
+        """See that it is the one of the key.
 
         Raises:
-            StoreAbsent: it is not there.
-            StoreError: that is not known.
+            StoreAbsent: it is not.
+            StoreError: that is not known: it does not answer, or the key is not there.
         """
-        found = self.found()
-        if found is None and self._begins():
-            found = self.found()
-        wanted = self._known.expected()
-        if not wanted and found is not None:
-            wanted = found.id
-            self._known.take(wanted)
-        if found is None or found.id != wanted:
-            raise StoreAbsent(_why(found, wanted))
-
-    def make(self, store: str) -> None:
-        """Give the place that id, unless it has one.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-        made = StoreIdentity(id=store)
-        try:
-            self._place.publish(layout.IDENTITY, identity.encode(made, self._keys))
-        except ObjectExists:
+        found = store_at(self._place)
+        if found and found == self._keys.store_id:
             return
-        log.info("- the store is called %s from now on", store)
+        self._keys.read_again()  # somebody may have begun a store meanwhile
+        if not found or found != self._keys.store_id:
+            raise StoreAbsent(self._why(found, self._keys.store_id))
 
-    def rekey(self) -> bool:
-        """Wrap it under the newest master key; whether that was to be done.
+    def begin(self) -> None:
+        """Give an empty place the key's id. Idempotent.
 
         Raises:
-            StoreError: it cannot be read, or not be written.
+            StoreAbsent: it holds another store, or checkpoints without an id.
+            StoreError: it does not answer, or cannot be written.
         """
-        try:
-            data = self._place.read(layout.IDENTITY, 0, identity.MAX_BYTES)
-        except ObjectMissing:
-            return False
-        new = identity.rewrap(data, self._keys)
-        if new == data:
-            return False
-        self._place.replace(layout.IDENTITY, new)
-        return True
+        if not store_at(self._place):
+            if any(map(self._place.list, (layout.MANIFESTS, layout.PACKS))):
+                raise StoreAbsent(
+                    f"{self._where} holds checkpoints, and no object"
+                    f" {layout.IDENTITY}: copy that one, too"
+                )
+            with contextlib.suppress(ObjectExists):  # another one at once: see below
+                self._place.publish(
+                    layout.IDENTITY, identity.encode(self._keys.store_id)
+                )
+        self.confirm()
 
-    def _begins(self) -> bool:
-        """Give an identity to what may have one by itself; whether that was done."""
-        with self._first:
-            if self._known.expected() or not self._place.list(layout.MANIFESTS):
-                return False
-            self.make(identity.new_id())
-            return True
-
-
-def _why(found: StoreIdentity | None, wanted: str) -> str:
-    if found is not None:
-        return f"its place holds another one ({found.id}, not {wanted})"
-    if wanted:
-        return "the store is not mounted, or its place holds another one"
-    return "its place is empty, and no store was begun there"
+    def _why(self, found: str, wanted: str) -> str:
+        where = self._where
+        if not wanted and not found:
+            return (
+                "no store was begun with this master key yet:"
+                f' "jupyterhub-gpu-reclaim store init" begins one at {where}'
+            )
+        if not wanted:
+            return (
+                f"{where} holds the store {found}, and beside the master key stands no"
+                f" {STORE_ID}: if the key is that store's, write that id there"
+            )
+        if not found:
+            return (
+                f"{where} holds no store. Mount its volume, or correct store_url;"
+                ' "jupyterhub-gpu-reclaim store init --new" begins another store there'
+            )
+        return (
+            f"{where} holds the store {found}, and the master key is that of {wanted}."
+            " Mount the right volume, or correct store_url or the place of the key"
+        )
 
 
 class IdentifiedBackend(BackendProxy):
-    """A backend whose answers are those of the store that is meant.
+    """A backend whose answers are those of the store of the master key.
 
     Args:
         backend: the place.
@@ -228,6 +197,6 @@ class IdentifiedBackend(BackendProxy):
         return answer
 
 
-def identified(place: Backend, keys: Wrapper, known: Known) -> IdentifiedBackend:
-    """Wrap a place so that it is used only while it is the store that is meant."""
-    return IdentifiedBackend(place, IdentityCheck(place, keys, known))
+def identified(place: Backend, keys: StoreKeys, where: str) -> IdentifiedBackend:
+    """Wrap a place so that it is used only while it is the store of the master key."""
+    return IdentifiedBackend(place, IdentityCheck(place, keys, where))

@@ -1,34 +1,20 @@
 """A store's identity: the object that tells this store from an empty place. Pure.
 
-``FORMAT.md``, identity. Only a holder of the master key can make one or read one.
+``FORMAT.md``, identity. It is no secret and proves nothing: the same id stands beside
+the master key, so that a mistake is found, not an attack.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
-from typing import TYPE_CHECKING
 
-import msgspec
-
-from jupyterhub_gpu_reclaim.common import decoders
-from jupyterhub_gpu_reclaim.common.models import Value
-from jupyterhub_gpu_reclaim.store.format import crypto, envelope
 from jupyterhub_gpu_reclaim.store.format.index import damaged
 
-if TYPE_CHECKING:
-    from jupyterhub_gpu_reclaim.store.format.keys import Wrapper
-
-MAGIC = b"GRSTOID" + bytes([crypto.FORMAT])
 #: Far above any of ours.
-MAX_BYTES = 16 * 1024
-#: Stands for a checkpoint's id where keys are wrapped; none is called so.
-_PLACE = ".identity"
-
-
-class StoreIdentity(Value, frozen=True, kw_only=True):
-    """Id of a store."""
-
-    id: str
+MAX_BYTES = 1024
+_ID = re.compile(r"[0-9a-f]{32}")
+_HEAD = "GRSTOID 1\n"
 
 
 def new_id() -> str:
@@ -36,44 +22,23 @@ def new_id() -> str:
     return secrets.token_hex(16)
 
 
-def encode(identity: StoreIdentity, keys: Wrapper) -> bytes:
-    """The object's bytes.
+def is_id(text: str) -> bool:
+    """Whether that is the id of a store."""
+    return _ID.fullmatch(text) is not None
+
+
+def encode(store: str) -> bytes:
+    """The object's bytes."""
+    return f"{_HEAD}{store}\n".encode()
+
+
+def decode(data: bytes) -> str:
+    """The id in them.
 
     Raises:
-        StoreError: the data key cannot be wrapped now.
+        StoreError: ``CHECKPOINT_DAMAGED``.
     """
-    key = crypto.new_key()
-    body = _sealer(key).seal(0, msgspec.json.encode(identity), MAGIC)
-    return envelope.join(MAGIC, keys.wrap(key, _PLACE), body)
-
-
-def decode(data: bytes, keys: Wrapper) -> StoreIdentity:
-    """The identity.
-
-    Raises:
-        StoreError: ``CHECKPOINT_DAMAGED``, ``KEY_MISSING``.
-    """
-    sealed = envelope.split(data, MAGIC, "store's identity")
-    key = keys.unwrap(sealed.key, sealed.wrapped, _PLACE)
-    try:
-        plain = _sealer(key).open(0, sealed.body, MAGIC)
-        return decoders.json_decoder(StoreIdentity).decode(plain)
-    except (crypto.Forged, msgspec.DecodeError, UnicodeDecodeError):
-        raise damaged("the store's identity is not what was written") from None
-
-
-def rewrap(data: bytes, keys: Wrapper) -> bytes:
-    """The same under the newest master key; the same bytes where it is already.
-
-    Raises:
-        StoreError: see :func:`decode`.
-    """
-    sealed = envelope.split(data, MAGIC, "store's identity")
-    decode(data, keys)
-    wrapped = keys.wrap(keys.unwrap(sealed.key, sealed.wrapped, _PLACE), _PLACE)
-    same = wrapped[0] == sealed.key
-    return data if same else envelope.join(MAGIC, wrapped, sealed.body)
-
-
-def _sealer(key: bytes) -> crypto.Sealer:
-    return crypto.Sealer(crypto.derive(key, "identity"))
+    store = data.decode("ascii", "replace").removeprefix(_HEAD).strip()
+    if not is_id(store) or data != encode(store):
+        raise damaged("the store's identity is not what was written")
+    return store

@@ -3,8 +3,12 @@
 There may be several keys: the newest wraps, all open, so that a key is changed by
 adding one, and an old one is removed after ``rekey``.
 
+Beside them stands the id of the store that was begun with them (law 14): a line, or a
+file, that is named ``store-id``. The two are a pair, and are copied together.
+
 A key service is a class of the admin's with :class:`Wrapper`'s methods, named by its
-path (``package.module:Class``); it gets no arguments. Nothing here is ever logged.
+path (``package.module:Class``); it gets no arguments. Its attribute ``store_id`` is the
+store's id. Nothing here is ever logged.
 """
 
 from __future__ import annotations
@@ -15,18 +19,19 @@ import contextlib
 import importlib
 import os
 import re
-import secrets
 import stat
 from typing import TYPE_CHECKING, Protocol, cast
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, StoreError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.store.format import crypto
+from jupyterhub_gpu_reclaim.store.format import crypto, identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+#: Name of the line, or of the file, with the id of the store.
+STORE_ID = "store-id"
 _BOUND = b"gpu-reclaim store 1 key "
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 #: Bytes of a wrapped key that a manifest has room for.
@@ -58,17 +63,37 @@ class Wrapper(Protocol):
         """
 
 
+class StoreKeys(Wrapper, Protocol):
+    """Master keys, and which store is theirs."""
+
+    @property
+    def store_id(self) -> str:
+        """Id of the store; empty: none was begun with them.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+
+    def read_again(self) -> None:
+        """Read them anew, where they may have changed.
+
+        Raises:
+            StoreError: they were never read, and cannot be.
+        """
+
+
 class KeyRing:
     """Master keys that are held here.
 
     Args:
         keys: 32 bytes each, by name; the last one is the newest.
+        store_id: of their store; empty: none was begun with them.
 
     Raises:
-        StoreError: there is none, or one cannot be.
+        StoreError: there is no key, or one cannot be.
     """
 
-    def __init__(self, keys: Mapping[str, bytes]) -> None:
+    def __init__(self, keys: Mapping[str, bytes], store_id: str = "") -> None:
         if not keys:
             raise _unusable("there is no master key")
         for name, key in keys.items():
@@ -76,6 +101,7 @@ class KeyRing:
                 raise _unusable("a master key is not 32 bytes, or has a name that is")
         self._keys = dict(keys)
         self._newest = list(keys)[-1]
+        self.store_id = store_id
 
     def __repr__(self) -> str:
         return f"KeyRing({', '.join(self._keys)})"
@@ -98,6 +124,9 @@ class KeyRing:
             why = ": another key has its name, or the checkpoint was changed"
             raise StoreError(Reason.KEY_MISSING, key=name, why=why) from None
 
+    def read_again(self) -> None:
+        """They stay as they are."""
+
 
 class LateKeys:
     """Keys that are read when they are needed first, and again where one is missing.
@@ -109,9 +138,24 @@ class LateKeys:
         load: reads them; may raise ``StoreError``.
     """
 
-    def __init__(self, load: Callable[[], Wrapper]) -> None:
+    def __init__(self, load: Callable[[], StoreKeys]) -> None:
         self._load = load
-        self._keys: Wrapper | None = None
+        self._keys: StoreKeys | None = None
+
+    @property
+    def store_id(self) -> str:
+        """See :class:`StoreKeys`."""
+        if self._keys is None:
+            self._keys = self._load()
+        return self._keys.store_id
+
+    def read_again(self) -> None:
+        """See :class:`StoreKeys`."""
+        try:
+            self._keys = self._load()
+        except StoreError:
+            if self._keys is None:
+                raise
 
     def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
         """See :class:`Wrapper`."""
@@ -140,6 +184,10 @@ class KeyService:
 
     def __init__(self, service: Wrapper) -> None:
         self._service = service
+        self.store_id = _checked_id(str(getattr(service, "store_id", "")), "its class")
+
+    def read_again(self) -> None:
+        """It stays as it is."""
 
     def wrap(self, data_key: bytes, checkpoint: str) -> tuple[str, bytes]:
         """See :class:`Wrapper`."""
@@ -174,7 +222,7 @@ def load_keys(
     file: Path | None = None,
     folder: Path | None = None,
     hook: str | None = None,
-) -> Wrapper:
+) -> StoreKeys:
     """The master keys from the one place that is given.
 
     Args:
@@ -191,67 +239,57 @@ def load_keys(
     if hook is not None:
         return _hooked(hook)
     if file is not None:
-        return KeyRing(_of_lines(_read_closed(file), str(file)))
-    return KeyRing(_of_folder(cast("Path", folder)))
+        return _of_lines(_read_closed(file), str(file))
+    return _of_folder(cast("Path", folder))
 
 
-def make_key_file(path: Path, name: str) -> None:
-    """Make a file with one new random key, mode 0600, durable; an existing one stays.
+def new_key_line(name: str) -> str:
+    """A new random key of that name, as a line of a file of keys."""
+    return f"{name} {base64.b64encode(crypto.new_key()).decode()}\n"
 
-    Args:
-        path: its folder exists.
-        name: of the key.
+
+def key_lines(file: Path) -> str:
+    """The lines of a file of keys without that of the store's id.
 
     Raises:
-        StoreError: it cannot be made.
+        StoreError: it cannot be read, or is open to others.
     """
-    if path.exists():
-        return
-    # A name of its own: two that make one at once would write into the same file.
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    line = f"{name} {base64.b64encode(crypto.new_key()).decode()}\n"
-    try:
-        # A crash in between leaves an unused file aside, never half a key.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(aside, flags, 0o600)
-        with os.fdopen(descriptor, "w") as made:
-            made.write(line)
-            made.flush()
-            os.fsync(made.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, path)  # never over a key that another process has just made
-        aside.unlink()
-        above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(above)
-        finally:
-            os.close(above)
-    except OSError as error:
-        raise _unusable(f"{path} cannot be made", str(error)) from error
+    lines = _read_closed(file).splitlines(keepends=True)
+    return "".join(line for line in lines if line.split()[:1] != [STORE_ID])
 
 
-def _of_lines(text: str, place: str) -> dict[str, bytes]:
+def _of_lines(text: str, place: str) -> KeyRing:
     keys: dict[str, bytes] = {}
+    store = ""
     for line in text.splitlines():
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         if len(words) != 2 or words[0] in keys:
             raise _unusable(f"{place} has a line that is not one name and one key")
-        keys[words[0]] = _key_of(words[1].encode(), place)
-    return keys
+        if words[0] == STORE_ID:
+            store = _checked_id(words[1], place)
+        else:
+            keys[words[0]] = _key_of(words[1].encode(), place)
+    return KeyRing(keys, store)
 
 
-def _of_folder(folder: Path) -> dict[str, bytes]:
+def _of_folder(folder: Path) -> KeyRing:
     try:
         # Names with dots in front are the kubelet's own links.
         found = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
-        return {
-            path.name: _key_of(path.read_bytes()[:_MAX_BYTES], str(path))
-            for path in found
-        }
+        texts = {path.name: path.read_bytes()[:_MAX_BYTES] for path in found}
     except OSError as error:
         raise _unusable(f"{folder} cannot be read", str(error)) from error
+    store = texts.pop(STORE_ID, b"").decode("ascii", "replace").strip()
+    keys = {name: _key_of(text, str(folder / name)) for name, text in texts.items()}
+    return KeyRing(keys, _checked_id(store, str(folder)))
+
+
+def _checked_id(store: str, place: str) -> str:
+    if store and not identity.is_id(store):
+        raise _unusable(f"{place} has a {STORE_ID} that is not 32 hexadecimal digits")
+    return store
 
 
 def _key_of(text: bytes, place: str) -> bytes:
@@ -282,7 +320,7 @@ def _read_closed(path: Path) -> str:
         raise _unusable(f"{path} cannot be read", str(error)) from error
 
 
-def _hooked(path: str) -> Wrapper:
+def _hooked(path: str) -> StoreKeys:
     module, _, name = path.partition(":")
     try:
         return KeyService(getattr(importlib.import_module(module), name)())
