@@ -97,3 +97,71 @@ def test_processor_that_others_use_is_given_up_once_and_not_at_every_look(
         for _ in range(300):
             traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0)
     assert all(later - one >= 1 for one, later in itertools.pairwise(given_up))
+
+
+#: Adds up without end, and says so; a register that is not put back ends it.
+COMPUTES = """
+import hashlib, threading
+def compute():
+    while True:
+        hashlib.sha256(bytes(1000)).digest()
+threading.Thread(target=compute).start()
+compute()
+"""
+
+
+@pytest.fixture
+def computing():
+    child = subprocess.Popen([sys.executable, "-c", COMPUTES], stderr=subprocess.PIPE)
+    wait_until(lambda: len(ptrace.tasks(child.pid)) == 2, 20)
+    yield child
+    child.kill()
+    child.communicate()
+
+
+def goes_on(child) -> None:
+    before = ticks(child.pid)
+    wait_until(
+        lambda: all(
+            now > 5 + was for now, was in zip(ticks(child.pid), before, strict=True)
+        ),
+        20,
+    )
+    assert child.poll() is None
+
+
+def ticks(pid: int) -> list[int]:
+    """What each of its threads has computed."""
+    return [int(procfs.stat(pid, tid)[11]) for tid in sorted(ptrace.tasks(pid))]
+
+
+def test_registers_are_put_back_however_late(computing):
+    """As on a machine that is busy: the limit is for holding, and for each call."""
+    for _ in range(3):
+        with ptrace.stopped(computing.pid, seconds=0.2) as traced:
+            assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
+            time.sleep(0.3)
+            assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
+            time.sleep(0.3)
+        goes_on(computing)
+
+
+def test_call_that_does_not_return_in_time_is_taken_back(computing, tmp_path):
+    """Opening a FIFO that nobody writes into waits for ever."""
+    os.mkfifo(tmp_path / "fifo")
+    with (
+        ptrace.stopped(computing.pid, seconds=0.3) as traced,
+        traced.text(os.fsencode(tmp_path / "fifo")) as path,
+        pytest.raises(ptrace.TraceFailed, match="does not stand still"),
+    ):
+        traced.call("openat", -100, path, os.O_RDONLY, 0)
+    goes_on(computing)
+
+
+def test_thread_that_does_not_stop_in_time_is_let_go(program, monkeypatch):
+    """It is stopped by what was asked of it, some time later."""
+    with pytest.raises(ptrace.TraceFailed), ptrace.stopped(program, seconds=-1):
+        pass
+    time.sleep(0.2)
+    assert states(program) == {"S"}
+    assert procfs.status(program)["TracerPid"] == "0"

@@ -4,7 +4,9 @@
 as if nothing had been: registers, signal mask and memory are put back, so that a call
 in which one slept is restarted by the kernel. On AArch64 a wait that was told how long
 to wait, and not until when, begins its time anew where calls were made. The caller
-decides what is held and called.
+decides what is held and called. There is a limit for holding, and for each call; to put
+all back and let go has none: a thread that was left in the middle would go on with our
+registers, or never.
 
 If the agent is killed, the kernel lets the threads continue, unless a stop signal waits
 for them; in the milliseconds of a call it does so in the middle of it, and the process
@@ -16,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import math
 import mmap
 import os
 import signal
@@ -60,8 +63,7 @@ _QUICK_LOOKS: Final = 50
 _GIVEN_UP_SECONDS: Final = 0.001
 #: How long a processor counts as one that others use.
 _CROWDED_SECONDS: Final = 1.0
-#: For a thread that has only to be given a processor; one that does not stop in time
-#: could not be let go.
+#: For a thread that has only to be given a processor.
 _STOP_SECONDS: Final = 10.0
 
 _PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
@@ -175,6 +177,10 @@ def stopped(pid: int, *, seconds: float) -> Iterator[Traced]:
     A process that a signal had stopped is stopped again when the block has ended.
     Must be used by one thread from begin to end, as the kernel wants it.
 
+    Args:
+        pid: of the process.
+        seconds: in which it has to stand still; likewise for each call.
+
     Raises:
         TraceFailed: it has ended, is traced by another process, does not stand still in
             time, or this kind of machine is not known.
@@ -256,7 +262,7 @@ def _held(
         while new := [tid for tid in tasks(pid) if tid not in seen]:
             seen.update(new)
             for tid in new:
-                thread = _seize(tid, deadline)
+                thread = _seize(tid, seconds, deadline)
                 if thread is not None:
                     threads[tid] = thread
         yield threads
@@ -271,9 +277,11 @@ def _held(
 class _Thread:
     """One thread that we hold."""
 
-    def __init__(self, tid: int, deadline: float) -> None:
+    def __init__(self, tid: int, seconds: float, deadline: float) -> None:
         self._tid = tid
+        self._seconds = seconds
         self._deadline = deadline
+        self._runs = True
         self._was_stopped = self._is_stopped()
         self._signal = 0  #: one that came meanwhile, to be given back
         self._registers = b""
@@ -286,8 +294,10 @@ class _Thread:
             The signal that has stopped its process; ``SIGTRAP`` where none has.
         """
         while (status := self._wait()) >> 16 != _EVENT_STOP:
-            # A signal came first: it is delivered, and the stop comes next.
-            _ptrace(_CONT, self._tid, 0, os.WSTOPSIG(status))
+            # A signal came first. It is delivered, and the stop comes next: any other
+            # stop takes back what was asked for (kernel/signal.c, ptrace_stop).
+            _ptrace(_INTERRUPT, self._tid)
+            self._go_on(_CONT, os.WSTOPSIG(status))
         return os.WSTOPSIG(status)
 
     def begin(self) -> None:
@@ -305,7 +315,7 @@ class _Thread:
         """Run one system call; its result, negative for an error.
 
         Raises:
-            TraceFailed: it has ended.
+            TraceFailed: it has ended, or the call has not returned in time.
             Unsuited: it is a 32-bit program.
         """
         layout = machine.registers
@@ -321,8 +331,15 @@ class _Thread:
             register, cleared = machine.flags
             values[register] &= ~cleared
         _set_registers(self._tid, layout.pack(*values))
-        self._run_to_syscall_stop()
-        self._run_to_syscall_stop()
+        self._deadline = time.monotonic() + self._seconds
+        try:
+            self._run_to_syscall_stop()
+            self._run_to_syscall_stop()
+        except TraceFailed:
+            if self._runs:  # in the call; others may have to follow
+                with contextlib.suppress(OSError):
+                    self._stop()
+            raise
         result: int = layout.unpack(_get_registers(self._tid))[machine.result]
         return result - (1 << 64) if result >> 63 else result
 
@@ -331,10 +348,7 @@ class _Thread:
 
         Only from there does the kernel take up a call again that was interrupted.
         """
-        _ptrace(_INTERRUPT, self._tid)
-        _ptrace(_CONT, self._tid)
-        while self._wait() >> 16 != _EVENT_STOP:
-            _ptrace(_CONT, self._tid)
+        self._stop()
         _set_registers(self._tid, self._registers)
         mask = ctypes.create_string_buffer(self._mask, 8)
         _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(mask))
@@ -350,8 +364,15 @@ class _Thread:
             _set_registers(self._tid, machine.registers.pack(*values))
 
     def detach(self) -> None:
-        """Let it go; one that has ended meanwhile needs nothing."""
+        """Let it go; one that has ended meanwhile needs nothing.
+
+        One that still runs is waited for: nobody else could let it go, and it is to
+        stop.
+        """
+        self._deadline = math.inf
         with contextlib.suppress(OSError):
+            if self._runs:
+                self._keep_signal(self._wait())
             _ptrace(_DETACH, self._tid, 0, self._signal)
 
     def is_to_stop_again(self) -> bool:
@@ -362,10 +383,10 @@ class _Thread:
         """
         if not self._was_stopped:
             return False
-        self._deadline = time.monotonic() + _STOP_SECONDS
+        self._deadline = math.inf
         try:
             _ptrace(_INTERRUPT, self._tid)
-            _ptrace(_CONT, self._tid)
+            self._go_on(_CONT)
             return self.wait_stopped() != signal.SIGTRAP
         except OSError:
             return False  # it has ended
@@ -382,13 +403,31 @@ class _Thread:
 
     def _run_to_syscall_stop(self) -> None:
         while True:
-            _ptrace(_SYSCALL, self._tid)
+            self._go_on(_SYSCALL)
             status = self._wait()
             if os.WSTOPSIG(status) == _SYSCALL_STOP:
                 return
-            if status >> 16 == 0:
-                # Only SIGSTOP comes through a full mask: it gets it when we let go.
-                self._signal = os.WSTOPSIG(status)
+            self._keep_signal(status)
+
+    def _stop(self) -> None:
+        """Have it stop between two instructions, however long that takes."""
+        self._deadline = math.inf
+        _ptrace(_INTERRUPT, self._tid)
+        if not self._runs:
+            self._go_on(_CONT)
+        while (status := self._wait()) >> 16 != _EVENT_STOP:
+            self._keep_signal(status)
+            _ptrace(_INTERRUPT, self._tid)  # as in :meth:`wait_stopped`
+            self._go_on(_CONT)
+
+    def _keep_signal(self, status: int) -> None:
+        """Keep what it was stopped by for when we let go."""
+        if status >> 16 == 0 and os.WSTOPSIG(status) != _SYSCALL_STOP:
+            self._signal = os.WSTOPSIG(status)
+
+    def _go_on(self, how: int, number: int = 0) -> None:
+        _ptrace(how, self._tid, 0, number)
+        self._runs = True
 
     def _wait(self) -> int:
         for look in itertools.count():
@@ -397,6 +436,7 @@ class _Thread:
             except ChildProcessError as error:
                 raise TraceFailed(0, f"thread {self._tid} has ended") from error
             if found and os.WIFSTOPPED(status):
+                self._runs = False
                 return status
             if found:
                 raise TraceFailed(0, f"thread {self._tid} has ended")
@@ -432,9 +472,9 @@ class _Processor:
 _processor = _Processor()
 
 
-def _seize(tid: int, deadline: float) -> _Thread | None:
+def _seize(tid: int, seconds: float, deadline: float) -> _Thread | None:
     """Hold one thread; None when it has ended meanwhile."""
-    thread = _Thread(tid, deadline)
+    thread = _Thread(tid, seconds, deadline)
     try:
         try:
             _ptrace(_SEIZE, tid, 0, _SYSGOOD | _NO_FILTERS)
