@@ -1,8 +1,8 @@
-"""Metrics of what runs now and then, in files for Prometheus' node exporter.
+"""Metrics of a verification, in a file for Prometheus' node exporter.
 
-A verification or a drill has ended long before somebody scrapes it. Its figures are
-written into a file that the exporter's textfile collector reads (``*.prom`` in a folder
-of its own). A file is replaced as a whole, so that no half of it is read.
+A verification has ended long before somebody scrapes it. Its figures are written into a
+file that the exporter's textfile collector reads (``*.prom`` in a folder of its own).
+The file is replaced as a whole, so that no half of it is read.
 """
 
 from __future__ import annotations
@@ -42,32 +42,6 @@ def verified(
                 "Checkpoints with damage in them, or whose master key is missing.",
                 damaged,
             ),
-        },
-    )
-
-
-def drilled(
-    file: Path | str, restored: int, seconds: float, *, well: bool, now: float
-) -> None:
-    """Write down a restore drill.
-
-    Args:
-        file: is replaced.
-        restored: bytes that came back.
-        seconds: that it took.
-        well: whether all came back as it was saved.
-        now: seconds since the epoch.
-
-    Raises:
-        OSError: it could not be written.
-    """
-    _write(
-        file,
-        {
-            "drill_timestamp_seconds": ("When a restore was last drilled.", now),
-            "drill_duration_seconds": ("Time that it took.", seconds),
-            "drill_bytes": ("Bytes of memory that came back.", restored),
-            "drill_success": ("1: all came back as it was saved; 0: not.", well),
         },
     )
 

@@ -231,15 +231,18 @@ def test_rehearsal_that_is_called_off_ends_at_once(dumped, engine):
     assert not places_there()
 
 
-def test_place_ends_with_the_agent_that_made_it(criu, wait_for):
+def test_place_ends_with_the_agent_that_made_it(places, wait_for):
     script = """
-import os, signal
+import signal, sys
+from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.place import empty_place
-with empty_place() as init:
+with empty_place(SessionInit(*map(int, sys.argv[1:]))) as init:
     print(init.init_pid, init.init_start, flush=True)
     signal.pause()
 """
-    line = [sys.executable, "-c", script]
+    session = places.world().place.session
+    facts = map(str, (session.init_pid, session.init_start))
+    line = [sys.executable, "-c", script, *facts]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as maker:
         pid, start = map(int, maker.stdout.readline().split())
         assert processes.start_time(pid) == start

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import connect
 
-from jupyterhub_gpu_reclaim.cli.main import main
 from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
@@ -131,16 +130,11 @@ def test_what_the_driver_cannot_move_out_goes_on_running(agent, session, monkeyp
     assert state(agent, session) == "running"
 
 
-def test_suspend_from_a_nap_stands_a_drill_and_comes_back_awake_in_another_place(
-    agent, session, places
-):
+def test_suspend_from_a_nap_comes_back_awake_in_another_place(agent, session, places):
     nap(agent, session)
     assert agent.capture(session, "cp")[-1]["checkpoint"]
     path = f"/v1/sessions/{session.incarnation}/release"
     assert agent.post(path, {"checkpoint": "cp"}).json()["state"] == "gone"
-    key = agent.folder / "master.key"
-    words = [f"--store={agent.store}", f"--key-file={key}", f"--criu-dir={agent.criu}"]
-    assert main(["store", "drill", "cp", *words]) == 0
 
     place = places("hold")
     assert agent.restore(place, "cp")[-1]["tree"]["state"] == "running"

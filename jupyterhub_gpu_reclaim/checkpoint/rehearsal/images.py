@@ -104,7 +104,7 @@ class WithoutMemory:
         closed = inet.close_external(files_image, addresses, cut)
         self._files[_FILES] = images.rewrite_files(closed, _without_interface)
         if locks.IMAGE in self._files:
-            self._files[locks.IMAGE] = without_entries(self._files[locks.IMAGE])
+            self._files[locks.IMAGE] = _without_entries(self._files[locks.IMAGE])
         for name in list(self._files):
             if name.startswith(_GHOST):
                 self._files[name] = _hollow(self._files[name])
@@ -186,7 +186,7 @@ def _read_by_criu(image: bytes) -> tuple[bytes, list[Span]]:
     return unlocked, read
 
 
-def without_entries(image: bytes) -> bytes:
+def _without_entries(image: bytes) -> bytes:
     """An image of that kind that says of nothing."""
     return image[:_HEAD_BYTES]
 

@@ -1,6 +1,6 @@
 """An empty place: namespaces of its own in which a tree is restored as a trial.
 
-It sees the files of a session, or the agent's own, and no network but a loopback.
+It sees the files of a session, and no network but a loopback.
 Nothing in it is ever continued. It ends with its block, and with the thread that made
 it, if the agent dies: the kernel then kills everything in it.
 """
@@ -26,7 +26,7 @@ from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
 from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 PROGRAM: Final = Path(__file__).with_name("place_init.py")
 #: A place is made in some 40 ms; ended, it is gone in as many.
@@ -36,31 +36,25 @@ _LINE_BYTES: Final = 4096
 
 
 @contextlib.contextmanager
-def empty_place(
-    session: SessionInit | None = None, *, empty: Sequence[str] = ()
-) -> Iterator[SessionInit]:
+def empty_place(session: SessionInit) -> Iterator[SessionInit]:
     """A holding init in namespaces of its own, and nothing of it afterwards.
 
     Args:
-        session: whose files are to be seen; None for the agent's own.
-        empty: folders that are to be empty temporary file systems.
+        session: whose files are to be seen.
 
     Raises:
         ReclaimError: the place could not be made (``launch_failed``).
         NotFound: the session has ended.
     """
     with contextlib.ExitStack() as stack:
-        pidfd = -1
-        if session is not None:
-            pidfd = open_init(session.init_pid, session.init_start)
-            stack.callback(os.close, pidfd)
+        pidfd = open_init(session.init_pid, session.init_start)
+        stack.callback(os.close, pidfd)
         popen = stack.enter_context(_Started(pidfd))
         init = popen.begin(
             {
                 "pidfd": pidfd,
                 "name": session_init.NAME.decode(),
                 "terminals": _terminals(session),
-                "empty": list(empty),
             }
         )
         yield init
@@ -89,7 +83,7 @@ class _Started:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            pass_fds=[pidfd] if pidfd >= 0 else [],
+            pass_fds=[pidfd],
             cwd="/",
         )
         self._init: SessionInit | None = None
@@ -148,11 +142,10 @@ class _Started:
                 )
 
 
-def _terminals(session: SessionInit | None) -> str:
+def _terminals(session: SessionInit) -> str:
     """Options of an instance of devpts like the one that is there."""
-    pid = session.init_pid if session is not None else os.getpid()
     own = "newinstance,ptmxmode=0666,mode=0620"
-    for one in read_mounts(pid):
+    for one in read_mounts(session.init_pid):
         if one.kind == "devpts" and str(one.target) == "/dev/pts":
             group = one.option("gid")
             return own if group is None else f"{own},gid={group}"

@@ -4,10 +4,9 @@ Started by :mod:`~jupyterhub_gpu_reclaim.checkpoint.rehearsal.place` as ``python
 place_init.py`` with one JSON object on its input. Standard library only.
 
 The place has a pid, mount, network, IPC and UTS namespace of its own. Its files are
-those of the session that it is for, or the agent's own; what only one session can have
-(/proc, terminals) is made anew, and further folders are empty. Of the network there is
-a loopback. Nothing that runs here has ever been continued: a tree is restored under
-this init, stopped, looked at, and killed.
+those of the session that it is for; what only one session can have (/proc, terminals)
+is made anew. Of the network there is a loopback. Nothing that runs here has ever been
+continued: a tree is restored under this init, stopped, looked at, and killed.
 
 It is not executed again after it has entered the session's files, so that nothing of
 them is run or read. One line of output says which process is pid 1, or what has failed.
@@ -86,8 +85,7 @@ def end_with_parent(alive: int) -> None:
 
 def separate(spec: dict[str, Any]) -> None:
     """Enter the session's files, and leave everything else that is shared."""
-    if spec["pidfd"] >= 0:
-        checked(libc.setns(spec["pidfd"], NEWNS | NEWUTS), "setns")
+    checked(libc.setns(spec["pidfd"], NEWNS | NEWUTS), "setns")
     checked(libc.unshare(NEWNS | NEWUTS | NEWIPC | NEWNET | NEWPID), "unshare")
     with socket.socket() as one:
         request = struct.pack("16sh22x", b"lo", IFF_UP)
@@ -101,8 +99,6 @@ def furnish(spec: dict[str, Any]) -> None:
     mount("devpts", "/dev/pts", "devpts", NOSUID | NOEXEC, spec["terminals"])
     if not os.path.islink("/dev/ptmx"):  # noqa: PTH114 - pathlib costs 5 ms to import
         mount("/dev/pts/ptmx", "/dev/ptmx", "", BIND)
-    for folder in spec["empty"]:
-        mount("tmpfs", folder, "tmpfs", NOSUID | NODEV, "mode=1777")
 
 
 def hold(spec: dict[str, Any], alive: int) -> NoReturn:

@@ -61,12 +61,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     _metrics(verify)
 
-    text = "bring a checkpoint back in an empty place, and compare it"
-    drill = add("drill", "drill", text)
-    drill.add_argument("id", metavar="ID", nargs="?", help="default: the newest")
-    drill.add_argument("--criu-dir", metavar="FOLDER", help="default: the agent's")
-    _metrics(drill)
-
     add("sweep", "maintenance", "remove what writers that died have left")
 
     rekey = add("rekey", "maintenance", "wrap all keys under the newest master key")
