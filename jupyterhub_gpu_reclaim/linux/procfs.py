@@ -66,11 +66,8 @@ def read(pid: int | str, name: str, proc: Path = PROC) -> bytes:
     """
     descriptor = os.open(f"{proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        content = part = os.read(descriptor, _READ_SIZE)
-        while part:
-            part = os.read(descriptor, _READ_SIZE)
-            content += part
-        return content
+        # The kernel gives a page at a time, of what may be 50 MB.
+        return b"".join(iter(lambda: os.read(descriptor, _READ_SIZE), b""))
     finally:
         os.close(descriptor)
 

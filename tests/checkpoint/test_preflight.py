@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -617,3 +618,22 @@ def test_every_rule_of_the_table_has_its_test():
     tests = "".join(one.read_text() for one in (Path(__file__), *others))
     assert told
     assert {code for code in told if f'"{code}"' not in tests} == set()
+
+
+#: Each page of its own.
+MANY_MAPPINGS = """
+import ctypes, mmap
+many = mmap.mmap(-1, 20_000 * 4096, flags=mmap.MAP_PRIVATE)
+first = ctypes.addressof(ctypes.c_char.from_buffer(many))
+for page in range(0, 20_000, 2):
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(first + page * 4096), 4096, 1)
+"""
+
+
+def test_process_with_many_mappings_is_looked_at_in_time(places):
+    """What the kernel tells of them is put together once, not at each page of it."""
+    world = places.world()
+    world(MANY_MAPPINGS)
+    begun = time.process_time()
+    assert preflight.examine(world.place.init_pid, world.place.tree) == []
+    assert time.process_time() - begun < 5
