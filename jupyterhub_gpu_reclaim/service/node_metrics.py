@@ -53,7 +53,7 @@ def families(nodes: Sequence[NodeHealth]) -> Iterator[Metric]:
     )
     here = GaugeMetricFamily(
         PREFIX + "store_present",
-        "1 where a node sees the store that is meant; 0: another one is in its place,"
+        "1 where a node sees the store of its master key; 0: another is in its place,"
         " it is not mounted, or it does not answer.",
         labels=["node"],
     )

@@ -265,11 +265,7 @@ class Recovery:
     def _settle_capture(self, session: Session, record: Record) -> None:
         """Settle a capture by the store: committed, or it does not exist."""
         capturing, store = record.stage in _UNCOMMITTED, self.releases.store
-        # What was captured before may have gone on to the store behind this node's
-        # folder.
-        if store.exists(record.checkpoint) or (
-            not capturing and store.exists(record.checkpoint)
-        ):
+        if store.exists(record.checkpoint):
             if capturing and trees.is_running(session):
                 # It was rolled back, and neither the store nor the record took note.
                 self.releases.undo_capture(session, record)
