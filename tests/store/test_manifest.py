@@ -117,7 +117,7 @@ def _facts(origin):
         {
             "origins": [
                 ORIGIN,
-                Origin(id="c0", key=SessionKey("eve"), generation=1, data_key=b""),
+                Origin(id="c0", key=SessionKey("ada", "b"), generation=1, data_key=b""),
             ]
         },
         {
