@@ -1128,6 +1128,11 @@ def _of_kinds(state: State, less: State) -> Iterator[Step]:
         for tree in state.trees:
             if tree.runs and any(one.inc == tree.inc for one in state.store):
                 yield "FAULT: its programs end", _ended(less, tree)
+            if tree.runs and state.saved(tree.origin) is not None and not tree.kept:
+                init = Tree(tree.inc, TreeState.HOLDING, account=tree.account)
+                after = _ended(less, tree)
+                after = after._replace(trees=(*after.trees, init))
+                yield "FAULT: its container is started again", after
 
 
 def _ended(state: State, tree: Tree) -> State:

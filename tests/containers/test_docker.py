@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from demo.user import UserError
 from tests.support.agent import wait_for
 from tests.support.containerd import packed
 from tests.support.docker import (
@@ -20,7 +22,7 @@ from tests.support.docker import (
     short_folder,
     suspend,
 )
-from tests.support.elsewhere import phase, reclaim, wait
+from tests.support.elsewhere import phase, reclaim, suspended, wait
 from tests.support.relaunching_service import children
 
 CONFIG = """
@@ -215,6 +217,52 @@ def test_session_that_crashed_says_how_and_the_next_start_is_a_new_one(
     ann.start_server()
     assert docker.of("ann")["Id"] != first["Id"]
     assert len(docker.containers()) == 1
+
+
+def test_container_that_is_started_again_has_ended_and_what_is_kept_is_offered(
+    hub, docker, ann
+):
+    """Its init holds a place for nothing then, and Docker says that it runs."""
+    ann.kernel = ann.server().start_kernel()
+    with ann.kernel as kernel:
+        kernel.run("import os; x, pid = 42, os.getpid()")
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    suspend(hub, docker)
+    ann.start_server()
+    wait(lambda: phase(hub, "ann") == "running", hub)
+    container = docker.of("ann")["Id"]
+    again = docker.ask("POST", f"/containers/{container}/restart?t=1")
+    assert again.is_success, again.text
+    wait(lambda: phase(hub, "ann") == "suspended", hub)
+    assert "ended soon after it came back; its checkpoint is kept" in said(hub, "ann")
+    ann.start_server()
+    assert docker.of("ann")["Id"] != container
+    with ann.kernel as kernel:
+        assert kernel.run("print(x, pid == os.getpid())").text.strip() == "42 True"
+
+
+def test_container_of_a_fresh_session_that_is_started_again_begins_it_anew(hub, docker):
+    bob = hub.user("bob")
+    bob.start_server()
+    bob.server().start_kernel()
+    wait(lambda: phase(hub, "bob") == "running", hub)
+    container = docker.of("bob")["Id"]
+    assert docker.ask("POST", f"/containers/{container}/restart?t=1").is_success
+
+    def answers_anew():
+        with contextlib.suppress(UserError):
+            return bob.server().json("GET", "kernels") == []
+        return False
+
+    wait(answers_anew, hub)
+    bob.kernel = bob.server().start_kernel()
+    with bob.kernel as kernel:
+        kernel.run("x = 41")
+    assert reclaim(hub, "POST", "sessions/bob/-/suspend").ok
+    suspended(hub, "bob", 60)
+    bob.start_server()
+    with bob.kernel as kernel:
+        assert kernel.run("print(x + 1)").text.strip() == "42"
 
 
 def test_image_that_was_removed_is_named_and_the_session_kept(hub, docker, ann):

@@ -81,6 +81,10 @@ TABLE = [
     (row("running"), S, [tree("captured", checkpoint="cx")], ActionKind.THAW),
     (row("running"), G, [tree("captured", checkpoint="cx")], ActionKind.NOTHING),
     (row("running"), R, [tree("capturing")], ActionKind.CANCEL),
+    # Its container was started again.
+    (row("running"), R, [tree("holding")], ActionKind.KILL),
+    (row("napping"), S, [tree("holding")], ActionKind.KILL),
+    (row("warned"), P, [tree("holding")], ActionKind.NOTHING),
     (row("running"), R, [tree("running", "i2")], ActionKind.ADOPT),
     (row("running"), S, [], ActionKind.LOST),
     (row("running", checkpoint=""), S, [], ActionKind.VANISHED),

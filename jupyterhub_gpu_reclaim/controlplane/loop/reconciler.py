@@ -19,6 +19,8 @@ WARNED)      running                     any          wakes (NAPPING → RUNNING
              captured, saved nowhere     stopped      thaw
              captured, otherwise         stopped      found captured (→ RELEASING)
              capturing                   any          cancel
+             holding⁹                    running,     kill
+                                         stopped
              gone, another one runs,     running      adopt that one
              or is captured
              gone                        stopped      vanished; lost if its last
@@ -80,6 +82,9 @@ RESUMING     restoring                   any          attach to the restore
 takes the same orders, and it is its agent that wakes it when somebody uses it.
 ⁷ STOPPED: if it is current, or new.
 ⁸ with the servers that belong to it, or thaw (``decide/together.py``).
+⁹ what came back under that init has ended with it, and somebody has started its
+container again (``docker restart``): nothing answers there, and yet the Hub's poll
+finds a container that runs.
 """
 
 from __future__ import annotations
@@ -175,6 +180,9 @@ def _live(row: SessionRow, observed: Observed) -> Action:
             return Action(ActionKind.FOUND_CAPTURED, tree, saved)
         settled = observed.hub in {HubState.RUNNING, HubState.STOPPED}
         return Action(ActionKind.THAW, tree) if settled else NOTHING
+    if tree.state is TreeState.HOLDING:
+        settled = observed.hub in {HubState.RUNNING, HubState.STOPPED}
+        return Action(ActionKind.KILL, tree) if settled else NOTHING
     if not tree.runs:
         return NOTHING
     if observed.unknown():
