@@ -84,11 +84,11 @@ def messenger(addresses: Sequence[str]) -> Send:
     import apprise  # noqa: PLC0415 an optional extra
 
     def notify(numbered: audit_log.NumberedLine) -> str:
-        line, sender = numbered.line, apprise.Apprise()
-        is_one, name = _NAME.fullmatch(line.key.user), quote(line.key.user, safe="")
+        line, sender, user = numbered.line, apprise.Apprise(), numbered.line.key.user
         for address in addresses:
-            if "{user}" not in address or is_one:
-                sender.add(address.replace("{user}", name))
+            two = "@" in user and "{user}@" in address  # Apprise would take the second
+            if "{user}" not in address or (_NAME.fullmatch(user) and not two):
+                sender.add(address.replace("{user}", quote(user, safe="")))
         for each in sender:
             each.socket_connect_timeout = each.socket_read_timeout = LIMIT
         title = f"JupyterHub session {line.key}: {KINDS[line.what]}"

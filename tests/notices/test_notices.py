@@ -138,6 +138,13 @@ async def test_mail_server_gets_one_message_for_one_receiver(
     assert "Its users were warned." in message.get_content()
 
 
+async def test_name_with_a_domain_is_not_put_before_another_one(serve_mail):
+    mailbox, port = await serve_mail()
+    send = notices.messenger([mail(port)])
+    assert await asyncio.to_thread(send, notice("x@bob")) != ""  # bob@example.org
+    assert mailbox.messages == []
+
+
 async def test_names_that_are_mail_addresses_may_be_used_as_such(serve_mail):
     mailbox, port = await serve_mail()
     send = notices.messenger([mail(port, to="{user}")])
