@@ -8,7 +8,8 @@ them, with what they do and cost: ``jupyterhub-gpu-reclaim-agent --help-all``.
 c = get_config()  # noqa: F821 traitlets defines it
 
 # Where the Hub's service reaches the agent. A socket file is for a Hub on this machine
-# that is run by root; for another one use "ADDRESS:PORT" with certificate and key.
+# that is run by root; for another one use "ADDRESS:PORT" with certificate and key:
+# there is no plain HTTP.
 c.AgentApp.listen = "unix:/run/jupyterhub-gpu-reclaim/agent.sock"
 # c.AgentApp.listen = "10.0.0.5:8765"
 # c.AgentApp.certificate = "/etc/jupyterhub-gpu-reclaim/agent.pem"

@@ -6,6 +6,7 @@ An invalid value is an error at the start, with a sentence, and not at its use.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -77,3 +78,21 @@ class Address(Unicode[str, Any]):
         except ValueError:
             return False
         return good and url.isprintable() and " " not in url
+
+
+class AgentAddress(Unicode[str, Any]):
+    """The address of an agent: nothing is sent to one by plain HTTP."""
+
+    info_text = "like unix:/path or https://host:port: by plain HTTP nothing is sent"
+
+    def validate(self, obj: Any, value: Any) -> Any:
+        """Reject any other.
+
+        Raises:
+            TraitError: it is one.
+        """
+        address: str = super().validate(obj, value)
+        if not re.fullmatch(r"unix:/.+|https://[^/]+", address):
+            name = f"{type(obj).__name__}.{self.name}"
+            raise TraitError(f"{name} must be {self.info_text}, not {address!r}")
+        return address

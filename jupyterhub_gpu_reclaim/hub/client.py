@@ -1,11 +1,12 @@
 """The spawner's HTTP client of the service: plans, reports, progress.
 
 It decides nothing. A service that answers "being started" is asked again until it has
-started; nothing else is retried. No answer within the time limit is
-``Unreachable(SERVICE_UNREACHABLE)``; a refusal is raised in the service's own words.
+started, and one that does not listen yet, for a while; nothing else is retried. No
+answer within the time limit is ``Unreachable(SERVICE_UNREACHABLE)``; a refusal is
+raised in the service's own words.
 
-Address: ``http://host:port`` or ``unix:/path``; the calls are listed in
-``docs/explanation/architecture.md``.
+The socket is in the service's folder, and is believed if its listener is root, or runs
+as the Hub does. The calls are listed in ``docs/explanation/architecture.md``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError, Unreachable
-from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
-from jupyterhub_gpu_reclaim.common.http.proven_client import Vouched
+from jupyterhub_gpu_reclaim.common.http.client import (
+    Answer,
+    Connection,
+    NobodyThere,
+    NoResponse,
+)
 from jupyterhub_gpu_reclaim.common.models import (
     Event,
     Placement,
@@ -45,10 +49,10 @@ class ServiceClient:
     """The service's spawner API.
 
     Args:
-        address: ``http://host:port[/prefix]`` or ``unix:/path/of/socket``; without a
-            prefix the service's usual one is taken.
-        token: the spawner token (``GPU_RECLAIM_SPAWNER_TOKEN``).
-        timeout: seconds for a call that only asks.
+        address: ``unix:/path/of/socket``.
+        prefix: path of the service.
+        timeout: seconds for a call that only asks, and for a service that does not
+            listen.
         slow_timeout: seconds for a call that waits for processes to end, or for a
             suspend under way: longer than the service's ``Settings.settle_limit``.
     """
@@ -56,23 +60,15 @@ class ServiceClient:
     def __init__(
         self,
         address: str,
-        token: str,
         *,
         prefix: str = "/services/gpu-reclaim",
         timeout: float = 10.0,
         slow_timeout: float = 180.0,
     ) -> None:
-        vouching = Vouching(token.encode())
         self._timeout = timeout
         self._slow_timeout = slow_timeout
         self._prefix = prefix.rstrip("/") + "/api/spawner/"
         self._http = Connection(address, lambda: {"Content-Type": "application/json"})
-        self._far = Vouched(
-            self._http,
-            lambda: vouching,
-            hello=self._prefix + "hello",
-            quick=timeout,
-        )
 
     def close(self) -> None:
         """Close connections; calls in flight fail."""
@@ -124,10 +120,11 @@ class ServiceClient:
         """
         path = f"{self._prefix}progress/{key.path}?after={after}"
         try:
-            async for line in self._far.lines("GET", path, silence=MAX_SILENCE):
+            async for line in self._http.lines("GET", path, silence=MAX_SILENCE):
                 if isinstance(line, Answer):
                     raise _refusal(line, path)
-                yield _decode(line, Event, path)
+                if line.strip():
+                    yield _decode(line, Event, path)
         except NoResponse as silent:
             raise _unreachable(str(silent)) from None
 
@@ -143,12 +140,17 @@ class ServiceClient:
     ) -> bytes:
         limit, body = limit or self._timeout, codec.encode(what)
         now = asyncio.get_running_loop().time
-        until = now() + STARTING_LIMIT
+        until, there = now() + STARTING_LIMIT, now() + self._timeout
         while True:
             try:
-                answer = await self._far.ask(
+                answer = await self._http.ask(
                     "POST", self._prefix + call, limit=limit, body=body
                 )
+            except NobodyThere as absent:
+                if now() >= there:
+                    raise _unreachable(str(absent)) from None
+                await asyncio.sleep(STARTING_PAUSE)
+                continue
             except NoResponse as silent:
                 raise _unreachable(str(silent)) from None
             if answer.status < 300:

@@ -44,6 +44,7 @@ from jupyterhub_gpu_reclaim.hub.merging import (
     when_all_is_read,
 )
 from jupyterhub_gpu_reclaim.hub.self_check import say
+from jupyterhub_gpu_reclaim.service.settings.environment import SPAWNER_SOCKET
 from jupyterhub_gpu_reclaim.service.settings.validation import NONE_MEANS
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 STATE_DIR = "/var/lib/jupyterhub-gpu-reclaim/service"
 TEMPLATES = Path(__file__).parent / "templates"
+#: Name of the socket in the service's folder that the spawners ask at.
+_SOCKET = "spawner.sock"
 #: Seconds that a start may take: a large session is read back from the store.
 START_TIMEOUT = 600
 #: JupyterHub's names for our spawners, by placement.
@@ -87,7 +90,7 @@ def configure(
         placement: where sessions run: ``local`` (on this machine), ``docker`` (in
             containers of this machine's Docker) or ``kubernetes`` (in pods; the agents
             are found through the API server).
-        agent: address of this machine's agent: ``unix:/path`` or ``http(s)://…``; on
+        agent: address of this machine's agent: ``unix:/path`` or ``https://…``; on
             Kubernetes unused.
         agent_token_file: file with the agent's token; the agent makes it.
         state_dir: folder of the service: journal and secrets, only for root.
@@ -148,6 +151,7 @@ def configure(
             "GPU_RECLAIM_SPAWNER_TOKEN": _secret(
                 folder / "spawner.token", problems, usable
             ),
+            SPAWNER_SOCKET: str(folder / _SOCKET),
             # A Hub that ends before its service has begun leaves no orphan.
             "GPU_RECLAIM_HUB_PID": str(os.getpid()),
             # every user of the machine can read a command line
@@ -161,7 +165,7 @@ def configure(
     say(problems, spec, strict=strict)
     _add_to_lists(c, spec)
     default(c.JupyterHub, "spawner_class", _SPAWNERS[asked["placement"]])
-    _spawner(c, url, folder / "spawner.token")
+    _spawner(c, folder)
     patches.apply()
     when_all_is_read(lambda whole: _add_to_lists(whole, spec, repeated=True))
 
@@ -283,13 +287,13 @@ def _roles(c: Any) -> None:
     hub["load_roles"] = roles
 
 
-def _spawner(c: Any, url: str, token_file: Path) -> None:
+def _spawner(c: Any, folder: Path) -> None:
     """Set how the spawner reaches the service, and what a resume needs of the Hub."""
     # At its end the Hub would stop every server, and nothing would be saved.
     default(c.JupyterHub, "cleanup_servers", False)
     default(c.Spawner, "start_timeout", START_TIMEOUT)
-    default(c.ReclaimMixin, "reclaim_service", url)
-    default(c.ReclaimMixin, "reclaim_token_file", str(token_file))
+    default(c.ReclaimMixin, "reclaim_service", f"unix:{folder / _SOCKET}")
+    default(c.ReclaimMixin, "reclaim_token_file", str(folder / "spawner.token"))
 
 
 def _api_server() -> dict[str, str]:

@@ -28,7 +28,11 @@ from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.auth.scopes import OPTIONS
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, StoreError
-from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
+from jupyterhub_gpu_reclaim.common.http import unix_sockets
+from jupyterhub_gpu_reclaim.common.http.server import (
+    door,
+    raise_file_limit,
+)
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
 from jupyterhub_gpu_reclaim.controlplane.decide.judge import SessionPolicies
@@ -351,17 +355,23 @@ class ReclaimService(Application, Options):
         return application(context, cookie_secret=state.secret("cookie_secret"))
 
     def _listen(self, environment: HubEnvironment, stage: standby.Standby) -> Door:
-        """Serve the current application of the standby.
+        """Serve the current application of the standby, to all and to the spawner.
 
         Raises:
-            Refused: the address is taken.
+            Refused: the address is taken, or the spawner's socket cannot be made.
         """
         files = raise_file_limit()
         server = door(stage, max_body=MAX_BODY, files=files, xheaders=True)
-        given = self.reporter.socket()
-        if given is not None:
-            server.add_socket(given)
+        given = self.reporter.sockets()
+        if given:
+            server.add_sockets(given)
             return server
+        path = environment.spawner_socket
+        try:
+            server.add_socket(unix_sockets.listening(path))
+        except OSError as error:
+            what = f"The socket {path} cannot be made: {error.strerror}."
+            raise Refused(Reason.STATE_UNUSABLE, what=what) from error
         try:
             server.listen(environment.port, environment.host)
         except OSError as error:

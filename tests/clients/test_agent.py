@@ -17,7 +17,6 @@ from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.node.http.routes import make_application
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.controlplane.doubles import TOKEN, NodeInMemory, serve_node
 
@@ -29,14 +28,9 @@ async def node():
     return NodeInMemory()
 
 
-@pytest.fixture(params=["tcp", "unix"])
-async def client(request, node, tmp_path):
-    if request.param == "tcp":
-        server, address = serve_node(node)
-    else:
-        server = HTTPServer(make_application(node, TOKEN))
-        server.add_socket(bind_unix_socket(str(tmp_path / "agent.sock"), 0o600))
-        address = f"unix:{tmp_path}/agent.sock"
+@pytest.fixture
+async def client(node, tmp_path):
+    server, address = serve_node(node, tmp_path)
     client = AgentClient(address, TOKEN, quick=2, slow=2, silence=2)
     yield client
     client.close()
@@ -112,7 +106,7 @@ async def test_agent_reader_that_leaves_a_stream_does_no_harm(client, node):
     assert events[-1].checkpoint.id == "c1"
 
 
-@pytest.mark.parametrize("address", ["unix:/nonexistent/x", "http://127.0.0.1:9"])
+@pytest.mark.parametrize("address", ["unix:/nonexistent/x", "https://127.0.0.1:9"])
 async def test_agent_that_is_not_there_is_unreachable(address):
     client = AgentClient(address, TOKEN, quick=1)
     with pytest.raises(Unreachable) as caught:
@@ -124,7 +118,7 @@ async def test_agent_that_is_not_there_is_unreachable(address):
 
 
 async def test_agent_token_is_read_anew_and_a_wrong_one_is_unreachable(node, tmp_path):
-    server, address = serve_node(node)
+    server, address = serve_node(node, tmp_path)
     file = tmp_path / "token"
     client = AgentClient(address, file, quick=2)
     with pytest.raises(Unreachable, match="does not answer"):

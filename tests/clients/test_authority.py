@@ -26,7 +26,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.node = NodeInMemory()
-        self._server, self._address = serve_node(self.node)
+        self._server, self._address = serve_node(self.node, folder)
         self._open = []
         self._held: dict[str, Journal] = {}
 

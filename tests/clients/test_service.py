@@ -7,71 +7,48 @@ import json
 
 import pytest
 from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_unix_socket
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Vouching
 from jupyterhub_gpu_reclaim.common.errors import Refused, Unreachable
+from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub import client as service
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
 from jupyterhub_gpu_reclaim.service.api.context import Limits
 
-VOUCHING = Vouching(b"secret")
 KEY = SessionKey("a/b", "")
 PLACEMENT = Placement(key=KEY, incarnation="i1")
 ANSWERS: dict[str, object] = {}
-SEEN: list[tuple[str, str | None, bytes]] = []
+SEEN: list[tuple[str, bytes]] = []
 
 
 class Scripted(RequestHandler):
     """Answers with what the test has put down for the path's last word."""
 
     async def prepare(self) -> None:
-        SEEN.append(
-            (
-                self.request.uri,
-                self.request.headers.get("Authorization"),
-                self.request.body,
-            )
-        )
+        SEEN.append((self.request.uri, self.request.body))
         word = self.request.path.rpartition("/")[2]
-        if word == "hello":
-            SEEN.pop()
-            self.proved(200, b'{"run": "r1"}')
-            return
         answer = ANSWERS[word if word in ANSWERS else "progress"]
         if callable(answer):
             await answer(self)
             return
-        self.proved(*answer)
+        self.told(*answer)
 
-    def proved(self, status: int, body: bytes) -> None:
+    def told(self, status: int, body: bytes) -> None:
         self.set_status(status)
-        nonce = self.request.headers[NONCE]
-        self.set_header(PROOF, VOUCHING.proof(nonce, status, body))
         self.finish(body)
 
 
-@pytest.fixture(params=["tcp", "unix"])
-def client(request, tmp_path):
-    """A client of a scripted service, over either kind of address."""
+@pytest.fixture
+def client(tmp_path):
+    """A client of a scripted service."""
     ANSWERS.clear()
     SEEN.clear()
     server = HTTPServer(Application([(".*", Scripted)]))
-    if request.param == "unix":
-        path = str(tmp_path / "s.sock")
-        server.add_socket(bind_unix_socket(path))
-        address = f"unix:{path}"
-    else:
-        from tornado.netutil import bind_sockets
-
-        sockets = bind_sockets(0, "127.0.0.1")
-        server.add_sockets(sockets)
-        address = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
-    client = ServiceClient(address, "secret", timeout=0.5, slow_timeout=1)
+    server.add_socket(unix_sockets.listening(tmp_path / "s.sock"))
+    client = ServiceClient(f"unix:{tmp_path}/s.sock", timeout=0.5, slow_timeout=1)
     yield client
     client.close()
     server.stop()
@@ -82,12 +59,11 @@ async def loop_runs():
     """The server of the fixture above needs the running loop."""
 
 
-async def test_call_carries_token_and_body(client):
+async def test_call_carries_its_body(client):
     ANSWERS["plan-start"] = 200, b'{"action": "cold"}'
     assert (await client.plan_start(PLACEMENT)).action == "cold"
-    [(uri, token, body)] = SEEN
+    [(uri, body)] = SEEN
     assert uri == "/services/gpu-reclaim/api/spawner/plan-start"
-    assert token == f"token {VOUCHING.token('r1')}"
     assert json.loads(body)["incarnation"] == "i1"
 
 
@@ -135,18 +111,38 @@ async def test_service_that_hangs_is_unreachable_within_the_limit(client):
     assert error.value.reason is Reason.SERVICE_UNREACHABLE
 
 
-async def test_nobody_listens_is_unreachable():
-    client = ServiceClient("http://127.0.0.1:1", "secret", timeout=2)
+async def test_nobody_listens_is_unreachable(tmp_path):
+    client = ServiceClient(f"unix:{tmp_path}/none.sock", timeout=0.2)
     with pytest.raises(Unreachable):
         await client.plan_stop(PLACEMENT)
+    with pytest.raises(Unreachable):
+        await anext(client.progress(KEY, 0))
+    client.close()
+
+
+async def test_service_that_does_not_listen_yet_is_waited_for(tmp_path, monkeypatch):
+    """It is started again: a caller gets its answer, not an error."""
+    monkeypatch.setattr(service, "STARTING_PAUSE", 0.01)
+    ANSWERS.clear()
+    ANSWERS["plan-start"] = 200, b'{"action": "cold"}'
+    path = tmp_path / ("long" * 30) / "spawner.sock"
+    path.parent.mkdir()
+    client = ServiceClient(f"unix:{path}", timeout=20)
+    asked = asyncio.create_task(client.plan_start(PLACEMENT))
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    server = HTTPServer(Application([(".*", Scripted)]))
+    server.add_socket(unix_sockets.listening(path))
+    assert (await asked).action == "cold"
+    client.close()
+    server.stop()
 
 
 async def test_progress_yields_events_as_they_come_and_says_when_it_breaks(client):
     async def stream(handler):
-        nonce = handler.request.headers[NONCE]
-        for number, title in enumerate(("one", "two")):
+        for title in ("one", "two"):
             line = json.dumps({"step": {"step": title, "title": title}}).encode()
-            handler.write(VOUCHING.sealed(nonce, number, line) + b"\n")
+            handler.write(line + b"\n\n")
             await handler.flush()
         await asyncio.sleep(0.1)  # what was sent has arrived
         handler.request.connection.stream.close()
@@ -170,7 +166,7 @@ async def test_service_that_is_being_started_is_asked_again(client, monkeypatch)
     answers = [(503, starting), (503, starting), (200, b'{"action": "cold"}')]
 
     async def in_turn(handler):
-        handler.proved(*answers.pop(0))
+        handler.told(*answers.pop(0))
 
     ANSWERS["plan-start"] = in_turn
     assert (await client.plan_start(PLACEMENT)).action == "cold"

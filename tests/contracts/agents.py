@@ -139,7 +139,8 @@ class AgentInMemory:
 
     def __init__(self) -> None:
         self._node = NodeInMemory()
-        self._server, address = serve_node(self._node)
+        self._folder = tempfile.TemporaryDirectory()
+        self._server, address = serve_node(self._node, Path(self._folder.name))
         self.agent = AgentClient(address, TOKEN, quick=2, slow=5, silence=5)
         self._names = itertools.count(1)
 
@@ -172,6 +173,7 @@ class AgentInMemory:
         self.agent.close()
         self._server.stop()
         await self._server.close_all_connections()
+        self._folder.cleanup()
 
 
 class Hurried:

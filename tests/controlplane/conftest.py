@@ -77,7 +77,7 @@ class World:
         self._addresses = ("", "")
 
     def open(self) -> None:
-        node, agent_address = serve_node(self.node, self._folder / "agent.sock")
+        node, agent_address = serve_node(self.node, self._folder)
         hub, hub_address = serve_hub(self.hub)
         self._servers = [node, hub]
         self._addresses = (agent_address, hub_address + "/hub/api")

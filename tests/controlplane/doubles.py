@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets, bind_unix_socket
+from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
@@ -27,6 +27,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     Unreachable,
 )
+from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.models import (
     CardShortage,
     Event,
@@ -604,19 +605,12 @@ def _serve(application: Application) -> tuple[HTTPServer, str]:
     return server, f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
 
 
-def serve_node(node: NodeInMemory, path: Path | None = None) -> tuple[HTTPServer, str]:
-    """The agent's real routes on that node; server and address.
-
-    Args:
-        node: which.
-        path: of its socket, as on one machine; None: by HTTP.
-    """
+def serve_node(node: NodeInMemory, folder: Path) -> tuple[HTTPServer, str]:
+    """The agent's real routes on that node, at a socket there; server and address."""
     node.terms = KnownTerm()
-    application = make_application(node, TOKEN, node.terms)
-    if path is None:
-        return _serve(application)
-    server = HTTPServer(application)
-    server.add_socket(bind_unix_socket(str(path)))
+    server = HTTPServer(make_application(node, TOKEN, node.terms))
+    path = folder / "agent.sock"
+    server.add_socket(unix_sockets.listening(path))
     return server, f"unix:{path}"
 
 

@@ -17,6 +17,7 @@ from tornado.web import Application, RequestHandler
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.http.client import Connection, NoResponse
 from jupyterhub_gpu_reclaim.common.models import Sample, SessionKey
 from jupyterhub_gpu_reclaim.node.http import routes
@@ -216,7 +217,9 @@ async def test_session_whose_sample_fails_fails_alone(monkeypatch):
     assert all(one.processes is None for one in taken)
 
 
-async def test_sample_that_is_too_large_is_told_as_missing_among_the_others():
+async def test_sample_that_is_too_large_is_told_as_missing_among_the_others(
+    tmp_path,
+):
     class Node:
         async def samples(self):
             return [
@@ -230,9 +233,8 @@ async def test_sample_that_is_too_large_is_told_as_missing_among_the_others():
             ]
 
     server = HTTPServer(routes.make_application(Node(), "token"))
-    sockets = bind_sockets(0, "127.0.0.1")
-    server.add_sockets(sockets)
-    client = AgentClient(f"http://127.0.0.1:{sockets[0].getsockname()[1]}", "token")
+    server.add_socket(unix_sockets.listening(tmp_path / "agent.sock"))
+    client = AgentClient(f"unix:{tmp_path}/agent.sock", "token")
     taken = await client.samples()
     client.close()
     server.stop()

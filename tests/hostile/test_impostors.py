@@ -3,129 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import os
+import subprocess
+import sys
 
-import httpx
 import pytest
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
-from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Vouching
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
-from jupyterhub_gpu_reclaim.common.models import (
-    Identity,
-    Placement,
-    SessionKey,
-    StartPlan,
-)
+from jupyterhub_gpu_reclaim.common.http import unix_sockets
+from jupyterhub_gpu_reclaim.common.models import Placement, SessionKey
 from jupyterhub_gpu_reclaim.hub.client import ServiceClient
-from jupyterhub_gpu_reclaim.node.http.routes import make_application
+from jupyterhub_gpu_reclaim.service.app import ReclaimService
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
-from tests.controlplane.doubles import TOKEN, NodeInMemory
-from tests.service.conftest import SPAWNER_TOKEN, service
+from jupyterhub_gpu_reclaim.service.settings import validation
+from tests.controlplane.doubles import TOKEN
+from tests.service.conftest import service
 
 __all__ = ["service"]
 
-KEY = SessionKey("ada")
-PLACE = Placement(key=KEY, incarnation="i2", checkpoint="c1")
-HEARD: list[str] = []
-
-
-class Listens(RequestHandler):
-    """Writes down all that it is told, and answers what would be welcome."""
-
-    def prepare(self) -> None:
-        HEARD.append(str(self.request.headers) + repr(self.request.body))
-        word = self.request.path.rpartition("/")[2]
-        answer = {"hello": {"run": "r"}}.get(word, {"action": "cold"})
-        for header in (NONCE, PROOF):
-            self.set_header(header, self.request.headers.get(NONCE, "") or "x")
-        self.finish(json.dumps(answer) + "\n")
-
-
-@pytest.fixture
-async def impostor():
-    """An address where somebody else listens."""
-    HEARD.clear()
-    server = HTTPServer(Application([(".*", Listens)]))
-    server.listen(0, "127.0.0.1")
-    yield next(iter(server._sockets.values())).getsockname()[1], server
-    server.stop()
-    await server.close_all_connections()
-
-
-async def test_impostor_hears_no_secret_and_is_not_believed(impostor):
-    port, _ = impostor
-    client = ServiceClient(f"http://127.0.0.1:{port}", SPAWNER_TOKEN)
-    with pytest.raises(Unreachable):
-        await client.plan_start(PLACE)
-    with pytest.raises(Unreachable):
-        async for _ in client.progress(KEY, 0):
-            pass
-    client.close()
-    assert HEARD
-    assert not [heard for heard in HEARD if SPAWNER_TOKEN in heard]
-    assert not [heard for heard in HEARD if "Authorization" in heard]
-    assert not [heard for heard in HEARD if "i2" in heard]
-
-
-async def test_impostor_after_the_service_is_not_believed_either(service, impostor):
-    """The spawner had known it. What is heard opens nothing of the next one."""
-    port, _ = impostor
-    client = ServiceClient(
-        service.url.removesuffix("/services/gpu-reclaim/"), SPAWNER_TOKEN
-    )
-    await client.placed(PLACE)
-    client._http._base = f"http://127.0.0.1:{port}"
-    with pytest.raises(Unreachable):
-        await client.plan_start(PLACE)
-    client.close()
-    assert not [heard for heard in HEARD if SPAWNER_TOKEN in heard]
-    (token,) = {
-        line.partition(": ")[2]
-        for heard in HEARD
-        for line in heard.splitlines()
-        if line.startswith("Authorization")
-    }
-    answer = await restarted(service).call(
-        "api/spawner/plan-start", token.split()[-1], "POST", {}
-    )
-    assert answer.code == 401
-
-
-def restarted(service):
-    """The same service, in its next run."""
-    object.__setattr__(service.context, "run", "the next one")
-    return service
-
-
-async def test_spawner_takes_up_a_service_that_was_restarted(service):
-    service.control.plan = StartPlan(
-        action="restore", checkpoint="c1", identity=Identity(api_token="old", port=1)
-    )
-    address = service.url.removesuffix("/services/gpu-reclaim/")
-    client = ServiceClient(address, SPAWNER_TOKEN)
-    first = await client.plan_start(PLACE)
-    restarted(service)
-    assert await client.plan_start(PLACE) == first
-    client.close()
-
-
-async def test_proofs_are_for_one_answer_alone():
-    vouching = Vouching(b"secret" * 6)
-    proof = vouching.proof("n1", 200, b"body")
-    assert vouching.is_proved(proof, "n1", 200, b"body")
-    for other in (("n2", 200, b"body"), ("n1", 401, b"body"), ("n1", 200, b"bodx")):
-        assert not vouching.is_proved(proof, *other)
-    sealed = vouching.sealed("n1", 0, b"line")
-    assert vouching.opened("n1", 0, sealed) == b"line"
-    assert vouching.opened("n1", 1, sealed) is None
-    assert vouching.opened("n2", 0, sealed) is None
-    assert vouching.opened("n1", 0, b"line") is None
-
-
-# --- where an agent should be --------------------------------------------------------
+PLACE = Placement(key=SessionKey("ada"), incarnation="i2", checkpoint="c1")
+#: Listens there as another user, and writes down all that it is told.
+IMPOSTOR = """
+import os, socket, sys
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+made = socket.socket(socket.AF_UNIX)
+try:
+    os.unlink(sys.argv[1])
+except FileNotFoundError:
+    pass
+except OSError as error:
+    sys.exit(f"unlink: {error.strerror}")
+try:
+    made.bind(sys.argv[1])
+except OSError as error:
+    sys.exit(f"bind: {error.strerror}")
+os.chmod(sys.argv[1], 0o777)
+made.listen()
+print("listens", flush=True)
+while True:
+    with made.accept()[0] as one:
+        heard = one.recv(65536)
+        print("heard", len(heard), flush=True)
+        if heard:
+            one.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 18\\r\\n\\r\\n")
+            one.sendall(b'{"action": "cold"}')
+"""
+#: Asks there as another user.
+STRANGER = """
+import os, socket, sys
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+"""
 ORDERS = {
     "ready": (),
     "trees": (),
@@ -141,61 +70,61 @@ ORDERS = {
 }
 STREAMS = {"capture": ("i1", "the-one", 1), "restore": ("i1", "the-one")}
 
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
-class Agents:
-    """An agent at a TCP port, which it leaves and takes again."""
 
-    def __init__(self) -> None:
-        self.node = NodeInMemory()
-        self.server = HTTPServer(Application())
-        self.port = 0
+class Impostor:
+    """Another user's program, with a folder that it may write to."""
 
-    def start(self) -> None:
-        self.server = HTTPServer(make_application(self.node, TOKEN))
-        self.take(self.server)
+    def __init__(self, path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", IMPOSTOR, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
-    def take(self, server: HTTPServer) -> None:
-        (made,) = bind_sockets(self.port, "127.0.0.1")
-        self.port = made.getsockname()[1]
-        server.add_socket(made)
-
-    async def stop(self) -> None:
-        self.server.stop()
-        await self.server.close_all_connections()
+    def heard(self, count: int) -> set[str]:
+        """All that so many connections have told it."""
+        return {self.process.stdout.readline() for _ in range(count)}
 
 
 @pytest.fixture
-async def agents():
-    """An agent that runs."""
-    made = Agents()
-    made.start()
+def open_folder(tmp_path_factory):
+    """A folder in which anybody may put a socket; its path is short."""
+    folder = tmp_path_factory.mktemp("open")
+    for each in (folder, *folder.parents[:3]):
+        with contextlib.suppress(OSError):
+            each.chmod(each.stat().st_mode | 0o711)
+    folder.chmod(0o777)
+    return folder
+
+
+@pytest.fixture
+def impostor(open_folder):
+    made = Impostor(open_folder / "it.sock")
+    assert made.process.stdout.readline() == "listens\n"
     yield made
-    await made.stop()
+    made.process.kill()
+    made.process.wait()
 
 
-@pytest.fixture
-async def taken(agents):
-    """Who takes that agent's port once it is told to; what it hears is kept."""
-    HEARD.clear()
-    server = HTTPServer(Application([(".*", Listens)]))
-
-    async def take() -> None:
-        await agents.stop()
-        agents.take(server)
-
-    yield take
-    server.stop()
-    await server.close_all_connections()
+async def test_impostor_of_the_service_hears_nothing_and_is_not_believed(
+    impostor, open_folder
+):
+    client = ServiceClient(f"unix:{open_folder}/it.sock", timeout=2)
+    with pytest.raises(Unreachable, match="does not answer"):
+        await client.plan_start(PLACE)
+    with pytest.raises(Unreachable):
+        async for _ in client.progress(PLACE.key, 0):
+            pass
+    client.close()
+    assert await asyncio.to_thread(impostor.heard, 2) == {"heard 0\n"}
 
 
-def agent_client(agents) -> AgentClient:
-    address = f"http://127.0.0.1:{agents.port}"
-    return AgentClient(address, TOKEN, quick=5, slow=5, silence=5)
-
-
-async def ask_for_everything(client) -> None:
-    """Every call of the client's; none of them may believe who answers."""
-    HEARD.clear()
+async def test_impostor_of_an_agent_hears_no_token_and_no_order(impostor, open_folder):
+    address = f"unix:{open_folder}/it.sock"
+    client = AgentClient(address, TOKEN, quick=5, slow=5, silence=5)
     for name, words in ORDERS.items():
         with pytest.raises(Unreachable):
             await getattr(client, name)(*words)
@@ -203,86 +132,66 @@ async def ask_for_everything(client) -> None:
         with pytest.raises(Unreachable):
             async for _ in getattr(client, name)(*words):
                 pass
-    assert len(HEARD) == len(ORDERS) + len(STREAMS)
-
-
-async def test_impostor_of_an_agent_hears_no_token_and_no_order(agents, taken):
-    await taken()
-    client = agent_client(agents)
-    await ask_for_everything(client)
     client.close()
-    text = "".join(HEARD)
-    assert TOKEN not in text
-    assert "Authorization" not in text
-    assert "the-one" not in text
+    count = len(ORDERS) + len(STREAMS)
+    assert await asyncio.to_thread(impostor.heard, count) == {"heard 0\n"}
 
 
-async def test_impostor_after_the_agent_is_not_believed_and_hears_what_is_void(
-    agents, taken
-):
-    client = agent_client(agents)
-    assert await client.trees() == []
-    await taken()
-    await ask_for_everything(client)
+def asked_by_a_stranger(path) -> str:
+    """What became of it."""
+    words = [sys.executable, "-c", STRANGER, str(path)]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stderr
+
+
+async def test_socket_in_a_closed_folder_cannot_be_replaced_nor_asked(tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    path = folder / "spawner.sock"
+    listening = unix_sockets.listening(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    done = Impostor(path)
+    assert done.process.wait(20) != 0
+    assert "Permission denied" in done.process.communicate()[1]
+    assert "PermissionError" in asked_by_a_stranger(path)
+    listening.close()
+
+
+async def test_socket_of_mode_0600_is_refused_to_others_in_an_open_folder(open_folder):
+    """The folder may be a volume's, which a group may write to."""
+    listening = unix_sockets.listening(open_folder / "it.sock")
+    assert "PermissionError" in asked_by_a_stranger(open_folder / "it.sock")
+    listening.close()
+
+
+def test_stale_socket_is_replaced_and_another_file_is_not(tmp_path):
+    path = tmp_path / ("long" * 40) / "spawner.sock"
+    path.parent.mkdir()
+    unix_sockets.listening(path).close()
+    unix_sockets.listening(path).close()
+    other = tmp_path / "other"
+    other.write_text("mine")
+    with pytest.raises(OSError, match="in use"):
+        unix_sockets.listening(other)
+    assert other.read_text() == "mine"
+
+
+async def test_spawners_calls_are_not_at_the_services_port(service):
+    """Whoever takes that port, or asks there, learns nothing of a saved session."""
+    body = {"key": {"user": "ada"}, "incarnation": "i2"}
+    for token in ("", "token-root", service.context.spawner_token.decode()):
+        answer = await service.call("api/spawner/plan-start", token, "POST", body)
+        assert answer.code == 404
+    assert service.control.calls == []
+    client = ServiceClient(service.socket, timeout=5)
+    assert (await client.plan_start(PLACE)).action == "cold"
     client.close()
-    shown = {
-        line.partition(": ")[2]
-        for heard in HEARD
-        for line in heard.splitlines()
-        if line.startswith("Authorization")
-    }
-    assert len(shown) == 1
-    assert TOKEN not in "".join(HEARD)
-    await agents.stop()
-    agents.port = 0
-    agents.start()
-    with httpx.Client(headers={"Authorization": shown.pop()}) as thief:
-        url = f"http://127.0.0.1:{agents.port}/v1/sessions"
-        answer = await asyncio.to_thread(thief.get, url)
-    assert answer.status_code == 401
 
 
-async def test_service_takes_up_an_agent_that_was_restarted(agents):
-    client = agent_client(agents)
-    place = agents.node.run(KEY, "work")
-    assert len(await client.trees()) == 1
-    for asks in (client.trees, client.trees):
-        await agents.stop()
-        agents.start()
-        assert len(await asks()) == 1
-    await agents.stop()
-    agents.start()
-    events = [e async for e in client.capture(place.incarnation, "c1", 1)]
-    assert events[-1].checkpoint.id == "c1"
-    client.close()
-
-
-class RepeatsAnAgent(RequestHandler):
-    """Answers with what the agent has once said to somebody, proof and all."""
-
-    said: dict[str, tuple[int, bytes, str]] = {}  # noqa: RUF012
-
-    def prepare(self) -> None:
-        status, body, proof = self.said[self.request.path]
-        self.set_status(status)
-        self.set_header(PROOF, proof)
-        self.finish(body)
-
-
-async def test_answer_that_the_agent_gave_before_is_not_believed_again(agents):
-    """Anybody may say hello, and keep what is answered."""
-    url = f"http://127.0.0.1:{agents.port}"
-    with httpx.Client(headers={NONCE: "mine"}) as thief:
-        for path in ("/v1/hello", "/readyz"):
-            answer = await asyncio.to_thread(thief.get, url + path)
-            proved = (answer.status_code, answer.content, answer.headers[PROOF])
-            RepeatsAnAgent.said[path] = proved
-    await agents.stop()
-    server = HTTPServer(Application([(".*", RepeatsAnAgent)]))
-    agents.take(server)
-    client = agent_client(agents)
-    with pytest.raises(Unreachable):
-        await client.ready()
-    client.close()
-    server.stop()
-    await server.close_all_connections()
+@pytest.mark.parametrize("address", ["http://10.0.0.5:8099", "http://127.0.0.1:8099"])
+def test_agent_by_plain_http_is_refused_with_a_sentence(address):
+    [said] = validation.problems({"ReclaimService": {"agent": address}})
+    assert said == (
+        "ReclaimService.agent must be like unix:/path or https://host:port: by plain"
+        " HTTP nothing is sent."
+    )
+    assert ReclaimService(agent="https://10.0.0.5:8099").agent

@@ -97,10 +97,10 @@ class World:
     """The Hub, and an agent with a suspended session of ada's."""
 
     def __init__(self, folder: Path) -> None:
-        self.agent = AgentThatOnlyKeeps(SAVED)
+        self.agent = AgentThatOnlyKeeps(folder, SAVED)
         (folder / "agent.token").write_text("token-of-the-agent")
         config = CONFIG.format(
-            agent=self.agent.server_port,
+            agent=self.agent.address,
             folder=folder,
             service=free_port(),
             server=EVE,

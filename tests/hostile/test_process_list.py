@@ -17,7 +17,7 @@ CONFIG = """
 from jupyterhub_gpu_reclaim.hub.config import configure
 configure(
     c,
-    agent="http://127.0.0.1:{agent}",
+    agent="{agent}",
     agent_token_file="{folder}/agent.token",
     state_dir="{folder}/state",
     service_port={port},
@@ -34,9 +34,9 @@ configure(
 
 @pytest.fixture
 def hub(tmp_path):
-    agent = AgentThatOnlyKeeps(token="password-of-the-agent")
+    agent = AgentThatOnlyKeeps(tmp_path)
     (tmp_path / "agent.token").write_text("password-of-the-agent")
-    config = CONFIG.format(agent=agent.server_port, folder=tmp_path, port=free_port())
+    config = CONFIG.format(agent=agent.address, folder=tmp_path, port=free_port())
     hub = HubUnderTest(tmp_path, config)
     try:
         yield hub.start()

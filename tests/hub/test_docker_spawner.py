@@ -150,17 +150,6 @@ async def test_session_out_of_sight_runs_as_long_as_docker_is_away():
     assert await spawner.poll() is None
 
 
-@pytest.mark.usefixtures("docker")
-async def test_token_that_is_no_text_is_a_service_that_does_not_answer(tmp_path):
-    spawner = made()
-    spawner.reclaim_service = "http://127.0.0.1:1"
-    spawner.reclaim_token_file = str(tmp_path / "token")
-    (tmp_path / "token").write_bytes(b"\xff\xfe")
-    load(spawner)
-    assert await spawner.poll() == 0
-    assert spawner.reclaim_pointer.phase is PointerPhase.UNKNOWN  # it may be saved
-
-
 async def test_docker_with_an_error_of_its_own_ends_no_session(docker):
     spawner = made()
     load(spawner)

@@ -28,7 +28,7 @@ def test_configure_of_an_empty_configuration_sets_everything(tmp_path):
     assert c.JupyterHub.spawner_class == "gpu-reclaim-local"
     assert c.JupyterHub.cleanup_servers is False
     assert c.JupyterHub.template_paths == [str(TEMPLATES)]
-    assert c.ReclaimMixin.reclaim_service == "http://127.0.0.1:4711"
+    assert c.ReclaimMixin.reclaim_service == f"unix:{tmp_path}/s/spawner.sock"
     names = {role["name"]: role for role in c.JupyterHub.load_roles}
     assert names["user"]["scopes"][0] == "self"
     assert names["gpu-reclaim-service"]["services"] == ["gpu-reclaim"]
@@ -81,7 +81,6 @@ def test_configure_in_a_pod_makes_the_service_listen_where_the_proxy_finds_it(
         c = Config()
         configure(c, state_dir=str(tmp_path / "s"), placement="kubernetes")
         assert c.JupyterHub.services[0]["url"] == f"http://{host}:10101"
-        assert c.ReclaimMixin.reclaim_service == f"http://{host}:10101"
     c = Config()
     configure(c, state_dir=str(tmp_path / "s"), service_host="10.1.2.3")
     assert c.JupyterHub.services[0]["url"] == "http://10.1.2.3:10101"

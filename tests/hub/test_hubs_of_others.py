@@ -20,7 +20,7 @@ configure(
     idle_after=30 * 60,
     min_age=10 * 60,
     cool_down=10 * 60,
-    agent="http://127.0.0.1:1",
+    agent="unix:{folder}/agent.sock",
     agent_token_file="{folder}/agent.token",
     state_dir="{folder}/state",
     service_port={port},

@@ -100,7 +100,8 @@ def test_the_chart_makes_a_hub_that_suspends(configured):
     [service] = configured.JupyterHub.services
     assert service["name"] == "gpu-reclaim"
     assert service["url"] == f"http://{HOST}:10101"
-    assert configured.ReclaimMixin.reclaim_service == service["url"]
+    socket = service["environment"]["GPU_RECLAIM_SPAWNER_SOCKET"]
+    assert configured.ReclaimMixin.reclaim_service == f"unix:{socket}"
 
 
 def test_the_service_takes_its_arguments(configured):

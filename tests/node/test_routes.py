@@ -137,6 +137,7 @@ def test_second_agent_on_the_same_state_folder_is_refused(agent):
     ("option", "sentence"),
     [
         ("--listen=0.0.0.0:0", "needs TLS"),
+        ("--listen=127.0.0.1:0", "needs TLS"),
         ("--listen=nonsense", "expected unix:PATH or ADDRESS:PORT"),
         ("--AgentApp.certificate=/nowhere.pem", "certificate"),
         (f"--AgentApp.state_dir=/tmp/{'x' * 80}", "too long"),

@@ -6,6 +6,8 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +18,6 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
-from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS, STOPS_ALL
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.drain import (
@@ -26,6 +27,8 @@ from jupyterhub_gpu_reclaim.common.drain import (
     DrainReport,
 )
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, NotFound, Refused
+from jupyterhub_gpu_reclaim.common.http import unix_sockets
+from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection
 from jupyterhub_gpu_reclaim.common.models import (
     AuditLine,
     CheckpointInfo,
@@ -393,6 +396,7 @@ class Running:
     context: Context
     hub: Application
     app: Application
+    socket: str  #: address of the spawner's calls
 
     async def call(
         self,
@@ -418,9 +422,14 @@ class Running:
         )
         return await AsyncHTTPClient().fetch(request, raise_error=False)
 
-    async def spawner(self, path: str, body: object, method: str = "POST"):
-        token = Vouching(SPAWNER_TOKEN.encode()).token(self.context.run)
-        return await self.call(f"api/spawner/{path}", token, method, body)
+    async def spawner(self, path: str, body: object, method: str = "POST") -> Answer:
+        """A call by the spawner's socket."""
+        http = Connection(self.socket, dict)
+        data = json.dumps(body).encode() if method == "POST" else None
+        where = f"{PREFIX}api/spawner/{path}"
+        answer = await http.ask(method, where, limit=20, body=data)
+        http.close()
+        return answer
 
 
 def _failure(response: HTTPResponse) -> Failure:
@@ -468,7 +477,16 @@ async def running() -> AsyncGenerator[Running]:
     server = HTTPServer(app, max_body_size=MAX_BODY, max_header_size=1 << 20)
     server.listen(0, "127.0.0.1")
     port = next(iter(server._sockets.values())).getsockname()[1]
-    yield Running(f"http://127.0.0.1:{port}{PREFIX}", control, context, hub, app)
+    with TemporaryDirectory() as folder:
+        server.add_socket(unix_sockets.listening(Path(folder) / "spawner.sock"))
+        yield Running(
+            f"http://127.0.0.1:{port}{PREFIX}",
+            control,
+            context,
+            hub,
+            app,
+            f"unix:{folder}/spawner.sock",
+        )
     for one in (server, hub_server):
         one.stop()
         await one.close_all_connections()

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyterhub_gpu_reclaim.service.settings.environment import SPAWNER_TOKEN
+from jupyterhub_gpu_reclaim.service.settings.environment import (
+    SPAWNER_SOCKET,
+    SPAWNER_TOKEN,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,7 @@ def run(tmp_path, programs):
             "JUPYTERHUB_SERVICE_PREFIX": "/services/gpu-reclaim/",
             "JUPYTERHUB_SERVICE_NAME": "gpu-reclaim",
             SPAWNER_TOKEN: "s" * 32,
+            SPAWNER_SOCKET: f"{tmp_path}/spawner.sock",
             **changes,
         }
         words = [

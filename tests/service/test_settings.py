@@ -20,6 +20,7 @@ FROM_HUB = {
     "JUPYTERHUB_SERVICE_PREFIX": "/lab/services/gpu-reclaim/",
     "JUPYTERHUB_BASE_URL": "/lab/",
     SPAWNER_TOKEN: "s" * 32,
+    "GPU_RECLAIM_SPAWNER_SOCKET": "/nowhere/spawner.sock",
 }
 
 

@@ -71,7 +71,7 @@ class Service:
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}{PREFIX}"
         self.log = self.folder / "log"
-        self.client = ServiceClient(f"http://127.0.0.1:{self.port}", SPAWNER_TOKEN)
+        self.client = ServiceClient(f"unix:{self.folder}/spawner.sock")
         environment = {
             "JUPYTERHUB_API_TOKEN": "hub-token",
             "JUPYTERHUB_API_URL": world.hub_url,
@@ -79,6 +79,7 @@ class Service:
             "JUPYTERHUB_SERVICE_PREFIX": PREFIX,
             "JUPYTERHUB_SERVICE_NAME": "gpu-reclaim",
             "GPU_RECLAIM_SPAWNER_TOKEN": SPAWNER_TOKEN,
+            "GPU_RECLAIM_SPAWNER_SOCKET": f"{self.folder}/spawner.sock",
         }
         words = [
             f"--ReclaimService.state_dir={self.folder}/state",
@@ -141,7 +142,7 @@ class World:
         self.node = NodeInMemory()
         self.hub = HubInMemory(self.node)
         (folder / "agent.token").write_text(TOKEN)
-        node, self.agent_url = serve_node(self.node)
+        node, self.agent_url = serve_node(self.node, folder)
         hub, address = serve_hub(self.hub)
         self.hub_url = f"{address}/hub/api"
         self._servers = [node, hub]

@@ -65,7 +65,7 @@ from jupyterhub.services.service import _ServiceSpawner
 _ServiceSpawner.poll_interval = 1
 configure(
     c,
-    agent="http://127.0.0.1:{agent}",
+    agent="{agent}",
     agent_token_file="{folder}/agent.token",
     state_dir="{folder}/state",
     service_port={service},
@@ -80,11 +80,11 @@ class Stack:
     """A Hub with our service, and the agent's double."""
 
     def __init__(self, folder: Path) -> None:
-        self.agent = AgentThatOnlyKeeps(SAVED, DORA, EMIL)
+        self.agent = AgentThatOnlyKeeps(folder, SAVED, DORA, EMIL)
         self.port = free_port()
         (folder / "agent.token").write_text(TOKEN)
         config = CONFIG.format(
-            agent=self.agent.server_port,
+            agent=self.agent.address,
             folder=folder,
             service=self.port,
             server=SERVER,

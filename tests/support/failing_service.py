@@ -36,7 +36,7 @@ from jupyterhub_gpu_reclaim.hub.config import configure
 _ServiceSpawner.poll_interval = 1
 configure(
     c,
-    agent="http://127.0.0.1:1",
+    agent="unix:{folder}/agent.sock",
     agent_token_file="{folder}/agent.token",
     state_dir="{folder}/state",
     service_port={port},

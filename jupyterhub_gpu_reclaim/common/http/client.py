@@ -10,24 +10,27 @@ import asyncio
 import socket
 import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tornado.httpclient import HTTPError, HTTPRequest
 from tornado.httputil import HTTPHeaders
-from tornado.iostream import StreamClosedError
+from tornado.iostream import IOStream, StreamClosedError
 from tornado.netutil import Resolver
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from tornado.tcpclient import TCPClient
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import BadRequest, ReclaimError
+from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.common.models import Failure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
-    from tornado.iostream import IOStream
-
+#: How the address of a UNIX socket begins.
+UNIX = "unix:"
+_ABSENT = (ConnectionRefusedError, FileNotFoundError)
 #: Requests at the same time; a capture holds one for as long as it takes.
 MAX_CLIENTS = 1000
 #: Longest line of a stream, bytes.
@@ -36,6 +39,10 @@ MAX_LINE = 1 << 20
 
 class NoResponse(Exception):
     """No answer, or none that is HTTP; the text is for the log."""
+
+
+class NobodyThere(NoResponse):
+    """Nobody listens at that address; nothing was sent."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +60,6 @@ class Answer:
         except BadRequest:
             return None
         return codec.error_of(failure, codec.kind_of_status(self.status))
-
-
-class UnixResolver(Resolver):
-    """Resolves every name to one unix socket."""
-
-    def initialize(self, path: str) -> None:
-        """Remember the socket.
-
-        Args:
-            path: of the socket.
-        """
-        self._path = path
-
-    async def resolve(
-        self, host: str, port: int, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[tuple[int, Any]]:
-        """The socket, for every name."""
-        del host, port, family
-        return [(int(socket.AF_UNIX), self._path)]
 
 
 class FixedResolver(Resolver):
@@ -94,7 +82,25 @@ class FixedResolver(Resolver):
         return [(int(kind), (self._ip, port))]
 
 
-class _OneStream(TCPClient):
+class _Dialler(TCPClient):
+    """Connects by TCP, or to a UNIX socket.
+
+    Args:
+        resolver: for TCP.
+        path: of the socket; None: by TCP.
+    """
+
+    def __init__(self, resolver: Resolver, path: Path | None) -> None:
+        super().__init__(resolver=resolver)
+        self._path = path
+
+    async def connect(self, *args: Any, **more: Any) -> IOStream:
+        if self._path is None:
+            return await super().connect(*args, **more)
+        return await _to_socket(self._path)
+
+
+class _OneStream(_Dialler):
     """Connects once, and can drop that connection at any moment."""
 
     _stream: IOStream | None = None
@@ -113,11 +119,32 @@ class _OneStream(TCPClient):
             self._stream.close()
 
 
+async def _to_socket(path: Path) -> IOStream:
+    """Connect to a UNIX socket.
+
+    Raises:
+        OSError: nobody listens there; or another user does, who is neither root nor
+            ours, so that nothing may be sent.
+    """
+    made = socket.socket(socket.AF_UNIX)
+    made.setblocking(False)
+    stream = IOStream(made)
+    try:
+        with unix_sockets.address(path) as there:
+            await stream.connect(there)
+        unix_sockets.refuse_strangers(made)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
 class Connection:
     """Connection to one far part.
 
     Args:
-        address: ``unix:/path``, ``http://host:port`` or ``https://host:port``.
+        address: ``unix:/path``, ``http://host:port`` or ``https://host:port``. What
+            listens at a path has to be root's, or ours.
         headers: sent with every request; read again each time, since a token's file
             may appear or change later.
         ca_file: certificates that vouch for an ``https`` address; empty: the system's.
@@ -135,8 +162,9 @@ class Connection:
         at: str = "",
     ) -> None:
         options: dict[str, Any] = {"max_clients": MAX_CLIENTS}
-        if address.startswith("unix:"):
-            options["resolver"] = UnixResolver(path=address.removeprefix("unix:"))
+        self._path = None
+        if address.startswith(UNIX):
+            self._path = Path(address.removeprefix(UNIX))
             address = "http://localhost"
         elif at:
             options["resolver"] = FixedResolver(ip=at)
@@ -153,7 +181,9 @@ class Connection:
         self._client.close()
 
     def _make_client(self) -> SimpleAsyncHTTPClient:
-        return SimpleAsyncHTTPClient(force_instance=True, **self._options)
+        client = SimpleAsyncHTTPClient(force_instance=True, **self._options)
+        client.tcp_client = _Dialler(client.resolver, self._path)
+        return client
 
     def _request(
         self, method: str, path: str, limit: float, **more: Any
@@ -195,7 +225,9 @@ class Connection:
         except (HTTPError, OSError, StreamClosedError) as error:
             raise NoResponse(f"{method} {path}: {error}") from None
         if response.code == 599:
-            raise NoResponse(f"{method} {path}: {response.error}")
+            absent = isinstance(response.error, _ABSENT)
+            kind = NobodyThere if absent else NoResponse
+            raise kind(f"{method} {path}: {response.error}")
         return Answer(response.code, bytes(response.body or b""), response.headers)
 
     async def lines(
@@ -242,7 +274,7 @@ class Connection:
             streaming_callback=lambda data: pieces.put_nowait(bytes(data)),
         )
         client = self._make_client()
-        client.tcp_client = one = _OneStream(resolver=client.resolver)
+        client.tcp_client = one = _OneStream(client.resolver, self._path)
         fetched = asyncio.ensure_future(client.fetch(request, raise_error=False))
         fetched.add_done_callback(_look_at)
         fetched.add_done_callback(lambda _: pieces.put_nowait(None))

@@ -63,7 +63,7 @@ class ReclaimMixin(SessionPlacement):
 
     reclaim_service = Unicode(
         "",
-        help="""Address of the service: ``http://127.0.0.1:10101`` or ``unix:/path``.
+        help="""Address of the service: ``unix:`` and the path of its socket.
 
         ``hub.config.configure(c)`` sets it; without that, you do. Empty: nothing can be
         suspended, and a server starts and stops as it would without this package.
@@ -72,7 +72,7 @@ class ReclaimMixin(SessionPlacement):
 
     reclaim_token_file = Unicode(
         "",
-        help="""File with the token that the Hub's process shows to the service.
+        help="""File with the secret of the keys that open tabs show to the service.
 
         ``hub.config.configure(c)`` makes it. Only root may be able to read it.
         Set it only where the Hub is configured without that.
@@ -122,11 +122,11 @@ class ReclaimMixin(SessionPlacement):
         """The client, shared by all spawners.
 
         Raises:
-            Unreachable: no service is configured, or its token cannot be read.
+            Unreachable: no service is configured.
         """
         if not self.reclaim_service:
             raise Unreachable(Reason.SERVICE_UNREACHABLE, detail="not configured")
-        return _client(self.reclaim_service, self.reclaim_token_file, self._prefix)
+        return _client(self.reclaim_service, self._prefix)
 
     # --- start, poll, stop ---
 
@@ -398,10 +398,6 @@ class ReclaimMixin(SessionPlacement):
 
 
 @cache
-def _client(address: str, token_file: str, prefix: str) -> ServiceClient:
+def _client(address: str, prefix: str) -> ServiceClient:
     """The client of a service, one for all spawners."""
-    try:
-        token = Path(token_file).read_text().strip()
-    except (OSError, ValueError) as error:  # ValueError: it is no text
-        raise Unreachable(Reason.SERVICE_UNREACHABLE, detail=str(error)) from None
-    return ServiceClient(address, token, prefix=prefix)
+    return ServiceClient(address, prefix=prefix)

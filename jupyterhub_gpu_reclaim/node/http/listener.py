@@ -1,12 +1,11 @@
 """Sets up the agent's listener: a socket file or TCP, the token, TLS.
 
-It refuses to listen, with a sentence that says why, where others could read the traffic
-or where the token is not a secret.
+It refuses to listen, with a sentence that says why, by TCP without TLS, and where the
+token is not a secret.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import ssl
@@ -14,10 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tornado.netutil import bind_sockets, bind_unix_socket
+from tornado.netutil import bind_sockets
 
 from jupyterhub_gpu_reclaim.common.durable import write_durably
-from jupyterhub_gpu_reclaim.common.http.server import door, raise_file_limit
+from jupyterhub_gpu_reclaim.common.http import unix_sockets
+from jupyterhub_gpu_reclaim.common.http.server import (
+    door,
+    raise_file_limit,
+)
 from jupyterhub_gpu_reclaim.node.http import routes
 
 if TYPE_CHECKING:
@@ -57,10 +60,14 @@ def listen(settings: AgentSettings, node: LocalNode, term: KnownTerm) -> Door:
         if where.startswith(_UNIX):
             path = Path(where.removeprefix(_UNIX))
             folder(path.parent)
-            server.add_socket(bind_unix_socket(str(path), mode=0o600))
+            server.add_socket(unix_sockets.listening(path))
         else:
             host, port = _address(where)
-            _refuse_open(settings, host)
+            if not settings.certificate:
+                raise CannotStartError(
+                    f"listening on {host} needs TLS: set certificate and private_key,"
+                    " or listen on a unix: socket"
+                )
             server.add_sockets(bind_sockets(port, host))
     except (OSError, ValueError) as error:
         raise CannotStartError(f"cannot listen on {where}: {error}") from None
@@ -71,18 +78,6 @@ def remove_socket(settings: AgentSettings) -> None:
     """Remove the socket's file once its listener is closed."""
     if settings.listen.startswith(_UNIX):
         Path(settings.listen.removeprefix(_UNIX)).unlink(missing_ok=True)
-
-
-def _refuse_open(settings: AgentSettings, host: str) -> None:
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback and not settings.certificate:
-        raise CannotStartError(
-            f"listening on {host} needs TLS: set certificate and private_key, or"
-            " listen on 127.0.0.1 or a unix: socket"
-        )
 
 
 def _tls(settings: AgentSettings) -> ssl.SSLContext | None:

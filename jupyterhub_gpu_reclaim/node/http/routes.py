@@ -1,9 +1,8 @@
 """The agent's HTTP interface, exactly as ``docs/explanation/architecture.md`` lists it.
 
-Every call but ``/healthz``, ``/readyz`` and the greeting needs the bearer token, or its
-stand-in of this run (``common/auth/handshake.py``); a caller without it never learns
-what exists. A handler reads the request, calls the :class:`LocalNode`, and writes the
-answer; it decides nothing.
+Every call but ``/healthz`` and ``/readyz`` needs the bearer token; a caller without it
+never learns what exists. A handler reads the request, calls the :class:`LocalNode`, and
+writes the answer; it decides nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import hmac
 import logging
 import re
-from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
@@ -21,7 +19,6 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF, Hello, Vouching
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
     Failure,
@@ -51,24 +48,15 @@ _REASONS = {401: Reason.FORBIDDEN, 404: Reason.INVALID, 405: Reason.INVALID}
 
 
 class Handler(RequestHandler):
-    """Common to all handlers: the token check, JSON both ways, errors as ``Failure``.
-
-    A caller that sends ``common.auth.handshake.NONCE`` gets each answer with a proof
-    that it is the agent's.
-    """
+    """Common to all: the token check, JSON both ways, errors as ``Failure``."""
 
     node: LocalNode
-    run: str
 
-    def initialize(
-        self, node: LocalNode, token: str, run: str, term: KnownTerm
-    ) -> None:
+    def initialize(self, node: LocalNode, token: str, term: KnownTerm) -> None:
         """Take what the application was made with."""
         self.node = node
-        self.run = run
         self._term = term
         self._token = token.encode()
-        self._vouching = Vouching(self._token)
 
     async def prepare(self) -> None:
         """Refuse a caller without the token, and one of a former service.
@@ -90,12 +78,10 @@ class Handler(RequestHandler):
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the caller has shown the token, or its stand-in for this run."""
+        """Whether the caller has shown the token."""
         scheme, _, given = self.request.headers.get("Authorization", "").partition(" ")
         shown = given.strip().encode("utf-8", "replace")
-        of_run = self._vouching.token(self.run).encode()
         same = hmac.compare_digest(shown, self._token)
-        same |= hmac.compare_digest(shown, of_run)
         return same and scheme.lower() in {"bearer", "token"}
 
     def set_default_headers(self) -> None:
@@ -108,20 +94,6 @@ class Handler(RequestHandler):
         """Write one value and end."""
         self.set_status(status)
         self.finish(codec.encode(value))
-
-    @property
-    def _nonce(self) -> str:
-        return str(self.request.headers.get(NONCE, ""))[:200]
-
-    def finish(self, chunk: str | bytes | dict[str, Any] | None = None) -> Any:
-        """End the answer, with its proof."""
-        if chunk is not None:
-            self.write(chunk)
-        if self._nonce and not self._headers_written:
-            body = b"".join(self._write_buffer)
-            proof = self._vouching.proof(self._nonce, self.get_status(), body)
-            self.set_header(PROOF, proof)
-        return super().finish()
 
     def body(self, kind: type[T]) -> T:
         """The request's body as that value.
@@ -158,14 +130,9 @@ class Handler(RequestHandler):
     async def stream(self, events: AsyncIterator[Event]) -> None:
         """Newline-delimited JSON, each line flushed; a reader may leave."""
         self.set_header("Content-Type", "application/x-ndjson")
-        number = 0
         try:
             async for event in events:
-                line = codec.encode(event)
-                if self._nonce:
-                    line = self._vouching.sealed(self._nonce, number, line)
-                self.write(line + b"\n")
-                number += 1
+                self.write(codec.encode(event) + b"\n")
                 await self.flush()
         except StreamClosedError:
             return
@@ -244,17 +211,6 @@ class GetReadiness(Handler):
         ready = not any(finding.fatal for finding in findings)
         told = {"findings": findings} if self.is_trusted else {}
         self.answer({"ready": ready, **told}, 200 if ready else 503)
-
-
-class GetHello(Handler):
-    """``GET /v1/hello``: the agent proves itself before it is sent anything."""
-
-    async def prepare(self) -> None:
-        """Allow it without a token."""
-
-    def get(self) -> None:
-        """Answer with which run of the agent this is."""
-        self.answer(Hello(run=self.run))
 
 
 class GetStatus(Handler):
@@ -455,13 +411,11 @@ def make_application(
     bound = {
         "node": node,
         "token": token,
-        "run": token_hex(),
         "term": term or KnownTerm(),
     }
     routes: list[tuple[str, type[Handler]]] = [
         ("/healthz", GetHealth),
         ("/readyz", GetReadiness),
-        ("/v1/hello", GetHello),
         ("/v1/status", GetStatus),
         ("/v1/sessions", ListTrees),
         (f"/v1/sessions/{name}", GetSession),

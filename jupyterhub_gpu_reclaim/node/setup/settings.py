@@ -175,8 +175,8 @@ class AgentSettings(StoreSettings, Application):
         help="""Where the service reaches the agent.
 
         `unix:PATH` makes a socket of mode 0600, for a service of root on this machine.
-        `ADDRESS:PORT` listens on TCP; any address but loopback needs `certificate`.
-        Example: `127.0.0.1:8765` or `[::1]:8765`.
+        `ADDRESS:PORT` listens on TCP, by TLS alone: it needs `certificate`.
+        Example: `10.0.0.5:8765` or `[::]:8765`.
         """,
     ).tag(config=True)
 
@@ -194,8 +194,7 @@ class AgentSettings(StoreSettings, Application):
         "",
         help="""PEM file with the TLS certificate (and its chain) for TCP.
 
-        Empty: no TLS, which is refused for any address but loopback. Set it where
-        `listen` is TCP.
+        Needed where `listen` is TCP; a `unix:` socket has none.
         """,
     ).tag(config=True)
 

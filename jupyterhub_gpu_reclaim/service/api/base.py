@@ -7,8 +7,8 @@ session than its user.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
+import socket
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
@@ -19,8 +19,6 @@ from tornado.web import HTTPError, RequestHandler
 
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.auth import tab_tokens
-from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, Vouching
-from jupyterhub_gpu_reclaim.common.auth.handshake import PROOF as PROOF_OF_ANSWER
 from jupyterhub_gpu_reclaim.common.auth.principals import Principal, of_service, of_user
 from jupyterhub_gpu_reclaim.common.auth.scopes import MANAGE, METRICS, STOPS_ALL
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -202,48 +200,18 @@ class NothingHere(Route):
         raise HTTPError(404)
 
 
-class VouchedRoute(Route):
-    """A call with proved answers; see ``common/auth/handshake.py``."""
-
-    _sealed = 0
-
-    @property
-    def vouching(self) -> Vouching:
-        """The proof by the secret shared with the spawner."""
-        return Vouching(self.context.spawner_token)
-
-    @property
-    def _nonce(self) -> str:
-        return str(self.request.headers.get(NONCE, ""))[:200]
-
-    def finish(self, chunk: str | bytes | dict[str, Any] | None = None) -> Any:
-        """End the answer with its proof."""
-        if chunk is not None:
-            self.write(chunk)
-        if not self._headers_written:
-            body = b"".join(self._write_buffer)
-            proof = self.vouching.proof(self._nonce, self.get_status(), body)
-            self.set_header(PROOF_OF_ANSWER, proof)
-        return super().finish()
-
-    def write_line(self, line: bytes) -> None:
-        """A line of a stream, with its own proof."""
-        self.write(self.vouching.sealed(self._nonce, self._sealed, line) + b"\n")
-        self._sealed += 1
-
-
-class SpawnerRoute(VouchedRoute):
-    """A call for the spawner in the Hub's process only."""
+class SpawnerRoute(Route):
+    """A call of the spawner in the Hub's process, by the socket that is its alone."""
 
     async def prepare(self) -> None:
-        """Compare the token of this run in constant time."""
-        kind, _, token = self.request.headers.get("Authorization", "").partition(" ")
-        given = token.strip().encode("utf-8", "replace")
-        wanted = self.vouching.token(self.context.run).encode()
-        if kind.lower() not in ("token", "bearer") or not hmac.compare_digest(
-            given, wanted
-        ):
-            raise Unauthenticated(Reason.UNAUTHENTICATED)
+        """Answer 404 to whoever comes by TCP.
+
+        Raises:
+            HTTPError: 404.
+        """
+        connection: Any = self.request.connection
+        if connection.context.address_family != socket.AF_UNIX:
+            raise HTTPError(404)
 
 
 class PersonRoute(HubOAuthenticated, Route):

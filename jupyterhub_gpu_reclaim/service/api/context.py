@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
@@ -101,4 +100,3 @@ class Context:
     changes: Throttle = field(default_factory=lambda: Throttle(30, per_minute=10))
     refused: Callable[[Refusal], None] | None = None  #: takes refusals; never raises
     ready: Callable[[], bool] = lambda: True  #: whether the start is over
-    run: str = field(default_factory=token_hex)  #: id of this run of the service

@@ -26,7 +26,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 #: Caller → the name of its security scheme, and what may go wrong.
 _CALLERS: dict[str, tuple[list[dict[str, list[str]]], tuple[int, ...]]] = {
     "person": ([{"hubToken": []}, {"pageProof": []}], (400, 401, 403, 429, 503)),
-    "spawner": ([{"spawnerToken": []}], (400, 401, 503)),
+    "spawner": ([], (400, 404, 503)),
     "anyone": ([], (400,)),
 }
 
@@ -43,13 +43,6 @@ _SECURITY_SCHEMES = {
         "name": "X-XSRFToken",
         "description": "The proof in a page of the service, which a browser"
         " opens with the Hub's login; a cookie opens no call.",
-    },
-    "spawnerToken": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "Authorization",
-        "description": "`token <…>` of this run of the service, which the Hub's process"
-        " alone can make (`common/auth/handshake.py`).",
     },
 }
 

@@ -1,7 +1,7 @@
 """The spawner's calls, before, during and after a start or stop.
 
-They are proved with a shared secret (``common/auth/handshake.py``), because an answer
-may carry the login of a suspended session. The meaning of every call is in
+They come by a UNIX socket of mode 0600, since an answer may carry the login of a
+suspended session. The meaning of every call is in
 ``docs/explanation/architecture.md``.
 """
 
@@ -12,7 +12,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.auth.handshake import Hello
 from jupyterhub_gpu_reclaim.common.deletion_orders import Deletion
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.models import (
@@ -26,7 +25,6 @@ from jupyterhub_gpu_reclaim.service.api.base import (
     Count,
     Route,
     SpawnerRoute,
-    VouchedRoute,
 )
 from jupyterhub_gpu_reclaim.service.api.openapi import Query, operation
 from jupyterhub_gpu_reclaim.service.api.streams import flushed, with_pauses
@@ -35,19 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from jupyterhub_gpu_reclaim.controlplane.api.controller import Controller
-
-
-class SayHello(VouchedRoute):
-    """The service's proof of itself, before the spawner sends anything."""
-
-    path: ClassVar = "api/spawner/hello"
-
-    @operation(
-        "Which run of the service answers, proved", caller="anyone", answer=Hello
-    )
-    async def get(self) -> None:
-        """Answer with this run of the service."""
-        self.answer(Hello(run=self.context.run))
 
 
 def _call(
@@ -123,7 +108,7 @@ class Progress(SpawnerRoute):
         except ReclaimError as error:
             if not self._begun:
                 raise
-            self.write_line(codec.encode(Event(failure=codec.failure_of(error))))
+            self.write(codec.encode(Event(failure=codec.failure_of(error))) + b"\n")
 
     async def _send_steps(self, events: AsyncIterator[Event]) -> None:
         limits = self.context.limits
@@ -135,14 +120,13 @@ class Progress(SpawnerRoute):
                 if event is None:
                     self.write(b"\n")
                 else:
-                    self.write_line(codec.encode(event))
+                    self.write(codec.encode(event) + b"\n")
                 self._begun = True
                 if not await flushed(self, limit=limits.stalled):
                     return
 
 
 ROUTES: tuple[type[Route], ...] = (
-    SayHello,
     _call(
         "plan-start",
         "How to start this session",

@@ -14,14 +14,12 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from jupyterhub_gpu_reclaim.common import codec
-from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 from jupyterhub_gpu_reclaim.common.errors import (
     BadRequest,
     ReclaimError,
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResponse
-from jupyterhub_gpu_reclaim.common.http.proven_client import Vouched
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Event,
@@ -58,12 +56,11 @@ _JSON = {"Content-Type": "application/json"}
 class AgentClient:
     """The client of one node's agent.
 
-    Over plain HTTP, where another program could listen in its place, it has to prove
-    itself first and never gets the token; else the file system or its certificate
-    vouches.
+    On this machine the user who listens at its socket vouches for it, elsewhere its
+    certificate.
 
     Args:
-        address: ``unix:/path``, ``http://127.0.0.1:port`` or ``https://host:port``.
+        address: ``unix:/path`` or ``https://host:port``.
         token: the bearer token, or a file that holds it; a file is read at each call,
             so that it may appear or change later.
         journal: in whose name; None: a person's, who only looks.
@@ -91,26 +88,15 @@ class AgentClient:
         self._slow = slow
         self._silence = silence
         self._authority = Authority(journal)
-        self._http: Connection | Vouched
-        if address.startswith("http://"):
-            self._http = Vouched(
-                Connection(address, self._json_headers, at=at),
-                lambda: Vouching(self._read_token().encode()),
-                hello="/v1/hello",
-                quick=quick,
-            )
-        else:
-            self._http = Connection(address, self._headers, ca_file=ca_file, at=at)
+        self._http = Connection(address, self._headers, ca_file=ca_file, at=at)
 
     def close(self) -> None:
         """Close connections; operations continue at the agent."""
         self._http.close()
 
     def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self._read_token()}", **self._json_headers()}
-
-    def _json_headers(self) -> dict[str, str]:
-        return {**_JSON, **self._authority.headers()}
+        token = {"Authorization": f"Bearer {self._read_token()}"}
+        return {**token, **_JSON, **self._authority.headers()}
 
     def _read_token(self) -> str:
         if isinstance(self._token, str):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, MutableMapping
 
-#: Numbers of the listening socket and the pipe, and the supervisor's pid: ``3,4,99``.
+#: The supervisor's pid, numbers of the pipe and of the listening sockets: ``99,3,4,5``.
 SUPERVISED = "GPU_RECLAIM_SUPERVISED"
 #: Seconds after which a child without a sign of life is taken for hung; sessions are
 #: not concerned. A short time takes a busy machine for a hung program.
@@ -32,7 +32,7 @@ _MAX_LINE = 64 * 1024
 class Reporter:
     """The child's end."""
 
-    listening: int | None = None
+    listening: tuple[int, ...] = ()
     pipe: int | None = None
     supervisor: int = 0  #: its pid; 0: there is none
 
@@ -40,19 +40,18 @@ class Reporter:
     def take(cls, environment: MutableMapping[str, str]) -> Reporter:
         """Read the environment, and remove the variable, so no child inherits it."""
         words = environment.pop(SUPERVISED, "").split(",")
-        if len(words) != 3:
+        if len(words) < 3:
             return cls()
-        listening, pipe, supervisor = map(int, words)
-        for number in (listening, pipe):
+        supervisor, pipe, *listening = map(int, words)
+        for number in (pipe, *listening):
             os.set_inheritable(number, False)
-        return cls(listening, pipe, supervisor)
+        return cls(tuple(listening), pipe, supervisor)
 
-    def socket(self) -> socket.socket | None:
-        """The listening socket; None if none was passed."""
-        if self.listening is None:
-            return None
-        made = socket.socket(fileno=self.listening)
-        made.setblocking(False)
+    def sockets(self) -> list[socket.socket]:
+        """The listening sockets; none if none were passed."""
+        made = [socket.socket(fileno=number) for number in self.listening]
+        for each in made:
+            each.setblocking(False)
         return made
 
     def report(self, name: str, text: str = "") -> None:

@@ -15,7 +15,7 @@ from tornado.web import Application
 from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.common.errors import Unreachable
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.service.api.base import Route, VouchedRoute
+from jupyterhub_gpu_reclaim.service.api.base import Route
 from jupyterhub_gpu_reclaim.service.api.operators import Health
 from jupyterhub_gpu_reclaim.service.web import pages
 from jupyterhub_gpu_reclaim.service.web.site import log_request
@@ -51,15 +51,7 @@ class Standby(HTTPServerConnectionDelegate):
 
 
 class _Waits(Route):
-    """Any call of a program while the service waits."""
-
-    async def prepare(self) -> None:
-        """Answer with the reason."""
-        raise Unreachable(self.settings["context"].why)
-
-
-class _SpawnerWaits(VouchedRoute):
-    """Any call of the spawner while the service waits; answered with our proof."""
+    """Any call of a program, or the spawner, while the service waits."""
 
     async def prepare(self) -> None:
         """Answer with the reason."""
@@ -99,7 +91,6 @@ class _Words:
         self.hub_prefix = environment.hub_prefix
         self.hub_host = environment.hub_host
         self.message_url = ""
-        self.spawner_token = environment.spawner_token.encode()
 
 
 def _application(words: _Words) -> Application:
@@ -108,7 +99,6 @@ def _application(words: _Words) -> Application:
     return Application(
         [
             (rf"{base}healthz", _Alive),
-            (rf"{base}api/spawner/.*", _SpawnerWaits),
             (rf"{base}(readyz|metrics|api/.*)", _Waits),
             (base + pages.STATIC_PATH, pages.Static, pages.STATIC_FILES),
             (r".*", _Page),

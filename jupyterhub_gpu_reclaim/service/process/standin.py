@@ -16,13 +16,11 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim import __version__
-from jupyterhub_gpu_reclaim.common.auth.handshake import NONCE, PROOF
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 
 if TYPE_CHECKING:
     import socket
-
-    from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
+    from collections.abc import Sequence
 
 #: Connections at a time; further ones are closed at once.
 MOST = 128
@@ -41,16 +39,13 @@ _PAGE = """<!doctype html>
 
 
 class StandIn:
-    """The stand-in at a listening socket, which it shares and never closes."""
+    """The stand-in at listening sockets, which it shares and never closes."""
 
-    def __init__(
-        self, listening: socket.socket, prefix: str, vouching: Vouching | None = None
-    ) -> None:
+    def __init__(self, listening: Sequence[socket.socket], prefix: str) -> None:
         self.why = ""  #: what keeps the service away; empty: it is being started
-        self._vouching = vouching
         self._listening = listening
         self._prefix = prefix
-        self._accepting: socket.socket | None = None
+        self._accepting: list[socket.socket] = []
         self._served: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
@@ -59,24 +54,23 @@ class StandIn:
         Not by asyncio's server: a caller whom that has accepted in the moment in which
         it is closed gets neither answer nor end (Python 3.11), and waits for minutes.
         """
-        if self._accepting is None:
-            # A copy: closing it does not affect others that share the socket.
-            self._accepting = self._listening.dup()
-            self._accepting.setblocking(False)
-            asyncio.get_running_loop().add_reader(self._accepting, self._accept)
+        if not self._accepting:
+            # Copies: closing them does not affect others that share the sockets.
+            self._accepting = [each.dup() for each in self._listening]
+            for each in self._accepting:
+                each.setblocking(False)
+                asyncio.get_running_loop().add_reader(each, self._accept, each)
 
     def end(self) -> None:
         """Stop accepting; others that share the socket continue."""
-        if self._accepting is not None:
-            asyncio.get_running_loop().remove_reader(self._accepting)
-            self._accepting.close()
-            self._accepting = None
+        for each in self._accepting:
+            asyncio.get_running_loop().remove_reader(each)
+            each.close()
+        self._accepting.clear()
 
-    def _accept(self) -> None:
-        if self._accepting is None:
-            return
+    def _accept(self, accepting: socket.socket) -> None:
         try:
-            connection, _ = self._accepting.accept()
+            connection, _ = accepting.accept()
         except OSError:
             return  # another one that shares the socket has it, or the caller has gone
         task = asyncio.ensure_future(self._serve(connection))
@@ -124,10 +118,6 @@ class StandIn:
             "Content-Security-Policy: default-src 'none'; frame-ancestors 'none'",
             "Connection: close",
         ]
-        nonce = _header(lines, NONCE)
-        if nonce and self._vouching is not None:
-            number = int(status.partition(" ")[0])
-            head_lines.append(f"{PROOF}: {self._vouching.proof(nonce, number, body)}")
         head_lines.append("\r\n")
         writer.write(
             "\r\n".join(head_lines).encode() + (b"" if method == "HEAD" else body)

@@ -18,10 +18,11 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jupyterhub_gpu_reclaim.common.auth.handshake import Vouching
 from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.http import unix_sockets
 from jupyterhub_gpu_reclaim.service.process import held_socket, lifeline
 from jupyterhub_gpu_reclaim.service.process.reporting import (
     BEATS,
@@ -33,7 +34,7 @@ from jupyterhub_gpu_reclaim.service.process.reporting import (
 from jupyterhub_gpu_reclaim.service.process.standin import StandIn
 from jupyterhub_gpu_reclaim.service.settings.environment import (
     PROBLEMS,
-    SPAWNER_TOKEN,
+    SPAWNER_SOCKET,
     address_of,
 )
 
@@ -81,15 +82,19 @@ class Supervisor:
         listening = await self._listen()
         if listening is None:
             return
-        secret = self._environment.get(SPAWNER_TOKEN, "")
-        vouching = Vouching(secret.encode()) if secret else None
-        self._standin = StandIn(listening, self._prefix, vouching)
+        try:
+            path = Path(self._environment[SPAWNER_SOCKET])
+            sockets = [listening, unix_sockets.listening(path)]
+        except (KeyError, OSError) as error:
+            _log(f"The spawner's socket cannot be made: {error}.")
+            sockets = [listening]
+        self._standin = StandIn(sockets, self._prefix)
         self._standin.begin()
         if self._problems:
             self._show_problems(" ".join(self._problems))
             await self._ending.wait()
         while not self._ending.is_set():
-            await self._run_child(listening)
+            await self._run_child(sockets)
             await self._pause(self._wait)
         self._standin.end()
 
@@ -112,18 +117,18 @@ class Supervisor:
                 await self._pause(held_socket.AGAIN)
         return None
 
-    async def _run_child(self, listening: socket.socket) -> None:
+    async def _run_child(self, sockets: Sequence[socket.socket]) -> None:
         """Start the child, read its reports, and see it end."""
         reading, writing = os.pipe()
-        number = listening.fileno()
+        numbers = [each.fileno() for each in sockets]
         try:
             child = await asyncio.create_subprocess_exec(
                 *self._command,
                 env={
                     **self._environment,
-                    SUPERVISED: f"{number},{writing},{os.getpid()}",
+                    SUPERVISED: ",".join(map(str, [os.getpid(), writing, *numbers])),
                 },
-                pass_fds=(number, writing),
+                pass_fds=(writing, *numbers),
                 stdin=asyncio.subprocess.DEVNULL,
             )
         except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -17,6 +18,9 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+#: Path of the socket that the Hub's process asks at.
+SPAWNER_SOCKET = "GPU_RECLAIM_SPAWNER_SOCKET"
+#: The secret of the keys that open tabs show (``common/auth/tab_tokens.py``).
 SPAWNER_TOKEN = "GPU_RECLAIM_SPAWNER_TOKEN"  # noqa: S105 - a variable's name
 #: What ``configure(c)`` found wrong with the settings: a JSON list of sentences.
 PROBLEMS = "GPU_RECLAIM_SETTINGS_PROBLEMS"
@@ -27,6 +31,7 @@ _NEEDED = (
     "JUPYTERHUB_API_URL",
     "JUPYTERHUB_SERVICE_URL",
     "JUPYTERHUB_SERVICE_PREFIX",
+    SPAWNER_SOCKET,
     SPAWNER_TOKEN,
 )
 #: A secret that is shorter was not made by us and may be guessed.
@@ -45,6 +50,7 @@ class HubEnvironment:
     hub_host: str
     api_token: str = field(repr=False)
     spawner_token: str = field(repr=False)
+    spawner_socket: Path
     #: Under ``JupyterHub.internal_ssl``: the Hub's certificates, and ours with its key.
     hub_ca: str = ""
     own: tuple[str, str] | None = None
@@ -78,6 +84,7 @@ class HubEnvironment:
             hub_host=environment.get("JUPYTERHUB_HOST", ""),
             api_token=environment["JUPYTERHUB_API_TOKEN"],
             spawner_token=environment[SPAWNER_TOKEN],
+            spawner_socket=Path(environment[SPAWNER_SOCKET]),
             hub_ca=environment.get("JUPYTERHUB_SSL_CLIENT_CA", ""),
             own=(certificate, key) if certificate and key else None,
             warnings=tuple(json.loads(environment.get(WARNINGS) or "[]")),

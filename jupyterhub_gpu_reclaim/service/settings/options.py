@@ -10,7 +10,7 @@ from __future__ import annotations
 from traitlets import Bool, Enum, Float, Int, List, Unicode
 from traitlets.config import Configurable
 
-from jupyterhub_gpu_reclaim.common.traits import Address
+from jupyterhub_gpu_reclaim.common.traits import Address, AgentAddress
 from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
 from jupyterhub_gpu_reclaim.policy.retention import Retention
 from jupyterhub_gpu_reclaim.service.api.context import Limits
@@ -38,13 +38,10 @@ class Options(Configurable):
         " through the API server.",
     ).tag(config=True)
 
-    agent = Unicode(
+    agent = AgentAddress(
         "unix:/run/jupyterhub-gpu-reclaim/agent.sock",
-        help="Address of the machine's agent: `unix:/path` for a socket,"
-        " `https://host:8099` for TCP, `http://127.0.0.1:8099` on the same machine. By"
-        " plain HTTP the agent has to prove itself before it is told anything, since"
-        " others could take its port while it is away. Set it where the agent's"
-        " `listen` is set.",
+        help="Address of the machine's agent: `unix:/path` for a socket on this one,"
+        " `https://host:8099` for TCP. Set it where the agent's `listen` is set.",
     ).tag(config=True)
 
     agent_token_file = Unicode(

@@ -1,0 +1,45 @@
+"""A threaded HTTP server at a UNIX socket, for doubles of our own programs."""
+
+from __future__ import annotations
+
+import os
+import socketserver
+import threading
+from http.server import ThreadingHTTPServer
+from socket import AF_UNIX
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from http.server import BaseHTTPRequestHandler
+    from pathlib import Path
+
+
+class UnixServer(ThreadingHTTPServer):
+    """Answers from the moment at which it is made; ``address`` is as settings have it.
+
+    Args:
+        path: of the socket, which is made anew.
+        handler: of its requests.
+    """
+
+    address_family = AF_UNIX
+    daemon_threads = True
+
+    def __init__(self, path: Path, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address = f"unix:{path}"
+        self._path = path
+        path.unlink(missing_ok=True)
+        super().__init__(str(path), handler)  # type: ignore[arg-type]
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def server_bind(self) -> None:
+        """Bind by the folder: its path may be longer than an address."""
+        folder = os.open(self._path.parent, os.O_PATH)
+        self.server_address = f"/proc/self/fd/{folder}/{self._path.name}"
+        socketserver.TCPServer.server_bind(self)
+        os.close(folder)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.shutdown()
+        self.server_close()
