@@ -146,7 +146,7 @@ def test_names_with_a_way_out_reach_no_file(agent, counter):
 def test_term_counts_only_from_a_caller_with_the_token(agent):
     with agent.client() as client:
         client.headers["Authorization"] = "Bearer wrong-wrong-wrong-wrong"
-        for path in ("/v1/sessions", "/v1/hello", "/healthz", "/readyz", "/nothing"):
+        for path in ("/v1/sessions", "/v1/status", "/healthz", "/readyz", "/nothing"):
             client.get(path, headers={TERM: f"{HIGHEST} x"})
     assert agent.get("/v1/status").json()["term"] == 0
     assert not (agent.folder / "state" / FILE).exists()

@@ -20,7 +20,7 @@ async def stand_in():
     """One at an address of its own, and its port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
-        made = StandIn(listening, PREFIX)
+        made = StandIn([listening], PREFIX)
         made.begin()
         yield made, listening.getsockname()[1]
         made.end()
