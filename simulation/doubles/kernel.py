@@ -28,6 +28,7 @@ import msgspec
 from jupyterhub_gpu_reclaim.checkpoint import preflight
 from jupyterhub_gpu_reclaim.checkpoint.gpu import driver
 from jupyterhub_gpu_reclaim.checkpoint.gpu.survey import Survey
+from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
 from jupyterhub_gpu_reclaim.checkpoint.tree import dump, freeze, quiesce
@@ -668,6 +669,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (freeze, "stop", kernel.stop),
         (quiesce, "cut_in_silence", lambda _: types.SimpleNamespace(inodes=())),
         (inet, "reset_all", none),
+        (robust_lists, "forget", none),
         (dump, "dump", kernel.dump),
         (tree_restore, "restore", kernel.restore),
         (tree_restore, "fill", kernel.fill),

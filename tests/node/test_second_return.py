@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.checkpoint.test_robust_lists import LOCKS
 from tests.support.agent import goes_on, wait_for
 
 pytestmark = pytest.mark.shares_an_agent
@@ -98,6 +99,36 @@ def test_workers_that_are_spawned_go_on_and_so_do_new_ones(agent, places, folder
         assert saved[-1].get("checkpoint"), saved[-1]
         path = f"/v1/sessions/{place.incarnation}/release"
         assert agent.post(path, {"checkpoint": name}).status_code == 200
+        place = places("hold")
+        restored = agent.restore(place, name)
+        assert restored[-1].get("tree"), restored[-1]
+        assert goes_on(place)
+
+
+#: Holds a lock in a file that it has mapped, as in a transaction of LMDB.
+LOCKED = """
+import sys, time
+{locks}
+libc.pthread_mutex_lock(locks[0])
+while True:
+    sys.stdout.write("x"); sys.stdout.flush()
+    time.sleep(0.02)
+"""
+
+
+def test_lock_that_is_held_in_a_mapped_file_is_no_obstacle(agent, places, folder):
+    file = folder / "lock.mdb"
+    program = LOCKED.format(locks=LOCKS.format(path=str(file)))
+    place = places("start", sys.executable, "-c", program)
+    wait_for(lambda: place.output.stat().st_size)
+    before = file.read_bytes()
+    for number in range(2):
+        name = f"locked-{number}-{place.incarnation[:8]}"
+        saved = agent.capture(place, name, number + 1)
+        assert saved[-1].get("checkpoint"), saved[-1]
+        path = f"/v1/sessions/{place.incarnation}/release"
+        assert agent.post(path, {"checkpoint": name}).status_code == 200
+        assert file.read_bytes() == before
         place = places("hold")
         restored = agent.restore(place, name)
         assert restored[-1].get("tree"), restored[-1]

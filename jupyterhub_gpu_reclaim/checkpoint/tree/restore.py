@@ -34,7 +34,11 @@ from jupyterhub_gpu_reclaim.checkpoint.criu.process import STOP_PATIENCE, CriuRu
 from jupyterhub_gpu_reclaim.checkpoint.criu.stream import RestoreServer
 from jupyterhub_gpu_reclaim.checkpoint.files import handover, locks, timers
 from jupyterhub_gpu_reclaim.checkpoint.files.held_images import FILES
-from jupyterhub_gpu_reclaim.checkpoint.memory import system_v_images, undumpable
+from jupyterhub_gpu_reclaim.checkpoint.memory import (
+    robust_lists,
+    system_v_images,
+    undumpable,
+)
 from jupyterhub_gpu_reclaim.checkpoint.memory.fill import copy_all
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import MemoryPlan, make_plan, whole
 from jupyterhub_gpu_reclaim.checkpoint.sockets import (
@@ -449,6 +453,7 @@ def clear(session: SessionInit, *, timeout: float) -> None:
         tree = freeze.stop(
             session.init_pid, session.init_start, timeout=LAST_STOP_PATIENCE
         )
+        robust_lists.forget(tree)
         inet.reset_all(session.init_pid, [process.pid for process in tree.processes])
     processes.kill_tree(session.init_pid, session.init_start, timeout=timeout)
 

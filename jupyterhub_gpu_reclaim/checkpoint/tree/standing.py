@@ -74,7 +74,7 @@ class StandingMemory:
         :meth:`deliver` has ended.
         """
         self._mark = {
-            pid: processes.times_run(one) for pid, one in self._standing.items()
+            pid: processes.times_run(self._standing[pid]) for pid in self._left_out
         }
 
     @property

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import (
@@ -248,11 +249,7 @@ class Recovery:
             ):
                 self._settle_capture(session, record)
             case Stage.RESTORING:
-                processes.kill_tree(
-                    session.init_pid,
-                    session.init_start,
-                    timeout=self.releases.limits.end,
-                )
+                self._end_unfinished(session)
                 cgroups.restore_memory_limit(record.memory_limit)
                 self._fail(record)
             case Stage.CONTINUING:
@@ -310,6 +307,13 @@ class Recovery:
                 error,
             )
 
+    def _end_unfinished(self, session: Session) -> None:
+        """End what has come back and never went on; its checkpoint is there."""
+        robust_lists.forget(trees.inspect(session))
+        processes.kill_tree(
+            session.init_pid, session.init_start, timeout=self.releases.limits.end
+        )
+
     def _settle_continuing(self, session: Session, record: Record) -> None:
         """Continue a restored tree, again if it had been, since that is not known."""
         tree = trees.inspect(session)
@@ -323,9 +327,7 @@ class Recovery:
                 raise  # it had gone on: what it did since then is saved nowhere
             # No process may go on without it; the checkpoint is there for another
             # attempt.
-            processes.kill_tree(
-                session.init_pid, session.init_start, timeout=self.releases.limits.end
-            )
+            self._end_unfinished(session)
             failed = msgspec.structs.replace(record, failure=codec.failure_of(error))
             self._fail(failed)
             return

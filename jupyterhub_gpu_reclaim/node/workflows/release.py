@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.checkpoint.tree import freeze
 from jupyterhub_gpu_reclaim.checkpoint.tree.freeze import thaw
@@ -48,6 +49,8 @@ _log = logging.getLogger(__name__)
 
 #: A process not stopped by then waits for a disk; it is killed all the same.
 _STOP_SECONDS = 2.0
+#: The tree stands, and its checkpoint is committed.
+_SAVED = frozenset({Stage.CAPTURED, Stage.RELEASING})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,7 @@ class Releases:
         record = self.records.find(session.incarnation)
 
         def work() -> None:
-            self._end(session)
+            self._end(session, saved=record is not None and record.stage in _SAVED)
             self.records.delete(session.incarnation)
 
         progress = StepReporter(operation, self.clock)
@@ -218,7 +221,7 @@ class Releases:
 
     def _end_held(self, session: Session, checkpoint: str) -> None:
         self._hold_ports(session, checkpoint)
-        self._end(session)
+        self._end(session, saved=True)
         self.ports.take_again(checkpoint)  # what could not be had before
 
     def _hold_ports(self, session: Session, checkpoint: str) -> None:
@@ -238,7 +241,7 @@ class Releases:
             record is None
             or not trees.matches(record, session)
             or record.checkpoint != checkpoint
-            or record.stage not in {Stage.CAPTURED, Stage.RELEASING}
+            or record.stage not in _SAVED
         ):
             raise Refused(Reason.NOT_CAPTURED)
         try:
@@ -282,10 +285,17 @@ class Releases:
         failed = record.at(Stage.FAILED, record.steps, failure=codec.failure_of(why))
         self.records.note(failed)
 
-    def _end(self, session: Session) -> None:
-        """Reset its connections, then end its init and with it all of its namespace."""
+    def _end(self, session: Session, *, saved: bool) -> None:
+        """Reset its connections, then end its init and with it all of its namespace.
+
+        Args:
+            session: whose tree it is.
+            saved: whether it is to come back as it stands.
+        """
         try:
             _reset(session)
+            if saved:
+                robust_lists.forget(trees.inspect(session))
         except NotFound:
             return
         except ReclaimError as error:

@@ -1,0 +1,86 @@
+"""Keeps the end of saved programs out of the locks that they hold in mapped files.
+
+A robust mutex is freed by the kernel when the thread that holds it ends: it sets
+FUTEX_OWNER_DIED in a word that may lie in a file that is mapped shared, as LMDB's
+``lock.mdb`` during a write transaction (kernel/futex/core.c, exit_robust_list). What
+was saved has not died. Its file would differ from what it was when it was saved, so
+that it could not come back, or it would come back without the lock that it holds.
+
+So each thread that holds one forgets its list before it is ended. CRIU has saved it,
+and gives it back at a return.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import struct
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.libc import checked
+from jupyterhub_gpu_reclaim.linux.processes import DEAD
+
+if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
+
+_log = logging.getLogger(__name__)
+
+#: ``struct robust_list_head``: the first entry, an offset, an entry under way.
+_HEAD: Final = struct.Struct("=QqQ")
+#: Seconds in which a process must stand still.
+_SECONDS: Final = 10.0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def forget(tree: Snapshot) -> None:
+    """Have the kernel leave their locks alone when they end; they are ended next.
+
+    Where one cannot be made to, its locks are freed as if it had died.
+
+    Args:
+        tree: saved processes, which stand still.
+    """
+    if architecture.here() is None:
+        return
+    for process in tree.processes:
+        if process.state in DEAD:
+            continue
+        holders = [tid for tid in ptrace.tasks(process.pid) if _holds_one(tid)]
+        try:
+            if holders:
+                _forget(process, holders)
+        except OSError as error:
+            _log.warning(
+                "- locks of process %d (%s) are freed by its end: %s",
+                process.pid,
+                process.name,
+                error,
+            )
+
+
+def _holds_one(tid: int) -> bool:
+    """Whether a thread has a lock in its list, or is just taking or freeing one."""
+    head, length = ctypes.c_void_p(), ctypes.c_size_t()
+    number = architecture.call("get_robust_list")
+    try:
+        checked(
+            _libc.syscall(number, tid, ctypes.byref(head), ctypes.byref(length)),
+            "get_robust_list",
+        )
+        if not head.value:
+            return False
+        with (procfs.PROC / str(tid) / "mem").open("rb", buffering=0) as memory:
+            data = os.pread(memory.fileno(), _HEAD.size, head.value)
+        first, _, pending = _HEAD.unpack(data)
+    except (OSError, struct.error):
+        return False  # it has ended, or the kernel cannot read its list, either
+    return bool(first != head.value or pending)
+
+
+def _forget(process: Process, holders: list[int]) -> None:
+    with ptrace.stopped(process.pid, seconds=_SECONDS) as traced:
+        for tid in holders:
+            with traced.thread(tid) as thread:
+                thread.call("set_robust_list", 0, _HEAD.size)

@@ -1,0 +1,90 @@
+"""A lock that a saved program holds in a mapped file outlives the program's end."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.files.open_files import compare
+from jupyterhub_gpu_reclaim.checkpoint.memory import robust_lists
+from jupyterhub_gpu_reclaim.checkpoint.tree.restore import clear, proceed
+from jupyterhub_gpu_reclaim.linux import processes
+from tests.checkpoint.conftest import fingerprints, wait_for
+
+#: As LMDB's during a write transaction; a second thread has another one.
+LOCKS = """
+import ctypes, mmap, os, threading
+libc = ctypes.CDLL(None)
+file = open({path!r}, "w+b"); file.truncate(4096)
+area = mmap.mmap(file.fileno(), 4096)
+first = ctypes.addressof(ctypes.c_char.from_buffer(area))
+attribute = ctypes.create_string_buffer(64)
+assert libc.pthread_mutexattr_init(attribute) == 0
+assert libc.pthread_mutexattr_setpshared(attribute, 1) == 0
+assert libc.pthread_mutexattr_setrobust(attribute, 1) == 0
+locks = [ctypes.c_void_p(first), ctypes.c_void_p(first + 1024)]
+for lock in locks:
+    assert libc.pthread_mutex_init(lock, attribute) == 0
+held, let_go = threading.Event(), threading.Event()
+freed = []
+def second():
+    libc.pthread_mutex_lock(locks[1])
+    held.set(); let_go.wait()
+    freed.append(libc.pthread_mutex_unlock(locks[1]))
+thread = threading.Thread(target=second); thread.start(); held.wait()
+"""
+#: The lock of the thread that answers: it is taken and freed in one.
+TAKE = "libc.pthread_mutex_lock(locks[0])"
+FREE = "libc.pthread_mutex_unlock(locks[0]), let_go.set(), thread.join(), freed"
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "lock.mdb"
+
+
+@pytest.fixture
+def saved(places, engine, file):
+    """A session that holds both, and its images; it stands still."""
+    world = places.world()
+    world(LOCKS.format(path=str(file)))
+    assert world(TAKE) == 0
+    image = engine.image()
+    result = engine.dump(world.place, image.sink)
+    return world, image, result, fingerprints(world.place), file.read_bytes()
+
+
+def test_lock_in_a_mapped_file_is_held_on_after_the_end_and_the_return(
+    places, engine, file, saved
+):
+    world, image, result, opened, before = saved
+    robust_lists.forget(world.place.tree)
+    world.place.kill()
+    assert file.read_bytes() == before
+    assert compare(opened, "/") == []
+    place = places.hold()
+    engine.restore(place, image, result, opened=opened)
+    clear(place.session, timeout=20)  # a return that is given up before it goes on
+    assert file.read_bytes() == before
+    place = places.hold()
+    restored = engine.restore(place, image, result, opened=opened)
+    proceed(restored, result.stopped)
+    assert world.at(place)(FREE) == (0, None, None, [0])
+
+
+def test_program_that_ends_by_itself_frees_its_locks(file, saved):
+    """As ever: whoever waits for one learns that its owner has died."""
+    world, _, _, _, before = saved
+    world.place.kill()
+    assert file.read_bytes() != before
+
+
+def test_program_without_a_lock_is_left_alone(places, monkeypatch):
+    world = places.world()
+    tree = world.place.tree
+    for one in tree.processes:
+        processes.send(one, signal.SIGSTOP)
+    wait_for(lambda: all(one.stopped for one in world.place.tree.processes))
+    monkeypatch.setattr(robust_lists, "_forget", None)
+    robust_lists.forget(world.place.tree)
