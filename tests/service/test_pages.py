@@ -334,14 +334,6 @@ async def test_page_of_a_session_revokes_the_key_of_its_tabs(service, browser):
     assert DONE["revoke-tabs"] in unescape(back)
 
 
-async def test_report_without_a_name_of_programs_has_no_button(service):
-    """As one that a service of an older version has left in the journal."""
-    old = Failure(code="second_tree", message="Programs (i2) run.")
-    service.control.put("ada", failure=old)
-    root = Browser(service, "token-root")
-    assert "end-tree" not in (await root.get("sessions/ada/-")).body.decode()
-
-
 async def test_save_point_is_named_on_the_sessions_page(service):
     service.control.put("ada")
     ada = Browser(service, "token-ada")
