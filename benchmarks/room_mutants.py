@@ -169,10 +169,10 @@ MUTANTS = (
     Mutant(
         "simulation",
         "test_mutants test_seeds",
-        f"{PACKAGE}/node/workflows/unattended.py",
+        f"{PACKAGE}/node/workflows/rescue.py",
         "room_seconds=0.0,",
         "room_seconds=60.0,",
-        "A watchdog waits for room on a card, and no agent can start meanwhile.",
+        "A rescue waits for room on a card, and no agent can start meanwhile.",
     ),
     Mutant(
         "controlplane",

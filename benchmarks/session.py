@@ -449,7 +449,6 @@ class ByAgent(Method):
     def close(self) -> None:
         """End the agent."""
         self._agent.close()
-        # Its watchdog may just be ending, and writes there.
         shutil.rmtree(self._state, ignore_errors=True)
 
 

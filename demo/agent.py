@@ -16,6 +16,7 @@ import pynvml
 
 from demo import processes
 from demo.simulated_gpu import GPUS, NAME, TOTAL, Held, held
+from jupyterhub_gpu_reclaim.node import app
 from jupyterhub_gpu_reclaim.node.app import AgentApp
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
@@ -114,7 +115,7 @@ class DemoAgent(AgentApp):
 
 def main() -> None:
     """The program's entry point."""
-    DemoAgent.launch_instance()
+    app.main(DemoAgent)
 
 
 if __name__ == "__main__":

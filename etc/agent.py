@@ -28,8 +28,5 @@ c.AgentApp.store_url = "/var/lib/jupyterhub-gpu-reclaim/store"
 # Made at the first start. If you lose it, you lose every suspended session: copy it.
 c.AgentApp.master_key_file = "/var/lib/jupyterhub-gpu-reclaim/master.key"
 
-# Records of what is in hand; small, and must survive a reboot.
-c.AgentApp.state_dir = "/var/lib/jupyterhub-gpu-reclaim/agent"
-
 # How long a session may stand still while its memory is saved, in seconds.
 c.AgentApp.dump_seconds = 1800

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: After which the kubelet of a node that is back ends the pods that were deleted.
 KUBELET_SECONDS = 5.0
-#: Without an agent, until the watchdog lets frozen sessions go on.
-WATCHDOG_SECONDS = 60.0
+#: A CRIU of an agent that has ended is gone by then, and what stands is let go on.
+RESCUE_SECONDS = 5.0
 
 
 class Faults:
@@ -175,10 +175,11 @@ class Faults:
         machine.agentless += 1
         if machine.agent is not None:
             machine.agent.kill()
-        await asyncio.sleep(WATCHDOG_SECONDS)
-        # Else another agent, or its watchdog, holds the lock.
-        if machine.agentless and machine.watchdog is None:
-            await world.thaw_unattended(machine)
+        await asyncio.sleep(RESCUE_SECONDS)
+        # Else another agent, or the end of one, holds the lock.
+        if machine.agentless and machine.rescue is None:
+            await world.rescue_all(machine)
+        await asyncio.sleep(60.0 - RESCUE_SECONDS)
         await asyncio.sleep(event.share * 60.0)
         machine.agentless = max(0, machine.agentless - 1)
         world.start_agent(machine)

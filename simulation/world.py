@@ -22,8 +22,8 @@ from jupyterhub_gpu_reclaim.hub.patches import ASKER, OURS
 from jupyterhub_gpu_reclaim.node.local_node import ORDER_SECONDS
 from jupyterhub_gpu_reclaim.node.nap.wakers import Wakers
 from jupyterhub_gpu_reclaim.node.operations.records import Record, Stage
-from jupyterhub_gpu_reclaim.node.watchdog import Watched
-from jupyterhub_gpu_reclaim.node.workflows import unattended
+from jupyterhub_gpu_reclaim.node.state_folder import LastStart
+from jupyterhub_gpu_reclaim.node.workflows import recovery, rescue
 from simulation.checkers import Ledger
 from simulation.doubles import spawner as spawners
 from simulation.doubles.cluster import ClusterInMemory, router
@@ -60,7 +60,7 @@ from simulation.programs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from jupyterhub_gpu_reclaim.common.models import Tree
     from jupyterhub_gpu_reclaim.common.term import Term
@@ -69,8 +69,14 @@ if TYPE_CHECKING:
 
 CARD = 16 * GIB
 WANTED = 6 * GIB  #: that a session with a GPU holds of it
-#: Seconds for which a watchdog may keep an agent from starting: it moves memory.
+#: Seconds for which a rescue may keep an agent from starting: it moves memory.
 LOCKED = 30.0
+
+
+def _one_by_one(works: Iterable[Callable[[], bool]], seconds: float) -> bool:
+    """Threads would not be the seed's."""
+    del seconds
+    return all([work() for work in works])  # noqa: C419 - each of them is to be tried
 
 
 class World:
@@ -225,7 +231,7 @@ class World:
         there = machine.agent is not None and machine.agent.alive
         if not machine.up or machine.agentless or there:
             return
-        if machine.watchdog is not None:  # which holds the lock
+        if machine.rescue is not None:  # which holds the lock
             self._again(lambda: self.start_agent(machine), 1.0, 15.0)
             return
         program = self._program(f"the agent of {machine.name}", machine.name)
@@ -245,6 +251,9 @@ class World:
         program.at_end.append(ended)
 
         async def run() -> None:
+            await asyncio.to_thread(
+                self._rescue, machine, program, recovery.UNCOMMITTED, wakes=False
+            )
             await node.recovery.recover()
             if self.plan.naps:
                 Wakers(
@@ -542,39 +551,50 @@ class World:
         row = self.database.servers.get(key)
         return place if row and row.running else None
 
-    async def thaw_unattended(self, machine: Machine) -> None:
-        """What the watchdog does on a machine whose agent does not come back."""
-        program = self._program(f"the watchdog of {machine.name}", machine.name)
+    def _rescue(
+        self,
+        machine: Machine,
+        program: Program,
+        stages: frozenset[Stage],
+        *,
+        wakes: bool,
+    ) -> None:
         cards = Cards(self.kernel, machine.name)
-        watched = Watched(Path("/nonexistent"), "local", "", 0.0, 5.0, 60.0, 5.0)
+        last = LastStart(
+            placement="local",
+            realm="",
+            docker_socket="",
+            gpu_lock_seconds=5.0,
+            dump_seconds=60.0,
+        )
+        table = [
+            (rescue, "Records", lambda _: RecordsOnDisk(machine, program)),
+            (rescue, "make_placements", lambda *_: PlacementsOnMachine(machine)),
+            (rescue, "Driver", lambda: Driver(cards)),
+            (rescue, "Nvml", lambda: cards),
+            (rescue, "_all_at_once", _one_by_one),
+        ]
+        with replaced(table):
+            rescue.rescue(Path("/nonexistent"), last, stages, wakes=wakes, seconds=60.0)
 
-        def thaw() -> None:
-            table = [
-                (unattended.logs, "set_up", lambda: None),  # type: ignore[attr-defined]
-                (unattended, "Records", lambda _: RecordsOnDisk(machine, program)),
-                (
-                    unattended,
-                    "make_placements",
-                    lambda *_: PlacementsOnMachine(machine),
-                ),
-                (unattended, "Driver", lambda: Driver(cards)),
-                (unattended, "Nvml", lambda: cards),
-            ]
-            with replaced(table):
-                unattended.thaw_all(watched)
-
+    async def rescue_all(self, machine: Machine) -> None:
+        """What a machine's unit does when its agent has ended."""
+        program = self._program(f"the end of {machine.name}'s agent", machine.name)
         begun = self.loop.time()
 
         def ended(_: object) -> None:
-            machine.watchdog = None
+            machine.rescue = None
             if self.loop.time() - begun > LOCKED:
                 law = "an agent can come back"
                 self.history.wrong(law, f"{program.name} keeps the lock")
 
         if machine.up:
-            machine.watchdog = spawn(program, asyncio.to_thread(thaw))
-            machine.watchdog.add_done_callback(ended)
-            await asyncio.shield(machine.watchdog)
+            work = asyncio.to_thread(
+                self._rescue, machine, program, rescue.FROZEN, wakes=True
+            )
+            machine.rescue = spawn(program, work)
+            machine.rescue.add_done_callback(ended)
+            await asyncio.shield(machine.rescue)
 
     # --- faults of files
     def copy_journal(self) -> tuple[bytes, bytes]:

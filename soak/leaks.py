@@ -40,14 +40,12 @@ _WARM = 4
 
 def count(stack: Stack) -> dict[str, int]:
     """Everything of a stack that may leak, by name."""
-    waiting = _watchdogs_alone(stack)
-    pids = [pid for pid in processes.of(stack.folder) if pid not in waiting]
+    pids = processes.of(stack.folder)
     spaces = {
         _link(PROC / str(pid) / "ns" / kind) for pid in pids for kind in _NAMESPACES
     }
     return {
         "processes": len(pids),
-        "watchdogs of killed agents, for a minute": len(waiting),
         "dead processes not reaped": _unreaped(pids),
         "descriptors": sum(len(_fds(pid)) for pid in pids),
         "inotify instances": sum(_count_fds(pid, "inotify") for pid in pids),
@@ -149,20 +147,6 @@ def _rss(pid: int) -> int:
     for line in _lines(PROC / str(pid) / "status"):
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
-    return 0
-
-
-def _watchdogs_alone(stack: Stack) -> set[int]:
-    """Those of agents that have ended: they wait until the next one has settled."""
-    found = processes.of(stack.folder, "gpu_reclaim.node.watchdog")
-    agents = processes.of(stack.folder, PROGRAMS["agent"])
-    return {pid for pid in found if _parent(pid) not in agents}
-
-
-def _parent(pid: int) -> int:
-    for line in _lines(PROC / str(pid) / "status"):
-        if line.startswith("PPid:"):
-            return int(line.split()[1])
     return 0
 
 

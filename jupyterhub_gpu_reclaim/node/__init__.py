@@ -6,8 +6,8 @@ and ``workflows`` does its steps. ``requirements`` says whether a checkpoint fit
 machine.
 
 It keeps no policy. The record of an operation is on disk before its next step begins.
-What a former agent left unfinished is settled before any order can touch it (law 6); if
-no agent comes back, ``watchdog`` thaws frozen sessions and wakes those that nap.
+What a former agent left unfinished is settled before any order can touch it (law 6);
+``workflows.rescue`` lets sessions go on where no agent can be started.
 ``nap`` notices what wakes one. A refusal has a code and a
 sentence.
 

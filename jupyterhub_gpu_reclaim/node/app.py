@@ -1,7 +1,10 @@
 """``jupyterhub-gpu-reclaim-agent``: the program that runs as root on every node.
 
-It reads its configuration, wires GPU driver, CRIU and store, settles what a former
-agent left (``workflows.recovery``), and then answers the service. Wiring happens only
+Before all else it lets go on what stands in the middle of a capture
+(``workflows.rescue``). Then it reads its configuration, wires GPU driver, CRIU and
+store, settles what a former agent left (``workflows.recovery``), and answers the
+service. An agent that cannot do that lets everybody go on before it ends, and so does
+``--recover``, which the systemd unit runs when the agent has ended. Wiring happens only
 here. It never prints or logs the token.
 """
 
@@ -27,7 +30,7 @@ from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.clock import SystemClock
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.linux.allocator import limit_arenas
-from jupyterhub_gpu_reclaim.node import cgroup_escape, watchdog
+from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.http.listener import (
     CannotStartError,
     folder,
@@ -49,7 +52,8 @@ from jupyterhub_gpu_reclaim.node.setup import readiness
 from jupyterhub_gpu_reclaim.node.setup.readiness import CheckedCriu
 from jupyterhub_gpu_reclaim.node.setup.settings import AgentSettings
 from jupyterhub_gpu_reclaim.node.setup.store import open_store
-from jupyterhub_gpu_reclaim.node.watchdog import Watched
+from jupyterhub_gpu_reclaim.node.state_folder import RECORDS, LastStart
+from jupyterhub_gpu_reclaim.node.workflows import rescue
 from jupyterhub_gpu_reclaim.node.workflows.outcomes import Outcomes
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
 from jupyterhub_gpu_reclaim.node.workflows.release import Releases
@@ -82,6 +86,14 @@ STOP_SECONDS = 60.0
 _CLOSE_SECONDS = 10.0
 
 
+#: Exit status after SIGINT, by which systemd says that it starts another agent at once
+#: (``RestartKillSignal`` of the unit): what is captured, or naps, is left to that one.
+HANDED_OVER = 75
+#: The command that lets everybody go on, and what only tells something.
+_RECOVER = "--recover"
+_TELLS = frozenset({"--version", "--help", "--help-all", "-h"})
+
+
 class AgentApp(AgentSettings):
     """The agent's program; :class:`AgentSettings` has its settings."""
 
@@ -91,11 +103,12 @@ class AgentApp(AgentSettings):
         limit_arenas(_ARENAS)
         _leave_no_core()
         try:
-            asyncio.run(self._main())
+            status = asyncio.run(self._main())
         except (CannotStartError, ReclaimError) as error:
             sys.exit(f"{self.name}: {error}")
+        sys.exit(status)
 
-    async def _main(self) -> None:
+    async def _main(self) -> int:
         if os.geteuid() != 0:
             raise CannotStartError("it must run as root: it stops and moves sessions")
         # Before there is any thread: what it does to our view is for later ones only.
@@ -104,6 +117,7 @@ class AgentApp(AgentSettings):
         asyncio.get_running_loop().set_default_executor(threads)
         state = own_folder(Path(self.state_dir))
         with _only_one(state):
+            self._note_start(state)
             clock = SystemClock()
             ports = HeldPorts(state)
             with contextlib.suppress(Refused):  # recovery insists
@@ -129,13 +143,13 @@ class AgentApp(AgentSettings):
                 node.placements, node.tools.records, operations, node.wake_up
             )
             wakers.begin()
-            await asyncio.to_thread(self._watch, state)
             server = listen(self, node, node.term)
             _log.info("- listening on %s, version %s", self.listen, __version__)
             for found in readiness.inotify_findings():
                 _log.warning("- %s %s", found.message, found.hint)
+            status = 0
             try:
-                await _signalled()
+                status = await _signalled()
             finally:
                 server.stop()
                 wakers.close()
@@ -144,31 +158,43 @@ class AgentApp(AgentSettings):
                     _log.warning(
                         "- unfinished, the next start settles it: %s", incarnation
                     )
-                _leave_after(_CLOSE_SECONDS)
+                _leave_after(_CLOSE_SECONDS, status)
                 await server.close_all_connections()
                 sampler.close()
                 client.close()
                 await asyncio.to_thread(accelerator.close)
                 await asyncio.to_thread(store.close)
                 remove_socket(self)
+            return status
 
-    def _watch(self, state: Path) -> None:
-        """Start the watchdog, which thaws frozen sessions if the agent is gone."""
-        if not self.thaw_after_seconds:
-            return
-        limits = self.limits()
-        pid = watchdog.start(
-            Watched(
-                state=state,
-                placement=self.placement,
-                realm=self.realm,
-                patience=self.thaw_after_seconds,
-                gpu_lock=limits.gpu_lock,
-                dump=limits.dump,
-                criu=limits.criu,
+    def _note_start(self, state: Path) -> None:
+        """Write down by which settings ``rescue`` finds sessions.
+
+        Raises:
+            CannotStartError: it would look for them in another folder.
+        """
+        if Path(self.state_dir) != state_folder.place(sys.argv[1:], os.environ):
+            raise CannotStartError(
+                f"state_dir {self.state_dir} is set in the configuration file, and must"
+                f" not be: set {state_folder.VARIABLE} in the agent's environment, or"
+                " --AgentApp.state_dir on its command line. Frozen sessions are let go"
+                " on by what is in that folder, also where the file is broken."
             )
+        start = LastStart(
+            placement=self.placement,
+            realm=self.realm,
+            docker_socket=self.docker_socket,
+            gpu_lock_seconds=self.gpu_lock_seconds,
+            dump_seconds=self.dump_seconds,
         )
-        cgroup_escape.move(pid)
+        try:
+            former = LastStart.read(state)
+            if former and not former.finds_as(start):
+                # Sessions that this agent will not see; the lock is ours.
+                rescue.rescue(state, former, rescue.FROZEN, wakes=True)
+            start.save(state)
+        except (OSError, ReclaimError) as error:
+            _log.warning("- the state folder does not take the settings: %s", error)
 
     def nvml(self) -> Nvml:
         """Reads what this machine's cards do; the demo reads simulated ones."""
@@ -201,7 +227,7 @@ class AgentApp(AgentSettings):
         work = folder(state / "work")
         for rest in work.iterdir():
             _remove(rest)
-        records = Records(folder(state / watchdog.RECORDS))
+        records = Records(folder(state / RECORDS))
         criu = CheckedCriu(Path(self.criu_dir), clock, untried=self.try_architecture)
         releases = Releases(
             records=records,
@@ -265,22 +291,22 @@ def _remove(path: Path) -> None:
 @contextlib.contextmanager
 def _only_one(state: Path) -> Iterator[None]:
     """Hold the state folder's lock: two agents would undo each other's work."""
-    with watchdog.lock(state) as free:
+    with state_folder.lock(state) as free:
         if not free:
             raise CannotStartError(f"another agent runs on {state}")
         yield
 
 
-async def _signalled() -> None:
-    """Wait for SIGTERM or SIGINT."""
-    ended = asyncio.Event()
+async def _signalled() -> int:
+    """Wait for SIGTERM or SIGINT; the exit status that follows."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
-    await ended.wait()
+    ended: asyncio.Queue[int] = asyncio.Queue()
+    for number, status in ((signal.SIGTERM, 0), (signal.SIGINT, HANDED_OVER)):
+        loop.add_signal_handler(number, ended.put_nowait, status)
+    return await ended.get()
 
 
-def _leave_after(seconds: float) -> None:
+def _leave_after(seconds: float, status: int) -> None:
     """End the process by then, whatever still waits for an answer.
 
     Python joins its threads before it ends, and one that asks a store that is gone
@@ -291,13 +317,27 @@ def _leave_after(seconds: float) -> None:
     def leave() -> None:
         _log.warning("- exiting although the store or a program has not answered")
         logging.shutdown()
-        os._exit(0)
+        os._exit(status)
 
     timer = threading.Timer(seconds, leave)
     timer.daemon = True
     timer.start()
 
 
-def main() -> None:
+def main(app: type[AgentApp] = AgentApp) -> None:
     """The program's entry point."""
-    AgentApp.launch_instance()
+    words = sys.argv[1:]
+    state = state_folder.place(words, os.environ)
+    if _RECOVER in words:
+        # systemd tells what is run at the end of a unit how that has ended.
+        followed = os.environ.get("EXIT_STATUS") == str(HANDED_OVER)
+        sys.exit(0 if followed or rescue.everything(state) else 1)
+    if not _TELLS.intersection(words):
+        rescue.first_act(state)
+    try:
+        app.launch_instance()
+    except BaseException as error:
+        status = error.code if isinstance(error, SystemExit) else 1
+        if status not in {None, 0, HANDED_OVER}:
+            rescue.everything(state)
+        raise

@@ -129,7 +129,7 @@ class Machine:
         self.up = True
         self.agentless = 0  #: times that its agent is gone for good, until it is back
         self.agent: Program | None = None  #: the last one
-        self.watchdog: Task[None] | None = None  #: lets go on what an agent has left
+        self.rescue: Task[None] | None = None  #: lets go on what an agent has left
         self.boots = 0
         self.places: dict[str, Place] = {}
         self.records: dict[str, bytes] = {}  #: the agent's, as they are on the disk

@@ -283,9 +283,9 @@ MUTANTS: dict[str, Mutant] = {
         node.FORGOTTEN_REFUSAL,
         seed=1400000114,
     ),
-    "a-watchdog-keeps-the-agent-out": Mutant(
-        "A watchdog waited a minute for each nap that found no room, and no agent could"
-        " start meanwhile.",
+    "a-rescue-keeps-the-agent-out": Mutant(
+        "What lets sessions go on without an agent waited a minute for each nap that"
+        " found no room, and no agent could start meanwhile.",
         "seed 923000442, and a reading of what it showed",
         node.LOCKED_OUT,
         seed=940000031,

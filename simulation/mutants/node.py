@@ -18,7 +18,7 @@ from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.workflows import (
     capture,
     rehearsal,
-    unattended,
+    rescue,
 )
 from jupyterhub_gpu_reclaim.node.workflows.nap import Nap
 from jupyterhub_gpu_reclaim.node.workflows.recovery import Recovery
@@ -105,7 +105,7 @@ def _patient(*cards: Any, room_seconds: float, **more: Any) -> Accelerator:
     return Accelerator(*cards, **more)
 
 
-LOCKED_OUT: tuple[Patch, ...] = ((unattended, "Accelerator", _patient),)
+LOCKED_OUT: tuple[Patch, ...] = ((rescue, "Accelerator", _patient),)
 
 UNREHEARSED: tuple[Patch, ...] = ((rehearsal, "rehearse", nothing),)
 

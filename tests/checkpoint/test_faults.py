@@ -218,7 +218,7 @@ dump(criu.locate(pathlib.Path(sys.argv[1])), session,
 def test_dump_agent_killed_tree_is_cured_and_goes_on_when_told(
     world, engine, criu, wait_for
 ):
-    """It stood before CRIU entered: the next agent, or the watchdog, lets it go on."""
+    """It stood before CRIU entered: the next agent lets it go on."""
     place = world.place
     arguments = [str(criu.binary.parent), str(place.init_pid), str(place.init_start)]
     agent = subprocess.Popen(

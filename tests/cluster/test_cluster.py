@@ -165,7 +165,7 @@ def test_an_agent_that_ends_in_the_middle_of_a_capture_loses_nothing(hub, work_o
 
 
 def test_an_agent_that_ends_is_followed_by_another_at_once(hub, work_of):
-    """Although its watchdog lives on, beside a session that came back on its node."""
+    """Beside a session that came back on its node."""
     work = work_of("cora")
     hub.suspend("cora")
     work.come_back()

@@ -45,16 +45,6 @@ def remains(agent) -> list[str]:
     return [str(path) for path in store.glob("[!t]*/**/*") if path.is_file()]
 
 
-def lose(folder) -> None:
-    """Remove it; the watchdog of an agent that was killed may be writing there."""
-
-    def gone() -> bool:
-        shutil.rmtree(folder, ignore_errors=True)
-        return not folder.exists()
-
-    wait_for(gone)
-
-
 @pytest.mark.parametrize(("step", "state"), MOMENTS)
 def test_capture_agent_killed_tree_runs_or_is_captured(agent, counter, step, state):
     agent.capture(counter, "cp", until=at(step, state))
@@ -106,7 +96,7 @@ def test_recovery_captured_tree_is_found_and_one_that_goes_on_is_not_called_save
 ):
     agent.capture(counter, "cp")
     agent.kill()
-    lose(agent.folder / "state")
+    shutil.rmtree(agent.folder / "state")
 
     agent.start()
 
@@ -131,8 +121,8 @@ def test_recovery_captured_tree_is_found_and_one_that_goes_on_is_not_called_save
 def test_recovery_state_and_store_lost_stopped_tree_goes_on(agent, counter):
     agent.capture(counter, "cp")
     agent.kill()
-    lose(agent.folder / "state")
-    lose(agent.folder / "store")
+    shutil.rmtree(agent.folder / "state")
+    shutil.rmtree(agent.folder / "store")
 
     agent.start()
 

@@ -19,7 +19,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     TreeState,
 )
 from jupyterhub_gpu_reclaim.linux import processes, ptrace
-from jupyterhub_gpu_reclaim.node import watchdog
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.node.test_undo import fill, full_disk
 from tests.support.agent import running_agent, wait_for
@@ -310,39 +309,6 @@ def test_capture_that_an_agent_died_in_ends_in_the_nap_that_it_began_in(agent, s
     assert naps(session)
     wake(agent, session)
     computes(session)
-
-
-def watchdog_is_done(agent) -> bool:
-    """Whether it has let go of the lock, which keeps the next agent out."""
-    with watchdog.lock(agent.folder / "state") as free:
-        return free
-
-
-@pytest.mark.long
-@own_agent
-def test_session_whose_agent_never_returns_is_woken(agent, session):
-    agent.kill()
-    agent.start("--AgentApp.thaw_after_seconds=1")
-    nap(agent, session)
-    agent.kill()
-    computes(session)
-    wait_for(lambda: watchdog_is_done(agent))
-    agent.start()
-    assert state(agent, session) == "running"
-
-
-@own_agent
-def test_captured_session_whose_agent_never_returns_is_woken(agent, session):
-    agent.kill()
-    agent.start("--AgentApp.thaw_after_seconds=1")
-    nap(agent, session)
-    assert agent.capture(session, "cp")[-1]["checkpoint"]
-    agent.kill()
-    computes(session)
-    wait_for(lambda: watchdog_is_done(agent))
-    agent.start()
-    assert state(agent, session) == "running"
-    assert agent.get("/v1/checkpoints").json() == []
 
 
 @own_agent

@@ -42,8 +42,8 @@ FOUND = (
     # Room that came free in the last second of a run, or is held by what the Hub does
     # not know of.
     *(1100000376, 1382000339),
-    # An agent beside its watchdog; one that is suspended as it is written to; a clock
-    # that is put back, and is ahead still.
+    # An agent beside the end of another; one that is suspended as it is written to; a
+    # clock that is put back, and is ahead still.
     *(923000442, 927000892, 921000711, 922000903, 923000788, 932000355, 933000647),
     # What a session's id and account tell: a session that a Hub and a journal of before
     # take for another life; a tree, or what was saved, of another account.

@@ -30,18 +30,17 @@ from jupyterhub_gpu_reclaim import __version__
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary
 from jupyterhub_gpu_reclaim.common.paths import AGENT_FILE
 from jupyterhub_gpu_reclaim.common.traits import Seconds
+from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
 from jupyterhub_gpu_reclaim.node.requirements import REACHING
 from jupyterhub_gpu_reclaim.node.sessions import docker_engine, placement_kinds
-
-HOME = "/var/lib/jupyterhub-gpu-reclaim"
 
 
 class StoreSettings(Configurable):
     """The store's part of ``c.AgentApp``."""
 
     store_url = Unicode(
-        f"{HOME}/store",
+        f"{state_folder.HOME}/store",
         help="""Where suspended sessions are kept: a folder's path or an object store.
 
         A folder (mode 0700) of this machine or a mounted volume: `/path`. An object
@@ -141,7 +140,6 @@ class StoreSettings(Configurable):
         return value
 
 
-_HOME = Path(HOME)
 #: A Unix socket's path, CRIU's below the work folder included, fits in 108 bytes.
 _LONGEST_STATE_DIR = 60
 
@@ -181,7 +179,7 @@ class AgentSettings(StoreSettings, Application):
     ).tag(config=True)
 
     token_file = Unicode(
-        str(_HOME / "agent.token"),
+        f"{state_folder.HOME}/agent.token",
         help="""File with the token that every call must carry.
 
         Made with a random token, mode 0600, when it is not there. Whoever holds the
@@ -205,11 +203,13 @@ class AgentSettings(StoreSettings, Application):
     ).tag(config=True)
 
     state_dir = Unicode(
-        str(_HOME / "agent"),
         help="""Folder for the agent's own records, mode 0700; must survive a reboot.
 
         It is small. At most 60 characters, because it holds sockets. Set it where
-        `/var` does not survive one.
+        `/var` does not survive one, in the environment of the agent and of the commands
+        `store` (`GPU_RECLAIM_AGENT_STATE`) or on the command line, not in the
+        configuration file: an agent whose file is broken lets sessions go on by what is
+        in this folder. Empty: `/var/lib/jupyterhub-gpu-reclaim/agent`.
         """,
     ).tag(config=True)
 
@@ -321,17 +321,13 @@ class AgentSettings(StoreSettings, Application):
         """,
     ).tag(config=True)
 
-    thaw_after_seconds = Seconds(
-        600.0,
-        help="""Seconds without an agent after which frozen sessions are let go on.
+    @default("raise_config_file_errors")
+    def _always_raise(self) -> bool:
+        return True  # else a file that is half read counts
 
-        A captured session stands still until the agent ends or thaws it. Should the
-        agent never come back, a small process that outlives it lets the session go on,
-        as it was; its checkpoint is dropped by the next agent. A session that naps is
-        woken, once there is room on its card. 0: it stays frozen, or naps on.
-        Longer leaves more time to repair an agent in the middle of many suspends.
-        """,
-    ).tag(config=True)
+    @default("state_dir")
+    def _default_state_dir(self) -> str:
+        return str(state_folder.place([], os.environ))
 
     @default("log_level")
     def _default_log_level(self) -> int:
@@ -368,7 +364,11 @@ class AgentSettings(StoreSettings, Application):
         if self.config_file and not (usual and not path.exists()):
             if not path.is_file():
                 raise TraitError(f"there is no configuration file {path}")
-            self.load_config_file(path.name, str(path.parent.absolute()))
+            try:
+                self.load_config_file(path.name, str(path.parent.absolute()))
+            except Exception as error:  # noqa: BLE001 - whatever is in it
+                what = f"{type(error).__name__}: {error}"
+                raise TraitError(f"the configuration file {path}: {what}") from None
             self.update_config(line)
 
     def limits(self) -> TimeLimits:

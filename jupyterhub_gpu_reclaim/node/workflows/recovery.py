@@ -3,10 +3,11 @@
 :func:`recover` runs once, before the agent answers its first call;
 :func:`settle_after` follows an operation that could not undo all of its work. Every
 session ends up running, captured or holding; never stopped and unknown to the agent.
-The store decides whether a capture has happened: a tree whose checkpoint is committed
-stays stopped for the service to release or thaw, any other continues. It ends only what
-a restore had not completed and nobody has let go on, or a release had begun to end, and
-never deletes a checkpoint whose tree is not known to continue.
+A capture that its record does not call committed has been undone already, before a
+setting was read (``rescue``). A tree that was captured stays stopped for the service to
+release or thaw, if the store confirms that in time, and goes on if not. It ends only
+what a restore had not completed and nobody has let go on, or a release had begun to
+end, and never deletes a checkpoint whose tree is not known to continue.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
     from jupyterhub_gpu_reclaim.common.models import CheckpointInfo, Event
+    from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
     from jupyterhub_gpu_reclaim.node.operations.operations import Operations
+    from jupyterhub_gpu_reclaim.node.operations.records import Records
     from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, Session
     from jupyterhub_gpu_reclaim.node.workflows.release import Releases
 
@@ -73,7 +76,7 @@ _LATER = frozenset(
     }
 )
 #: Whether there is a checkpoint is the store's word alone.
-_UNCOMMITTED = frozenset({Stage.CAPTURING, Stage.ROLLING_BACK})
+UNCOMMITTED = frozenset({Stage.CAPTURING, Stage.ROLLING_BACK})
 #: Stages that an operation leaves when it could not undo its work.
 _HALF_UNDONE = frozenset({Stage.ROLLING_BACK, Stage.RESTORING})
 
@@ -88,6 +91,8 @@ class Recovery:
     placements: Placements
     operations: Operations  #: where a session is busy until it is settled
     releases: Releases
+    #: incarnations that went on before the store had said what is committed
+    _unasked: set[str] = field(default_factory=set)
 
     async def recover(self, *, patience: float = PATIENCE) -> None:
         """Settle every session of this node, all at once; repeat at will.
@@ -112,6 +117,8 @@ class Recovery:
         for session, operation in begun:
             if not operation.done:
                 _log.warning("%s is not recovered yet and stays busy", session.key)
+                let_go_on = partial(self._let_go_on, session, operation)
+                _keep(self._insist(let_go_on, session.key))
         sweeping = _keep(self._insist(self._sweep, "-"))
         if not (await asyncio.wait({sweeping}, timeout=_SWEEP_SECONDS))[0]:
             _log.warning(
@@ -136,11 +143,12 @@ class Recovery:
 
     def _begin(self, session: Session) -> Operation:
         async def work(operation: Operation) -> AsyncIterator[Event]:
-            # Without the store's answer it is unknown whether it may go on; until then
-            # it stays stopped, and busy, or the service would take it for a running
-            # one.
+            # Until the store has answered it is busy: what it has of the session may be
+            # older than what runs.
             settle = partial(self._settle, session)
             await self._insist(settle, operation.key, operation.cancel)
+            if session.incarnation in self._unasked:
+                await self._insist(settle, operation.key, operation.cancel)
             told: tuple[Event, ...] = ()  # nothing, but this is how operations run
             for event in told:
                 yield event
@@ -199,7 +207,10 @@ class Recovery:
         by_name = {session.incarnation: session for session in sessions}
         for record in self.releases.records.list():
             session = by_name.get(record.incarnation)
-            if session is None or not trees.matches(record, session):
+            # One that lives and is not found belongs to an agent of other settings.
+            lives = processes.start_time(record.init_pid) == record.init_start
+            gone = not lives if session is None else not trees.matches(record, session)
+            if gone:
                 self.releases.records.delete(record.incarnation)
 
     def _sweep(self) -> None:
@@ -259,9 +270,22 @@ class Recovery:
             case Stage.FAILED | Stage.SETTLED:
                 pass  # what naps is held, or woken, by ``nap.wakers``
 
+    def _let_go_on(self, session: Session, operation: Operation) -> None:
+        """Let a captured tree go on: the store does not say whether it is committed.
+
+        Nobody can be released or brought back then; its checkpoint is dropped later.
+        """
+        releases = self.releases
+        record = trees.record_of(releases.records, session)
+        if operation.done or record is None or record.stage is not Stage.CAPTURED:
+            return
+        self._unasked.add(session.incarnation)
+        if undo_unasked(session, record, releases.records, releases.accelerator):
+            _log.warning("%s goes on: the store does not answer", session.key)
+
     def _settle_capture(self, session: Session, record: Record) -> None:
         """Settle a capture by the store: committed, or it does not exist."""
-        capturing, store = record.stage in _UNCOMMITTED, self.releases.store
+        capturing, store = record.stage in UNCOMMITTED, self.releases.store
         if store.exists(record.checkpoint):
             if capturing and trees.is_running(session):
                 # It was rolled back, and neither the store nor the record took note.
@@ -383,6 +407,31 @@ def _keep(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     _kept.add(task)
     task.add_done_callback(_kept.discard)
     return task
+
+
+def undo_unasked(
+    session: Session, record: Record, records: Records, accelerator: Accelerator
+) -> bool:
+    """Let a captured tree go on without asking the store; whether it stood.
+
+    Raises:
+        NotFound: it has ended.
+        ReclaimError: its GPU memory cannot be put back; all of it stays stopped.
+        OSError: the record cannot be written; likewise.
+    """
+    # A capture under way cuts connections before it stops anything.
+    if record.stage not in UNCOMMITTED and not _stands(session, record):
+        return False
+    # First: a tree that runs beside a record that calls it captured is released.
+    records.save(record.at(Stage.ROLLING_BACK, record.steps))
+    capture.thaw_tree(accelerator, session, record, together=True)
+    return True
+
+
+def _stands(session: Session, record: Record) -> bool:
+    """Whether we have stopped some of it; a capture stops one program after another."""
+    tree = trees.inspect(session)
+    return not tree.stopped <= set(trees.left_stopped(record, tree))
 
 
 def _one_each(sessions: list[Session]) -> list[Session]:

@@ -1,0 +1,93 @@
+"""The agent's state folder: where it is, whose it is, and how the agent last started.
+
+Its place is said on the command line (``--AgentApp.state_dir``), in the environment
+(``GPU_RECLAIM_AGENT_STATE``), or is the default; never in the configuration file. So
+what has to be let go on is found where that file is broken (``workflows.rescue``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.common import codec
+from jupyterhub_gpu_reclaim.common.durable import write_durably
+from jupyterhub_gpu_reclaim.common.models import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+HOME: Final = "/var/lib/jupyterhub-gpu-reclaim"
+DEFAULT: Final = f"{HOME}/agent"
+VARIABLE: Final = "GPU_RECLAIM_AGENT_STATE"
+RECORDS: Final = "records"
+_OPTION: Final = "--AgentApp.state_dir"
+_LOCK: Final = "agent.lock"
+_LAST_START: Final = "last-start.json"
+
+
+class LastStart(Value, frozen=True, kw_only=True):
+    """The settings by which sessions are found and let go on without any others."""
+
+    placement: str
+    realm: str
+    docker_socket: str
+    gpu_lock_seconds: float
+    dump_seconds: float
+
+    def finds_as(self, other: LastStart) -> bool:
+        """Whether agents of both find the same sessions."""
+        return (self.placement, self.realm) == (other.placement, other.realm)
+
+    def save(self, state: Path) -> None:
+        """Write them down, for who comes after this agent.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        write_durably(state / _LAST_START, codec.encode(self))
+
+    @classmethod
+    def read(cls, state: Path) -> LastStart | None:
+        """Those of the last agent that has started here; None: there was none.
+
+        Raises:
+            OSError, BadRequest: they cannot be read.
+        """
+        try:
+            return codec.decode((state / _LAST_START).read_bytes(), cls)
+        except FileNotFoundError:
+            return None
+
+
+def place(words: Sequence[str], environment: Mapping[str, str]) -> Path:
+    """The state folder of an agent that is started with those words.
+
+    Args:
+        words: of its command line, without its name.
+        environment: its own.
+    """
+    said = environment.get(VARIABLE) or DEFAULT
+    for word, following in itertools.pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name == _OPTION:
+            said = value if equals else following
+    return Path(said)
+
+
+@contextlib.contextmanager
+def lock(state: Path) -> Iterator[bool]:
+    """The lock that an agent holds for as long as it lives; whether it is ours now."""
+    descriptor = os.open(state / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,197 @@
+"""Lets sessions go on that no agent looks after: without settings, store and keys.
+
+:func:`first_act` is what each agent does before it reads a setting: the tree of a
+capture that was not committed goes on. :func:`everything` follows where no agent comes
+(the unit has been stopped, an agent could not start): captured trees go on, too, and
+whatever naps is woken. Both need nothing but the agent's state folder, and do nothing
+while another agent has its lock.
+
+It never touches a checkpoint and never ends a program. The record that it leaves says
+that the capture is being rolled back, so that the next agent drops the checkpoint,
+which is older than what runs. A tree that was being restored or ended is left alone;
+there the checkpoint is what counts. A session gets its GPU memory back first, or all of
+it stays stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
+from jupyterhub_gpu_reclaim.common import logs
+from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.node import state_folder
+from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
+from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
+from jupyterhub_gpu_reclaim.node.operations.records import (
+    NapStage,
+    Record,
+    Records,
+    Stage,
+)
+from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.sessions.placement_kinds import make_placements
+from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
+from jupyterhub_gpu_reclaim.node.state_folder import RECORDS, LastStart
+from jupyterhub_gpu_reclaim.node.workflows import nap, recovery
+from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from jupyterhub_gpu_reclaim.node.sessions.placements import Placements, Session
+
+_log = logging.getLogger(__name__)
+
+#: What stands still, or may.
+FROZEN: Final = recovery.UNCOMMITTED | {Stage.CAPTURED}
+#: Seconds for the first act: what takes longer goes on beside the agent that starts.
+_FIRST_SECONDS: Final = 20.0
+#: The unit gives what is run at its end 120.
+SECONDS: Final = 100.0
+
+
+def first_act(state: Path) -> None:
+    """Let go on whatever stands in the middle of a capture; never raises."""
+    _attempt_all(state, recovery.UNCOMMITTED, wakes=False, seconds=_FIRST_SECONDS)
+
+
+def everything(state: Path) -> bool:
+    """Let go on, and wake, all that an agent has stopped; whether all of it goes on."""
+    return _attempt_all(state, FROZEN, wakes=True, seconds=SECONDS)
+
+
+def _attempt_all(
+    state: Path, stages: frozenset[Stage], *, wakes: bool, seconds: float
+) -> bool:
+    try:
+        if os.geteuid() != 0 or not (state / RECORDS).is_dir():
+            return True  # no agent has worked here
+        logs.set_up()
+        with state_folder.lock(state) as free:
+            if not free:
+                return True  # an agent does it
+            last = LastStart.read(state)
+            if last is None:
+                return True
+            return rescue(state, last, stages, wakes=wakes, seconds=seconds)
+    except Exception:  # noqa: BLE001 - an agent that can start shall
+        _log.exception("- sessions cannot be let go on without an agent")
+        return False
+
+
+def rescue(
+    state: Path,
+    last: LastStart,
+    stages: frozenset[Stage],
+    *,
+    wakes: bool,
+    seconds: float = SECONDS,
+) -> bool:
+    """Let sessions go on; whether all of them do. Repeat at will.
+
+    Args:
+        state: the agent's folder, whose lock the caller holds.
+        last: how the agent was started that has left them.
+        stages: of the captures that are to be undone.
+        wakes: whether naps are to be ended.
+        seconds: until it returns, even if a session takes longer.
+    """
+    records = Records(state / RECORDS)
+    placements = make_placements(last.placement, last.realm, last.docker_socket)
+    accelerator = Accelerator(
+        Driver(),
+        Nvml(),
+        lock_seconds=last.gpu_lock_seconds,
+        seconds=last.dump_seconds,
+        room_seconds=0.0,  # no agent can start as long as this lasts
+    )
+    works = []
+    for record in records.list():
+        frozen, naps = record.stage in stages, wakes and record.nap is not None
+        if not frozen and not naps:
+            continue
+        session = _session_of(placements, record)
+        if session is not None:
+            about = (session, record, records, accelerator)
+            works.append(partial(_rescue_one, *about, frozen=frozen, naps=naps))
+    done = _all_at_once(works, seconds)
+    if done is not None:
+        accelerator.close()
+    return bool(done)
+
+
+def _all_at_once(works: Iterable[Callable[[], bool]], seconds: float) -> bool | None:
+    """Whether all of them succeed; None: some go on. Nobody waits for another."""
+    results: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda work=work: results.append(work()), daemon=True)
+        for work in works
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        return None
+    return len(results) == len(threads) and all(results)
+
+
+def _session_of(placements: Placements, record: Record) -> Session | None:
+    """The session of a record; None where it has ended."""
+    try:
+        if record.pod:
+            placements.set_hint(
+                record.incarnation, PodHint(pod=record.pod, key=record.key)
+            )
+        session = placements.find(record.incarnation)
+        if trees.matches(record, session):
+            return session
+    except NotFound:
+        pass
+    return None
+
+
+def _rescue_one(
+    session: Session,
+    record: Record,
+    records: Records,
+    accelerator: Accelerator,
+    *,
+    frozen: bool,
+    naps: bool,
+) -> bool:
+    """Let one session go on; whether nothing is left to do."""
+    try:
+        if frozen:
+            recovery.end_criu(session, TimeLimits().criu)
+            if recovery.undo_unasked(session, record, records, accelerator):
+                _log.warning("%s goes on: no agent looked after it", record.key)
+        if naps and _wake(session, record, records, accelerator):
+            _log.warning("%s is woken: no agent looked after it", record.key)
+    except NotFound:
+        pass  # it has ended
+    except (ReclaimError, OSError) as error:
+        _log.error("%s does not go on, and no agent runs: %s", record.key, error)
+        return False
+    return True
+
+
+def _wake(
+    session: Session, record: Record, records: Records, accelerator: Accelerator
+) -> bool:
+    """End the nap of one session; return whether it napped."""
+    record = records.find(record.incarnation) or record
+    if not record.naps and record.stage not in FROZEN:
+        return False  # it is being ended, or brought back
+    whole = record.nap_at(NapStage.WAKING)
+    nap.end_nap(accelerator, session, whole)
+    records.save(whole.woken())
+    return True
