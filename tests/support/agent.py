@@ -84,7 +84,14 @@ class Agent:
         self.listen = f"unix:{folder}/agent.sock"
 
     def start(self, *options: str, wait: bool = True) -> None:
-        words = [
+        with self.log.open("ab") as log:
+            self.popen = self.launch([*self.words(), *options], log.fileno())
+        if wait:
+            wait_for(self._answers)
+
+    def words(self) -> list[str]:
+        """Its command line."""
+        return [
             "jupyterhub-gpu-reclaim-agent",
             f"--listen={self.listen}",
             f"--AgentApp.state_dir={self.folder}/state",
@@ -92,12 +99,7 @@ class Agent:
             f"--AgentApp.token_file={self.folder}/token",
             f"--AgentApp.criu_dir={self.criu}",
             f"--AgentApp.realm={self.folder.name}",
-            *options,
         ]
-        with self.log.open("ab") as log:
-            self.popen = self.launch(words, log.fileno())
-        if wait:
-            wait_for(self._answers)
 
     def launch(self, words: list[str], log: int) -> preloaded.Started:
         """Start the program with these arguments."""
@@ -107,9 +109,9 @@ class Agent:
 
     def _answers(self) -> bool:
         assert self.popen.poll() is None, self.log.read_text()
-        return self._is_healthy()
+        return self.is_healthy()
 
-    def _is_healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         # What the former agent was just starting may hold its socket for a moment
         # longer: who connects then is cut off. (httpx would leave a socket open.)
         with (

@@ -70,7 +70,7 @@ class AgentContainer(Agent):
 
     def _answers(self) -> bool:
         assert processes.start_time(self.pid), self.written()
-        return self._is_healthy()
+        return self.is_healthy()
 
     def written(self) -> str:
         """What it wrote since this was asked last."""

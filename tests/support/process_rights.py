@@ -34,7 +34,7 @@ ProtectKernelTunables=yes
 ProtectKernelModules=yes
 """
 ALL = (1 << len(capabilities.NAMES)) - 1
-#: What systemd (252 to 257) leaves inheritable of a unit with User= and a filter.
+#: What systemd 257 leaves inheritable of a unit with User= and a filter; 252: nothing.
 _LEFT_BY_SYSTEMD = ("SETPCAP", "SYS_ADMIN")
 #: systemd.exec(5): what each of these takes from the bounding set.
 _TAKES = {
@@ -120,7 +120,7 @@ DOCKERS_DEFAULT = bits(
     "AUDIT_WRITE",
 )
 #: The agent where root lacks CAP_SYS_RESOURCE.
-_SHIMMED = """
+SHIMMED = """
 import sys
 from pathlib import Path
 from jupyterhub_gpu_reclaim.checkpoint.criu import binary
@@ -144,7 +144,7 @@ class AgentOf(Agent):
     def launch(self, words: list[str], log: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "jupyterhub_gpu_reclaim.node"]
         if not capabilities.has("SYS_RESOURCE"):
-            command = [sys.executable, "-c", _SHIMMED, self.criu, str(self.folder)]
+            command = [sys.executable, "-c", SHIMMED, self.criu, str(self.folder)]
         return subprocess.Popen(
             [*self._rights.words(), *command, *words[1:]],
             stdin=subprocess.DEVNULL,
