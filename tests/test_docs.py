@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.api import openapi
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -154,3 +155,69 @@ def test_files_and_methods_that_the_walks_name_are_there() -> None:
         places = [one for one in code.values() if f"class {owner}" in one]
         if not owner.endswith(("Service", "App")):  # their settings are looked at above
             assert any(map(named.search, places)), f"{owner}.{name}"
+
+
+#: Names of JupyterHub, its spawners, nginx and SELinux that pages mention.
+FOREIGN = {
+    "apply_user_options",
+    "control_t",
+    "device_requests",
+    "proxy_hide_header",
+    "test_profile",
+    "test_single_user_spawner",
+    "test_variable_expansion",
+    "token_expires_in_max_seconds",
+    "user_environment",
+}
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def words_of_the_code() -> set[str]:
+    """Every name that the package or what is shipped beside it has."""
+    files = (
+        path
+        for folder in ("jupyterhub_gpu_reclaim", "etc", "helm-values", "demo", "soak")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".yaml", ".yml", ".json", ".js", ".html", ".service"}
+    )
+    tools = (
+        path
+        for folder in ("benchmarks", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    names: set[str] = set()
+    for path in (*files, *tools):
+        if path != Path(__file__):
+            names.update(re.findall(r"[a-z][a-z0-9_]*", path.read_text()))
+    return names
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda p: p.name)
+def test_reasons_and_names_of_the_code_in_a_page_are_there(
+    page: Path, words_of_the_code: set[str]
+) -> None:
+    named = set(re.findall(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+)+)`", prose(page)))
+    metrics = {name for name in named if name.startswith("jupyterhub_gpu_reclaim_")}
+    assert named - metrics - words_of_the_code - FOREIGN == set()
+
+
+def test_routes_that_pages_name_are_there() -> None:
+    agent = (ROOT / "jupyterhub_gpu_reclaim/node/http/routes.py").read_text()
+    orders = re.findall(r"\([a-z|-]+\)|/(?:v1/|healthz|readyz)[^\"]*", agent)
+    paths = [*openapi("/")["paths"], *orders, "gpu-reclaim/pass"]
+    known = {part for path in paths for part in re.split(r"[/|()]", path)}
+    shown = [
+        (page.name, path)
+        for page in PAGES
+        for path in re.findall(r"`(?:GET|POST|PUT|DELETE) ([^`\s\"]+)", prose(page))
+        if not path.startswith("/hub/")
+    ]
+    assert len(shown) > 20
+    for page, path in shown:
+        fixed = re.sub(r"\{[^}]*\}|\[[^]]*\]|[?].*", "", path).split("/")
+        unknown = {part for part in fixed if re.fullmatch("[a-z-]+", part)} - known
+        assert not unknown - {"api"}, f"{page}: {path}"
