@@ -1,4 +1,4 @@
-"""Hubs as they are: their authenticators, roles, lists; with the README's own call."""
+"""Hubs as they are: their authenticators, roles, lists; with the tutorial's own call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from demo.stack import free_port
 from tests.support.hub import HubUnderTest, proxy_command, wait_until
 
-#: The README's call, on ports and folders of the test.
+#: The tutorial's call, on ports and folders of the test.
 CALL = """
 from jupyterhub_gpu_reclaim.hub.config import configure
 configure(
@@ -53,7 +53,7 @@ c.JupyterHub.services.append({
 
 
 def hubs_in(folder):
-    """Starts a Hub with these lines above the README's call."""
+    """Starts a Hub with these lines above the tutorial's call."""
     if os.geteuid() != 0:
         pytest.skip("sessions in namespaces of their own need root")
     if proxy_command() is None:
