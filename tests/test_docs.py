@@ -162,6 +162,8 @@ FOREIGN = {
     "apply_user_options",
     "control_t",
     "device_requests",
+    "extra_host_config",
+    "manage_roles",
     "proxy_hide_header",
     "test_profile",
     "test_single_user_spawner",

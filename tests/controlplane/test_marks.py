@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 import pytest
@@ -212,17 +211,3 @@ async def test_nothing_is_said_of_a_session_that_was_not_compared(world, quiet):
     agent = Recorded()
     await marks.Marks(quiet._sessions, agent).settle(infos(world))
     assert agent.words == []
-
-
-async def test_agent_of_the_version_before_is_left_in_peace(world, quiet, caplog):
-    caplog.set_level(logging.INFO)
-    caplog.clear()
-    agent, _ = world.clients()
-
-    async def older(*_, **__):
-        raise NotFound(Reason.INVALID, what="404 Not Found.")
-
-    world.node.lay_aside = older
-    await marks.Marks(quiet._sessions, agent).settle(infos(world))
-    assert not [r for r in caplog.records if "mark" in r.getMessage()]
-    assert quiet._sessions.runtime(KEY).told == {}

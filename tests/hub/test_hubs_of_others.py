@@ -1,4 +1,4 @@
-"""Hubs as they are: their authenticators, roles, lists; with the tutorial's own call."""
+"""Hubs as they are: their authenticators, roles, lists; called as in the tutorial."""
 
 from __future__ import annotations
 

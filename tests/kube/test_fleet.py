@@ -14,7 +14,7 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Refused,
     Unreachable,
 )
-from jupyterhub_gpu_reclaim.common.models import Aside, SessionKey, TreeState
+from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.hub.kube import pod_events
 from jupyterhub_gpu_reclaim.service.app import ReclaimService
@@ -238,21 +238,6 @@ async def test_the_store_is_asked_of_whoever_answers(cluster, service, two):
     assert [info.id for info in await service.fleet.checkpoints()] == ["c1"]
     await service.fleet.discard("c1")
     assert await service.fleet.checkpoints() == []
-
-
-async def test_word_about_a_checkpoint_is_taken_by_an_agent_that_can(
-    cluster, service, two
-):
-    await all_of(service.fleet.capture(I1, "c1", 1))
-
-    async def older(*_, **__):
-        raise NotFound(Reason.INVALID, what="404 Not Found.")
-
-    node_of(cluster, two[0]).agent.lay_aside = older
-    for word in (1, 2):
-        await service.fleet.lay_aside("c1", float(word), word=word)
-        (info,) = await service.fleet.checkpoints()
-        assert info.aside == Aside(until=float(word))
 
 
 async def test_what_a_session_came_from_is_deleted_where_it_is_seen_to_run(

@@ -40,18 +40,6 @@ def test_every_class_with_a_path_is_among_the_routes():
     assert {one for one in below(Route) if one.path} == set(ROUTES)
 
 
-def test_every_call_of_the_architecture_is_in_the_document():
-    paths = set(openapi("/")["paths"])
-    text = Path(__file__).parents[2] / "docs/explanation/architecture.md"
-    named = {
-        line.split("`")[1].split()[1].partition("?")[0]
-        for line in text.read_text().splitlines()
-        if line.startswith("| `") and "/api/spawner/" in line.split("`")[1]
-    }
-    assert len(named) == 8
-    assert named <= paths
-
-
 def test_operation_ids_are_unique():
     paths = openapi("/")["paths"]
     ids = [one["operationId"] for path in paths.values() for one in path.values()]
