@@ -23,7 +23,7 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 #: States of /proc/PID/stat. (``t``, held by a debugger, is not stopped for good.)
 STOPPED = "T"
@@ -328,21 +328,6 @@ def wait_stopped(init_pid: int, start: int, *, timeout: float) -> Snapshot:
             )
         # No event reports the stop of another's child; it takes microseconds.
         time.sleep(0.002)
-
-
-def resume(processes: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:
-    """Continue stopped processes, children before their parents.
-
-    A shell that went on first would find its foreground program stopped and take
-    the terminal away from it.
-
-    Args:
-        processes: parents before children, as in a snapshot.
-        keep_stopped: pids (in the session's namespace) that the user had stopped.
-    """
-    for process in reversed(list(processes)):
-        if process.ns_pid not in keep_stopped:
-            send(process, signal.SIGCONT)
 
 
 def wait_gone(processes: Iterable[Process], deadline: float) -> list[Process]:

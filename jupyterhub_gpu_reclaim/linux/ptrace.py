@@ -23,6 +23,7 @@ import mmap
 import os
 import signal
 import struct
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -250,6 +251,23 @@ def begin_again(pid: int, calls: Mapping[int, int], *, seconds: float) -> None:
                 thread.begin_again(machine, calls[tid])
 
 
+def go_on(pid: int, pidfd: int, *, seconds: float) -> None:
+    """Continue a process that a signal has stopped, and take SIGCONT away from it.
+
+    Args:
+        pid: of the process.
+        pidfd: of the same.
+        seconds: in which its threads must stand still, and one take the signal.
+
+    Raises:
+        TraceFailed: as :func:`stopped`; the signal may have been sent by then.
+    """
+    with _held(pid, frozenset(), seconds) as threads:
+        if threads:
+            # The others stand: only this one can take it.
+            next(iter(threads.values())).take_continue(pidfd)
+
+
 @contextlib.contextmanager
 def _held(
     pid: int, but: frozenset[int], seconds: float
@@ -285,7 +303,7 @@ class _Thread:
         self._was_stopped = self._is_stopped()
         self._signal = 0  #: one that came meanwhile, to be given back
         self._registers = b""
-        self._mask = b""
+        self._mask = 0
 
     def wait_stopped(self) -> int:
         """Wait for the stop that was asked for.
@@ -303,11 +321,7 @@ class _Thread:
     def begin(self) -> None:
         """Remember where it stood, and keep signals off it."""
         self._registers = _get_registers(self._tid)
-        mask = ctypes.create_string_buffer(8)
-        _ptrace(_GETSIGMASK, self._tid, 8, ctypes.addressof(mask))
-        self._mask = mask.raw
-        everything = ctypes.create_string_buffer(b"\xff" * 8, 8)
-        _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(everything))
+        self._mask = self._block(_WORD)
 
     def call(
         self, machine: Architecture, code: int, name: str, arguments: tuple[int, ...]
@@ -350,8 +364,7 @@ class _Thread:
         """
         self._stop()
         _set_registers(self._tid, self._registers)
-        mask = ctypes.create_string_buffer(self._mask, 8)
-        _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(mask))
+        self._block(self._mask)
 
     def begin_again(self, machine: Architecture, number: int) -> None:
         """See the function of that name; not for a 32-bit program."""
@@ -362,6 +375,31 @@ class _Thread:
         if values[machine.result] == _RESTART_BLOCK and machine.no_restart is not None:
             values[machine.result], values[machine.no_restart] = _NO_HANDLER, number
             _set_registers(self._tid, machine.registers.pack(*values))
+
+    def take_continue(self, pidfd: int) -> None:
+        """Have SIGCONT sent to its process and delivered to it, and drop it."""
+        before = self._block(~(1 << (signal.SIGCONT - 1)) & _WORD)
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            self._deadline = time.monotonic() + self._seconds
+            self._go_on(_CONT)
+            while os.WSTOPSIG(status := self._wait()) != signal.SIGCONT:
+                self._keep_signal(status)
+                self._go_on(_CONT)
+        except TraceFailed:
+            if self._runs:
+                self._stop()
+            raise
+        finally:
+            self._block(before)
+
+    def _block(self, mask: int) -> int:
+        """Set the signals that it blocks; those that it blocked before."""
+        held = ctypes.create_string_buffer(8)
+        _ptrace(_GETSIGMASK, self._tid, 8, ctypes.addressof(held))
+        wanted = ctypes.create_string_buffer(mask.to_bytes(8, sys.byteorder), 8)
+        _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(wanted))
+        return int.from_bytes(held.raw, sys.byteorder)
 
     def detach(self) -> None:
         """Let it go; one that has ended meanwhile needs nothing.

@@ -43,7 +43,13 @@ from jupyterhub_gpu_reclaim.common.errors import (
     Unreachable,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import cgroups, descriptors, processes, procfs
+from jupyterhub_gpu_reclaim.linux import (
+    cgroups,
+    continuing,
+    descriptors,
+    processes,
+    procfs,
+)
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node import cgroup_escape
 from jupyterhub_gpu_reclaim.node.jupyter import wake_up
@@ -649,7 +655,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (processes, "kill_tree", kernel.kill_tree),
         (processes, "kill_session", kernel.kill_session),
         (processes, "send", none),
-        (processes, "resume", kernel.resume),
+        (continuing, "resume", kernel.resume),
         (processes, "pending_signals", lambda _: 0),
         (procfs, "has_terminal", lambda _: False),
         (nap, "held_by", kernel.held_by),

@@ -11,7 +11,7 @@ from jupyterhub_gpu_reclaim.checkpoint.gpu import cuda
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import CudaState
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, RolledBack
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux import continuing, processes, procfs, ptrace
 from tests.support import gpu
 from tests.support.agent import wait_for
 
@@ -64,7 +64,7 @@ def test_what_was_emptied_stands_still_until_it_is_let_go_on(pair):
     assert all(stands(p) for p in pair)
     assert sorted(call for call, _ in driver.calls) == ["restore"] * 2 + ["unlock"] * 2
     assert driver.moves == [("a", "b")]
-    processes.resume(pair)
+    continuing.resume(pair)
     wait_for(lambda: not any(processes.is_stopped(p) for p in pair))
 
 
@@ -80,7 +80,7 @@ def test_only_the_drivers_own_thread_runs_while_memory_moves(program):
         assert {driver.seen[phase][tid] for tid in held} == {"t"}
         assert driver.seen[phase][drivers] in "SR"
     wait_for(lambda: set(states(program.pid).values()) == {"T"})
-    processes.resume([program])
+    continuing.resume([program])
     wait_for(lambda: "T" not in states(program.pid).values())
 
 
@@ -95,7 +95,7 @@ def test_nobody_is_let_go_before_the_driver_thread_has_taken_the_signal_that_sto
         assert processes.is_stopped(program)
         cuda.fill(driver, [program], seconds=1)
         assert processes.is_stopped(program)
-        processes.resume([program])
+        continuing.resume([program])
 
 
 class Looking(gpu.WellDriver):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from jupyterhub_gpu_reclaim.checkpoint.sockets import listeners
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import capabilities, processes, procfs
+from jupyterhub_gpu_reclaim.linux import capabilities, continuing, processes, procfs
 from jupyterhub_gpu_reclaim.linux.descriptors import borrow
 from jupyterhub_gpu_reclaim.linux.sock_diag import TCP_REPAIR
 
@@ -157,7 +157,7 @@ def continue_bystanders(some: Iterable[Process]) -> None:
     """Continue the processes that :func:`freeze` has stopped beside a tree."""
     some = list(some)
     for one in some:
-        processes.send(one, signal.SIGCONT)
+        continuing.go_on(one)
     processes.wake_parents(some)
 
 
@@ -229,7 +229,7 @@ def thaw(snapshot: Snapshot, keep_stopped: Collection[int] = ()) -> None:
         for one in bystanders(snapshot)
         if one.stopped and one.ns_pid not in keep_stopped
     )
-    processes.resume(snapshot.processes, keep_stopped)
+    continuing.resume(snapshot.processes, keep_stopped)
 
 
 def leave_repair(process: Process) -> int:

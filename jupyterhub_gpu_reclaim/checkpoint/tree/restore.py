@@ -58,7 +58,13 @@ from jupyterhub_gpu_reclaim.checkpoint.tree import (
 from jupyterhub_gpu_reclaim.checkpoint.tree.taken_away import inherited_within
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RestoreFailed
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import capabilities, huge_pages, processes, ptrace
+from jupyterhub_gpu_reclaim.linux import (
+    capabilities,
+    continuing,
+    huge_pages,
+    processes,
+    ptrace,
+)
 from jupyterhub_gpu_reclaim.session_init import session_init
 
 if TYPE_CHECKING:
@@ -350,7 +356,7 @@ def proceed(restored: RestoreResult, keep_stopped: Collection[int] = ()) -> None
                 Reason.UNKNOWN_SESSION, session=f"under process {tree.init.pid}"
             )
     freeze.continue_bystanders(restored.beside)
-    processes.resume(tree.processes, keep_stopped)
+    continuing.resume(tree.processes, keep_stopped)
 
 
 def wait_ready(init_pid: int, start: int, *, timeout: float) -> None:

@@ -21,7 +21,7 @@ from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, RolledBa
 from jupyterhub_gpu_reclaim.common.findings import refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event, Step
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.linux import cgroups, processes
+from jupyterhub_gpu_reclaim.linux import cgroups, continuing, processes
 from jupyterhub_gpu_reclaim.node.jupyter.server import busy_kernels
 from jupyterhub_gpu_reclaim.node.nap import inputs
 from jupyterhub_gpu_reclaim.node.nap.inputs import Unread
@@ -452,7 +452,7 @@ def end_nap(
         try:
             accelerator.fill(gpus, nap.memory_limit, tree, cancel, claim)
         except ReclaimError:
-            processes.resume([one for one in mine if held_by(one.pid)])
+            continuing.resume([one for one in mine if held_by(one.pid)])
             raise
     finally:
         accelerator.release(claim)
@@ -460,7 +460,7 @@ def end_nap(
         # Any thread may take one that came while it stood, and a first thread that
         # sleeps would sleep on: in Python it alone can act on it.
         processes.send_to_threads(process, [process.pid], signal.SIGINT)
-    processes.resume(mine)
+    continuing.resume(mine)
 
 
 def _renamed(why: ReclaimError) -> ReclaimError:

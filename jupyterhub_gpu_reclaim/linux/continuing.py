@@ -1,0 +1,59 @@
+"""Continues stopped processes, without a signal that they would hear.
+
+Only SIGCONT continues what a signal has stopped. A program that handles it would run
+its handler at each save, though nobody has sent it one: mpirun tells of it, editors
+draw their screen anew. So the signal is taken away again from a program that handles
+or blocks it, before any of its threads runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Final
+
+from jupyterhub_gpu_reclaim.linux import processes, procfs, ptrace
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from jupyterhub_gpu_reclaim.linux.processes import Process
+
+#: Seconds in which all threads of a stopped process are held.
+_SECONDS: Final = 10.0
+_SIGCONT: Final = 1 << (signal.SIGCONT - 1)
+
+
+def go_on(process: Process) -> None:
+    """Continue one process; nothing where it has ended or runs."""
+    if _hears(process):
+        # Where it is held by somebody else, it hears of it.
+        with contextlib.suppress(OSError), processes.held(process) as pidfd:
+            if pidfd is not None:
+                ptrace.go_on(process.pid, pidfd, seconds=_SECONDS)
+                return
+    processes.send(process, signal.SIGCONT)
+
+
+def resume(some: Iterable[Process], keep_stopped: Collection[int] = ()) -> None:
+    """Continue stopped processes, children before their parents.
+
+    A shell that went on first would find its foreground program stopped and take
+    the terminal away from it.
+
+    Args:
+        some: parents before children, as in a snapshot.
+        keep_stopped: pids (in the session's namespace) that the user had stopped.
+    """
+    for process in reversed(list(some)):
+        if process.ns_pid not in keep_stopped:
+            go_on(process)
+
+
+def _hears(process: Process) -> bool:
+    """Whether a stopped process handles or blocks SIGCONT, and none waits for it."""
+    if not processes.is_stopped(process):
+        return False
+    status = procfs.status(process.pid)
+    told = int(status.get("SigCgt", "0"), 16) | int(status.get("SigBlk", "0"), 16)
+    return bool(told & _SIGCONT)
