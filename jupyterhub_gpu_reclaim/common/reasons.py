@@ -841,10 +841,13 @@ class Reason(Enum):
     FILE_CHANGED = (
         "file_changed",
         (
-            "The file {path}, which the session had open for writing, was changed after"
-            " the session was saved."
+            "Files that its programs had open for writing, or mapped, have changed since"
+            " the session was saved: {path}."
         ),
-        "Put the file back as it was, then try again.",
+        (
+            "Put back what was there when it was saved, from a copy or a snapshot, then"
+            " try again; or start fresh."
+        ),
         True,
     )
     FILE_LOCKED = (

@@ -130,11 +130,59 @@ def test_compare_grown_file_read_or_appended_is_taken(hold, path, mode):
     assert holder.compare() == []
 
 
-@pytest.mark.parametrize("mode", ["rb", "ab", "r+b"])
-def test_compare_shorter_file_is_refused(hold, path, mode):
+@pytest.mark.parametrize(
+    ("mode", "code"),
+    [("rb", "file_shrank"), ("ab", "file_changed"), ("r+b", "file_changed")],
+)
+def test_compare_shorter_file_is_refused(hold, path, mode, code):
     holder = hold(f"f = open({str(path)!r}, {mode!r})")
     os.truncate(path, 9_999)
-    assert holder.codes() == ["file_shrank"]
+    assert holder.codes() == [code]
+
+
+def test_compare_log_of_other_contents_is_refused_however_long_it_is(hold, path):
+    """As one that was rotated: copied, and emptied."""
+    holder = hold(f"f = open({str(path)!r}, 'ab')")
+    path.write_bytes(b"y" * 20_000)
+    assert holder.codes() == ["file_changed"]
+
+
+def test_all_files_that_have_changed_are_told_at_once(hold, tmp_path):
+    paths = [tmp_path / f"file-{number}" for number in range(7)]
+    for one in paths:
+        one.write_bytes(b"then")
+    holder = hold(f"all = [open(p, 'r+b') for p in {[str(p) for p in paths]!r}]")
+    for one in paths:
+        one.write_bytes(b"now")
+    (finding,) = holder.compare()
+    assert finding.code == "file_changed"
+    assert ", ".join(map(str, paths[:5])) + " and 2 more" in finding.message
+    assert len(finding.hint) > 0
+
+
+@pytest.mark.parametrize("program", ["WRITES", "MAPS_SHARED", "LOG"])
+def test_time_of_a_file_says_nothing_behind_a_save_point(hold, path, program):
+    programs = {
+        "WRITES": WRITES,
+        "MAPS_SHARED": MAPS_SHARED,
+        "LOG": "f = open({path!r}, 'ab')",
+    }
+    holder = hold(programs[program].format(path=str(path)))
+    status = path.stat()
+    path.write_bytes(b"y" * 10_000)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    found = open_files.compare(open_files.by_contents(holder.opened), ROOT)
+    assert [one.code for one in found] == ["file_changed"]
+    path.write_bytes(b"x" * 10_000)
+    assert open_files.compare(open_files.by_contents(holder.opened), ROOT) == []
+
+
+def test_mapped_file_too_large_to_be_known_counts_as_changed(hold, path, monkeypatch):
+    monkeypatch.setattr(open_files, "MAX_WRITTEN_BYTES", 9_999)
+    holder = hold(MAPS_SHARED.format(path=str(path)))
+    assert holder.compare() == []
+    found = open_files.compare(open_files.by_contents(holder.opened), ROOT)
+    assert [one.code for one in found] == ["file_changed"]
 
 
 def test_compare_written_file_that_somebody_changed_is_refused(hold, path):
@@ -274,6 +322,27 @@ def test_compare_database_in_a_transaction_is_refused(hold, tmp_path):
     assert "file_changed" in holder.codes()
 
 
+@pytest.mark.parametrize("begins", ["select * from t", "insert into t values (1)"])
+def test_compare_database_in_a_transaction_that_has_no_journal_is_refused(
+    hold, tmp_path, begins
+):
+    """Its journal is in memory, or it only reads yet, and would write on from that."""
+    path = tmp_path / "history.sqlite"
+    make_database(path)
+    holder = hold(f"""
+        import sqlite3
+        c = sqlite3.connect({str(path)!r}, isolation_level=None)
+        c.execute('pragma journal_mode=memory')
+        c.execute('begin')
+        rows = c.execute({begins!r})
+        rows.fetchone()
+        """)
+    assert not holder.one(path).database
+    with path.open("ab") as file:
+        file.write(b"x" * 4096)
+    assert holder.codes() == ["file_changed"]
+
+
 def test_compare_database_with_a_hot_journal_now_is_refused(hold, tmp_path):
     path = tmp_path / "history.sqlite"
     make_database(path)
@@ -331,7 +400,7 @@ def test_compare_mapped_data_of_other_contents_is_refused(hold, path):
     )
     assert holder.one(path).digest.startswith("blake3:")
     path.write_bytes(b"y" * 10_000)
-    assert holder.codes() == ["library_changed"]
+    assert holder.codes() == ["file_changed"]
 
 
 def test_compare_shared_writable_map_that_changed_is_refused(hold, path):

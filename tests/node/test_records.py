@@ -27,7 +27,7 @@ FROZEN = (
     b'"gpus":{"driver":"580.1","cards":[{"uuid":"ab","name":"H200"}],"users":[302],'
     b'"uses":[{"pid":302,"uuid":"ab","bytes":5}]},'
     b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9,"above":null},'
-    b'"pod":"0a1b","parent":"","nap":null,"image":"","ran":false,"session":"s",'
+    b'"pod":"0a1b","parent":"","nap":null,"image":"","session":"s",'
     b'"account":"7"}'
 )
 
@@ -194,13 +194,3 @@ def test_at_changes_the_stage_alone(records):
     changed = record().at(Stage.FAILED, [], generation=4)
     assert (changed.stage, changed.steps, changed.generation) == (Stage.FAILED, [], 4)
     assert changed.checkpoint == "cp"
-
-
-def test_restore_that_was_given_up_after_it_had_gone_on_is_known_to_have_run():
-    """As where the agent is killed just then, and the tree has ended."""
-    going = record(Stage.RESTORING, operation="restore").at(Stage.CONTINUING, [])
-    failed = going.at(Stage.FAILED, [])
-    assert failed.has_run_from("cp")
-    assert not failed.has_run_from("another")
-    never = record(Stage.RESTORING, operation="restore").at(Stage.FAILED, [])
-    assert not never.has_run_from("cp")

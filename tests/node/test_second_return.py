@@ -1,4 +1,4 @@
-"""A session comes back from one checkpoint twice, whatever it wrote in between."""
+"""A session comes back from one checkpoint twice, unless its files went on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.support.agent import goes_on, wait_for
 
 pytestmark = pytest.mark.shares_an_agent
 
-#: Writes on in a file that it has open, without O_APPEND.
+#: Writes on in a file that it has open.
 PROGRAM = """
 import sys, time
-file = open(sys.argv[1], "r+")
+file = open(sys.argv[1], sys.argv[2])
 while True:
     file.write("x"); file.flush()
     sys.stdout.write("x"); sys.stdout.flush()
@@ -32,34 +32,56 @@ def file(folder):
 
 @pytest.fixture
 def suspended(agent, places, file):
-    """The checkpoint of a session that has been ended."""
-    place = places("start", sys.executable, "-c", PROGRAM, str(file))
-    wait_for(lambda: place.output.stat().st_size)
-    name = f"second-{place.incarnation[:8]}"
-    assert agent.capture(place, name)[-1].get("checkpoint"), agent.log.read_text()
-    path = f"/v1/sessions/{place.incarnation}/release"
-    assert agent.post(path, {"checkpoint": name}).status_code == 200
-    return name
+    """Makes the checkpoint of a session that has been ended."""
+
+    def make(mode: str) -> str:
+        place = places("start", sys.executable, "-c", PROGRAM, str(file), mode)
+        wait_for(lambda: place.output.stat().st_size)
+        name = f"second-{place.incarnation[:8]}"
+        assert agent.capture(place, name)[-1].get("checkpoint"), agent.log.read_text()
+        path = f"/v1/sessions/{place.incarnation}/release"
+        assert agent.post(path, {"checkpoint": name}).status_code == 200
+        return name
+
+    return make
 
 
-def test_what_a_session_wrote_after_a_return_is_no_obstacle_to_a_second(
+def test_what_it_appended_after_a_return_is_no_obstacle_to_a_second(
     agent, places, suspended
 ):
+    name = suspended("a")
     for number in range(3):
         place = places("hold")
-        assert agent.restore(place, suspended)[-1].get("tree"), number
+        assert agent.restore(place, name)[-1].get("tree"), number
         assert goes_on(place)
         if number == 1:  # as when an earlier version is brought back
-            later = agent.capture(place, f"{suspended}-later", 2)
+            later = agent.capture(place, f"{name}-later", 2)
             assert later[-1].get("checkpoint"), later[-1]
         place.kill()
 
 
+def test_what_it_wrote_after_a_return_is_not_written_over_by_a_second(
+    agent, places, suspended, file
+):
+    """It would go on where it was, in the middle of what is newer."""
+    name = suspended("r+")
+    place = places("hold")
+    assert agent.restore(place, name)[-1].get("tree")
+    assert goes_on(place)
+    place.kill()
+    newer = file.read_bytes() + b"by hand"
+    file.write_bytes(newer)
+    place = places("hold")
+    assert agent.restore(place, name)[-1]["failure"]["code"] == "file_changed"
+    assert file.read_bytes() == newer
+
+
 def test_what_another_program_wrote_meanwhile_is(agent, places, suspended, file):
+    name = suspended("r+")
     with file.open("a") as other:
         other.write("another program's")
     place = places("hold")
-    assert agent.restore(place, suspended)[-1]["failure"]["code"] == "file_changed"
+    assert agent.restore(place, name)[-1]["failure"]["code"] == "file_changed"
 
 
 #: A worker that is not forked opens the locks of its queues by their names.

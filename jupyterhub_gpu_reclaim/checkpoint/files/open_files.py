@@ -16,20 +16,24 @@ hashed, so that one which was put back, with another time, is known again.
 changed file               harmless                     refused
 =========================  ===========================  ==========================
 put back                   same contents
-gone                                                    ``file_missing``
-mapped private             same contents (build ID)     ``library_changed``
-mapped shared                                           ``file_changed``
-shorter                                                 ``file_shrank``
-read, or appended to       always
-written (not appended)     SQLite without a journal,    ``file_changed``
-                           or by itself, later
+gone                                                    ``file_missing``, and of
+                                                        one that is written
+                                                        ``file_changed``
+mapped to be executed      same contents (build ID)     ``library_changed``
+mapped otherwise           same contents                ``file_changed``
+only appended to           the same, and more           ``file_changed``
+written                    SQLite between transactions  ``file_changed``
+only read                  not shorter                  ``file_shrank``
 folder                     always, if it is there
 FIFO                       always (``reopen``)
 =========================  ===========================  ==========================
 
-A session that has come back may write on, and be brought back from the same checkpoint
-again: its user wants the older state, or what came back did not answer. What it wrote
-itself is newer than its memory then (:func:`without_writing`).
+The programs of then remember the files of then: positions, sizes, pages. Who lets them
+write with that into other contents destroys those. So it makes no difference who has
+changed a file: another program, or the session itself, which has come back from the
+same checkpoint before, or has gone on behind a save point. Behind one, a file's time
+says nothing (:func:`by_contents`): what the session writes through its mappings while
+it goes on need not change it.
 """
 
 from __future__ import annotations
@@ -64,6 +68,10 @@ MAX_HASHED_BYTES: Final = 1 << 30
 MAX_WRITTEN_BYTES: Final = 1 << 28
 
 _HASH: Final = "blake3:"
+#: No file was written then.
+_NO_TIME: Final = -1
+#: So many names are told of files that have changed.
+_MAX_LISTED: Final = 5
 _CACHE_ENTRIES: Final = 4096
 _NOTE_SEGMENT: Final = 4
 _GNU_BUILD_ID: Final = 3
@@ -91,12 +99,14 @@ def contents_digest(descriptor: int) -> str:
     return known
 
 
-def _hash(descriptor: int) -> str:
-    if os.fstat(descriptor).st_size > MAX_HASHED_BYTES:
+def _hash(descriptor: int, length: int | None = None) -> str:
+    """The hash of the first bytes, or of all of them; empty when it is too large."""
+    left = os.fstat(descriptor).st_size if length is None else length
+    if left > MAX_HASHED_BYTES:
         return ""
     hasher = blake3(max_threads=blake3.AUTO)
     at = 0
-    while block := os.pread(descriptor, 1 << 20, at):
+    while block := os.pread(descriptor, min(1 << 20, left - at), at):
         hasher.update(block)
         at += len(block)
     return f"{_HASH}{hasher.hexdigest()}"
@@ -170,10 +180,16 @@ class FileFingerprint(Value, frozen=True, kw_only=True):
     written: bool = False  #: open for writing without O_APPEND
     appended: bool = False  #: open with O_APPEND
     position: int = 0  #: the furthest of its descriptors
-    mapped: bool = False  #: privately: code, or data that is only read
+    mapped: bool = False  #: privately, or to be read: code, or data
+    executed: bool = False  #: mapped as code
     shared: bool = False  #: mapped so that writes reach the file
     digest: str = ""  #: of the contents, where mapped or written
     database: bool = False  #: SQLite, and no transaction was under way
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the session's programs could write into it."""
+        return self.written or self.appended or self.shared
 
 
 class _FileUse:
@@ -181,12 +197,13 @@ class _FileUse:
 
     def __init__(self) -> None:
         self.written = self.appended = self.mapped = self.shared = False
+        self.executed = self.locked = False
         self.position = 0
 
     @property
     def is_only_mapped(self) -> bool:
         """Whether it is mapped, and not written."""
-        return self.mapped and not (self.written or self.shared)
+        return self.mapped and not (self.written or self.appended or self.shared)
 
     def add_descriptor(self, info: dict[str, str]) -> None:
         """Take in one entry of /proc/<pid>/fdinfo."""
@@ -195,12 +212,14 @@ class _FileUse:
             self.appended |= bool(flags & os.O_APPEND)
             self.written |= not flags & os.O_APPEND
         self.position = max(self.position, int(info.get("pos", "0")))
+        self.locked |= "lock" in info
 
     def add_mapping(self, mode: str) -> None:
         """Take in one mapping by its mode, e.g. ``r-xp``."""
         shared = mode.endswith("s") and "w" in mode
         self.shared |= shared
         self.mapped |= not shared
+        self.executed |= "x" in mode
 
 
 def fingerprint(
@@ -234,7 +253,7 @@ def fingerprint(
         digests = _written_digests(root, opened, fuse)
     return [
         msgspec.structs.replace(one, digest=digests.get(one.path, ""))
-        if one.written or one.shared
+        if one.is_written
         else one
         for one in opened
     ]
@@ -242,6 +261,8 @@ def fingerprint(
 
 def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
     """Find which opened files are not as they were, by their paths below a root.
+
+    All that have changed are one finding, with their names.
 
     Raises:
         Refused: there is no such root (``no_tree``).
@@ -253,19 +274,44 @@ def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
             raise Refused(Reason.NO_TREE, detail=str(error)) from None
         stack.callback(os.close, folder)
         reasons = [(one, _judge_path(one, folder)) for one in opened]
-    return [_finding(one, reason) for one, reason in reasons if reason]
+    changed: list[str] = []
+    found: list[Finding] = []
+    for one, reason in reasons:
+        if reason is Reason.FILE_MISSING and one.is_written:
+            changed.append(f"{_name(one)} (gone)")
+        elif reason is Reason.FILE_CHANGED:
+            changed.append(_name(one))
+        elif reason is not None:
+            found.append(finding(reason, path=_name(one)))
+    if changed:
+        found.append(finding(Reason.FILE_CHANGED, path=_listed(changed)))
+    return found
+
+
+def by_contents(opened: Iterable[FileFingerprint]) -> list[FileFingerprint]:
+    """The same files, of which those that are written are judged by contents alone."""
+    return [
+        msgspec.structs.replace(one, mtime_ns=_NO_TIME)
+        if one.is_written and (one.digest or one.shared)
+        else one
+        for one in opened
+    ]
 
 
 def without_writing(opened: Iterable[FileFingerprint]) -> list[FileFingerprint]:
     """The same files as if they had been open to be read, so that they may be newer.
 
-    What was written, and is not in memory, may be shorter, too.
+    For a rehearsal beside the tree that writes on: it writes nothing itself. What was
+    written, and is not in memory, may be shorter, too.
     """
     return [
         msgspec.structs.replace(
             one,
             written=False,
+            appended=False,
             shared=False,
+            digest="" if one.is_written else one.digest,
+            mapped=one.executed or (one.mapped and not one.is_written),
             size=0
             if (one.written or one.appended) and not (one.mapped or one.shared)
             else one.size,
@@ -294,12 +340,15 @@ def refuse_changed(
                 raise RestoreFailed(reason, path=_name(one))
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Names for a person, who need not read them all."""
+    shown = ", ".join(names[:_MAX_LISTED])
+    more = len(names) - _MAX_LISTED
+    return shown if more <= 0 else f"{shown} and {more} more"
+
+
 def _name(one: FileFingerprint) -> str:
     return one.path.decode("utf-8", "backslashreplace")
-
-
-def _finding(one: FileFingerprint, reason: Reason) -> Finding:
-    return finding(reason, path=_name(one))
 
 
 def _uses(pids: Iterable[int]) -> dict[bytes, _FileUse]:
@@ -344,9 +393,13 @@ def _opened(
             appended=use.appended,
             position=use.position,
             mapped=use.mapped,
+            executed=use.executed,
             shared=use.shared,
             digest=_digest(name) if use.is_only_mapped and is_file else "",
-            database=use.written and is_file and _is_quiet_database(root, path, name),
+            database=use.written
+            and is_file
+            and not use.locked
+            and _is_quiet_database(root, path, name),
         )
     finally:
         os.close(name)
@@ -364,7 +417,7 @@ def _written_digests(
     for one in sorted(opened, key=lambda one: one.size):
         device = f"{os.major(one.device)}:{os.minor(one.device)}"
         is_file = stat.S_ISREG(one.mode) and device not in skip
-        if not is_file or not (one.written or one.shared):
+        if not is_file or not one.is_written:
             continue
         left -= one.size
         if left < 0:
@@ -397,17 +450,33 @@ def _judge(one: FileFingerprint, found: int, root: int) -> Reason | None:
     if stat.S_IFMT(status.st_mode) != stat.S_IFMT(one.mode):
         return Reason.FILE_MISSING
     same = (status.st_size, status.st_mtime_ns) == (one.size, one.mtime_ns)
-    if same or not stat.S_ISREG(status.st_mode) or has_contents(one, found):
+    # What is written through a mapping need not change a file's time.
+    if (same and not (one.shared and one.digest)) or not stat.S_ISREG(status.st_mode):
         return None
-    if one.mapped:
+    return None if has_contents(one, found) else _judge_changed(one, found, root)
+
+
+def _judge_changed(one: FileFingerprint, found: int, root: int) -> Reason | None:
+    if one.executed:
         return Reason.LIBRARY_CHANGED
-    if one.shared:
+    if one.mapped or one.shared:
         return Reason.FILE_CHANGED
-    if status.st_size < one.size:
-        return Reason.FILE_SHRANK
-    if one.written and not (one.database and _is_quiet_database(root, one.path, found)):
-        return Reason.FILE_CHANGED
-    return None
+    if one.written:
+        quiet = one.database and _is_quiet_database(root, one.path, found)
+        return None if quiet else Reason.FILE_CHANGED
+    if one.appended:
+        return None if _has_grown(one, found) else Reason.FILE_CHANGED
+    return Reason.FILE_SHRANK if os.fstat(found).st_size < one.size else None
+
+
+def _has_grown(one: FileFingerprint, found: int) -> bool:
+    """Whether it begins with what it was.
+
+    Where that is not known, its length must do: who appends writes over nothing.
+    """
+    if os.fstat(found).st_size < one.size:
+        return False
+    return not one.digest or _digest(found, lambda f: _hash(f, one.size)) == one.digest
 
 
 def has_contents(one: FileFingerprint, found: int) -> bool:
@@ -444,6 +513,8 @@ def _is_quiet_database(root: int, path: bytes, found: int) -> bool:
 
     Between transactions SQLite keeps nothing of the file that it does not check again:
     its pages are valid only as long as the change counter is (sqlite.org/fileformat2).
+    One that reads or writes has a lock on the file, which is looked at by the caller:
+    its journal may be in memory, or is not begun yet.
     """
     try:
         descriptor = _reading(found)

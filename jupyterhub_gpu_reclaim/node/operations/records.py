@@ -97,10 +97,6 @@ class NapRecord(Value, frozen=True, kw_only=True):
         )
 
 
-#: The tree of a restore goes on, or has.
-_GOES_ON = frozenset({Stage.CONTINUING, Stage.RESTORED})
-
-
 class Record(Value, frozen=True, kw_only=True):
     """One incarnation's last operation, and what it takes to undo it.
 
@@ -131,7 +127,6 @@ class Record(Value, frozen=True, kw_only=True):
     parent: str = ""
     nap: NapRecord | None = None
     image: str = ""  #: of its container, where it was told
-    ran: bool = False  #: of a restore: its tree has gone on, be it for a moment
     session: str = ""  #: id of the session; empty: not known
     account: str = ""  #: that it belongs to; empty: not known
 
@@ -160,13 +155,6 @@ class Record(Value, frozen=True, kw_only=True):
         """Whether programs are, or may be, stopped by a nap, and nothing else is."""
         return self.nap is not None and self.stage in ENDED
 
-    def has_run_from(self, checkpoint: str) -> bool:
-        """Whether its tree has run on from that checkpoint, be it for a moment."""
-        if self.operation != "restore":
-            return self.parent == checkpoint
-        ran = self.ran or self.stage in _GOES_ON
-        return ran and self.checkpoint == checkpoint
-
     def all_gpus(self) -> Gpus | None:
         """GPUs that the operation has emptied, and those that a nap has."""
         return self.gpus if self.nap is None else self.nap.gpus.joined(self.gpus)
@@ -186,10 +174,7 @@ class Record(Value, frozen=True, kw_only=True):
 
     def at(self, stage: Stage, steps: list[Step], **changes: Any) -> Record:
         """The same record at the next stage."""
-        ran = self.ran or stage in _GOES_ON
-        return msgspec.structs.replace(
-            self, stage=stage, steps=steps, ran=ran, **changes
-        )
+        return msgspec.structs.replace(self, stage=stage, steps=steps, **changes)
 
 
 class Records:

@@ -115,14 +115,12 @@ class Restore:
         self._taken: list[abstract_names.Name] = []  # meanwhile, by others
         self._uid = 0
         self._busy: frozenset[str] = frozenset()  # kernels, once its server tells
-        former = trees.record_of(tools.records, session)
         self._record = Record.of(
             session,
             operation="restore",
             stage=Stage.RESTORING,
             checkpoint=operation.checkpoint,
             begun=tools.clock.now(),
-            ran=former is not None and former.has_run_from(operation.checkpoint),
         )
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
@@ -462,7 +460,7 @@ def _compare(
             finding(Reason.MEMORY_LIMIT, needed=size(needed), limit=size(limit))
         )
     # Only a first look: what is opened for the session is judged itself (handover).
-    changed, files = _compare_files(tools, session, there)
+    changed, files = _compare_files(session, there)
     found += changed
     image = there.checkpoint.read(checkpoint_files.FILES_IMAGE)
     here = sock_diag.own_addresses(init_pid)
@@ -483,30 +481,13 @@ def _compare(
 
 
 def _compare_files(
-    tools: WorkflowTools, session: Session, there: checkpoint_files.CheckpointContents
+    session: Session, there: checkpoint_files.CheckpointContents
 ) -> tuple[list[Finding], Sequence[FileFingerprint]]:
     """Findings against its files, and how they are judged when they are opened."""
     root, files = Path(f"/proc/{session.init_pid}/root"), there.world.files
-    found = open_files.compare(files, root)
-    own = {Reason.FILE_CHANGED.value, Reason.FILE_SHRANK.value}
-    changed = [one for one in found if one.code in own]
-    if not changed or not _has_run_on(tools, there.checkpoint.info.id):
-        return found, files
-    for one in changed:
-        _log.warning(
-            "%s it comes back to an older state than its files: %s",
-            session.key,
-            one.message,
-        )
-    files = open_files.without_writing(files)
+    if there.checkpoint.info.goes_on:
+        files = open_files.by_contents(files)
     return open_files.compare(files, root), files
-
-
-def _has_run_on(tools: WorkflowTools, checkpoint: str) -> bool:
-    """Whether a session has come back from it before, as far as is known here."""
-    return any(one.has_run_from(checkpoint) for one in tools.records.list()) or any(
-        one.parent == checkpoint for one in tools.store.list()
-    )
 
 
 def _queue(wake: WakeUp, result: engine.RestoreResult, world: HostRequirements) -> None:

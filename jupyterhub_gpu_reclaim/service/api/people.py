@@ -326,8 +326,7 @@ class BringBackSaved(PersonRoute):
     path: ClassVar = "api/sessions/{user}/{server}/saved/{checkpoint}/bring-back"
 
     @operation(
-        "Bring one checkpoint back; what the session is in is put aside, and can be"
-        " brought back in the same way",
+        "Bring one checkpoint back; what the session is in is put aside",
         body=BringBack,
         answer=SessionView,
         status=202,

@@ -1,0 +1,197 @@
+"""Programs of a save point never write into files that have gone on since."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.agent import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.shares_an_agent
+
+#: Runs what it is told by files, one after the other.
+PROGRAM = """
+import mmap, os, sqlite3, sys, time
+names = {"mmap": mmap, "os": os, "sqlite3": sqlite3}
+number = 0
+while True:
+    path = os.path.join(sys.argv[1], f"step-{number}")
+    if os.path.exists(path):
+        with open(path) as file:
+            words = file.read()
+        exec(words, names)
+        number += 1
+        os.unlink(path)
+    time.sleep(0.01)
+"""
+
+
+class Session:
+    """A session that runs what it is told, in a folder of its own."""
+
+    def __init__(self, agent, places, folder: Path) -> None:
+        self.agent = agent
+        self.places = places
+        self.files = folder
+        self._steps = folder / "steps"
+        self._steps.mkdir(parents=True)
+        self._number = 0
+        self.place = places("start", sys.executable, "-c", PROGRAM, str(self._steps))
+
+    def __call__(self, code: str) -> None:
+        step = self._steps / f"step-{self._number}"
+        words = f"os.chdir({str(self.files)!r})\n{textwrap.dedent(code)}"
+        new = step.with_name("new")
+        new.write_text(words)
+        new.rename(step)
+        wait_for(lambda: not step.exists())
+        self._number += 1
+
+    def save(self, name: str) -> None:
+        saved = self.agent.save(self.place, name)
+        assert saved[-1].get("checkpoint"), saved[-1]
+        self._saved = self._number
+
+    def go_back(self, name: str) -> dict:
+        """End it, and bring it back from there."""
+        self.place.kill()
+        self.place = self.places("hold")
+        self._number = self._saved
+        return self.agent.restore(self.place, name)[-1]
+
+    def contents(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.files)): path.read_bytes()
+            for path in sorted(self.files.rglob("*"))
+            if path.is_file()
+        }
+
+
+@pytest.fixture
+def session(agent, places, folder, request):
+    return Session(agent, places, folder / request.node.name.replace("/", "-")[-60:])
+
+
+DATABASE = """
+db = sqlite3.connect("data.sqlite", isolation_level=None)
+db.execute("pragma journal_mode={mode}")
+db.execute("pragma cache_size=10")
+db.execute("create table t (n, text)")
+db.executemany("insert into t values (?, ?)", [(n, "x" * 99) for n in range(2000)])
+db.execute("begin immediate")
+db.executemany("insert into t values (?, ?)", [(n, "y" * 99) for n in range(2000)])
+"""
+#: What a program has open, and what it does with that behind the save point.
+STORIES = {
+    "wal": (
+        DATABASE.format(mode="wal"),
+        """
+        db.execute("commit")
+        other = sqlite3.connect("data.sqlite")
+        other.executemany("insert into t values (?, 'z')", [(n,) for n in range(3000)])
+        other.commit()
+        other.close()
+        """,
+    ),
+    "delete": (
+        DATABASE.format(mode="delete"),
+        """
+        db.execute("commit")
+        db.executemany("insert into t values (?, 'z')", [(n,) for n in range(3000)])
+        """,
+    ),
+    "log": (
+        "log = open('run.log', 'w'); log.write('one two '); log.flush()",
+        "log.write('three four five'); log.flush()",
+    ),
+    "mapped": (
+        """
+        file = open("mapped", "w+b"); file.truncate(1 << 20)
+        shared = mmap.mmap(file.fileno(), 0)
+        shared[:4] = b"then"
+        """,
+        "shared[:3] = b'now'",
+    ),
+}
+
+
+@pytest.mark.parametrize("agent_is", ["the same", "restarted", "another's"])
+@pytest.mark.parametrize("story", STORIES)
+def test_what_a_session_wrote_behind_its_save_point_is_kept(
+    agent, session, story, agent_is
+):
+    begins, goes_on = STORIES[story]
+    session(begins)
+    session.save("cp-1")
+    session(goes_on)
+    if agent_is != "the same":
+        agent.kill()
+        if agent_is == "another's":
+            shutil.rmtree(agent.folder / "state" / "records")
+        agent.start()
+    session.place.kill()
+    newer = session.contents()
+    failure = session.go_back("cp-1")["failure"]
+    assert failure["code"] == "file_changed", failure
+    assert str(session.files) in failure["message"]
+    assert session.contents() == newer
+    database = session.files / "data.sqlite"
+    if database.exists():
+        with sqlite3.connect(database) as db:
+            assert db.execute("select count(*) from t").fetchone() == (7000,)
+            assert db.execute("pragma integrity_check").fetchone() == ("ok",)
+        db.close()
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_what_has_not_changed_comes_back_and_writes_on(session, story):
+    begins, goes_on = STORIES[story]
+    session(begins)
+    session.save("cp-1")
+    answer = session.go_back("cp-1")
+    assert answer.get("tree"), answer
+    session(goes_on)
+    if story == "log":
+        text = (session.files / "run.log").read_text()
+        assert text == "one two three four five"
+
+
+def test_log_that_was_only_appended_to_stays_as_it_is(session):
+    session("log = open('run.log', 'a'); log.write('one '); log.flush()")
+    session.save("cp-1")
+    session("log.write('two '); log.flush()")
+    answer = session.go_back("cp-1")
+    assert answer.get("tree"), answer
+    session("log.write('three'); log.flush()")
+    assert (session.files / "run.log").read_text() == "one two three"
+
+
+def test_database_of_another_program_is_kept(session):
+    session(DATABASE.format(mode="wal") + "db.execute('commit')")
+    session.save("cp-1")
+    with sqlite3.connect(session.files / "data.sqlite") as other:
+        other.execute("insert into t values (1, 'of another')")
+    other.close()
+    failure = session.go_back("cp-1")["failure"]
+    assert failure["code"] == "file_changed", failure
+
+
+def test_database_between_transactions_is_read_again(session):
+    """As IPython's history: each of its transactions begins with a look at the file."""
+    session(DATABASE.format(mode="delete") + "db.execute('commit')")
+    session.save("cp-1")
+    session("db.execute('insert into t values (1, 2)')")
+    answer = session.go_back("cp-1")
+    assert answer.get("tree"), answer
+    session("db.execute('insert into t values (3, 4)')")
+    with sqlite3.connect(session.files / "data.sqlite") as db:
+        assert db.execute("select count(*) from t").fetchone() == (4002,)
+    db.close()
