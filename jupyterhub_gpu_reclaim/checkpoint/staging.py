@@ -86,8 +86,12 @@ class Staging:
 
     def file(self, name: str) -> StagedFile:
         """Begin a file, under the name that it gets in the store."""
-        file = self._files[name] = StagedFile(name, self._piece)
+        file = self._files[name] = self.stage(name)
         return file
+
+    def stage(self, name: str) -> StagedFile:
+        """Begin a file that its caller hands over, and releases."""
+        return StagedFile(name, self._piece)
 
     def add(self, name: str, data: bytes) -> None:
         """A whole small file."""
@@ -204,6 +208,24 @@ class StagedFile:
         """The file is complete."""
         self._whole = True
 
+    def take_file(self, descriptor: int, /) -> int:
+        """Take everything that is in a regular file; return how many bytes that was.
+
+        Nothing may be written to the same file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        while True:
+            at = self.length % _PIECE
+            if not at and self.length == len(self._pieces) * _PIECE:
+                self._pieces.append(self._piece())
+            room = self._pieces[-1].view()[at : at + _BLOCK]
+            count = os.preadv(descriptor, [room], self.length)
+            if not count:
+                return self.length
+            self.length += count
+
     def deliver(self, target: StoreFile, cancel: Cancel) -> None:
         """Write all of it into a store's file; its memory is given back meanwhile.
 
@@ -216,9 +238,9 @@ class StagedFile:
         if not self._pieces:
             target.write(memoryview(self._small))
             return
-        hand_over(target, self._parts(), cancel)
+        hand_over(target, self.parts(), cancel)
 
-    def _parts(self) -> Iterator[memoryview]:
+    def parts(self) -> Iterator[memoryview]:
         """Yield the whole file; each piece is given back once it was taken."""
         left = self.length
         for piece in self._pieces:

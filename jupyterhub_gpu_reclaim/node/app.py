@@ -254,6 +254,7 @@ class AgentApp(AgentSettings):
                 store_room=StoreRoom(store.free_bytes),
                 ports=ports,
                 trusted_capabilities=tuple(self.trusted_capabilities),
+                save_point_file_bytes=self.save_point_file_bytes,
             ),
             releases=releases,
             recovery=Recovery(

@@ -123,8 +123,19 @@ STORIES = {
 }
 
 
-@pytest.mark.parametrize("agent_is", ["the same", "restarted", "another's"])
-@pytest.mark.parametrize("story", STORIES)
+#: Whatever the agent remembers of it.
+AGENTS = ["the same", "restarted", "another's"]
+
+
+@pytest.mark.parametrize(
+    ("story", "agent_is"),
+    [
+        pytest.param(story, agent_is, marks=[pytest.mark.long] if number else [])
+        for story in STORIES
+        for number, agent_is in enumerate(AGENTS)
+        if not number or story in {"wal", "log"}
+    ],
+)
 def test_what_a_session_wrote_behind_its_save_point_is_kept(
     agent, session, story, agent_is
 ):

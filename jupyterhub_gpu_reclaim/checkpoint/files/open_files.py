@@ -43,7 +43,7 @@ import stat
 import struct
 from collections import OrderedDict
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from blake3 import blake3
@@ -67,7 +67,7 @@ MAX_HASHED_BYTES: Final = 1 << 30
 #: tenth of a second from the system's cache.
 MAX_WRITTEN_BYTES: Final = 1 << 28
 
-_HASH: Final = "blake3:"
+HASH: Final = "blake3:"
 #: No file was written then.
 _NO_TIME: Final = -1
 #: So many names are told of files that have changed.
@@ -109,7 +109,7 @@ def _hash(descriptor: int, length: int | None = None) -> str:
     while block := os.pread(descriptor, min(1 << 20, left - at), at):
         hasher.update(block)
         at += len(block)
-    return f"{_HASH}{hasher.hexdigest()}"
+    return f"{HASH}{hasher.hexdigest()}"
 
 
 def _build_id(descriptor: int) -> str:
@@ -185,11 +185,15 @@ class FileFingerprint(Value, frozen=True, kw_only=True):
     shared: bool = False  #: mapped so that writes reach the file
     digest: str = ""  #: of the contents, where mapped or written
     database: bool = False  #: SQLite, and no transaction was under way
+    uid: int = 0  #: its owner
+    gid: int = 0
+    kept: str = ""  #: the copy of its contents in the checkpoint; empty: none
 
     @property
     def is_written(self) -> bool:
-        """Whether the session's programs could write into it."""
-        return self.written or self.appended or self.shared
+        """Whether it is a file into which the session's programs could write."""
+        writes = self.written or self.appended or self.shared
+        return writes and stat.S_ISREG(self.mode)
 
 
 class _FileUse:
@@ -223,7 +227,11 @@ class _FileUse:
 
 
 def fingerprint(
-    init_pid: int, pids: Iterable[int], archived: Collection[str] = ()
+    init_pid: int,
+    pids: Iterable[int],
+    archived: Collection[str] = (),
+    *,
+    reads: bool = True,
 ) -> list[FileFingerprint]:
     """Every file that those processes have open, mapped or as their folder, sorted.
 
@@ -233,6 +241,7 @@ def fingerprint(
         init_pid: of the session; its root is where the paths are looked up.
         pids: host pids of the tree.
         archived: devices of the file systems whose contents are saved, too.
+        reads: whether what is written is read now, for its digest; else by the caller.
 
     Raises:
         Refused: the session is gone (``no_tree``).
@@ -250,7 +259,7 @@ def fingerprint(
         stack.callback(os.close, root)
         found = (_opened(root, path, use, skip) for path, use in _uses(pids).items())
         opened = sorted((one for one in found if one), key=lambda one: one.path)
-        digests = _written_digests(root, opened, fuse)
+        digests = _written_digests(root, opened, fuse) if reads else {}
     return [
         msgspec.structs.replace(one, digest=digests.get(one.path, ""))
         if one.is_written
@@ -382,13 +391,9 @@ def _opened(
         if stat.S_IFMT(status.st_mode) not in _KINDS or device in skip:
             return None
         is_file = stat.S_ISREG(status.st_mode)
-        return FileFingerprint(
-            path=path,
-            device=status.st_dev,
-            inode=status.st_ino,
-            size=status.st_size,
-            mtime_ns=status.st_mtime_ns,
-            mode=status.st_mode,
+        return of_file(
+            path,
+            name,
             written=use.written,
             appended=use.appended,
             position=use.position,
@@ -403,6 +408,28 @@ def _opened(
         )
     finally:
         os.close(name)
+
+
+def of_file(path: bytes, descriptor: int, **use: Any) -> FileFingerprint:
+    """The fingerprint of what a descriptor leads to.
+
+    Args:
+        path: as the session names it.
+        descriptor: of it.
+        use: how its programs use it, and its digest.
+    """
+    status = os.fstat(descriptor)
+    return FileFingerprint(
+        path=path,
+        device=status.st_dev,
+        inode=status.st_ino,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        mode=status.st_mode,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        **use,
+    )
 
 
 def _written_digests(
@@ -485,7 +512,7 @@ def has_contents(one: FileFingerprint, found: int) -> bool:
     same = one.digest and status.st_size == one.size and stat.S_ISREG(status.st_mode)
     if not same:
         return False
-    whole = one.digest.startswith(_HASH)
+    whole = one.digest.startswith(HASH)
     return _digest(found, _hash if whole else contents_digest) == one.digest
 
 

@@ -1,8 +1,8 @@
 """Brings back a checkpoint other than the one a session is suspended in.
 
 A person chooses it. The present checkpoint is set aside; a running session is suspended
-first. Until that is done, the row's ``bring_back`` names the wanted checkpoint, so that a
-crash at any point is survived.
+first. Until that is done, the row's ``bring_back`` names the wanted checkpoint, so that
+a crash at any point is survived.
 """
 
 from __future__ import annotations

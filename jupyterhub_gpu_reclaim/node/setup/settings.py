@@ -299,6 +299,17 @@ class AgentSettings(StoreSettings, Application):
         """,
     ).tag(config=True)
 
+    save_point_file_bytes = Integer(
+        256 << 20,
+        min=0,
+        help="""How much a save point keeps of a session's files, in bytes.
+
+        A save point is memory, which fits the files of its moment alone. So it keeps
+        what the session's programs have open for writing, or mapped, as it was; the
+        smallest first, up to this limit. A file that is not kept has to be as it was
+        when the session goes back.
+        """,
+    ).tag(config=True)
     wake_reserve_bytes = Integer(
         1 << 29,
         min=0,

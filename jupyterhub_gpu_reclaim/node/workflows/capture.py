@@ -349,13 +349,20 @@ class Capture:
                 server_state=told.state,
                 uid=login.uid,
                 gpus=self._record.all_gpus(),
+                reads=not self._goes_on,
             ),
         )
         if world.shares_network:
             self._refuse_ports(bytes(kept.files["files.img"]), world)
         target.add(checkpoint_files.IDENTITY, codec.encode(login.identity))
-        target.add(checkpoint_files.WORLD, codec.encode(world))
+        await self._describe(target, world)
         return Dumped(kept.files, result, world.files, told.cut)
+
+    async def _describe(
+        self, target: CheckpointWriter | Staging, world: HostRequirements
+    ) -> None:
+        """Write the requirements down."""
+        target.add(checkpoint_files.WORLD, codec.encode(world))
 
     def _sinks(self, target: CheckpointWriter | Staging) -> Callable[[str], Sink]:
         """Where CRIU's images go."""

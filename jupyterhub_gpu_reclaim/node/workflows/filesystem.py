@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from jupyterhub_gpu_reclaim.checkpoint.archive import reader, rootfs
 from jupyterhub_gpu_reclaim.checkpoint.archive import writer as archive
+from jupyterhub_gpu_reclaim.checkpoint.files import kept_files
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files as files
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet, resets
 from jupyterhub_gpu_reclaim.checkpoint.sockets.abstract_names import lasting_names_of
@@ -66,8 +67,19 @@ def describe(
     server_state: ServerState,
     uid: int,
     gpus: Gpus | None,
+    reads: bool = True,
 ) -> HostRequirements:
     """The requirements of a tree that has just been stopped.
+
+    Args:
+        session: whose tree.
+        criu: version of it.
+        result: of the dump.
+        cut: inodes of the connections that were ended.
+        server_state: of its server.
+        uid: of its server's user.
+        gpus: that it uses.
+        reads: see ``open_files.fingerprint``.
 
     Raises:
         NotFound: it has ended.
@@ -89,6 +101,7 @@ def describe(
             session.init_pid,
             [process.pid for process in snapshot.processes],
             {mount.device for mount in private},
+            reads=reads,
         ),
         archives=[str(mount.target) for mount in private],
         kernels=server_state.kernels,
@@ -101,6 +114,21 @@ def describe(
         given_groups=given_groups(session),
         shares_network=shares_network(session.init_pid),
     )
+
+
+def written_bytes(session: Session, snapshot: Snapshot, limit: int) -> int:
+    """How much is kept of the files that it can write, while nothing stands still.
+
+    Raises:
+        Refused: its files cannot be looked at.
+    """
+    opened = files.fingerprint(
+        session.init_pid,
+        [process.pid for process in snapshot.processes],
+        {mount.device for mount in _private(session)},
+        reads=False,
+    )
+    return kept_files.size_of(opened, limit)
 
 
 def refuse_root(session: Session) -> list[Finding]:

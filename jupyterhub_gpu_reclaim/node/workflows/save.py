@@ -16,7 +16,11 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
+from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import KeptFiles
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
 from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
@@ -28,11 +32,13 @@ from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 from jupyterhub_gpu_reclaim.node.jupyter.server import ask_state
+from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
 from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import IMAGES
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import in_thread, reported
 from jupyterhub_gpu_reclaim.node.operations.records import NapStage, Stage
 from jupyterhub_gpu_reclaim.node.sessions import trees
+from jupyterhub_gpu_reclaim.node.workflows import filesystem
 from jupyterhub_gpu_reclaim.node.workflows.capture import (
     Capture,
     Look,
@@ -53,6 +59,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.jupyter.server import ServerLogin, ServerState
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
     from jupyterhub_gpu_reclaim.node.operations.records import Record
+    from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
     from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
 
@@ -63,6 +70,9 @@ class Save(Capture):
     _goes_on = True
     _staging: Staging | None = None
     _standing: StandingMemory  #: of its dump, once that has begun
+    _world: HostRequirements  #: without what is known of its files once they are stored
+    _kept: KeptFiles | None = None
+    _files_bytes: int | None = None  #: that are kept of its files, at most
 
     async def run(self, operation: Operation) -> AsyncIterator[Event]:
         """Run it; the last event is the checkpoint."""
@@ -70,6 +80,8 @@ class Save(Capture):
             async for event in super().run(operation):
                 yield event
         finally:
+            if self._kept is not None:
+                await asyncio.to_thread(self._kept.close)
             if self._staging is not None:
                 await asyncio.to_thread(self._staging.release)
 
@@ -116,7 +128,10 @@ class Save(Capture):
         """Bytes of the copy: what stands on is read where it is."""
         standing = Snapshot(snapshot.init, tuple(self._stands_on()))
         left_out = trees.resident_bytes(standing)
-        return max(0, look.most - left_out)
+        if self._files_bytes is None:
+            limit = self._tools.save_point_file_bytes
+            self._files_bytes = filesystem.written_bytes(self._session, snapshot, limit)
+        return max(0, look.most - left_out) + self._files_bytes
 
     def _stands_on(self) -> list[Process]:
         """Programs that nap: they stand when the rest of it goes on."""
@@ -153,6 +168,23 @@ class Save(Capture):
             "rehearsal", lambda: without_pages(dumped.images, pids_of(self._tree()))
         )
         return dumped._replace(memory=memory)
+
+    async def _describe(
+        self, target: CheckpointWriter | Staging, world: HostRequirements
+    ) -> None:
+        """Copy what its programs can write; what that was is told once it is stored."""
+        del target
+        assert self._staging is not None
+        self._world = world
+        self._kept = KeptFiles(self._tools.save_point_file_bytes, self._staging.stage)
+        await self._thread("files", self._keep_files)
+
+    def _keep_files(self) -> None:
+        server = self._tree().server
+        if server is None or self._kept is None:
+            return
+        who = credentials_now(server.pid)._replace(effective=0)
+        self._kept.take(self._session.init_pid, self._world.files, who)
 
     async def _go_on(self) -> None:
         """Let the tree go on.
@@ -207,6 +239,10 @@ class Save(Capture):
     def _deliver(
         self, staging: Staging, writer: CheckpointWriter, dumped: Dumped
     ) -> None:
+        assert self._kept is not None
+        files = self._kept.deliver(writer.file, self._cancel)
+        world = msgspec.structs.replace(self._world, files=files)
+        writer.add(checkpoint_files.WORLD, codec.encode(world))
         staging.deliver(writer.file, self._cancel)
         self._standing.deliver(writer.file, IMAGES, dumped.images, self._cancel)
 

@@ -30,6 +30,7 @@ class WorkflowTools:
     Attributes:
         work: folder in which each operation makes one for CRIU's socket and log.
         trusted_capabilities: see the agent's setting.
+        save_point_file_bytes: likewise.
     """
 
     records: Records
@@ -45,3 +46,4 @@ class WorkflowTools:
     ports: HeldPorts
     refusals: Refusals = field(default_factory=Refusals)
     trusted_capabilities: tuple[str, ...] = ()
+    save_point_file_bytes: int = 256 << 20
