@@ -262,9 +262,8 @@ class Stack:
         return self.folder / f"{part}.log"
 
     def service_pids(self) -> list[int]:
-        """The service of this stack, and its supervisor (which the Hub starts)."""
-        supervisor = processes.of(self.folder, "gpu-reclaim-service")
-        return supervisor + processes.of(self.folder, "gpu_reclaim.service.app")
+        """The service of this stack (the Hub starts it)."""
+        return processes.of(self.folder, "jupyterhub_gpu_reclaim.service")
 
     def proxy_pids(self) -> list[int]:
         """The proxy of this stack (the Hub starts it)."""

@@ -25,8 +25,7 @@ PROC = Path("/proc")
 PROGRAMS = {
     "agent": "jupyterhub-gpu-reclaim-agent",
     "hub": "bin/jupyterhub",
-    "service": "gpu_reclaim.service.app",
-    "supervisor": "gpu-reclaim-service",
+    "service": "jupyterhub_gpu_reclaim.service",
     "proxy": "configurable-http-proxy",
 }
 _NAMESPACES = ("pid", "mnt", "ipc", "uts")

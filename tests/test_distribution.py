@@ -21,7 +21,6 @@ PACKAGE = "jupyterhub_gpu_reclaim"
 PROGRAMS = [
     "jupyterhub-gpu-reclaim",
     "jupyterhub-gpu-reclaim-agent",
-    "jupyterhub-gpu-reclaim-service",
 ]
 
 

@@ -18,7 +18,6 @@ import inspect
 import json
 import os
 import secrets
-import shutil
 import socket
 import sys
 from importlib.metadata import version
@@ -303,16 +302,11 @@ def _api_server() -> dict[str, str]:
 
 
 def _program() -> list[str]:
-    """The service's program, beside the interpreter that runs the Hub."""
-    near = Path(sys.executable).with_name("jupyterhub-gpu-reclaim-service")
-    if near.is_file():
-        return [str(near)]
-    # Debian's Python is in /usr/bin, what its pip installs in /usr/local/bin.
-    found = shutil.which(near.name)
-    if found:
-        return [found]
-    # The Hub ends itself where a service's program is not there.
-    return [sys.executable, "-m", "jupyterhub_gpu_reclaim.service.process.supervisor"]
+    """The service's program, by the interpreter that runs the Hub.
+
+    Without the working directory in its path (``-P``), in which anything may be.
+    """
+    return [sys.executable, "-P", "-m", "jupyterhub_gpu_reclaim.service"]
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:

@@ -1,12 +1,12 @@
 """Repairs JupyterHub itself and adds to it, once, as ``configure`` is called.
 
 A failing service of ours must not end the Hub. If a managed service exits or does not
-answer in time, ``JupyterHub.start`` calls ``exit(1)`` (trap T21). Our service's
-supervisor answers at once and stays; the first wrapper is for what it cannot prevent
-(its address is taken, say): the Hub goes on without the service, and starts it again
-like one that ends later. It also holds the service's address for as long as the Hub
-lives (``service/process/held_socket.py``), and has the Hub's whole configuration looked
-at (``self_check.py``).
+answer in time, ``JupyterHub.start`` calls ``exit(1)`` (trap T21). So the first wrapper
+starts ours without waiting for it, looks every second whether it has ended, and starts
+it again; one that somebody has stopped (SIGSTOP), which can do nothing about that
+itself, is ended. It also holds the service's address for as long as the Hub lives
+(``service/process/held_socket.py``), and has the Hub's whole configuration looked at
+(``self_check.py``).
 
 A stop that our service has asked for, to release what is saved, must never end what is
 not, and a culler's is none that the user has asked for. A spawner is not told who asks
@@ -27,8 +27,11 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
+import signal
 import time
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -46,8 +49,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MARK = "_gpu_reclaim_wrapped"
-#: Seconds that JupyterHub 5 waits for a service.
-_TIMEOUT = 10
+#: Seconds between two looks whether the service runs; JupyterHub's own 30 are long for
+#: those who wait for it.
+_LOOK = 1.0
 #: Seconds that the service of a Hub that has just ended has to leave its address.
 _PREDECESSOR = 5.0
 
@@ -90,7 +94,7 @@ def apply(
         "start_service",
         ["self", "service_name", "service", "ssl_context"],
         _sparing_the_hub,
-        "starts services in a way we do not know; where ours cannot listen, it ends",
+        "starts services in a way we do not know; where ours does not come up, it ends",
     )
     noted = wrap(
         servers,
@@ -208,7 +212,7 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
     async def start_service(
         self: Any, service_name: str, service: Any, ssl_context: Any = None
     ) -> Any:
-        if service_name != SERVICE_NAME:
+        if service_name != SERVICE_NAME or not service.managed:
             return await original(self, service_name, service, ssl_context)
         service.environment = {**service.environment}
         try:
@@ -216,26 +220,51 @@ def _sparing_the_hub(original: Callable[..., Any]) -> Callable[..., Any]:
         except Exception:  # anybody's configuration, and files of the machine
             self.log.warning("gpu-reclaim: the self-check failed", exc_info=True)
         await _hold_address(service)
-        starting = original(self, service_name, service, ssl_context)
-        # A silent program on our address holds the Hub up beyond its own limit.
-        limit = getattr(service, "timeout", _TIMEOUT) + _TIMEOUT
-        with contextlib.suppress(TimeoutError):
-            if await asyncio.wait_for(starting, limit):
-                return True
-        held_socket.let_go()  # it opens it itself where it may not take it over
-        self.log.critical(
-            "gpu-reclaim: the service did not come up; every session is left alone,"
-            " and the Hub goes on without it"
-        )
+        service.start = functools.partial(_start, service, service.start)
+        # Kept, since asyncio does not keep what nobody waits for.
+        service.gpu_reclaim_starting = asyncio.ensure_future(service.start())
         return True
 
     return start_service
+
+
+async def _start(service: Any, start: Callable[[], Any]) -> None:
+    """Start it, and look after it; JupyterHub calls this again when it has ended."""
+    while True:
+        try:
+            await start()
+            break
+        except Exception:  # no memory for a process, say
+            service.log.critical("gpu-reclaim: cannot start the service", exc_info=True)
+            await asyncio.sleep(_LOOK)
+    spawner = service.spawner
+    poll = spawner.poll
+
+    async def look() -> Any:
+        if _is_stopped(spawner.pid):
+            service.log.error("gpu-reclaim: the service was stopped, and is ended")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(spawner.pid, signal.SIGKILL)
+        return await poll()
+
+    spawner.poll = look
+    spawner.poll_interval = _LOOK
+    spawner.start_polling()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped that process; a debugger's hold is another state."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] == "T"
 
 
 async def _hold_address(service: Any) -> None:
     """Hold the service's address, also while the service itself is away."""
     with contextlib.suppress(ValueError):
         url = urlsplit(service.url)
-        if service.managed and url.hostname and url.port:
+        if url.hostname and url.port:
             held_at = await held_socket.hold(url.hostname, url.port, _PREDECESSOR)
             service.environment = {**service.environment, held_socket.HELD: held_at}

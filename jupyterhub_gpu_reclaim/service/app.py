@@ -1,8 +1,9 @@
-"""``jupyterhub-gpu-reclaim-service``: the program that the Hub runs as its service.
+"""The service's program, which the Hub runs.
 
 It wires settings, journal, clients, policy, controller and routes. The Hub gives it its
-address and its tokens in the environment. Normally ``process/supervisor.py`` runs it,
-passes it the listening socket, and starts it again when it has ended for any reason.
+address and its tokens in the environment, and starts it again when it has ended for any
+reason (``hub/patches.py``). It listens at once, and ``web/front.py`` says what keeps it
+from working, which it tries again from the start a little later.
 """
 
 from __future__ import annotations
@@ -51,15 +52,16 @@ from jupyterhub_gpu_reclaim.service.drain_watch import DrainWatch
 from jupyterhub_gpu_reclaim.service.events.feed import feeding
 from jupyterhub_gpu_reclaim.service.lost_nodes import LostNodes
 from jupyterhub_gpu_reclaim.service.node_watch import NodeWatch, watching
-from jupyterhub_gpu_reclaim.service.process import lifeline, standby
-from jupyterhub_gpu_reclaim.service.process.reporting import Reporter
+from jupyterhub_gpu_reclaim.service.process import held_socket, lifeline
 from jupyterhub_gpu_reclaim.service.settings import placement, validation
 from jupyterhub_gpu_reclaim.service.settings.environment import HubEnvironment
 from jupyterhub_gpu_reclaim.service.settings.options import Options
 from jupyterhub_gpu_reclaim.service.web import pages
+from jupyterhub_gpu_reclaim.service.web.front import Front
 from jupyterhub_gpu_reclaim.service.web.site import MAX_BODY, application
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Callable
 
     from tornado import web
@@ -75,6 +77,8 @@ TRY_SECONDS = 0.5
 LOOK_SECONDS = 5.0
 #: Seconds for an orderly end; then it just ends, which loses nothing (law 6).
 FAREWELL = 5.0
+#: Seconds for which a service that cannot work says why, before it begins anew.
+AGAIN_SECONDS = 10.0
 
 
 class ReclaimService(Application, Options):
@@ -99,7 +103,6 @@ class ReclaimService(Application, Options):
     def _default_log_level(self) -> int:
         return logging.INFO
 
-    reporter = Reporter()  #: reports to the supervisor
     _ready = False
 
     def initialize(self, argv: list[str] | None = None) -> None:
@@ -130,58 +133,27 @@ class ReclaimService(Application, Options):
         if problems := validation.problems(self.config):
             raise Refused(Reason.SETTING_INVALID, what=" ".join(problems))
 
-    def start(self) -> None:
-        """Run until told to end."""
-        logs.set_up(cast("int | str", self.log_level))
-        environment = HubEnvironment.read(os.environ)
-        # A supervisor that was killed while we were being loaded is not our parent now.
-        starter = self.reporter.supervisor or lifeline.hub_of(os.environ)
-        parent = lifeline.die_with_parent(starter)
-        state = lifeline.StateFolder(Path(self.state_dir))
-        asyncio.run(self._run(environment, state, parent))
+    def exit(self, exit_status: int | str | None = 0) -> NoReturn:
+        """Raise what traitlets would end the program for: it is to be said."""
+        error = sys.exc_info()[1]
+        if error is None:
+            super().exit(exit_status)
+        what = f"A setting makes no sense: {error}"
+        raise Refused(Reason.SETTING_INVALID, what=what) from None
 
-    async def _run(
-        self,
-        environment: HubEnvironment,
-        state: lifeline.StateFolder,
-        parent: int,
+    async def work(
+        self, environment: HubEnvironment, front: Front, ending: asyncio.Event
     ) -> None:
-        ending = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ending.set)
-        lifeline.watch(parent, ending.set)
-        stage = standby.Standby(environment)
-        server: Door | None = None
-        beating: asyncio.Future[None] | None = None
-        try:
-            journal = self._journal(state)
-            server = self._listen(environment, stage)
-            self.reporter.report("ready")
-            beating = asyncio.ensure_future(self.reporter.beat())
-            await self._work(environment, state, stage, journal, ending)
-        finally:
-            log.info("service: ending")
-            if beating is not None:
-                beating.cancel()
-            if server is not None:
-                server.stop()
-                await _finish_within(FAREWELL, server.close_all_connections())
+        """Wait for the journal, and work on it until told to end.
 
-    async def _work(
-        self,
-        environment: HubEnvironment,
-        state: lifeline.StateFolder,
-        stage: standby.Standby,
-        journal: Journal,
-        ending: asyncio.Event,
-    ) -> None:
-        """Wait for the journal, and work on it until it is lost, or until told to end.
-
-        Without it nothing is done, and requests are answered with that.
+        Raises:
+            ReclaimError: something is missing; or the journal was lost.
         """
+        logs.set_up(cast("int | str", self.log_level))
+        state = lifeline.StateFolder(Path(self.state_dir))
+        journal = self._journal(state)
         try:
-            taken = _taken(journal, lambda: stage.wait(Reason.JOURNAL_HELD))
+            taken = _taken(journal, lambda: front.close(Reason.JOURNAL_HELD))
             if not await _done_before(ending, taken):
                 return
             hub = HubClient(
@@ -192,8 +164,10 @@ class ReclaimService(Application, Options):
             )
             parts = self._controller(hub, journal)
             async with parts as (controller, events, nodes):
-                stage.application = self._application(
-                    environment, state, controller, events, hub=hub, nodes=nodes
+                front.open(
+                    self._application(
+                        environment, state, controller, events, hub=hub, nodes=nodes
+                    )
                 )
                 if not await _done_before(ending, controller.start()):
                     return
@@ -204,7 +178,7 @@ class ReclaimService(Application, Options):
                     raise StoreError(Reason.INTERNAL, detail=what)
         finally:
             self._ready = False
-            stage.wait(Reason.SERVICE_STARTING)
+            front.close(Reason.SERVICE_STARTING)
             journal.close()
 
     @contextlib.asynccontextmanager
@@ -354,34 +328,6 @@ class ReclaimService(Application, Options):
         )
         return application(context, cookie_secret=state.secret("cookie_secret"))
 
-    def _listen(self, environment: HubEnvironment, stage: standby.Standby) -> Door:
-        """Serve the current application of the standby, to all and to the spawner.
-
-        Raises:
-            Refused: the address is taken, or the spawner's socket cannot be made.
-        """
-        files = raise_file_limit()
-        server = door(stage, max_body=MAX_BODY, files=files, xheaders=True)
-        given = self.reporter.sockets()
-        if given:
-            server.add_sockets(given)
-            return server
-        path = environment.spawner_socket
-        try:
-            server.add_socket(unix_sockets.listening(path))
-        except OSError as error:
-            what = f"The socket {path} cannot be made: {error.strerror}."
-            raise Refused(Reason.STATE_UNUSABLE, what=what) from error
-        try:
-            server.listen(environment.port, environment.host)
-        except OSError as error:
-            what = (
-                f"The address {environment.host}:{environment.port} cannot be used:"
-                f" {error.strerror}."
-            )
-            raise Refused(Reason.SETTING_INVALID, what=what) from error
-        return server
-
 
 async def _taken(journal: Journal, waits: Callable[[], None]) -> None:
     """Wait until the journal is ours; ``waits`` is called if another service has it."""
@@ -440,24 +386,95 @@ async def _finish_within(seconds: float, work: Any) -> None:
         log.warning("service: the end took longer than %.0f s; leaving", seconds)
 
 
-def main() -> None:
-    """Run the service; an obstacle is a sentence and exit status 1."""
-    reporter = ReclaimService.reporter = Reporter.take(os.environ)
+async def run(environment: HubEnvironment) -> int:
+    """Listen, and work or say why not, until told to end; the exit status."""
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    lifeline.watch(lifeline.die_with_parent(lifeline.hub_of(os.environ)), ending.set)
+    guard = asyncio.ensure_future(lifeline.end_if_hung())
+    front = Front(environment)
+    server = door(front, max_body=MAX_BODY, files=raise_file_limit(), xheaders=True)
     try:
-        ReclaimService.launch_instance()
+        listening = await _listening(environment, ending)
+        if listening is None:
+            return 0
+        server.add_socket(listening)
+        why = _open_to_spawner(server, environment.spawner_socket)
+        why = why or await _hindrance(environment, front, ending)
+        if not why:
+            return 0
+        front.close(Reason.SERVICE_BROKEN, why=why)
+        # What the Hub has read is the same until it is started again itself.
+        again = ending.wait() if environment.problems else asyncio.sleep(AGAIN_SECONDS)
+        await _done_before(ending, again)
+        return 1
+    finally:
+        log.info("service: ending")
+        server.stop()
+        await _finish_within(FAREWELL, server.close_all_connections())
+        guard.cancel()
+
+
+async def _listening(
+    environment: HubEnvironment, ending: asyncio.Event
+) -> socket.socket | None:
+    """The address, as soon as it is free; None: told to end before."""
+    host, port = environment.host, environment.port
+    told = False
+    while not ending.is_set():
+        try:
+            held = held_socket.taken(os.environ, port)
+            return held or held_socket.listening(host, port)
+        except OSError as error:
+            if not told:  # a predecessor needs a moment to end
+                what = "service: the address %s:%d cannot be used: %s; trying on"
+                log.warning(what, host, port, error.strerror or error)
+                told = True
+            await _done_before(ending, asyncio.sleep(held_socket.AGAIN))
+    return None
+
+
+def _open_to_spawner(server: Door, path: Path) -> str:
+    """Listen at the spawner's socket; what prevented it, in a sentence."""
+    try:
+        server.add_socket(unix_sockets.listening(path))
+    except OSError as error:
+        log.critical("service: the socket %s cannot be made: %s", path, error)
+        return f"The socket {path} cannot be made: {error.strerror}."
+    return ""
+
+
+async def _hindrance(
+    environment: HubEnvironment, front: Front, ending: asyncio.Event
+) -> str:
+    """Work; what prevented it, in a sentence; empty: it was told to end."""
+    if environment.problems:
+        return " ".join(environment.problems)  # the Hub's log has them
+    service = ReclaimService()
+    try:
+        service.initialize()
+        await service.work(environment, front, ending)
     except ReclaimError as error:
-        reporter.report("failed", error.message)
         detail = error.detail.partition("\n")[0]
-        _give_up(f"{error.message} {detail}".strip())
+        log.critical("service: it cannot work: %s %s", error.message, detail)
+        return error.message
     except TraitError as error:
-        reporter.report("failed", f"A setting makes no sense: {error}")
-        _give_up(f"A setting makes no sense: {error}")
+        log.critical("service: it cannot work: %s", error)
+        return f"A setting makes no sense: {error}"
+    except Exception:
+        log.exception("service: it cannot work")
+        return "Its program failed; the Hub's log says why."
+    return ""
 
 
-def _give_up(why: str) -> NoReturn:
-    sys.stderr.write(f"jupyterhub-gpu-reclaim-service: {why}\n")
-    sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+def main() -> None:
+    """Run the service; outside a Hub, say so and exit with 1."""
+    logs.set_up(logging.INFO)
+    try:
+        environment = HubEnvironment.read(os.environ)
+    except Refused as error:
+        sys.stderr.write(f"{error.message}\n")
+        sys.exit(1)
+    sys.exit(asyncio.run(run(environment)))

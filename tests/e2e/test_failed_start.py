@@ -99,7 +99,11 @@ def test_failed_start_names_the_cause_and_ends_the_service(
     assert sentence.startswith("The hub ")
     assert str(taken) in sentence
     assert str(stack.folder / "hub.log") in log
-    for program in ("gpu-reclaim-service", "configurable-http-proxy", "agent"):
+    for program in (
+        "jupyterhub_gpu_reclaim.service",
+        "configurable-http-proxy",
+        "agent",
+    ):
         assert not named(program, stack.folder)
 
 

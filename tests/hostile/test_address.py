@@ -6,11 +6,8 @@ Whoever has it gets the requests that the proxy sends there, with people's login
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,36 +57,19 @@ class Thief(threading.Thread):
 stack = pytest.fixture(failing_service.stack)
 
 
-def start(stack: Stack, hung_after: float = 60) -> int:
-    """Start the Hub; the pid of its service, once that is ready."""
-    (stack.folder / "hung").write_text(f"{hung_after}")
+def start(stack: Stack) -> None:
+    """Start the Hub, and wait until its service is ready."""
     stack.start()
     wait_until(stack.ready, 90, stack.hub.log)
-    (service,) = stack.program("gpu_reclaim.service.app")
-    return service
-
-
-def kill(pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def test_port_is_never_free_while_the_hub_lives(stack):
     """Who comes while nobody is there is not refused, and heard by the next one."""
-    service = lambda: stack.program("gpu_reclaim.service.app")  # noqa: E731
-    supervisor = lambda: stack.program("gpu-reclaim-service")  # noqa: E731
-    before = [start(stack)]
+    start(stack)
     thief = Thief(stack.port)
     thief.start()
     try:
-        kill(before)
-        came_back(stack, before)
-        before = service()
-        kill(supervisor())
-        came_back(stack, before)
-        before = service()
-        kill([*supervisor(), *before])
+        before = stack.end_service()
         # as the proxy does, which may reuse a connection to who was there before
         url = f"http://127.0.0.1:{stack.port}/services/gpu-reclaim/healthz"
         answer = requests.get(url, timeout=60)
@@ -110,33 +90,6 @@ def test_next_hub_takes_the_address_up(stack):
     wait_until(stack.ready, 90, stack.hub.log)
     thief = Thief(stack.port)
     thief.start()
-    before = stack.program("gpu_reclaim.service.app")
-    kill([*before, *stack.program("gpu-reclaim-service")])
-    came_back(stack, before)
+    came_back(stack, stack.end_service())
     thief.end()
     assert thief.got == []
-
-
-@pytest.mark.long
-def test_hung_service_is_answered_for_and_started_again(stack):
-    service = start(stack, hung_after=4)
-    os.kill(service, signal.SIGSTOP)
-    # a connection that it has taken already ends with it; the next one is answered
-    wait_until(lambda: "service_starting" in stack.ask("readyz").text, 20)
-    came_back(stack, [service])
-    assert "has not moved for 4 s" in stack.hub.log()
-    assert stack.lives()
-
-
-@pytest.mark.long
-def test_supervisor_that_stood_still_itself_ends_nothing(stack):
-    service = start(stack, hung_after=2)
-    both = [*stack.program("gpu-reclaim-service"), service]
-    for pid in both:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(4)  # twice its patience
-    for pid in both:
-        os.kill(pid, signal.SIGCONT)
-    wait_until(stack.ready, 30, stack.hub.log)
-    time.sleep(1)
-    assert stack.program("gpu_reclaim.service.app") == [service]

@@ -48,7 +48,7 @@ def hub(tmp_path):
 def test_command_lines_hold_no_secret_and_the_settings_hold(hub):
     wait_until(hub.service_ready, 60, hub.log)
     lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in hub.marked()]
-    assert any("gpu-reclaim-service" in line for line in lines)
+    assert any("jupyterhub_gpu_reclaim.service" in line for line in lines)
     files = [hub.folder / "state" / f"{name}.token" for name in ("spawner", "service")]
     secrets = ["password-of", *(file.read_text().strip() for file in files)]
     for secret in secrets:
@@ -56,5 +56,8 @@ def test_command_lines_hold_no_secret_and_the_settings_hold(hub):
         assert secret not in hub.log()
     assert (hub.folder / "password-of-the-journal.sqlite").exists()
     for pid in hub.marked():
-        if b"gpu-reclaim-service" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if (
+            b"jupyterhub_gpu_reclaim.service"
+            in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ):
             assert Path(f"/proc/{pid}/environ").stat().st_mode & 0o077 == 0

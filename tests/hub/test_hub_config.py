@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 from traitlets.config import Config
@@ -13,9 +14,12 @@ from jupyterhub_gpu_reclaim.hub.config import TEMPLATES, configure
 from jupyterhub_gpu_reclaim.hub.self_check import found_wrong
 from jupyterhub_gpu_reclaim.service.settings.environment import SPAWNER_TOKEN
 
+#: The service's, without a word that could be wrong or secret.
+PROGRAM = [sys.executable, "-P", "-m", "jupyterhub_gpu_reclaim.service"]
+
 
 def options_of(service):
-    assert len(service["command"]) == 1  # whatever is said there, everybody can read
+    assert service["command"] == PROGRAM  # whatever is said there, everybody can read
     return json.loads(service["environment"]["GPU_RECLAIM_OPTIONS"])
 
 
@@ -232,7 +236,7 @@ def test_mistake_is_said_and_starts_nothing_but_the_hub(tmp_path, given, said):
     [problem] = found_wrong(c)
     assert re.search(said, problem), problem
     [service] = c.JupyterHub.services
-    assert len(service["command"]) == 1  # nothing that could be wrong
+    assert service["command"] == PROGRAM  # nothing that could be wrong
     assert c.JupyterHub.spawner_class == "gpu-reclaim-local"
 
 

@@ -1,7 +1,8 @@
-"""The program by itself: what hinders it is one sentence and exit status 1."""
+"""The program by itself: what keeps it from working is one sentence to every caller."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import requests
 
 from jupyterhub_gpu_reclaim.service.settings.environment import (
     SPAWNER_SOCKET,
@@ -30,16 +32,17 @@ def become_the_program(environment: dict[str, str], words: list[str], told: str)
         os.dup2(stderr.fileno(), 2)
     os.environ.update(environment)
     sys.argv = ["jupyterhub-gpu-reclaim-service", *words]
-    from jupyterhub_gpu_reclaim.service.app import main
+    from jupyterhub_gpu_reclaim.service import app
 
-    sys.exit(main())
+    app.AGAIN_SECONDS = 1.0
+    sys.exit(app.main())
 
 
 @pytest.fixture
 def run(tmp_path, programs):
-    """Runs the program until it gives up; its exit status and its last line."""
+    """Runs the program until it gives up; what it answers, and what it has logged."""
 
-    def started(*arguments: str, **changes: str) -> tuple[int, str]:
+    def started(*arguments: str, **changes: str) -> tuple[str, str]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -63,45 +66,42 @@ def run(tmp_path, programs):
             target=become_the_program, args=(environment, words, str(told))
         )
         process.start()
-        process.join(60)
-        status, text = process.exitcode, told.read_text()
-        assert status is not None
+        heard = ""
+        while process.is_alive():
+            with contextlib.suppress(requests.RequestException):
+                url = f"http://127.0.0.1:{port}/services/gpu-reclaim/readyz"
+                answer = requests.get(url, timeout=5)
+                assert answer.status_code == 503
+                if answer.json()["code"] == "service_broken":
+                    heard = answer.json()["message"]
+            process.join(0.1)
+        assert process.exitcode == 1
         process.close()
+        text = told.read_text()
         assert "Traceback" not in text
-        assert "t" * 32 not in text
-        assert "s" * 32 not in text
-        return status, text.strip().splitlines()[-1]
+        for secret in ("t" * 32, "s" * 32):
+            assert secret not in text + heard
+        return heard, text
 
     return started
 
 
 def test_program_outside_a_hub_says_what_is_missing(run):
-    status, line = run(JUPYTERHUB_SERVICE_URL="")
-    assert status == 1
-    assert "JUPYTERHUB_SERVICE_URL must be set" in line
-
-
-def test_program_on_an_address_in_use_says_which(run):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        status, line = run(JUPYTERHUB_SERVICE_URL=f"http://127.0.0.1:{port}")
-    assert status == 1
-    assert f"127.0.0.1:{port} cannot be used" in line
+    heard, log = run(JUPYTERHUB_SERVICE_URL="")
+    assert heard == ""
+    assert "JUPYTERHUB_SERVICE_URL must be set" in log
 
 
 def test_program_with_a_token_file_it_cannot_read_says_which(run, tmp_path):
     (tmp_path / "agent.token").mkdir()
-    status, line = run()
-    assert status == 1
-    assert f"{tmp_path / 'agent.token'} cannot be read" in line
+    heard, log = run()
+    for told in (heard, log):
+        assert f"{tmp_path / 'agent.token'} cannot be read" in told
 
 
 def test_program_with_a_missing_configuration_file_says_which(run, tmp_path):
-    status, line = run(f"--config={tmp_path / 'nowhere.py'}")
-    assert status == 1
-    assert "nowhere.py" in line
+    heard, _ = run(f"--config={tmp_path / 'nowhere.py'}")
+    assert "nowhere.py" in heard
 
 
 @pytest.mark.parametrize(
@@ -109,22 +109,36 @@ def test_program_with_a_missing_configuration_file_says_which(run, tmp_path):
     ["--idle-after=-5", "--sample-interval=often", "--ReclaimService.captures=0"],
 )
 def test_program_with_a_setting_out_of_its_bounds_says_which(run, argument):
-    status, line = run(argument)
-    assert status == 1
+    heard, _ = run(argument)
     name = argument.partition("=")[0].rpartition(".")[2].strip("-")
-    assert name.replace("-", "_") in line
+    assert name.replace("-", "_") in heard
 
 
-@pytest.mark.parametrize("url", ["nonsense", "nosuchdb://x", "sqlite:////proc/x/y"])
-def test_program_with_a_journal_that_is_none_says_so(run, url):
-    status, line = run(f"--ReclaimService.journal_url={url}")
-    assert status == 1
-    assert "journal_url is no address" in line or "unable to open" in line
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("nonsense", "journal_url is no address"),
+        ("nosuchdb://x", "in PostgreSQL, not in nosuchdb"),
+        ("sqlite:////proc/x/y", "the log has the details"),
+    ],
+)
+def test_program_with_a_journal_that_is_none_says_so(run, url, said):
+    heard, log = run(f"--ReclaimService.journal_url={url}")
+    assert said in heard
+    assert said in log
+    if url.startswith("sqlite"):
+        assert "unable to open" in log
 
 
 def test_program_takes_settings_from_its_file(run, tmp_path):
     config = tmp_path / "service.py"
     config.write_text("c.ReclaimService.journal_url = 'from-the-file'\n")
-    status, line = run(f"--config={config}")
-    assert status == 1
-    assert "journal_url is no address" in line
+    heard, _ = run(f"--config={config}")
+    assert "journal_url is no address" in heard
+
+
+def test_program_whose_folder_is_wrong_says_so_with_the_journal_in_hand(run, tmp_path):
+    (tmp_path / "state" / "cookie_secret").mkdir(parents=True)
+    heard, log = run()
+    assert f"{tmp_path / 'state' / 'cookie_secret'} cannot be used" in heard
+    assert "holds the journal" in log

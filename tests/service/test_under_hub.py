@@ -104,7 +104,8 @@ class Stack:
         return [
             pid
             for pid in self.hub.marked()
-            if b"gpu_reclaim.service.app" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"jupyterhub_gpu_reclaim.service"
+            in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
     def token(self, user: str, **more: object) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,19 +22,16 @@ SITE = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path({folder!r})
 if (folder / "hung").exists():
-    from jupyterhub_gpu_reclaim.service.process import reporting
-    reporting.HUNG_SECONDS = float((folder / "hung").read_text())
-if "jupyterhub_gpu_reclaim.service.app" in " ".join(sys.orig_argv):
-    while (folder / "slow").exists():
-        time.sleep(0.1)
-    if (folder / "deadly").exists():
-        os.kill(os.getpid(), signal.SIGKILL)
+    from jupyterhub_gpu_reclaim.service.process import lifeline
+    lifeline.HUNG_SECONDS = float((folder / "hung").read_text())
+    signal.signal(signal.SIGUSR1, lambda *_: time.sleep(60))  # on the event loop
+while (folder / "slow").exists():
+    time.sleep(0.1)
+if (folder / "deadly").exists():
+    os.kill(os.getpid(), signal.SIGKILL)
 """
-#: The Hub's own limits are shortened, so that nobody waits 30 s for its end.
 CONFIG = """
-from jupyterhub.services.service import Service, _ServiceSpawner
 from jupyterhub_gpu_reclaim.hub.config import configure
-_ServiceSpawner.poll_interval = 1
 configure(
     c,
     agent="unix:{folder}/agent.sock",
@@ -46,8 +44,6 @@ configure(
     }},
     {more}
 )
-if hasattr(Service, "timeout"):  # JupyterHub 6
-    c.JupyterHub.services[-1]["timeout"] = {patience}
 """
 
 
@@ -62,13 +58,9 @@ class Stack:
         (folder / "agent.token").write_text("token-of-the-agent")
         self.hub = HubUnderTest(folder, double.config if double else "")
 
-    def start(self, more: str = "", patience: int = 8) -> None:
+    def start(self, more: str = "") -> None:
         """Start the Hub with these arguments of ``configure`` on top."""
-        self.hub.configure(
-            CONFIG.format(
-                folder=self.folder, port=self.port, more=more, patience=patience
-            )
-        )
+        self.hub.configure(CONFIG.format(folder=self.folder, port=self.port, more=more))
         self.hub.start()
 
     def ask(self, path: str) -> requests.Response:
@@ -85,14 +77,23 @@ class Stack:
     def lives(self) -> bool:
         return self.hub.process is not None and self.hub.process.poll() is None
 
-    def program(self, word: str) -> list[int]:
-        """Pids of the service's processes whose command has this word."""
-        found = []
+    def service(self) -> int:
+        """Pid of the service; 0: there is none."""
         for pid in self.hub.marked():
             with contextlib.suppress(OSError):
-                if word in Path(f"/proc/{pid}/cmdline").read_text():
-                    found.append(pid)
-        return found
+                if (
+                    "jupyterhub_gpu_reclaim.service"
+                    in Path(f"/proc/{pid}/cmdline").read_text()
+                ):
+                    return pid
+        return 0
+
+    def end_service(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send that signal to the service; its pid."""
+        pid = self.service()
+        assert pid
+        os.kill(pid, number)
+        return pid
 
 
 def stack(tmp_path):

@@ -1,11 +1,11 @@
 """Holds the service's address while its Hub lives, so that no other program gets it.
 
 The proxy sends people's requests, with their logins, to the program that listens there.
-So the Hub's own process holds the listening socket, and each supervisor takes a copy of
-it (``pidfd_getfd``). While there is no supervisor, callers wait for the next one.
+So the Hub's own process holds the listening socket, and each service takes a copy of it
+(``pidfd_getfd``). While there is no service, callers wait for the next one.
 
 A copy takes rights that a Hub has as root, but not in every container; without them,
-the supervisor opens the address itself.
+the service opens the address itself.
 """
 
 from __future__ import annotations
@@ -72,13 +72,6 @@ async def hold(host: str, port: int, seconds: float) -> str:
                 return ""
             await asyncio.sleep(AGAIN)
     return f"{os.getpid()},{_held[host, port].fileno()}"
-
-
-def let_go() -> None:
-    """Close the held sockets: the service has not come up with them."""
-    for each in _held.values():
-        each.close()
-    _held.clear()
 
 
 def taken(environment: Mapping[str, str], port: int) -> socket.socket | None:

@@ -1,4 +1,4 @@
-"""Ends the service with its Hub, and keeps its state folder.
+"""Ends the service with its Hub, or when it hangs; and keeps its state folder.
 
 An orphan of a killed Hub would hold the port of its successor, and the journal. Nothing
 here knows what the service does.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import os
 import select
 import signal
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 #: Variable in our environment with the Hub's pid (``hub/config.py``).
 HUB_PID = "GPU_RECLAIM_HUB_PID"
+#: Seconds without a turn of the event loop after which the program ends. A short time
+#: would take a busy machine for a hung program.
+HUNG_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SECRET_BYTES = 32
 
@@ -73,6 +77,16 @@ def watch(parent: int, on_end: Callable[[], None]) -> None:
         on_end()
 
     loop.add_reader(descriptor, ended)
+
+
+async def end_if_hung() -> None:
+    """End the program, with a traceback, if this task does not get its turn in time."""
+    try:
+        while True:
+            faulthandler.dump_traceback_later(HUNG_SECONDS, exit=True)
+            await asyncio.sleep(HUNG_SECONDS / 10)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class StateFolder:

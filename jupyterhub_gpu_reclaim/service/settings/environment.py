@@ -55,6 +55,7 @@ class HubEnvironment:
     hub_ca: str = ""
     own: tuple[str, str] | None = None
     warnings: tuple[str, ...] = ()  #: about the Hub's configuration, in sentences
+    problems: tuple[str, ...] = ()  #: with our settings, likewise
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> HubEnvironment:
@@ -71,7 +72,7 @@ class HubEnvironment:
             )
         if len(environment[SPAWNER_TOKEN]) < _SHORTEST_TOKEN:
             raise _refused(f"{SPAWNER_TOKEN} is too short to be a secret.")
-        host, port, prefix = address_of(environment)
+        host, port = _address(environment["JUPYTERHUB_SERVICE_URL"])
         certificate = environment.get("JUPYTERHUB_SSL_CERTFILE")
         key = environment.get("JUPYTERHUB_SSL_KEYFILE")
         base = _slashed(environment.get("JUPYTERHUB_BASE_URL", "/"))
@@ -79,7 +80,7 @@ class HubEnvironment:
             api_url=environment["JUPYTERHUB_API_URL"],
             host=host,
             port=port,
-            prefix=prefix,
+            prefix=_slashed(environment["JUPYTERHUB_SERVICE_PREFIX"]),
             hub_prefix=f"{base}hub/",
             hub_host=environment.get("JUPYTERHUB_HOST", ""),
             api_token=environment["JUPYTERHUB_API_TOKEN"],
@@ -88,24 +89,8 @@ class HubEnvironment:
             hub_ca=environment.get("JUPYTERHUB_SSL_CLIENT_CA", ""),
             own=(certificate, key) if certificate and key else None,
             warnings=tuple(json.loads(environment.get(WARNINGS) or "[]")),
+            problems=tuple(json.loads(environment.get(PROBLEMS) or "[]")),
         )
-
-
-def address_of(environment: Mapping[str, str]) -> tuple[str, int, str]:
-    """Host, port and path that the Hub expects the service at.
-
-    Raises:
-        Refused: the environment is not that of a managed service.
-    """
-    url = environment.get("JUPYTERHUB_SERVICE_URL")
-    prefix = environment.get("JUPYTERHUB_SERVICE_PREFIX")
-    if not url or not prefix:
-        raise _refused(
-            "JUPYTERHUB_SERVICE_URL and JUPYTERHUB_SERVICE_PREFIX must be set: this"
-            " program is run by JupyterHub as a managed service (see"
-            " hub.config.configure)."
-        )
-    return *_address(url), _slashed(prefix)
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -1,0 +1,94 @@
+"""The front: the service's application, or one sentence that says why it is closed.
+
+The service listens before it has read its settings or opened its journal, so that a
+caller is told what keeps it from working. Until then every page and every call is
+answered with 503; the program's sign of life (``healthz``) alone is not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from tornado.httputil import HTTPServerConnectionDelegate
+from tornado.web import Application
+
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.service.api.base import Route
+from jupyterhub_gpu_reclaim.service.api.operators import Healthz
+from jupyterhub_gpu_reclaim.service.web import pages
+from jupyterhub_gpu_reclaim.service.web.site import log_request
+
+if TYPE_CHECKING:
+    from tornado.httputil import HTTPMessageDelegate
+
+    from jupyterhub_gpu_reclaim.service.settings.environment import HubEnvironment
+
+
+class Front(HTTPServerConnectionDelegate):
+    """Passes requests to the application that is open now; for ``HTTPServer``."""
+
+    def __init__(self, environment: HubEnvironment) -> None:
+        self._words = _Words(environment)
+        self._closed = _closed(self._words)
+        self._application = self._closed
+
+    def open(self, application: Application) -> None:
+        """Let the service's own application answer from now on."""
+        self._application = application
+
+    def close(self, reason: Reason, **facts: Any) -> None:
+        """Tell every caller from now on why the service does not work."""
+        self._words.reason, self._words.facts = reason, facts
+        self._application = self._closed
+
+    def start_request(
+        self, server_conn: object, request_conn: Any
+    ) -> HTTPMessageDelegate:
+        """Pass the request on."""
+        return self._application.start_request(server_conn, request_conn)
+
+    def on_close(self, server_conn: object) -> None:
+        """Do nothing: the applications do not need it."""
+
+
+class _Words:
+    """The part of a context that failure pages need, and what they say."""
+
+    def __init__(self, environment: HubEnvironment) -> None:
+        self.reason = Reason.SERVICE_STARTING
+        self.facts: dict[str, Any] = {}
+        self.templates = pages.templates()
+        self.prefix = environment.prefix
+        self.hub_prefix = environment.hub_prefix
+        self.hub_host = environment.hub_host
+        self.message_url = ""
+
+
+class _Closed(Route):
+    """Whatever is asked."""
+
+    async def prepare(self) -> None:
+        """Answer with the sentence."""
+        words = self.settings["context"]
+        self.set_header("Retry-After", "5")
+        raise Unreachable(words.reason, **words.facts)
+
+
+class _ClosedPage(_Closed, pages.HtmlErrors):
+    """A page."""
+
+
+def _closed(words: _Words) -> Application:
+    base = re.escape(words.prefix)
+    return Application(
+        [
+            (rf"{base}healthz", Healthz),
+            (rf"{base}(readyz|metrics|api/.*)", _Closed),
+            (base + pages.STATIC_PATH, pages.Static, pages.STATIC_FILES),
+            (r".*", _ClosedPage),
+        ],
+        context=words,
+        log_function=log_request,
+    )
