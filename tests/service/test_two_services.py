@@ -142,7 +142,8 @@ class World:
         self.node = NodeInMemory()
         self.hub = HubInMemory(self.node)
         (folder / "agent.token").write_text(TOKEN)
-        node, self.agent_url = serve_node(self.node, folder)
+        (folder / "node").mkdir()  # a real agent may listen in the folder itself
+        node, self.agent_url = serve_node(self.node, folder / "node")
         hub, address = serve_hub(self.hub)
         self.hub_url = f"{address}/hub/api"
         self._servers = [node, hub]
