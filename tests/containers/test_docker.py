@@ -263,6 +263,8 @@ def test_container_of_a_fresh_session_that_is_started_again_begins_it_anew(hub, 
     bob.start_server()
     with bob.kernel as kernel:
         assert kernel.run("print(x + 1)").text.strip() == "42"
+    wait(lambda: phase(hub, "bob") == "running", hub)
+    hub.stop_server("bob")
 
 
 def test_image_that_was_removed_is_named_and_the_session_kept(hub, docker, ann):

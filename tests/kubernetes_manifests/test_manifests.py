@@ -27,7 +27,6 @@ from tests.kube.schemas import problems
 from tests.support.containers import CAPABILITIES
 from tests.support.kustomized import AGENT_IMAGE, FOLDER, built, documents
 
-UNIT = FOLDER.parent / "systemd" / "jupyterhub-gpu-reclaim-agent.service"
 VARIANTS = [(), ("without-gpu",), ("store-volume",), ("store-volume", "without-gpu")]
 NAMESPACES = {"sessions": "jupyterhub", "agents": "gpu-reclaim", "cluster": None}
 
