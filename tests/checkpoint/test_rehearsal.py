@@ -5,6 +5,7 @@ That it accepts whatever comes back is tried by ``Engine.cycle``, which rehearse
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+from jupyterhub_gpu_reclaim.checkpoint.files.reopen import new_instance
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
     KeptImages,
     WithoutMemory,
@@ -131,13 +133,64 @@ mouth.send(b"hello")
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_rehearsal_of_a_file_that_its_user_may_not_open_refuses(
+#: Every way of having a file open for writing.
+WRITERS = """
+import mmap
+os.chdir({folder!r})
+written, appended = open("written", "w"), open("appended", "a")
+written.write("half a line"); written.flush()
+both = open("both", "r+b")
+direct = os.open("direct", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+file = open("mapped", "r+b"); mapped = mmap.mmap(file.fileno(), 0); file.close()
+file = open("seen", "r+b")
+seen = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); file.close()
+"""
+IN_CLOSE_WRITE = 0x8
+
+
+def test_rehearsal_tells_nobody_that_a_file_was_closed_after_writing(
     dumped, engine, tmp_path
+):
+    """Whoever waits for that takes what is there for whole."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    for name in ("both", "mapped", "seen"):
+        (folder / name).write_bytes(b"x" * 8192)
+    world, saved = dumped(WRITERS.format(folder=str(folder)))
+    before = listing(folder)
+    watcher = new_instance(os.O_NONBLOCK)
+    libc = ctypes.CDLL(None)
+    assert libc.inotify_add_watch(watcher, bytes(folder), IN_CLOSE_WRITE) > 0
+    engine.rehearse(world.place, saved)
+    with pytest.raises(BlockingIOError):
+        print(os.read(watcher, 4096))
+    os.close(watcher)
+    assert listing(folder) == before
+
+
+def test_rehearsal_of_a_file_on_what_can_no_longer_be_written_refuses(
+    dumped, engine, tmp_path
+):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    world, saved = dumped(f"file = open({str(folder / 'log')!r}, 'w')")
+    inside = ["nsenter", f"--mount=/proc/{world.place.init_pid}/ns/mnt", "mount"]
+    subprocess.run([*inside, "--bind", folder, folder], check=True)
+    subprocess.run([*inside, "-o", "remount,bind,ro", folder], check=True)
+    with pytest.raises(RolledBack) as caught:
+        engine.rehearse(world.place, saved)
+    assert caught.value.reason is Reason.WOULD_NOT_RETURN
+    assert "Read-only" in caught.value.message
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_rehearsal_of_a_file_that_its_user_may_not_open_refuses(
+    dumped, engine, tmp_path, mode
 ):
     path = tmp_path / "another's"
     path.write_text("secret")
     os.chown(path, 54321, 54321)
-    path.chmod(0o600)
+    path.chmod(mode)
     world, saved = dumped(f"file = open({str(path)!r}, 'r+')\n" + LIKE_A_USER)
     with pytest.raises(RolledBack) as caught:
         engine.rehearse(world.place, saved)

@@ -86,11 +86,13 @@ class Handover:
     Attributes:
         saved: what the images hold.
         descriptors: entry → descriptor of ours.
+        stood_for: entry → the file itself, where that descriptor is a stand-in.
         files: images that are replaced.
     """
 
     saved: SavedFiles
     descriptors: dict[int, int] = field(default_factory=dict)
+    stood_for: dict[int, int] = field(default_factory=dict)
     identities: dict[int, FileIdentity] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -102,12 +104,16 @@ class Handover:
         }
 
     def held(self) -> dict[bytes, list[int]]:
-        """Path → the descriptors that were opened there."""
+        """Path → descriptors of the files that were opened there."""
         found = defaultdict(list)
         for wish in self.saved.wishes:
             if wish.ghost < 0:
-                found[wish.path].append(self.descriptors[wish.id])
+                found[wish.path].append(self.file(wish.id))
         return found
+
+    def file(self, number: int) -> int:
+        """A descriptor of the file itself."""
+        return self.stood_for.get(number, self.descriptors[number])
 
 
 class ReplacedImages:
@@ -234,7 +240,11 @@ class _Opener:
         self, opener: Reopener, wishes: Iterable[FileRequest], made: Mapping[int, int]
     ) -> None:
         for wish in wishes:
-            self._keep(wish.id, opener.open(wish, made.get(wish.ghost)))
+            given = opener.open(wish, made.get(wish.ghost))
+            self._keep(wish.id, given.descriptor)
+            if given.file >= 0:
+                self._stack.callback(os.close, given.file)
+                self._handover.stood_for[wish.id] = given.file
         for number, (flags, watches) in self._saved.instances.items():
             if self._saved.holder(number) == opener.who:
                 self._keep(number, opener.watch(watches, flags, self._trial))
@@ -342,7 +352,7 @@ def _refuse_other_sizes(handover: Handover, known: Container[bytes]) -> None:
         reg = handover.saved.entries[wish.id].reg
         if wish.ghost >= 0 or wish.path in known or not reg.HasField("size"):
             continue
-        status = os.fstat(handover.descriptors[wish.id])
+        status = os.fstat(handover.file(wish.id))
         if stat.S_ISREG(status.st_mode) and status.st_size != reg.size:
             raise refused(Reason.FILE_CHANGED, wish.path)
 

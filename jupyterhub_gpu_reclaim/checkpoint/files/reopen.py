@@ -7,6 +7,10 @@ the session's root. It is first examined through a descriptor that opens nothing
 back that its user could not open at this moment; a FIFO cannot block, and a device is
 touched only when it is one of the memory devices.
 
+A rehearsal opens no file of the user's for writing: whoever watches one is told when
+such a descriptor is closed (IN_CLOSE_WRITE), and takes half of it for whole. The kernel
+is asked whether it might be opened, and what CRIU gets is an empty file in memory.
+
 There are two exceptions, both for the very file that was saved (device and inode). A
 file that its task owns is opened although its mode forbids it: its user could change
 that. And a file whose contents the task had mapped (a program, a library) is mapped
@@ -23,7 +27,7 @@ import fcntl
 import os
 import secrets
 import stat
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import again, overriding
@@ -36,7 +40,7 @@ from jupyterhub_gpu_reclaim.linux.descriptors import unread_bytes
 from jupyterhub_gpu_reclaim.linux.libc import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from jupyterhub_gpu_reclaim.checkpoint.files.credentials import Credentials
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
@@ -45,12 +49,20 @@ if TYPE_CHECKING:
         InotifyWatch,
     )
 
+T = TypeVar("T")
+
 #: Folder for files without a name when their own folder is gone.
 ELSEWHERE: Final = b"/tmp"
 #: Flags that fcntl(2) sets on an open file.
 _SETTABLE: Final = os.O_APPEND | os.O_NONBLOCK | os.O_DIRECT | os.O_NOATIME
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
+#: <linux/fcntl.h>
+_AT_FDCWD: Final = -100
+_AT_EACCESS: Final = 0x200
+#: Not taken by a file in memory before Linux 6.6 (O_DIRECT), or not by one without a
+#: name (the others).
+_NOT_IN_MEMORY: Final = os.O_DIRECT | os.O_DIRECTORY | os.O_NOFOLLOW
 
 _IN_DELETE_SELF, _IN_IGNORED = 0x400, 0x8000
 #: All events, IN_EXCL_UNLINK and IN_ONESHOT; the others count only for the call.
@@ -73,6 +85,13 @@ def identity(descriptor: int) -> FileIdentity:
     return FileIdentity(status.st_dev, status.st_ino)
 
 
+class Opened(NamedTuple):
+    """A file that was opened."""
+
+    descriptor: int  #: for CRIU
+    file: int = -1  #: opened by name only, where the other is a stand-in; else -1
+
+
 class Reopener:
     """Opens files for one holder; its methods are called inside of ``run_as``.
 
@@ -81,7 +100,8 @@ class Reopener:
         root: of the session, as a descriptor.
         saved: path → the fingerprint of the file that was saved there.
         pipes: FIFO's number → both of its ends, open; it grows.
-        scratch: a folder of ours in which FIFOs are made; None: the user's are opened.
+        scratch: a folder of ours with stand-ins for FIFOs, and for files that are open
+            for writing; None: the user's are opened.
     """
 
     def __init__(
@@ -98,8 +118,8 @@ class Reopener:
         self._pipes = pipes
         self._scratch = scratch
 
-    def open(self, wish: FileRequest, made: int | None = None) -> int:
-        """A descriptor of what was wished.
+    def open(self, wish: FileRequest, made: int | None = None) -> Opened:
+        """What was wished, opened.
 
         Args:
             wish: what.
@@ -112,7 +132,9 @@ class Reopener:
         try:
             found = self._find(wish) if made is None else os.dup(made)
             try:
-                return self._open(wish, found)
+                if made is None and self._is_written(wish, found):
+                    return Opened(self._try_writing(wish, found), os.dup(found))
+                return Opened(self._open(wish, found))
             finally:
                 os.close(found)
         except OSError as error:
@@ -200,6 +222,30 @@ class Reopener:
                     os.close(folder)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
+    def _is_written(self, wish: FileRequest, found: int) -> bool:
+        """Whether a stand-in is needed for it."""
+        if self._scratch is None or wish.flags & os.O_PATH:
+            return False
+        is_file = stat.S_ISREG(os.fstat(found).st_mode)
+        return is_file and wish.flags & os.O_ACCMODE != os.O_RDONLY
+
+    def _try_writing(self, wish: FileRequest, found: int) -> int:
+        """An empty file of ours in place of one that its holder may open like that."""
+        assert self._scratch is not None
+        if stat.S_IFMT(wish.mode) not in {0, stat.S_IFREG}:
+            raise refused(Reason.FILE_MISSING, wish.path)
+        reads = wish.flags & os.O_ACCMODE != os.O_WRONLY
+        mode = os.W_OK | (os.R_OK if reads else 0)
+        self._permitted(wish, found, lambda: _access(found, mode))
+        flags = wish.flags & ~_NOT_IN_MEMORY
+        descriptor = os.open(again(self._scratch), flags | os.O_TMPFILE, 0o600)
+        try:
+            _seek(descriptor, wish.position)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
     def _open(self, wish: FileRequest, found: int) -> int:
         status = os.fstat(found)
         kind = stat.S_IFMT(status.st_mode)
@@ -229,14 +275,18 @@ class Reopener:
         flags = wish.flags & ~os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         if not stat.S_ISDIR(os.fstat(found).st_mode):
             flags &= ~os.O_DIRECTORY  # a part of O_TMPFILE
+        return self._permitted(wish, found, lambda: os.open(again(found), flags))
+
+    def _permitted(self, wish: FileRequest, found: int, work: Callable[[], T]) -> T:
+        """Do that to a file, beyond its mode if its holder may have it."""
         try:
-            return os.open(again(found), flags)
+            return work()
         except OSError as error:
             allowed = error.errno in _DENIED and self._may_have(wish, found)
             if not allowed:
                 raise
             with overriding():
-                return os.open(again(found), flags)
+                return work()
 
     def _enter(self, wish: FileRequest, found: int) -> int:
         """A folder that a process is to stand in."""
@@ -291,6 +341,16 @@ class Reopener:
             return True
         with overriding():
             return wish.is_contents and open_files.has_contents(saved, found)
+
+
+def _access(found: int, mode: int) -> None:
+    """Check that this thread may open that file so (faccessat(2)).
+
+    Raises:
+        OSError: it may not.
+    """
+    path = again(found).encode()
+    checked(_libc.faccessat(_AT_FDCWD, path, mode, _AT_EACCESS))
 
 
 def new_instance(flags: int) -> int:

@@ -2,8 +2,9 @@
 
 The very images are restored in an empty place beside the tree, without memory, judged
 as a return is judged, and thrown away. So what would never come back is found while it
-can still go on. Files are opened as for a return, with their user's rights; nothing is
-written to them, and what a return would make among them is made in a scratch folder.
+can still go on. Files are opened as for a return, with their user's rights, but for
+those that are written: of these it is asked whether they might be. What a return would
+make among them is made in a scratch folder.
 """
 
 from __future__ import annotations
