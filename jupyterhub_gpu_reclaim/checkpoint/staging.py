@@ -7,7 +7,9 @@ back to the machine piece by piece.
 Nearly all of the time of such a copy is spent by the kernel on finding fresh pages: 1.0
 to 1.5 s for 1 GiB, against 0.22 s into pages that are there, on the machine where this
 was measured (two cores, Linux 6.18). So they are taken before the tree is stopped, and
-as huge ones where the kernel has them, which takes 0.1 s.
+as huge ones where the kernel has them, which takes 0.1 s. A tree that has grown since
+it was looked at needs more than that: somebody is asked for it bit by bit, and may
+refuse, which ends the copy.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import mmap
 import os
 import select
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -28,9 +30,13 @@ if TYPE_CHECKING:
 
     from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
 
-#: Bytes that are taken from the machine at once, and that a file gets at once.
+T = TypeVar("T")
+
+#: Bytes that a file gets at once: what is large takes as many of them as it begins.
+PIECE: Final = 4 << 20
+#: Bytes that are taken from the machine at once, at most, and beyond what was expected.
 _TAKEN: Final = 128 << 20
-_PIECE: Final = 4 << 20
+_MORE: Final = 32 << 20
 #: One read or write of a pipe at most.
 _BLOCK: Final = 1 << 20
 #: madvise(2): have the pages now (Linux 5.14).
@@ -47,37 +53,47 @@ class StoreFile(Protocol):
         """Take everything up to the pipe's end; return how many bytes that was."""
 
 
+class Grant(Protocol):
+    """Decides whether more memory may be taken than was expected."""
+
+    def __call__(self, count: int, take: Callable[[], T], /) -> T:
+        """Have so many bytes taken now, or raise a ``ReclaimError``; any thread."""
+
+
 class _Piece(NamedTuple):
     """A part of some memory."""
 
     memory: mmap.mmap
     start: int
 
-    def view(self, length: int = _PIECE) -> memoryview:
+    def view(self, length: int = PIECE) -> memoryview:
         """The first bytes of the piece."""
         return memoryview(self.memory)[self.start : self.start + length]
 
     def give_back(self) -> None:
         """Give the pages back to the machine; what is in them is gone."""
-        self.memory.madvise(mmap.MADV_DONTNEED, self.start, _PIECE)
+        self.memory.madvise(mmap.MADV_DONTNEED, self.start, PIECE)
 
 
 class Staging:
     """The files of one checkpoint; each is written by one thread.
 
     Args:
-        expected: bytes of memory that are taken at once; more is taken when needed.
+        expected: bytes of memory that are taken at once, at most.
+        grant: asked for whatever is needed beyond that; what it raises is raised by
+            whoever writes.
 
     Raises:
         OSError: there is no memory.
     """
 
-    def __init__(self, expected: int = 0) -> None:
+    def __init__(self, expected: int, grant: Grant) -> None:
         self._lock = threading.Lock()
         self._free: list[_Piece] = []
+        self._grant = grant
         self._files: dict[str, StagedFile] = {}
-        while len(self._free) * _PIECE < expected:
-            self._free += _take()
+        while left := expected // PIECE - len(self._free):
+            self._free += _take(min(_TAKEN, left * PIECE))
 
     @property
     def logical_bytes(self) -> int:
@@ -139,17 +155,17 @@ class Staging:
     def _piece(self) -> _Piece:
         with self._lock:
             if not self._free:
-                self._free = _take()
+                self._free = self._grant(_MORE, lambda: _take(_MORE))
             return self._free.pop()
 
 
-def _take() -> list[_Piece]:
-    """Some memory of the machine's."""
-    memory = mmap.mmap(-1, _TAKEN, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _take(count: int) -> list[_Piece]:
+    """So many bytes of the machine's memory."""
+    memory = mmap.mmap(-1, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in (mmap.MADV_HUGEPAGE, _POPULATE_WRITE):
         with contextlib.suppress(OSError):  # an older kernel: it only takes longer
             memory.madvise(advice)
-    return [_Piece(memory, start) for start in range(0, _TAKEN, _PIECE)]
+    return [_Piece(memory, start) for start in range(0, count, PIECE)]
 
 
 class StagedFile:
@@ -164,15 +180,24 @@ class StagedFile:
         self._name = name
         self._piece = piece
         self._pieces: list[_Piece] = []
-        self._small = bytearray()
+        self._small = bytearray()  #: what does not fill a piece
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._whole = False
         self.length = 0  #: bytes so far
 
     def write(self, data: memoryview | bytes, /) -> None:
-        """Append."""
+        """Append.
+
+        Raises:
+            ReclaimError: more memory is needed than may be taken.
+        """
         self._small += data
         self.length += len(data)
+        while len(self._small) >= PIECE:
+            piece = self._piece()
+            piece.view()[:] = self._small[:PIECE]
+            del self._small[:PIECE]
+            self._pieces.append(piece)
 
     def take_pipe(self, pipe: int, /) -> int:
         """Take everything up to the pipe's end; return how many bytes that was.
@@ -180,15 +205,15 @@ class StagedFile:
         Nothing may be written to the same file.
 
         Raises:
-            ReclaimError: it was cancelled.
+            ReclaimError: it was cancelled, or more memory is needed than may be taken.
         """
         os.set_blocking(pipe, False)
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while True:
-            at = self.length % _PIECE
-            if not at and self.length == len(self._pieces) * _PIECE:
+            at = self.length % PIECE
+            if not at and self.length == len(self._pieces) * PIECE:
                 self._pieces.append(self._piece())
             if any(ready == self._wake for ready, _ in poll.poll()):
                 raise ReclaimError(Reason.CANCELLED)
@@ -215,10 +240,11 @@ class StagedFile:
 
         Raises:
             OSError: it cannot be read.
+            ReclaimError: more memory is needed than may be taken.
         """
         while True:
-            at = self.length % _PIECE
-            if not at and self.length == len(self._pieces) * _PIECE:
+            at = self.length % PIECE
+            if not at and self.length == len(self._pieces) * PIECE:
                 self._pieces.append(self._piece())
             room = self._pieces[-1].view()[at : at + _BLOCK]
             count = os.preadv(descriptor, [room], self.length)
@@ -242,12 +268,13 @@ class StagedFile:
 
     def parts(self) -> Iterator[memoryview]:
         """Yield the whole file; each piece is given back once it was taken."""
-        left = self.length
+        left = self.length - len(self._small)
         for piece in self._pieces:
-            data = piece.view(min(left, _PIECE))
+            data = piece.view(min(left, PIECE))
             left -= len(data)
             yield data
             piece.give_back()
+        yield memoryview(self._small)
 
     def release(self) -> None:
         """Give its memory back; idempotent."""

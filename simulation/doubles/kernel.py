@@ -690,7 +690,7 @@ def _substitutes(kernel: Kernel, rng: random.Random) -> list[tuple[Any, str, Any
         (capture, "Rehearsal", kernel.rehearsal),
         (capture, "tempfile", folder),
         (save, "ask_state", no_state),
-        (save, "Staging", lambda _: Staging()),
+        (save, "Staging", lambda _, grant: Staging(0, grant)),
         (save, "without_pages", lambda *_: {}),
         (release, "thaw", kernel.thaw),
         (restore, "_compare", kernel.compare),

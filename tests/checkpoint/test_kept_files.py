@@ -31,7 +31,7 @@ class Keeper:
     """Opens files in this process, and keeps them."""
 
     def __init__(self, limit: int = 1 << 28) -> None:
-        self.staging = Staging()
+        self.staging = Staging(0, lambda _, take: take())
         self.kept = KeptFiles(limit, self.staging.stage)
         self.stored: dict[str, File] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 
 import pytest
@@ -18,7 +19,7 @@ from jupyterhub_gpu_reclaim.node.operations.host_memory import (
     Need,
 )
 from jupyterhub_gpu_reclaim.node.operations.operations import Operation
-from tests.support.agent import Agent, criu_folder, goes_on
+from tests.support.agent import COUNTER, Agent, criu_folder, goes_on, wait_for
 
 GIB = 1 << 30
 CROWDED = "import runpy; runpy.run_module('tests.support.crowded', run_name='__main__')"
@@ -120,6 +121,14 @@ def test_a_session_that_needs_none_is_never_refused(machine):
     HostMemory().promise(operation(), need(0))
 
 
+def test_what_is_granted_is_there_for_nobody_else(machine):
+    memory = HostMemory()
+    memory.promise(operation(), need(8))
+    assert memory.grant(need(4), lambda: "taken") == "taken"
+    with pytest.raises(Refused, match=r"5.* needed, 4.* free"):
+        memory.grant(need(5), pytest.fail)
+
+
 def test_a_limit_that_is_shared_with_others_counts_like_the_machine(
     machine, monkeypatch
 ):
@@ -175,4 +184,36 @@ def test_a_session_is_not_brought_back_into_memory_that_is_not_there(
     # Once there is room, the same call in the same place does it.
     tell(64 * GIB)
     assert agent.restore(place, "cp")[-1]["tree"]
+    assert goes_on(place)
+
+
+#: A program with memory that no look counts as its own.
+SHARED = COUNTER.replace(
+    "right =",
+    """
+file = os.memfd_create("shared")
+for _ in range(300):
+    os.write(file, os.urandom(1 << 20))
+right =""",
+)
+
+
+def test_save_point_takes_no_more_than_there_is_and_is_called_off(crowded, places):
+    """The kernel would end the agent for it, and the session would stand still."""
+    agent, tell = crowded
+    place = places("start", sys.executable, "-I", "-S", "-c", SHARED, env={})
+    wait_for(lambda: place.output.stat().st_size)
+    tell(RESERVE_BYTES + (30 << 20))  # enough for what is its own
+
+    failure = agent.save(place, "cp-1", 1)[-1]["failure"]
+
+    assert failure["code"] == "not_enough_memory"
+    assert failure["retryable"]
+    assert goes_on(place)
+    tree = agent.tree(place)
+    assert (tree["state"], tree["operation"]) == ("running", "")
+    assert agent.get("/v1/checkpoints").json() == []
+    # Once there is room, the next one does it.
+    tell(64 * GIB)
+    assert agent.save(place, "cp-2", 2)[-1].get("checkpoint")
     assert goes_on(place)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused
 from jupyterhub_gpu_reclaim.common.findings import finding
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Finding
     from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
     from jupyterhub_gpu_reclaim.node.operations.operations import Operation
+
+T = TypeVar("T")
 
 MEMINFO = Path("/proc/meminfo")
 #: Left free beside all promises: the agent's own buffers, and programs that grow.
@@ -103,6 +105,17 @@ class HostMemory:
             if need.bytes:
                 places = frozenset(need.headroom())
                 self._promises[operation] = _Promise(need, places)
+
+    def grant(self, need: Need, take: Callable[[], T]) -> T:
+        """Have memory taken that was not promised; nobody is promised it meanwhile.
+
+        Raises:
+            Refused: it is not there (``not_enough_memory``); nothing is taken.
+        """
+        with self._lock:
+            if short := self._short(need):
+                raise Refused(Reason.NOT_ENOUGH_MEMORY, **short)
+            return take()
 
     def release(self, operation: Operation) -> None:
         """Drop a promise: the operation uses it, or needs no more of it. Idempotent."""

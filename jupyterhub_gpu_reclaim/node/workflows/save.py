@@ -6,6 +6,9 @@ them. What is written goes into memory first (``checkpoint/staging.py``), and th
 goes on before anything of it is in the store. And its return is rehearsed beside the
 tree that runs: such a save point ends nothing, so nothing waits for that.
 
+More memory than was promised is taken only where the machine has it: a session that has
+grown since the look is else let go on at once, and saved another time.
+
 It is called off by whatever else is ordered of the session, before or after it has
 stood still. What it has written is then removed.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -23,7 +26,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import KeptFiles
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
-from jupyterhub_gpu_reclaim.checkpoint.staging import Staging
+from jupyterhub_gpu_reclaim.checkpoint.staging import PIECE, Staging
 from jupyterhub_gpu_reclaim.checkpoint.tree.standing import StandingMemory
 from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError, RolledBack
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.node.requirements import HostRequirements
     from jupyterhub_gpu_reclaim.node.workflows.rehearsal import Rehearsal
     from jupyterhub_gpu_reclaim.store.write.writer import CheckpointWriter
+
+T = TypeVar("T")
 
 
 class Save(Capture):
@@ -121,17 +126,22 @@ class Save(Capture):
 
     def _take_memory(self, snapshot: Snapshot, look: Look) -> None:
         """Take the memory of the copy now, while nothing stands still."""
-        self._staging = Staging(self._copied(snapshot, look))
+        self._staging = Staging(self._copied(snapshot, look), self._grant)
         super()._promise_memory(snapshot, look)
 
+    def _grant(self, count: int, take: Callable[[], T]) -> T:
+        """Take more than was promised, where that is there; else it is called off."""
+        return self._tools.memory.grant(Need(count, os.getpid()), take)
+
     def _copied(self, snapshot: Snapshot, look: Look) -> int:
-        """Bytes of the copy: what stands on is read where it is."""
+        """Bytes of the copy, as it is now: what stands on is read where it is."""
         standing = Snapshot(snapshot.init, tuple(self._stands_on()))
         left_out = trees.resident_bytes(standing)
         if self._files_bytes is None:
             limit = self._tools.save_point_file_bytes
             self._files_bytes = filesystem.written_bytes(self._session, snapshot, limit)
-        return max(0, look.most - left_out) + self._files_bytes
+        begun = len(snapshot.processes) * PIECE
+        return max(0, look.most - left_out) + begun + self._files_bytes
 
     def _stands_on(self) -> list[Process]:
         """Programs that nap: they stand when the rest of it goes on."""

@@ -1,0 +1,101 @@
+"""The copy of a save point takes no more memory than there was granted."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+from jupyterhub_gpu_reclaim.checkpoint.staging import PIECE, Staging
+from jupyterhub_gpu_reclaim.common.errors import Refused
+from jupyterhub_gpu_reclaim.common.reasons import Reason
+
+
+class Machine:
+    """Grants memory until there is none; counts what was taken."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self.granted = 0
+
+    def grant(self, count, take):
+        if count > self.free:
+            raise Refused(Reason.NOT_ENOUGH_MEMORY, where="here", needed="", free="")
+        self.free -= count
+        self.granted += count
+        return take()
+
+
+class StoreInMemory:
+    """Keeps what is written to its files."""
+
+    def __init__(self) -> None:
+        self.files = {}
+
+    @contextmanager
+    def file(self, name):
+        self.files[name] = b""
+        self._name = name
+        yield self
+
+    def write(self, data):
+        self.files[self._name] += bytes(data)
+
+    def take_pipe(self, pipe):
+        while block := os.read(pipe, 1 << 20):
+            self.write(block)
+
+
+def piped(staged, data: bytes) -> None:
+    """Have a file take that from a pipe."""
+    end, begin = os.pipe()
+
+    def feed() -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(begin, left) :]
+        except BrokenPipeError:
+            pass
+        finally:
+            os.close(begin)
+
+    feeding = threading.Thread(target=feed)
+    feeding.start()
+    try:
+        staged.take_pipe(end)
+    finally:
+        os.close(end)
+        feeding.join()
+
+
+def written(staged, data: bytes) -> None:
+    """Write that in blocks, as an archive does."""
+    for at in range(0, len(data), 1 << 20):
+        staged.write(data[at : at + (1 << 20)])
+
+
+@pytest.mark.parametrize("way", [piped, written])
+def test_what_is_beyond_the_memory_that_is_there_is_refused(way):
+    machine = Machine(free=0)
+    staging = Staging(2 * PIECE, machine.grant)
+    with pytest.raises(Refused), staging.file("pages") as file:
+        way(file, bytes(4 * PIECE))
+    assert staging.logical_bytes <= 3 * PIECE
+    assert not machine.granted
+
+
+@pytest.mark.parametrize("length", [0, 1, PIECE, 5 * PIECE + 1])
+@pytest.mark.parametrize("way", [piped, written])
+def test_what_is_granted_is_kept_whole(way, length):
+    machine, store = Machine(free=1 << 30), StoreInMemory()
+    staging = Staging(2 * PIECE, machine.grant)
+    data = os.urandom(length)
+    with staging.file("pages") as file:
+        way(file, data)
+    staging.deliver(store.file, Cancel())
+    assert store.files == {"pages": data}
+    assert bool(machine.granted) == (length > 2 * PIECE)
