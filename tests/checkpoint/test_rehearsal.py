@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import new_instance
+from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
     KeptImages,
     WithoutMemory,
@@ -225,6 +227,49 @@ def test_rehearsal_of_a_file_that_somebody_has_removed_refuses(
         engine.rehearse(world.place, saved)
     assert caught.value.reason is Reason.WOULD_NOT_RETURN
     assert str(path) in caught.value.message
+
+
+#: Files as ``git``, ``rsync`` and SQLite have them open for a moment.
+IN_PASSING = """
+import mmap, shutil
+os.chdir({folder!r})
+pack, journal = open("pack.tmp", "w+"), open("journal", "r+")
+seen, mapped = open("seen"), mmap.mmap(os.open("mapped", os.O_RDWR), 0)
+part = open("folder/part"); os.chdir("folder")
+"""
+AFTERWARDS = """
+os.chdir({folder!r})
+os.rename("pack.tmp", "pack"); os.unlink("journal"); os.rename("mapped", "other")
+open("new", "w").write("another, of another size"); os.rename("new", "seen")
+shutil.rmtree("folder")
+"""
+
+
+@pytest.mark.parametrize("fingerprinted", [True, False])
+def test_rehearsal_beside_a_tree_that_goes_on_takes_files_as_they_stood(
+    dumped, engine, tmp_path, fingerprinted
+):
+    """What is in an archive has no fingerprint."""
+    folder = tmp_path / "home"
+    (folder / "folder").mkdir(parents=True)
+    for name in ("journal", "seen", "mapped", "folder/part"):
+        (folder / name).write_text("something")
+    world, saved = dumped(IN_PASSING.format(folder=str(folder)))
+    names = Names()
+    who = credentials_now(world.place.tree.root.pid)
+    image = bytes(saved.images["files.img"])
+    names.take(world.place.init_pid, image, who)
+    pids = {one.ns_pid: one.pid for one in world.place.tree.processes}
+    memory = without_pages(saved.images, pids)
+    saved = saved._replace(names=names, memory=memory)
+    if not fingerprinted:
+        saved = saved._replace(opened=())
+    thaw(world.place.tree, saved.result.stopped)
+    world(AFTERWARDS.format(folder=str(folder)))
+    engine.rehearse(world.place, saved)
+    names.close()
+    with pytest.raises(RolledBack):
+        engine.rehearse(world.place, saved)
 
 
 def test_rehearsal_takes_none_of_the_memory(dumped, engine):

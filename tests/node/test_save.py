@@ -132,6 +132,34 @@ def test_file_that_it_writes_while_its_return_is_tried_is_no_obstacle(
     wait_for(lambda: sums.stat().st_size > size)
 
 
+#: A program that renames, replaces and deletes what it has just opened, over and over.
+PASSES = """
+import itertools, os, sys, time
+os.chdir(sys.argv[1])
+for folder in map(str, itertools.count()):
+    os.mkdir(folder); os.chdir(folder)
+    with open("journal", "w") as journal, open("part", "w") as part:
+        print("half", file=part, flush=True)
+        with open("part") as seen:
+            sys.stdout.write("x"); sys.stdout.flush()
+            time.sleep(0.02)
+    os.rename("part", "../whole"); os.unlink("journal")
+    os.chdir(".."); os.rmdir(folder)
+"""
+
+
+def test_files_that_are_renamed_or_deleted_while_it_is_saved_are_no_obstacle(
+    agent, places, folder
+):
+    line = (sys.executable, "-I", "-S", "-c", PASSES, str(folder))
+    place = places("start", *line, env={})
+    wait_for(lambda: place.output.stat().st_size)
+    for number in (1, 2, 3):
+        saved = agent.save(place, f"cp-{number}", number)
+        assert saved[-1].get("checkpoint"), saved[-1]
+    assert goes_on(place)
+
+
 @pytest.mark.long
 def test_second_save_point_stores_what_has_changed(agent, jupyter):
     server = jupyter()

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         FileRequest,
         SavedFiles,
     )
+    from jupyterhub_gpu_reclaim.checkpoint.files.trial import Trial
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import (
         ImageSource,
         Piece,
@@ -148,7 +149,7 @@ def open_all(
     opened: Sequence[FileFingerprint],
     stack: ExitStack,
     *,
-    scratch: int | None = None,
+    trial: Trial | None = None,
 ) -> Handover:
     """Open everything; the descriptors are closed with the stack.
 
@@ -157,8 +158,7 @@ def open_all(
         init_pid: of the session; its root is where paths are looked up.
         opened: the fingerprints of the files.
         stack: holds the descriptors.
-        scratch: an empty folder, open to everybody, where everything is made that a
-            return would make among the user's files; None for a return.
+        trial: of a rehearsal; None for a return.
 
     Raises:
         RestoreFailed: a file is gone, may not be opened, or the images are off.
@@ -174,10 +174,11 @@ def open_all(
     network = os.open(f"/proc/{init_pid}/ns/net", os.O_RDONLY)
     stack.callback(os.close, network)
     place = PathContext(root, network)
-    _Opener(handover, place, known, source, stack, scratch=scratch).run(read)
-    files.refuse_changed(opened, handover.held(), root)
-    _refuse_other_sizes(handover, known)
-    if scratch is None:
+    _Opener(handover, place, known, source, stack, trial=trial).run(read)
+    if trial is None or trial.names is None:
+        files.refuse_changed(opened, handover.held(), root)
+        _refuse_other_sizes(handover, known)
+    if trial is None:
         locks.take(read(locks.IMAGE), saved, handover.descriptors)
     handover.files = {**saved.rewritten, "files.img": _files_image(saved)}
     return handover
@@ -192,7 +193,7 @@ class _Opener:
         source: ImageSource,
         stack: ExitStack,
         *,
-        scratch: int | None,
+        trial: Trial | None,
     ) -> None:
         self._handover = handover
         self._saved = handover.saved
@@ -202,11 +203,11 @@ class _Opener:
         self._source = source
         self._stack = stack
         self._pipes: dict[int, int] = {}
-        self._scratch = scratch
-        self._trial: int | None = None
-        if scratch is not None and self._saved.instances:
-            self._trial = new_instance(0)
-            stack.callback(os.close, self._trial)
+        self._trial = trial
+        self._watching: int | None = None
+        if trial is not None and self._saved.instances:
+            self._watching = new_instance(0)
+            stack.callback(os.close, self._watching)
 
     def run(self, read: Callable[[str], bytes | None]) -> None:
         with ExitStack() as inner:
@@ -217,7 +218,7 @@ class _Opener:
             self._make_sockets()
             for who, wishes in self._by_holder().items():
                 opener = Reopener(
-                    who, self._root, self._known, self._pipes, self._scratch
+                    who, self._root, self._known, self._pipes, self._trial
                 )
                 run_as(who, lambda: self._open(opener, wishes, made))  # noqa: B023
             for both in self._pipes.values():
@@ -247,19 +248,19 @@ class _Opener:
                 self._handover.stood_for[wish.id] = given.file
         for number, (flags, watches) in self._saved.instances.items():
             if self._saved.holder(number) == opener.who:
-                self._keep(number, opener.watch(watches, flags, self._trial))
+                self._keep(number, opener.watch(watches, flags, self._watching))
 
     def _make_sockets(self) -> None:
         """Make all sockets, then connect them to each other."""
         wanted, place = self._saved.sockets, self._place
         if not wanted:
             return
-        if self._scratch is not None:
+        if self._trial is not None:
             for number, one in wanted.items():
                 who = self._saved.holder(number)
                 run_as(who, lambda: unix_names.refuse_closed(one, self._root))  # noqa: B023
             wanted = unix_names.moved(wanted)
-            place = place._replace(root=self._scratch)
+            place = place._replace(root=self._trial.scratch)
         for number, one in wanted.items():
             who = self._saved.holder(number)
             end = run_as(who, lambda: unix_names.make(one, place.root), place)  # noqa: B023
@@ -304,9 +305,9 @@ class _Opener:
         return ghosts, made
 
     def _make_ghost(self, ghost: Ghost, path: bytes) -> int:
-        if self._scratch is None:
+        if self._trial is None:
             return ghost.make(self._root, path)
-        return ghost.make(self._scratch, b"/" + path.rpartition(b"/")[2])
+        return ghost.make(self._trial.scratch, b"/" + path.rpartition(b"/")[2])
 
     def _refuse_unreadable(self, number: int, ghost: Any) -> None:
         """Refuse a deleted file to a task that had it open but could not read it.

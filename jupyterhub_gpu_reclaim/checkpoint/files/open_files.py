@@ -307,28 +307,6 @@ def by_contents(opened: Iterable[FileFingerprint]) -> list[FileFingerprint]:
     ]
 
 
-def without_writing(opened: Iterable[FileFingerprint]) -> list[FileFingerprint]:
-    """The same files as if they had been open to be read, so that they may be newer.
-
-    For a rehearsal beside the tree that writes on: it writes nothing itself. What was
-    written, and is not in memory, may be shorter, too.
-    """
-    return [
-        msgspec.structs.replace(
-            one,
-            written=False,
-            appended=False,
-            shared=False,
-            digest="" if one.is_written else one.digest,
-            mapped=one.executed or (one.mapped and not one.is_written),
-            size=0
-            if (one.written or one.appended) and not (one.mapped or one.shared)
-            else one.size,
-        )
-        for one in opened
-    ]
-
-
 def refuse_changed(
     opened: Iterable[FileFingerprint], held: Mapping[bytes, Sequence[int]], root: int
 ) -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         FileRequest,
         InotifyWatch,
     )
+    from jupyterhub_gpu_reclaim.checkpoint.files.trial import Trial
 
 T = TypeVar("T")
 
@@ -100,8 +101,8 @@ class Reopener:
         root: of the session, as a descriptor.
         saved: path → the fingerprint of the file that was saved there.
         pipes: FIFO's number → both of its ends, open; it grows.
-        scratch: a folder of ours with stand-ins for FIFOs, and for files that are open
-            for writing; None: the user's are opened.
+        trial: of a rehearsal, with stand-ins for FIFOs, and for files that are open for
+            writing; None: the user's are opened.
     """
 
     def __init__(
@@ -110,13 +111,13 @@ class Reopener:
         root: int,
         saved: Mapping[bytes, FileFingerprint],
         pipes: dict[int, int],
-        scratch: int | None = None,
+        trial: Trial | None = None,
     ) -> None:
         self.who = who
         self._root = root
         self._saved = saved
         self._pipes = pipes
-        self._scratch = scratch
+        self._trial = trial
 
     def open(self, wish: FileRequest, made: int | None = None) -> Opened:
         """What was wished, opened.
@@ -191,7 +192,23 @@ class Reopener:
             os.close(name)
 
     def _find(self, wish: FileRequest) -> int:
-        """The file at a path, opened by name only (O_PATH)."""
+        """The file at a path, opened by name only (O_PATH).
+
+        In a rehearsal beside a tree that goes on, it is the one that was there.
+        """
+        names = self._trial.names if self._trial is not None else None
+        try:
+            found = self._find_now(wish)
+        except OSError as error:
+            if names is None or error.errno not in _GONE:
+                raise
+            return names.open(wish.path)
+        if names is not None and names.had_another(wish.path, found):
+            os.close(found)
+            return names.open(wish.path)
+        return found
+
+    def _find_now(self, wish: FileRequest) -> int:
         flags = os.O_PATH | os.O_NOFOLLOW
         try:
             return open_in_root(self._root, wish.path, flags)
@@ -211,8 +228,8 @@ class Reopener:
         """A FIFO without a name, as if it had been removed while the session ran."""
         if wish.pipe in self._pipes:
             return os.dup(self._pipes[wish.pipe])
-        if self._scratch is not None:
-            return _make_fifo(self._scratch)
+        if self._trial is not None:
+            return _make_fifo(self._trial.scratch)
         for place in (wish.path.rpartition(b"/")[0], ELSEWHERE):
             with contextlib.suppress(OSError):
                 folder = open_in_root(self._root, place, os.O_PATH | os.O_DIRECTORY)
@@ -224,21 +241,21 @@ class Reopener:
 
     def _is_written(self, wish: FileRequest, found: int) -> bool:
         """Whether a stand-in is needed for it."""
-        if self._scratch is None or wish.flags & os.O_PATH:
+        if self._trial is None or wish.flags & os.O_PATH:
             return False
         is_file = stat.S_ISREG(os.fstat(found).st_mode)
         return is_file and wish.flags & os.O_ACCMODE != os.O_RDONLY
 
     def _try_writing(self, wish: FileRequest, found: int) -> int:
         """An empty file of ours in place of one that its holder may open like that."""
-        assert self._scratch is not None
+        assert self._trial is not None
         if stat.S_IFMT(wish.mode) not in {0, stat.S_IFREG}:
             raise refused(Reason.FILE_MISSING, wish.path)
         reads = wish.flags & os.O_ACCMODE != os.O_WRONLY
         mode = os.W_OK | (os.R_OK if reads else 0)
         self._permitted(wish, found, lambda: _access(found, mode))
         flags = wish.flags & ~_NOT_IN_MEMORY
-        descriptor = os.open(again(self._scratch), flags | os.O_TMPFILE, 0o600)
+        descriptor = os.open(again(self._trial.scratch), flags | os.O_TMPFILE, 0o600)
         try:
             _seek(descriptor, wish.position)
         except BaseException:
@@ -315,8 +332,8 @@ class Reopener:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if access != os.O_WRONLY and not os.access(path, os.R_OK, effective_ids=True):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if self._scratch is not None:
-            path = self._stand_in(self._scratch, wish.pipe)
+        if self._trial is not None:
+            path = self._stand_in(self._trial.scratch, wish.pipe)
         if wish.pipe not in self._pipes:
             with overriding():
                 both = os.open(path, os.O_RDWR | os.O_NONBLOCK)

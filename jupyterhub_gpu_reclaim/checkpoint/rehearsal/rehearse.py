@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import passes
+from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names, Trial
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import (
     WithoutMemory,
     without_pages,
@@ -53,6 +54,7 @@ class Dumped(NamedTuple):
         cut: inodes of the connections that were cut before.
         memory: ``without_pages`` of the images, where the tree goes on; None: it
             stands until the rehearsal has ended.
+        names: its files, as it stood; likewise.
     """
 
     images: Mapping[str, bytes | bytearray]
@@ -60,6 +62,7 @@ class Dumped(NamedTuple):
     opened: Sequence[FileFingerprint]
     cut: Collection[int]
     memory: Mapping[str, bytes] | None = None
+    names: Names | None = None
 
 
 def rehearse(
@@ -115,7 +118,7 @@ def rehearse(
                 pipes=dumped.result.pipes,
                 opened=dumped.opened,
                 ended=source.ended,
-                scratch=scratch,
+                trial=Trial(scratch, dumped.names),
                 prepare=prepare,
                 cancel=cancel,
                 renewed=True,

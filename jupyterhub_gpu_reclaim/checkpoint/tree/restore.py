@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
     from jupyterhub_gpu_reclaim.checkpoint.files.handover import Handover
     from jupyterhub_gpu_reclaim.checkpoint.files.open_files import FileFingerprint
+    from jupyterhub_gpu_reclaim.checkpoint.files.trial import Trial
     from jupyterhub_gpu_reclaim.checkpoint.memory.plan import ImageSource
     from jupyterhub_gpu_reclaim.linux.processes import Process, Snapshot
 
@@ -170,7 +171,7 @@ def restore(
     pipes: Sequence[str] = (),
     opened: Sequence[FileFingerprint] = (),
     ended: Collection[int] = (),
-    scratch: int | None = None,
+    trial: Trial | None = None,
     prepare: Callable[[int], None] | None = None,
     cancel: Cancel | None = None,
     renewed: bool = False,
@@ -189,7 +190,7 @@ def restore(
         opened: the fingerprints of its files.
         ended: entries of ``files.img`` whose connections do not come back; they read
             as reset.
-        scratch: see ``handover.open_all``.
+        trial: see ``handover.open_all``.
         prepare: called with the pid of the helper that becomes CRIU, e.g. to move it
             into the new session's control groups; what CRIU restores stays there.
         cancel: cancels it.
@@ -208,7 +209,7 @@ def restore(
         )
         with ExitStack() as stack:
             beyond = _BeyondCriu(session, source, limit, prepare, stack)
-            given = beyond.open_files(opened, scratch)
+            given = beyond.open_files(opened, trial)
             images = handover.ReplacedImages(beyond.source, given.files)
             plan = make_plan(images, advise=_advice_counts())
             adoption = OrphanAdoption(session, source, root_pid)
@@ -275,11 +276,11 @@ class _BeyondCriu:
         )
 
     def open_files(
-        self, opened: Sequence[FileFingerprint], scratch: int | None
+        self, opened: Sequence[FileFingerprint], trial: Trial | None
     ) -> Handover:
         """Open the files; what sockets held and had set is left out for CRIU."""
         given = handover.open_all(
-            self.source, self._init_pid, opened, self._stack, scratch=scratch
+            self.source, self._init_pid, opened, self._stack, trial=trial
         )
         self._saved = given.saved
         self._locks = locks.posix(whole(self.source, locks.IMAGE))

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from jupyterhub_gpu_reclaim.checkpoint.files import open_files
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.kept_files import KeptFiles
+from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.images import without_pages
 from jupyterhub_gpu_reclaim.checkpoint.rehearsal.rehearse import pids_of
 from jupyterhub_gpu_reclaim.checkpoint.staging import PIECE, Staging
@@ -76,6 +76,7 @@ class Save(Capture):
     _staging: Staging | None = None
     _standing: StandingMemory  #: of its dump, once that has begun
     _world: HostRequirements  #: without what is known of its files once they are stored
+    _names: Names | None = None
     _kept: KeptFiles | None = None
     _files_bytes: int | None = None  #: that are kept of its files, at most
 
@@ -85,6 +86,8 @@ class Save(Capture):
             async for event in super().run(operation):
                 yield event
         finally:
+            if self._names is not None:
+                self._names.close()
             if self._kept is not None:
                 await asyncio.to_thread(self._kept.close)
             if self._staging is not None:
@@ -172,12 +175,17 @@ class Save(Capture):
         assert self._staging is not None
         dumped = await self._image(self._staging, snapshot, login, Told(state, cut=[]))
         await self._archive(self._staging)
-        # It writes on while its return is tried: that its files are newer says nothing.
-        dumped = dumped._replace(opened=open_files.without_writing(dumped.opened))
-        memory = await self._thread(
-            "rehearsal", lambda: without_pages(dumped.images, pids_of(self._tree()))
-        )
-        return dumped._replace(memory=memory)
+        return await self._thread("rehearsal", lambda: self._as_it_stands(dumped))
+
+    def _as_it_stands(self, dumped: Dumped) -> Dumped:
+        """What its return is tried with, for a tree that has gone on by then."""
+        tree, self._names = self._tree(), Names()
+        if tree.server is not None:
+            who = credentials_now(tree.server.pid)
+            image = bytes(dumped.images[checkpoint_files.FILES])
+            self._names.take(self._session.init_pid, image, who)
+        memory = without_pages(dumped.images, pids_of(tree))
+        return dumped._replace(memory=memory, names=self._names)
 
     async def _describe(
         self, target: CheckpointWriter | Staging, world: HostRequirements
