@@ -147,7 +147,10 @@ class SimulatedAgent(MemoryAgent[Place]):
         async for event in self.begin_save(incarnation, checkpoint, generation):
             yield event
 
-    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+    async def restore(
+        self, incarnation: str, checkpoint: str, *, put_files_back: bool = False
+    ) -> AsyncIterator[Event]:
+        del put_files_back
         async for event in self.begin_restore(incarnation, checkpoint):
             yield event
 

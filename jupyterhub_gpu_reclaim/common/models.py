@@ -373,6 +373,10 @@ class Tree(Value, frozen=True, kw_only=True):
     shortage: Shortage | None = None  #: if it wakes, and waits for memory
     session: str = ""  #: id of the session, through all its returns; empty: not known
     account: str = ""  #: the account at the Hub that it belongs to; empty: not known
+    #: of one that went back to a save point: the moment of that; 0: it did not
+    as_of: float = 0.0
+    #: folders in which files lie that are newer than that
+    newer: list[str] = []
 
     @property
     def runs(self) -> bool:
@@ -533,6 +537,8 @@ class Resumed(Value, frozen=True, kw_only=True):
     at: float
     seconds: float
     bytes: int
+    as_of: float = 0.0  #: moment of the save point that it went back to; 0: of none
+    newer: list[str] = []  #: folders in which files lie that are newer than that
 
 
 class SessionFacts(Value, frozen=True, kw_only=True):

@@ -755,7 +755,10 @@ class Reason(Enum):
     )
     ENDED_SINCE_SAVED = (
         "ended_since_saved",
-        "The session ended on {ended}{how}; its last save point is from {when}.",
+        (
+            "On {ended} the session was found to have ended{how}; its last save point is"
+            " from {when}."
+        ),
         "Resume it as it was then, or start fresh; nothing is deleted meanwhile.",
     )
     ENDED_AFTER_RETURN = (
@@ -848,6 +851,26 @@ class Reason(Enum):
             "Put back what was there when it was saved, from a copy or a snapshot, then"
             " try again; or start fresh."
         ),
+        True,
+    )
+    FILES_NEWER = (
+        "files_newer",
+        (
+            "Since {when}, when it was saved, files have changed that its programs were"
+            " writing: {path}."
+        ),
+        (
+            "It can come back with these files as they were then. The newer ones are"
+            " moved into a folder beside them, and stay."
+        ),
+    )
+    FILE_IN_USE = (
+        "file_in_use",
+        (
+            "The file {path} would be put back as it was, but another program has it"
+            " open: {who}."
+        ),
+        "End that program, or close the file there, then try again.",
         True,
     )
     FILE_LOCKED = (
@@ -1355,7 +1378,14 @@ CALLED_OFF = frozenset(
     }
 )
 #: Reasons for which a person has to choose what comes back: a visit alone does not.
-ASKS = frozenset({Reason.SAVED_FOUND, Reason.SAVED_OLDER, Reason.ENDED_SINCE_SAVED})
+ASKS = frozenset(
+    {
+        Reason.SAVED_FOUND,
+        Reason.SAVED_OLDER,
+        Reason.ENDED_SINCE_SAVED,
+        Reason.FILES_NEWER,
+    }
+)
 
 
 class _Facts(dict[str, Any]):

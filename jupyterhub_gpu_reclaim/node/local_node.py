@@ -306,12 +306,16 @@ class LocalNode:
             if event.failure is not None:
                 raise codec.error_of(event.failure)
 
-    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+    async def restore(
+        self, incarnation: str, checkpoint: str, *, put_files_back: bool = False
+    ) -> AsyncIterator[Event]:
         """Restore it, attach to the restore under way, or repeat how it ended.
 
         Args:
             incarnation: of the init that holds its place.
             checkpoint: which.
+            put_files_back: whether its user has said that its files come back, too,
+                and what is newer is put beside them.
         """
         with suppress(Refused):  # while a nap or a wake is under way: it may be back
             known = self.operations.attach(incarnation, "restore", checkpoint)
@@ -337,7 +341,7 @@ class LocalNode:
         self.outcomes.refuse_if_leased(self.operations, incarnation, checkpoint)
         self.operations.work_for(session.key)
         operation = Operation("restore", session.key, checkpoint)
-        work = Restore(self.tools, session, operation)
+        work = Restore(self.tools, session, operation, put_files_back=put_files_back)
         return self._begin(session, operation, work.run).follow()
 
     async def thaw(self, incarnation: str) -> Tree:

@@ -505,7 +505,10 @@ class Kernel:
             image=session.hint.image,
         )
 
-    def compare(self, tools: Any, session: Any, there: Any) -> tuple[list[Any], Any]:
+    def compare(
+        self, tools: Any, session: Any, there: Any, **more: Any
+    ) -> tuple[list[Any], Any]:
+        del more
         self.place(session.init_pid, session.init_start)
         gpus = there.world.gpus
         compared = tools.accelerator.compare(gpus, session.init_pid)

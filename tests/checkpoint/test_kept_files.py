@@ -6,6 +6,8 @@ import contextlib
 import io
 import os
 import sqlite3
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -126,18 +128,18 @@ def test_what_is_put_at_the_path_instead_is_not_kept(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
-def test_what_its_user_may_not_write_is_not_kept(tmp_path, opened):
-    own, closed = tmp_path / "own", tmp_path / "closed"
-    for path in (own, closed):
-        path.write_bytes(b"x")
-        opened(path)
-    tmp_path.parent.chmod(0o755)
-    tmp_path.parent.parent.chmod(0o755)
-    tmp_path.chmod(0o755)
-    os.chown(own, 4711, 4711)
-    keeper = Keeper()
-    keeper.take(Credentials(4711, 4711))
-    assert keeper.contents(tmp_path) == {"own": b"x"}
+def test_what_its_user_may_not_write_is_not_kept(opened):
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        own, closed = folder / "own", folder / "closed"
+        for path in (own, closed):
+            path.write_bytes(b"x")
+            opened(path)
+        folder.chmod(0o755)
+        os.chown(own, 4711, 4711)
+        keeper = Keeper()
+        keeper.take(Credentials(4711, 4711))
+        assert keeper.contents(folder) == {"own": b"x"}
 
 
 def test_a_log_of_a_database_belongs_to_it_although_nothing_has_it_open(tmp_path):

@@ -139,6 +139,7 @@ class NodeInMemory(MemoryAgent[Place]):
         self.kernels_of: dict[str, list] = {}  # of single incarnations
         self.sampled = 0  #: how often it was asked for samples
         self.seen: list[float | None] = []  #: what orders went by
+        self.files_back: list[bool] = []  #: of restores: whether files come back
         self.orders_are_late = False
         self.gpus: list = []  # that every session holds
         self.room: int | None = None  # so many sessions have memory on a GPU
@@ -304,7 +305,8 @@ class NodeInMemory(MemoryAgent[Place]):
     async def save(self, incarnation, checkpoint, generation):
         return self._told(self.begin_save(incarnation, checkpoint, generation))
 
-    async def restore(self, incarnation, checkpoint):
+    async def restore(self, incarnation, checkpoint, *, put_files_back=False):
+        self.files_back.append(put_files_back)
         return self._told(self.begin_restore(incarnation, checkpoint))
 
     async def nap(self, incarnation, *, seen=None):

@@ -602,3 +602,55 @@ async def test_save_point_that_nobody_heard_of_comes_back_by_its_users_word_alon
     assert row(controller).failure.code == "ended_since_saved"
     plan = await controller.plan_start(Placement(key=KEY, incarnation="i9"))
     assert (plan.action, plan.failure.code) == ("refuse", "ended_since_saved")
+
+
+NEWER = Failure(code="files_newer", message="data.sqlite has changed.")
+
+
+async def test_newer_files_are_a_question_of_their_own_and_its_answer_is_for_one_return(
+    world,
+):
+    controller, incarnation = await running(world)
+    checkpoint = await saved(world, controller)
+    lost(world, incarnation)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    with pytest.raises(Refused):  # nobody has been asked that yet
+        await controller.users.put_files_back(KEY, "ada")
+    await controller.users.resume(KEY, "ada")
+    world.node.restore_failure = NEWER
+    assert await world.hub.start(KEY) == "files_newer"
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert row(controller).failure.code == "files_newer"
+    assert row(controller).checkpoint == checkpoint
+
+    world.node.restore_failure = Failure(code="file_in_use", message="It is open.")
+    await controller.users.put_files_back(KEY, "ada")
+    assert await world.hub.start(KEY) == "file_in_use"
+    await world.until(lambda: world.phase(controller) == "suspended")
+    world.node.restore_failure = NEWER  # another answer is needed for the next one
+    assert await world.hub.start(KEY) == "files_newer"
+    await world.until(lambda: world.phase(controller) == "suspended")
+    world.node.restore_failure = None
+    await controller.users.put_files_back(KEY, "ada")
+    assert await world.hub.start(KEY) == "restore"
+    await world.until(lambda: world.phase(controller) == "running")
+    assert world.node.files_back == [False, True, False, True]
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    assert await world.hub.start(KEY) == "restore"
+    assert world.node.files_back[-1] is False
+
+
+async def test_what_comes_back_by_rule_asks_where_files_are_newer(world, monkeypatch):
+    world.change(return_disrupted=True)
+    controller, incarnation = await running(world)
+    await saved(world, controller)
+    world.node.restore_failure = NEWER
+    ended_by(monkeypatch, "session_disrupted")
+    lost(world, incarnation)
+    await world.until(lambda: world.node.files_back)
+    await world.until(lambda: world.phase(controller) == "suspended")
+    await asyncio.sleep(0.5)
+    assert world.node.files_back == [False]
+    assert row(controller).failure.code == "files_newer"
+    assert row(controller).intent is Intent.NONE

@@ -6,14 +6,12 @@ import shutil
 import sqlite3
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.node.test_crash import at
 from tests.support.agent import wait_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.shares_an_agent
 
@@ -60,12 +58,12 @@ class Session:
         assert saved[-1].get("checkpoint"), saved[-1]
         self._saved = self._number
 
-    def go_back(self, name: str) -> dict:
+    def go_back(self, name: str, **more) -> dict:
         """End it, and bring it back from there."""
         self.place.kill()
         self.place = self.places("hold")
         self._number = self._saved
-        return self.agent.restore(self.place, name)[-1]
+        return self.agent.restore(self.place, name, **more)[-1]
 
     def contents(self) -> dict[str, bytes]:
         return {
@@ -123,6 +121,12 @@ STORIES = {
 }
 
 
+#: What a program does when it is back, where that is another thing.
+ENDS = {
+    "wal": "db.execute('commit')",
+    "delete": "db.execute('commit')",
+    "mapped": "shared[4:5] = b'X'",
+}
 #: Whatever the agent remembers of it.
 AGENTS = ["the same", "restarted", "another's"]
 
@@ -151,15 +155,86 @@ def test_what_a_session_wrote_behind_its_save_point_is_kept(
     session.place.kill()
     newer = session.contents()
     failure = session.go_back("cp-1")["failure"]
-    assert failure["code"] == "file_changed", failure
+    assert failure["code"] == "files_newer", failure
     assert str(session.files) in failure["message"]
     assert session.contents() == newer
-    database = session.files / "data.sqlite"
-    if database.exists():
-        with sqlite3.connect(database) as db:
-            assert db.execute("select count(*) from t").fetchone() == (7000,)
-            assert db.execute("pragma integrity_check").fetchone() == ("ok",)
-        db.close()
+
+    answer = session.go_back("cp-1", put_files_back=True)
+    assert answer.get("tree"), answer
+    (beside,) = map(Path, answer["tree"]["newer"])
+    assert beside.parent == session.files
+    assert beside.name.startswith("newer than ")
+    for name, data in newer.items():
+        kept = beside / name
+        assert data in {
+            one.read_bytes() for one in (kept, session.files / name) if one.exists()
+        }
+    session(goes_on if story == "log" else ENDS.get(story, ""))
+    if story == "log":
+        text = (session.files / "run.log").read_text()
+        assert text == "one two three four five"
+    elif story == "mapped":
+        assert (session.files / "mapped").read_bytes()[:5] == b"thenX"
+        assert (beside / "mapped").read_bytes()[:4] == b"nown"
+    else:
+        assert rows(session.files) == 4000
+        assert rows(beside) == 7000
+
+
+def rows(folder: Path) -> int:
+    """How many there are in a database that is whole."""
+    db = sqlite3.connect(folder / "data.sqlite")
+    assert db.execute("pragma integrity_check").fetchone() == ("ok",)
+    (count,) = db.execute("select count(*) from t").fetchone()
+    db.close()
+    return count
+
+
+def test_file_that_another_session_has_open_is_not_moved(session, places):
+    session(STORIES["log"][0])
+    session.save("cp-1")
+    session(STORIES["log"][1])
+    path = str(session.files / "run.log")
+    words = f"import time; f = open({path!r}); print('x', flush=True); time.sleep(999)"
+    other = places("start", sys.executable, "-c", words, user="bob")
+    wait_for(lambda: other.output.stat().st_size)
+    newer = session.contents()
+    failure = session.go_back("cp-1", put_files_back=True)["failure"]
+    assert failure["code"] == "file_in_use", failure
+    assert "python" in failure["message"]
+    assert session.contents() == newer
+    other.kill()
+    assert session.go_back("cp-1", put_files_back=True).get("tree")
+
+
+def test_agent_killed_while_files_are_put_back(agent, session):
+    session(STORIES["log"][0])
+    session.save("cp-1")
+    session(STORIES["log"][1])
+    session.place.kill()
+    newer = session.contents()["run.log"]
+    session.place = session.places("hold")
+    begun = at("files-back", "begun")
+    agent.restore(session.place, "cp-1", until=begun, put_files_back=True)
+    agent.kill()
+    assert newer in session.contents().values()
+    agent.start()
+    answer = session.go_back("cp-1", put_files_back=True)
+    assert answer.get("tree"), answer
+    session(STORIES["log"][1])
+    assert (session.files / "run.log").read_text() == "one two three four five"
+    assert list(session.contents().values()).count(newer) == 2
+
+
+def test_what_is_too_large_to_be_kept_is_named_and_refused(session):
+    session("log = open('large', 'w'); log.write('x' * (300 << 20)); log.flush()")
+    session.save("cp-1")
+    session("log.write('y'); log.flush()")
+    for put_files_back in (False, True):
+        failure = session.go_back("cp-1", put_files_back=put_files_back)["failure"]
+        assert failure["code"] == "file_changed", failure
+        assert ", not kept)" in failure["message"]
+    assert (session.files / "large").stat().st_size == (300 << 20) + 1
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -192,7 +267,7 @@ def test_database_of_another_program_is_kept(session):
         other.execute("insert into t values (1, 'of another')")
     other.close()
     failure = session.go_back("cp-1")["failure"]
-    assert failure["code"] == "file_changed", failure
+    assert failure["code"] == "files_newer", failure
 
 
 def test_database_between_transactions_is_read_again(session):

@@ -27,7 +27,7 @@ FROZEN = (
     b'"gpus":{"driver":"580.1","cards":[{"uuid":"ab","name":"H200"}],"users":[302],'
     b'"uses":[{"pid":302,"uuid":"ab","bytes":5}]},'
     b'"memory_limit":{"file":"/sys/fs/cgroup/x/memory.max","bytes":9,"above":null},'
-    b'"pod":"0a1b","parent":"","nap":null,"image":"","session":"s",'
+    b'"pod":"0a1b","parent":"","nap":null,"image":"","as_of":0.0,"newer":[],"session":"s",'
     b'"account":"7"}'
 )
 

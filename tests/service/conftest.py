@@ -221,6 +221,12 @@ class SessionsInMemory:
         self.calls.append(("resume", key, by))
         return self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
 
+    async def put_files_back(
+        self, key: SessionKey, by: str, *, manages: bool = False
+    ) -> SessionView:
+        self.calls.append(("put_files_back", key, by))
+        return self._phase(key, Phase.SUSPENDED, Phase.RESUMING, "be resumed")
+
     async def save(self, key: SessionKey, by: str, name: str = "") -> SessionView:
         self.calls.append(("save", key, by, *([name] if name else [])))
         return self._ordered(key, "save")

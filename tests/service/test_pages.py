@@ -198,6 +198,21 @@ async def test_fresh_page_asks_what_comes_back_where_a_visit_is_no_answer(
     assert service.control.calls == [("resume", ADA, "ada")]
 
 
+async def test_fresh_page_asks_whether_files_are_put_back(service, browser):
+    failure = Failure(code="files_newer", message="data.sqlite has changed.")
+    service.control.put("ada", phase=Phase.SUSPENDED, checkpoint="cp", failure=failure)
+    page = (await browser.get("sessions/ada/-/fresh")).body.decode()
+    assert "data.sqlite has changed." in page
+    assert "sessions/ada/-/put-files-back" in page
+    assert "sessions/ada/-/resume" not in page
+    xsrf = await browser.xsrf()
+    response = await browser.post(
+        "sessions/ada/-/put-files-back", _xsrf=xsrf, page="start"
+    )
+    assert response.headers["Location"].endswith("spawn/ada")
+    assert service.control.calls == [("put_files_back", ADA, "ada")]
+
+
 async def test_fresh_page_of_a_renamed_user_says_what_stays_and_starts_fresh(
     service, browser
 ):

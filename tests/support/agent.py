@@ -197,9 +197,9 @@ class Agent:
         body = {"checkpoint": checkpoint, "generation": generation}
         return self.events(f"/v1/sessions/{place.incarnation}/save", body, until)
 
-    def restore(self, place, checkpoint: str, until=None):
+    def restore(self, place, checkpoint: str, until=None, **more):
         path = f"/v1/sessions/{place.incarnation}/restore"
-        body = {"checkpoint": checkpoint}
+        body = {"checkpoint": checkpoint, **more}
         return self.events(path, body, until)
 
     def tree(self, place) -> dict:

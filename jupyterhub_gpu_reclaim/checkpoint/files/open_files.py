@@ -43,7 +43,7 @@ import stat
 import struct
 from collections import OrderedDict
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -52,6 +52,7 @@ from jupyterhub_gpu_reclaim.common.errors import Refused, RestoreFailed
 from jupyterhub_gpu_reclaim.common.findings import finding
 from jupyterhub_gpu_reclaim.common.models import Finding, Value
 from jupyterhub_gpu_reclaim.common.reasons import Reason
+from jupyterhub_gpu_reclaim.common.text import moment
 from jupyterhub_gpu_reclaim.linux import procfs
 from jupyterhub_gpu_reclaim.linux.beneath import open_in_root, open_root
 from jupyterhub_gpu_reclaim.linux.mounts import read_mounts
@@ -276,25 +277,76 @@ def compare(opened: Iterable[FileFingerprint], root: Path) -> list[Finding]:
     Raises:
         Refused: there is no such root (``no_tree``).
     """
+    changed, found = look(opened, root)
+    if changed:
+        lost = [one.file for one in changed if not one.file.kept]
+        found.append(finding(Reason.FILE_CHANGED, path=newer(changed, lost)))
+    return found
+
+
+class Changed(NamedTuple):
+    """A file that its programs could write, and that is not as it was."""
+
+    file: FileFingerprint
+    at: float | None  #: when that was; None: it is gone
+
+
+def look(
+    opened: Iterable[FileFingerprint], root: Path
+) -> tuple[list[Changed], list[Finding]]:
+    """The files that have changed below a root, and what else is not as it was.
+
+    Raises:
+        Refused: there is no such root (``no_tree``).
+    """
+    changed: list[Changed] = []
+    found: list[Finding] = []
     with ExitStack() as stack:
         try:
             folder = open_root(root)
         except OSError as error:
             raise Refused(Reason.NO_TREE, detail=str(error)) from None
         stack.callback(os.close, folder)
-        reasons = [(one, _judge_path(one, folder)) for one in opened]
-    changed: list[str] = []
-    found: list[Finding] = []
-    for one, reason in reasons:
-        if reason is Reason.FILE_MISSING and one.is_written:
-            changed.append(f"{_name(one)} (gone)")
-        elif reason is Reason.FILE_CHANGED:
-            changed.append(_name(one))
-        elif reason is not None:
-            found.append(finding(reason, path=_name(one)))
-    if changed:
-        found.append(finding(Reason.FILE_CHANGED, path=_listed(changed)))
-    return found
+        for one in opened:
+            reason = _judge_path(one, folder)
+            if reason is Reason.FILE_MISSING and one.is_written:
+                changed.append(Changed(one, None))
+            elif reason is Reason.FILE_CHANGED:
+                changed.append(Changed(one, _changed_at(one, folder)))
+            elif reason is not None:
+                found.append(finding(reason, path=_name(one)))
+    return changed, found
+
+
+def _changed_at(one: FileFingerprint, root: int) -> float | None:
+    try:
+        name = open_in_root(root, one.path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        return os.fstat(name).st_mtime
+    finally:
+        os.close(name)
+
+
+def newer(changed: Sequence[Changed], lost: Iterable[FileFingerprint] = ()) -> str:
+    """The names of changed files, and when that was, for a person.
+
+    Args:
+        changed: which.
+        lost: what was not kept; if there is such a thing, it is named alone.
+    """
+    when = {
+        one.file.path: "gone" if one.at is None else f"changed {moment(one.at)}"
+        for one in changed
+    }
+    names = [
+        f"{_name(one)} ({when.get(one.path, 'belongs to it')}, not kept)"
+        for one in lost
+    ]
+    return _listed(
+        names or [f"{_name(one.file)} ({when[one.file.path]})" for one in changed]
+    )
 
 
 def by_contents(opened: Iterable[FileFingerprint]) -> list[FileFingerprint]:

@@ -35,7 +35,8 @@ from jupyterhub_gpu_reclaim.controlplane.api.starts import order_renewal
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import bring_back as bringing
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import ending
-from jupyterhub_gpu_reclaim.controlplane.journal import audit_log
+from jupyterhub_gpu_reclaim.controlplane.journal import audit_log, notes
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE, SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import (
@@ -258,6 +259,30 @@ class UserApi:
         elif row.phase is Phase.STOPPED:
             raise _wrong_phase(row, SessionEvent.RESTORE)
         return self._sessions.view(key)
+
+    async def put_files_back(
+        self, key: SessionKey, by: str, *, manages: bool = False
+    ) -> SessionView:
+        """Resume a session with its files as they were; what is newer goes beside.
+
+        Args:
+            key: the session.
+            by: who asks.
+            manages: see ``resume``.
+
+        Raises:
+            NotFound: no such session.
+            Refused: ``wrong_phase``: nobody has been asked that; and see ``resume``.
+        """
+        row = self._known_row(key)
+        asked = row.failure if row.phase is Phase.SUSPENDED else None
+        if asked is None or asked.code != Reason.FILES_NEWER.value:
+            raise _wrong_phase(row, SessionEvent.RESTORE)
+        now, journal = self._sessions.clock.now(), self._sessions.journal
+        journal.write(*notes.note(NoteKind.FILES_BACK, row.checkpoint, now))
+        line = self._sessions.audit_line(key, by, "put files back", asked.message)
+        self._sessions.update(key, line)
+        return await self.resume(key, by, manages=manages)
 
     async def keep(
         self, key: SessionKey, seconds: float, by: str, *, manages: bool = False

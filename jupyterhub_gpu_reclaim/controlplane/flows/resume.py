@@ -14,16 +14,19 @@ from jupyterhub_gpu_reclaim.common import codec
 from jupyterhub_gpu_reclaim.common.errors import ReclaimError, Refused, Unreachable
 from jupyterhub_gpu_reclaim.common.models import Event, Failure, Phase
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import duration
+from jupyterhub_gpu_reclaim.common.text import duration, moment
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.flows import ending
+from jupyterhub_gpu_reclaim.controlplane.journal import notes
+from jupyterhub_gpu_reclaim.controlplane.journal.notes import NoteKind
 from jupyterhub_gpu_reclaim.controlplane.model.phases import SessionEvent
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, SessionRow
+from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from jupyterhub_gpu_reclaim.common.models import SessionKey
+    from jupyterhub_gpu_reclaim.common.models import SessionKey, Tree
     from jupyterhub_gpu_reclaim.controlplane.flows.gpu_queue import GpuQueue
     from jupyterhub_gpu_reclaim.controlplane.model.interfaces import Agent, Hub
     from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
@@ -131,7 +134,10 @@ class Resumer:
     async def _restore(self, row: SessionRow) -> Event:
         """Return the last event of the restore; the caller reports a failure."""
         unserved = row.waiting_since is not None
-        events = self._agent.restore(row.incarnation, row.checkpoint)
+        noted = notes.read(self._sessions.journal, NoteKind.FILES_BACK, row.checkpoint)
+        events = self._agent.restore(
+            row.incarnation, row.checkpoint, put_files_back=noted is not None
+        )
         async for event in events:
             if not self._is_unchanged(row):
                 raise Refused(Reason.CANCELLED)
@@ -144,9 +150,23 @@ class Resumer:
                 self._sessions.step(row.key, "resume", self._line.served(row))
             self._sessions.step(row.key, "resume", event)
             if event.step is None:
+                if event.tree is not None and event.tree.as_of:
+                    self._note_moment(row, event.tree)
                 return event
             self._sessions.counters.step("resume", event.step)
         raise Unreachable(Reason.AGENT_UNREACHABLE, detail="the stream broke")
+
+    def _note_moment(self, row: SessionRow, tree: Tree) -> None:
+        """Tell in its history to which moment it went, and where newer files lie."""
+        note = f"It is as it was at {moment(tree.as_of)}; outputs may be newer."
+        if tree.newer:
+            note += f" Newer files lie in {', '.join(tree.newer)}."
+        line = self._sessions.audit_line(row.key, SERVICE, "went back", note)
+        self._sessions.update(row.key, line)
+
+    def _forget_files_back(self, row: SessionRow) -> None:
+        """What its user has said is for one return."""
+        self._sessions.journal.write(*notes.forget(NoteKind.FILES_BACK, row.checkpoint))
 
     def _is_unchanged(self, row: SessionRow) -> bool:
         now = self._sessions.row(row.key)
@@ -161,6 +181,7 @@ class Resumer:
                 checkpoint is kept without limit.
         """
         self._sessions.counters.ended("resume", "ok")
+        self._forget_files_back(row)
         grace = self._settings.grace if answered else None
         superseded = expiry.came_from(self._sessions, row, grace)
         superseded += expiry.settled(self._sessions, row.key, self._settings.set_aside)
@@ -183,6 +204,7 @@ class Resumer:
         """RESUMING -> SUSPENDED: nothing came back, the checkpoint is kept."""
         if not self._is_unchanged(row):
             return self._sessions.row(row.key)
+        self._forget_files_back(row)
         self._sessions.counters.ended(
             "resume", "failed", failure.code if failure else Reason.CANCELLED.value
         )

@@ -21,6 +21,7 @@ class NoteKind(StrEnum):
     READER = "reader"  #: number of the last line that a reader of the audit has (name)
     LOGIN_RENEWAL = "login renewal"  #: until when such an order holds (path)
     CULLER = "culler"  #: when it last ended a session that was not saved (its name)
+    FILES_BACK = "files back"  #: when its user said so, for one return (checkpoint)
     DELETION = "deletion"  #: when an order to delete was taken (the order's name)
     EXPIRY = "expiry"  #: when a deletion was announced (checkpoint)
     TAB_KEY = "tab key"  #: time of the one that counts; negative: later ones (path)

@@ -85,8 +85,17 @@ class Agent(Protocol):
         already.
         """
 
-    def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
-        """Restore a tree; the last event has ``tree`` or ``failure``."""
+    def restore(
+        self, incarnation: str, checkpoint: str, *, put_files_back: bool = False
+    ) -> AsyncIterator[Event]:
+        """Restore a tree; the last event has ``tree`` or ``failure``.
+
+        Args:
+            incarnation: which.
+            checkpoint: from which.
+            put_files_back: whether its user has said that the files of a save point
+                come back, too; what is newer is put beside them.
+        """
 
     def nap(
         self,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from jupyterhub_gpu_reclaim.common.models import Event, Step
+    from jupyterhub_gpu_reclaim.common.models import Event, Step, Tree
 
 T = TypeVar("T")
 
@@ -93,6 +93,11 @@ class OperationEvents:
     def succeeded(self) -> bool:
         """Whether the operation has ended without a failure."""
         return self.ended and self._events[-1].failure is None
+
+    @property
+    def tree(self) -> Tree | None:
+        """The tree that has come back, at the end of a resume."""
+        return self._events[-1].tree if self.ended else None
 
     def steps(self) -> list[Step]:
         """Return the newest state of every step, in the order in which they began."""

@@ -137,9 +137,11 @@ def _last_return(
         return UNSET
     if row.phase is Phase.RESUMING or row.resumed_at is None:
         return UNSET  # it answers, which is not yet noted
-    steps = operation.steps()
+    steps, tree = operation.steps(), operation.tree
     return Resumed(
         at=row.resumed_at,
         seconds=sum(step.seconds for step in steps),
         bytes=max((step.bytes for step in steps), default=0),
+        as_of=tree.as_of if tree else 0.0,
+        newer=tree.newer if tree else [],
     )

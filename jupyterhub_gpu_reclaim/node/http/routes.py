@@ -161,6 +161,7 @@ class RestoreOrder(Value, frozen=True, kw_only=True):
     """Body of ``restore``; the last two are for sessions in pods."""
 
     checkpoint: Identifier
+    put_files_back: bool = False
     key: SessionKey | None = None
     image: str = ""
 
@@ -305,7 +306,11 @@ class PostOrder(SessionHandler):
                 restore = self.body(RestoreOrder)
                 await self.set_hint(incarnation, key=restore.key, image=restore.image)
                 await self.stream(
-                    await self.node.restore(incarnation, restore.checkpoint)
+                    await self.node.restore(
+                        incarnation,
+                        restore.checkpoint,
+                        put_files_back=restore.put_files_back,
+                    )
                 )
             case "nap":
                 nap = self.body(NapOrder)

@@ -127,6 +127,9 @@ class Record(Value, frozen=True, kw_only=True):
     parent: str = ""
     nap: NapRecord | None = None
     image: str = ""  #: of its container, where it was told
+    #: of a restore from a save point: the moment of that, and folders of newer files
+    as_of: float = 0.0
+    newer: list[str] = msgspec.field(default_factory=list)
     session: str = ""  #: id of the session; empty: not known
     account: str = ""  #: that it belongs to; empty: not known
 

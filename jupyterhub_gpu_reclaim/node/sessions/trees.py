@@ -118,6 +118,8 @@ def tree_of(
         nap=_nap(record.nap) if record is not None and record.naps else None,
         session=session.id,
         account=session.account,
+        as_of=record.as_of if record else 0.0,
+        newer=record.newer if record else [],
     )
 
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from jupyterhub_gpu_reclaim.checkpoint.criu.process import SessionInit
 from jupyterhub_gpu_reclaim.checkpoint.files import open_files
+from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_of
 from jupyterhub_gpu_reclaim.checkpoint.files.handover import ReplacedImages
+from jupyterhub_gpu_reclaim.checkpoint.files.put_back import incomplete, put_back
 from jupyterhub_gpu_reclaim.checkpoint.sockets import abstract_names, inet, ports
 from jupyterhub_gpu_reclaim.checkpoint.tree import attributes
 from jupyterhub_gpu_reclaim.checkpoint.tree import restore as engine
@@ -30,14 +32,17 @@ from jupyterhub_gpu_reclaim.common.errors import (
 from jupyterhub_gpu_reclaim.common.findings import finding, refuse_fatal
 from jupyterhub_gpu_reclaim.common.models import Event
 from jupyterhub_gpu_reclaim.common.reasons import Reason
-from jupyterhub_gpu_reclaim.common.text import size
+from jupyterhub_gpu_reclaim.common.text import moment, size
 from jupyterhub_gpu_reclaim.linux import cgroups, processes, sock_diag
 from jupyterhub_gpu_reclaim.linux.cgroups import LimitRecord
 from jupyterhub_gpu_reclaim.node.jupyter import wake_up
 from jupyterhub_gpu_reclaim.node.jupyter.connection import find_connections
 from jupyterhub_gpu_reclaim.node.jupyter.wake_up import WakeUp
 from jupyterhub_gpu_reclaim.node.operations import checkpoint_files
-from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import CheckpointImages
+from jupyterhub_gpu_reclaim.node.operations.checkpoint_images import (
+    IMAGES,
+    CheckpointImages,
+)
 from jupyterhub_gpu_reclaim.node.operations.host_memory import Need
 from jupyterhub_gpu_reclaim.node.operations.operations import (
     StepReporter,
@@ -92,29 +97,43 @@ _LIST_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
+class Files(NamedTuple):
+    """The files that it had open."""
+
+    opened: Sequence[FileFingerprint] = ()
+    changed: Sequence[FileFingerprint] = ()  #: of these, what is put back as it was
+
+
 class Fit(NamedTuple):
     """Parts of a saved session, adapted to this place, that CRIU gets."""
 
     images: dict[str, bytes]  #: those that are given again
     ended: frozenset[int]  #: connections that do not come back, by their entries
-    files: Sequence[FileFingerprint] = ()  #: that it had open
+    files: Files = Files()
 
 
 class Restore:
     """One restore of one session."""
 
     def __init__(
-        self, tools: WorkflowTools, session: Session, operation: Operation
+        self,
+        tools: WorkflowTools,
+        session: Session,
+        operation: Operation,
+        *,
+        put_files_back: bool = False,
     ) -> None:
         self._tools = tools
         self._session = session
         self._operation = operation
+        self._put_files_back = put_files_back
         self._cancel = operation.cancel
         self._progress = StepReporter(operation, tools.clock)
         self._limits = tools.limits
         self._taken: list[abstract_names.Name] = []  # meanwhile, by others
         self._uid = 0
         self._busy: frozenset[str] = frozenset()  # kernels, once its server tells
+        self._newer: list[str] = []  # folders, with what is newer than its memory
         self._record = Record.of(
             session,
             operation="restore",
@@ -144,7 +163,11 @@ class Restore:
                 stopped_before=there.world.stopped,
                 gpus=gpus,
                 memory_limit=limit if gpus else LimitRecord(),
+                as_of=info.created if info.goes_on else 0.0,
             )
+            if fit.files.changed:
+                await self._put_back(there, fit.files)
+                yield self._note(Stage.RESTORING, newer=self._newer)
             # What its GPUs held comes back as memory of its processes first.
             cgroups.lift_memory_limit(self._record.memory_limit)
             result = await self._restore(there, fit)
@@ -181,7 +204,12 @@ class Restore:
         )
         found, fit = await self._thread(
             "check",
-            lambda: _compare(self._tools, self._session, there),
+            lambda: _compare(
+                self._tools,
+                self._session,
+                there,
+                put_files_back=self._put_files_back,
+            ),
         )
         anew = await self._thread("check", lambda: wake_up.rewrite_images(there))
         lost, anew = await self._thread(
@@ -211,6 +239,30 @@ class Restore:
             self._tools.memory.promise(self._operation, need)
         except Refused as error:
             raise RestoreFailed(error.reason, **error.facts) from None
+
+    async def _put_back(
+        self, there: checkpoint_files.CheckpointContents, files: Files
+    ) -> None:
+        """Put its files back as they were; what is newer lies beside them then.
+
+        It is not called off in the middle: it can be repeated, but not undone.
+        """
+        self._cancel.check()
+        world, checkpoint = there.world, there.checkpoint
+        core = checkpoint.read(f"{IMAGES}core-{world.server or world.root}.img")
+        async with self._progress.step("files-back", "Putting its files back"):
+            self._newer = await in_thread(
+                lambda: put_back(
+                    self._session.init_pid,
+                    files.changed,
+                    files.opened,
+                    credentials_of(core)._replace(effective=0),
+                    moment=checkpoint.info.created,
+                    read=checkpoint.stream,
+                ),
+                step="files-back",
+                limit=self._limits.archive,
+            )
 
     async def _restore(
         self, there: checkpoint_files.CheckpointContents, fit: Fit
@@ -265,7 +317,7 @@ class Restore:
                 root_pid=world.root,
                 pids=world.pids,
                 pipes=world.pipes,
-                opened=fit.files,
+                opened=fit.files.opened,
                 ended=fit.ended,
                 prepare=lambda helper: cgroups.join(helper, init_pid),
                 cancel=self._cancel,
@@ -440,6 +492,8 @@ def _compare(
     tools: WorkflowTools,
     session: Session,
     there: checkpoint_files.CheckpointContents,
+    *,
+    put_files_back: bool,
 ) -> tuple[list[Finding], Fit]:
     """Findings against a restore here, and ``files.img`` adapted to this place."""
     world, init_pid = there.world, session.init_pid
@@ -460,7 +514,7 @@ def _compare(
             finding(Reason.MEMORY_LIMIT, needed=size(needed), limit=size(limit))
         )
     # Only a first look: what is opened for the session is judged itself (handover).
-    changed, files = _compare_files(session, there)
+    changed, files = _compare_files(session, there, put_files_back=put_files_back)
     found += changed
     image = there.checkpoint.read(checkpoint_files.FILES_IMAGE)
     here = sock_diag.own_addresses(init_pid)
@@ -481,13 +535,32 @@ def _compare(
 
 
 def _compare_files(
-    session: Session, there: checkpoint_files.CheckpointContents
-) -> tuple[list[Finding], Sequence[FileFingerprint]]:
-    """Findings against its files, and how they are judged when they are opened."""
+    session: Session,
+    there: checkpoint_files.CheckpointContents,
+    *,
+    put_files_back: bool,
+) -> tuple[list[Finding], Files]:
+    """Findings against its files, and how they are judged when they are opened.
+
+    Args:
+        session: in whose place it comes back.
+        there: the checkpoint.
+        put_files_back: whether its user has said that what was kept of its files is
+            put in the place of what is newer.
+    """
     root, files = Path(f"/proc/{session.init_pid}/root"), there.world.files
-    if there.checkpoint.info.goes_on:
+    info = there.checkpoint.info
+    if info.goes_on:
         files = open_files.by_contents(files)
-    return open_files.compare(files, root), files
+    changed, found = open_files.look(files, root)
+    lost = incomplete([one.file for one in changed], files)
+    if lost:
+        names = open_files.newer(changed, lost)
+        found.append(finding(Reason.FILE_CHANGED, path=names))
+    elif changed and not put_files_back:
+        when, names = moment(info.created), open_files.newer(changed)
+        found.append(finding(Reason.FILES_NEWER, when=when, path=names))
+    return found, Files(files, [one.file for one in changed])
 
 
 def _queue(wake: WakeUp, result: engine.RestoreResult, world: HostRequirements) -> None:

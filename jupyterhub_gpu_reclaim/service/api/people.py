@@ -359,6 +359,14 @@ ROUTES: tuple[type[Route], ...] = (
         lambda users, key, who: users.resume(key, who.label, manages=who.manages),
         for_tabs=True,
     ),
+    _order(
+        "put-files-back",
+        "Resume the session with its files as they were, where that was asked"
+        " (`files_newer`); the newer ones are moved into a folder beside them",
+        lambda users, key, who: users.put_files_back(
+            key, who.label, manages=who.manages
+        ),
+    ),
     SaveSession,
     _order(
         "nap",

@@ -232,11 +232,12 @@ class AgentClient:
         incarnation: str,
         checkpoint: str,
         *,
+        put_files_back: bool = False,
         pod: str = "",
         **facts: Any,
     ) -> AsyncIterator[Event]:
         """Restore a tree, or attach to that restore; the last event is the end."""
-        body = {"checkpoint": checkpoint, **facts}
+        body = {"checkpoint": checkpoint, "put_files_back": put_files_back, **facts}
         return self._stream(_session(incarnation, "restore", pod), body)
 
     def nap(

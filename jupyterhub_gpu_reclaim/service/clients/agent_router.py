@@ -307,12 +307,15 @@ class AgentRouter:
             "account": pod.account,
         }
 
-    async def restore(self, incarnation: str, checkpoint: str) -> AsyncIterator[Event]:
+    async def restore(
+        self, incarnation: str, checkpoint: str, *, put_files_back: bool = False
+    ) -> AsyncIterator[Event]:
         """Restore a tree in the pod that holds its place."""
         pod, client = await self._seat(incarnation, running=True)
         events = client.restore(
             incarnation,
             checkpoint,
+            put_files_back=put_files_back,
             pod=pod.uid,
             image=pod.image,
             key=pod.key,

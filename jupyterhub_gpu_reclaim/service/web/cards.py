@@ -390,7 +390,11 @@ def _last_return(view: SessionView, now: float) -> str:
     if not resumed:
         return ""
     took = f"{words.size(resumed.bytes)} in {resumed.seconds:.1f} s"
-    return f"{ago(resumed.at, now).words}, {took}"
+    then = (
+        f" It is as it was at {words.moment(resumed.as_of)}." if resumed.as_of else ""
+    )
+    newer = f" Newer files lie in {', '.join(resumed.newer)}." if resumed.newer else ""
+    return f"{ago(resumed.at, now).words}, {took}{then and '.'}{then}{newer}"
 
 
 def _progress(step: Step) -> ProgressLine:
@@ -420,6 +424,8 @@ def _main_buttons(view: SessionView, *, manages: bool) -> list[Button]:
     if view.phase is Phase.SUSPENDED:
         if manages and code == Reason.TOKEN_REVOKED.value:
             return [renew, Button("resume", "Try again")]
+        if code == Reason.FILES_NEWER.value:
+            return [Button("put-files-back", "Bring it back with these files", "main")]
         label = "Try again" if code and not code.startswith("saved_") else "Resume"
         return [Button("resume", label, "main")]
     return []

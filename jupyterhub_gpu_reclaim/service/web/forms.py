@@ -61,6 +61,8 @@ class Act(Page):
             await control.users.save(key, by, self.get_body_argument("name", ""))
         elif action == "resume":
             await control.users.resume(key, by, manages=self.person.manages)
+        elif action == "put-files-back":
+            await control.users.put_files_back(key, by, manages=self.person.manages)
         elif action == "keep":
             manages, seconds = self.person.manages, self.seconds()
             await control.users.keep(key, seconds, by, manages=manages)
@@ -129,6 +131,8 @@ class Fresh(Page):
             renamed=failure is not None and failure.code == Reason.RENAMED.value,
             start=self.start_url(self.key(user, server)),
             asks=failure is not None and Reason.of(failure.code) in ASKS,
+            files_newer=failure is not None
+            and failure.code == Reason.FILES_NEWER.value,
             days=f"{self.context.limits.set_aside_days:g}",
             xsrf=self.xsrf(),
         )
@@ -141,7 +145,7 @@ class Fresh(Page):
 
 
 _ACTIONS = (
-    "suspend|resume|save|nap|wake|keep|pin|delete|bring-back|renew-login|end-tree"
+    "suspend|resume|put-files-back|save|nap|wake|keep|pin|delete|bring-back|renew-login|end-tree"
     "|revoke-tabs"
 )
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 DONE = {
     "suspend": "Suspending the session.",
     "resume": "Resuming the session.",
+    "put-files-back": "Resuming the session with its files as they were.",
     "save": "The session is being saved; it keeps running.",
     "nap": "Its GPU memory is being moved out; the session keeps running.",
     "wake": "Its GPU memory is being moved back.",

@@ -5,7 +5,7 @@
  */
 import { element } from "./elements.js";
 import { Overlay } from "./overlay.js";
-import { absentInFull } from "./words.js";
+import { absentInFull, clockTime } from "./words.js";
 
 const SUSPENDED =
   "Resume to get your kernels, variables and terminals back as you left them. Unsaved " +
@@ -13,6 +13,9 @@ const SUSPENDED =
 const RUNS =
   "Your cell is waiting. Resume the session to run it.";
 const COMING = "Its kernels, variables and terminals come back as you left them.";
+
+/** How often the service is asked what came back. */
+const LOOKS = 5;
 
 export class Absence {
   /** `watch` resumes, and is told when the person leaves it at that. */
@@ -183,6 +186,31 @@ export class Absence {
         ? "Your session is back."
         : "Your server is running, with new kernels.";
       this.notice.show(message, "success", { forMs: 6000 });
+    }
+    if (same) {
+      void this.tellMoment();
+    }
+  }
+
+  /** After it went back to a save point: when that was, and where newer files lie.
+   *
+   * The service knows that it is back a moment after its page does.
+   */
+  async tellMoment() {
+    for (let looks = 0; looks < LOOKS; looks += 1) {
+      const { as_of: then, newer = [] } = (await this.service.view())?.facts?.resumed || {};
+      if (then) {
+        const files = newer.length ? ` Newer files lie in ${newer.join(", ")}.` : "";
+        const message =
+          `Your session is back as it was at ${clockTime(then)}; outputs below may be` +
+          ` newer.${files}`;
+        this.notice.show(message, "warning", { forMs: 30000 });
+        return;
+      }
+      if (then === 0) {
+        return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, 1000));
     }
   }
 }
