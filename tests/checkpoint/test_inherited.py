@@ -86,23 +86,6 @@ def test_restored_session_inherits_nothing_of_the_agents_process(places, engine)
     assert world.at(place)("seen()") == before
 
 
-def test_old_checkpoint_inherits_nothing_of_the_agents_process(places, engine):
-    """Such as one that was made before any of this was saved."""
-    world = places.world()
-    image = engine.image()
-    result = engine.dump(world.place, image.sink)
-    opened = fingerprints(world.place)
-    world.place.kill()
-    del image[attributes.IMAGE]
-    place = places.hold()
-    restored = engine.restore(place, image, result, opened=opened, prepare=spoil)
-    server, init = restored.tree.server.pid, restored.tree.init.pid
-    for name in ("coredump_filter", "timerslack_ns", "oom_score_adj"):
-        assert procfs.text(server, name) == procfs.text(init, name)
-    assert os.sched_getaffinity(server) == os.sched_getaffinity(init)
-    assert scheduling.io_priority(server) == scheduling.io_priority(init)
-
-
 def test_processors_that_are_not_here_become_all_and_are_told(places, engine, caplog):
     world = places.world()
     world("import os; os.sched_setaffinity(0, {0})")

@@ -185,19 +185,19 @@ async def test_bring_back_wanted_state_does_not_expire_meanwhile(world):
     await world.until(lambda: _runs(world, controller, "old"))
 
 
-async def test_bring_back_of_what_was_just_imported_is_found_in_the_store(world):
+async def test_bring_back_of_what_the_journal_does_not_know_is_found(world):
     controller = await running(world, "work")
     await world.hub.stop(KEY)
-    world.node.saved["ckpt-in"] = (info("ckpt-in", 0), "imported")
+    world.node.saved["ckpt-in"] = (info("ckpt-in", 0), "of before")
     await controller.users.bring_back(KEY, "ckpt-in", "ada")
     await _settled(world, controller)
-    assert contents(world) == "imported"
+    assert contents(world) == "of before"
 
 
-async def test_bring_back_imported_for_a_session_that_nobody_knows_comes_back(world):
+async def test_bring_back_of_a_session_that_nobody_knows_comes_back(world):
     controller = await world.controller()
     mine = msgspec.structs.replace(info("ckpt-in", 3), key=SessionKey("bob"))
-    world.node.saved["ckpt-in"] = (mine, "imported")
+    world.node.saved["ckpt-in"] = (mine, "of before")
     await world.until(lambda: world.phase(controller, mine.key) == "suspended")
     assert await world.hub.start(mine.key) == "saved_found"
     await controller.users.bring_back(mine.key, "ckpt-in", "admin")

@@ -322,14 +322,14 @@ async def test_manager_brings_back_what_another_account_has_left_or_another_hub(
     assert (plan.action, plan.checkpoint) == ("restore", old), plan.failure
 
 
-async def test_manager_brings_back_what_was_imported_for_who_has_no_session_yet(world):
+async def test_manager_brings_back_for_who_has_no_session_yet(world):
     """The other Hub has an account of its own for the same person."""
     second = await world.journal_lost(await _left_by_the_old_one(world))
     await world.until(lambda: world.phase(second) == "suspended")
-    (imported,) = world.node.saved
-    await second.users.bring_back(KEY, imported, "root", manages=True)
+    (saved,) = world.node.saved
+    await second.users.bring_back(KEY, saved, "root", manages=True)
     plan = await second.plan_start(_placement("i3", NEW))
-    assert (plan.action, plan.checkpoint) == ("restore", imported), plan.failure
+    assert (plan.action, plan.checkpoint) == ("restore", saved), plan.failure
 
 
 @pytest.fixture

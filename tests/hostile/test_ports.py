@@ -7,6 +7,7 @@ The attacker is a program of another user, on the same network.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,6 @@ import pytest
 from jupyterhub_gpu_reclaim.checkpoint.sockets import inet
 from jupyterhub_gpu_reclaim.linux.sock_diag import TcpState
 from tests.node import conftest as node_tests
-from tests.node.test_crash import lose
 from tests.support.agent import wait_for
 
 folder, agent, places, jupyter = (
@@ -141,7 +141,7 @@ def comes_back_without(agent, server, places, checkpoint, lost) -> None:
     if lost:
         (agent.folder / "state" / lost).unlink()
     else:
-        lose(agent.folder / "state")
+        shutil.rmtree(agent.folder / "state")
     agent.start()
     wait_for(lambda: not can_bind(server.port))
     restored = agent.restore(places("hold"), checkpoint)[-1]

@@ -25,8 +25,6 @@ NEEDS = "needs a C compiler for the false driver"
 CONTROL = "control.so"
 #: Has the driver's own thread of a program; beside the folder of its state.
 OWN = "own.so"
-#: Folder of what tells how much of the card each program has.
-MEASURING = "measuring"
 
 
 def library(tmp_path_factory):
@@ -38,9 +36,7 @@ def library(tmp_path_factory):
         ("cuda.c", "libcuda.so.1"),
         ("control.c", CONTROL),
         ("own.c", OWN),
-        ("nvml.c", f"{MEASURING}/libnvidia-ml.so.1"),
     ):
-        (folder / name).parent.mkdir(exist_ok=True)
         built = ("-shared", "-fPIC", "-Wall", "-Werror", "-o", folder / name)
         subprocess.run([COMPILER, *built, FAKE / source], check=True)
     return folder
@@ -78,20 +74,12 @@ def device():
 
 
 @contextlib.contextmanager
-def card_for_sessions(tmp_path_factory, *, measured=False):
-    """A false card for the agent that is started inside; as a kernel is told of it.
-
-    Args:
-        measured: whether the agent is told how much of it each program has.
-    """
+def card_for_sessions(tmp_path_factory):
+    """A false card for the agent that is started inside; as a kernel is told of it."""
     folder = tmp_path_factory.mktemp("card")
     made = library(tmp_path_factory)
     with pytest.MonkeyPatch.context() as monkeypatch, device_file() as path:
         state = driver(made, folder, monkeypatch)
-        if measured:
-            counting(state, made, monkeypatch)
-            monkeypatch.setenv("FAKE_CUDA_DEVICE", str(path))
-            monkeypatch.setenv("LD_LIBRARY_PATH", f"{made}:{made / MEASURING}")
         path.chmod(0o666)
         # Sessions are other users.
         for one in (folder.parent, folder, state):

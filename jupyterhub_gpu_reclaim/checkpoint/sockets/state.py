@@ -208,8 +208,6 @@ def take_out(
         RestoreFailed: an image is off (``checkpoint_damaged``).
     """
     made = Returned(descriptors)
-    if source.size(IMAGE) is None:
-        return made
     try:
         image = codec.decode(b"".join(source.stream(IMAGE)), SocketStates)
     except BadRequest as error:

@@ -318,13 +318,11 @@ def refuse_confined(tree: Snapshot) -> None:
 
 
 def load(source: ImageSource) -> dict[int, Attributes]:
-    """Load the saved attributes; none of a checkpoint made before there were any.
+    """Load the saved attributes.
 
     Raises:
         RestoreFailed: it does not read (``checkpoint_damaged``).
     """
-    if source.size(IMAGE) is None:
-        return {}
     return parse(b"".join(source.stream(IMAGE)))
 
 

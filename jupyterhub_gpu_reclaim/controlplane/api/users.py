@@ -428,8 +428,8 @@ class UserApi:
     ) -> SessionView:
         """Bring back another checkpoint than the one the session is suspended in.
 
-        The present one is set aside for ``Settings.set_aside``. A checkpoint that was
-        just imported is looked for in the store.
+        The present one is set aside for ``Settings.set_aside``. One that the journal
+        does not know is looked for in the store.
 
         Args:
             key: the session.

@@ -314,7 +314,6 @@ def _written(order: DeletionOrder) -> list[Any]:
         "term": order.stamp[0],
         "generation": order.stamp[1],
         "incarnations": codec.encode(sorted(order.names)).decode(),
-        "spared": "[]",  # of an earlier release
         "accounts": codec.encode(sorted(order.accounts)).decode(),
     }
     return [_removed(order.key), schema.deletions.insert().values(**values)]

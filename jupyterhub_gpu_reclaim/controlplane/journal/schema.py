@@ -145,7 +145,6 @@ deletions = Table(
     Column("user", Text, nullable=False),
     Column("server", Text, nullable=False),
     Column("incarnations", Text, nullable=False),  # JSON: and sessions, to be ended
-    Column("spared", Text, nullable=False),  # JSON: those that were started since
     Column("term", Integer, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("accounts", Text, nullable=False),  # JSON
