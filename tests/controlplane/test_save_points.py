@@ -15,9 +15,11 @@ from jupyterhub_gpu_reclaim.common.models import (
     Placement,
     SessionKey,
     SessionPolicy,
+    Usage,
 )
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.controlplane.api import users
+from jupyterhub_gpu_reclaim.controlplane.decide.saving import LULL, is_time
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Intent, Keeping
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.controlplane.conftest import KEY
@@ -336,6 +338,42 @@ async def test_rule_saves_what_was_used_since_and_nothing_else(world):
     used(world, time.time() + 60.0)
     await world.until(lambda: row(controller).checkpoint != first)
     assert world.phase(controller) == "running"
+
+
+@pytest.mark.parametrize(
+    ("age", "active", "due"),
+    [
+        (899.0, 600.0, False),
+        (900.0, 600.0, True),
+        (900.0, LULL, True),
+        (900.0, LULL - 1.0, False),  # somebody types
+        (900.0, -5.0, False),  # by a clock that is fast
+        (900.0, None, False),  # nobody knows
+        (1199.0, 0.0, False),
+        (1200.0, 0.0, True),  # and goes on typing
+        (1200.0, None, True),
+    ],
+)
+@pytest.mark.parametrize("busy", [None, "kernel"])
+def test_rule_waits_for_a_lull_for_a_third_of_its_time(age, active, due, busy):
+    now = 1e9
+    usage = Usage(
+        at=now,
+        watched=600.0,
+        sample_age=0.0,
+        last_active=None if active is None else now - active,
+        busy_kernel=busy,
+    )
+    assert is_time(now, now - age, 900.0, usage) == due
+
+
+async def test_rule_lets_whoever_uses_it_come_to_a_pause(world):
+    world.change(save_every=0.9)
+    controller, _ = await running(world)
+    began = row(controller).started_at or row(controller).since
+    used(world, time.time() + 60.0)
+    await world.until(lambda: world.node.saved)
+    assert time.time() - began >= 1.2
 
 
 async def test_rule_for_a_group_stands_above_the_time_for_all(world):

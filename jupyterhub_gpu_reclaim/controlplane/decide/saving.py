@@ -1,6 +1,8 @@
 """Tells when a running session is saved by rule: a while after its last save point.
 
-A session is saved again only if it was used since. One that holds a GPU would stand
+A session is saved again only if it was used since, and in a lull: it stands still for
+it, which whoever types notices. Who never pauses is not waited for beyond a third of
+that while. One that holds a GPU would stand
 still until its memory is out and in again, so it is saved once in each nap instead,
 where it stands still anyway. Where it is not known when it was used last, it may have
 been.
@@ -8,15 +10,21 @@ been.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.common.models import Phase
 from jupyterhub_gpu_reclaim.controlplane.model.accounting import Risk
 from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 
 if TYPE_CHECKING:
+    from jupyterhub_gpu_reclaim.common.models import Usage
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
+
+#: Seconds without use after which nobody is in the middle of a line.
+LULL: Final = 30.0
+#: Part of the while between two save points for which a lull is waited for.
+_PUT_OFF: Final = 1 / 3
 
 
 class Saving:
@@ -36,8 +44,8 @@ class Saving:
             return False
         now, runtime = self._sessions.clock.now(), self._sessions.runtime(row.key)
         last = last_saved(self._sessions, row)
-        tried = runtime.save_tried
-        if tried is not None and now - tried < every:
+        tried = runtime.save_tried or 0.0
+        if now - tried < every:
             return False
         nap = runtime.nap_of(row.incarnation)
         if nap is not None:
@@ -46,12 +54,24 @@ class Saving:
             return False
         if last is None:
             last = row.resumed_at or row.started_at or row.since
-        return now - last >= every and runtime.usage.used_since(last)
+        used = runtime.usage.used_since(last)
+        return used and is_time(now, max(last, tried), every, runtime.usage)
 
     def note_tried(self, row: SessionRow) -> None:
         """Note that a save begins, however it ends: no rule repeats it at once."""
         runtime = self._sessions.runtime(row.key)
         runtime.save_tried = self._sessions.clock.now()
+
+
+def is_time(now: float, last: float, every: float, usage: Usage) -> bool:
+    """Whether a session in use, last saved (or tried) then, is to be saved now. Pure.
+
+    A cell that runs is no obstacle, as long as it says nothing.
+    """
+    over = now - last - every
+    active = usage.last_active
+    is_lull = active is not None and now - active >= LULL
+    return over >= (0.0 if is_lull else every * _PUT_OFF)
 
 
 def risks(sessions: Sessions) -> list[Risk]:

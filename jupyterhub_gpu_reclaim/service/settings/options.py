@@ -207,9 +207,11 @@ class Options(Configurable):
         help="Seconds after its last save point after which a session that was used"
         " since is saved again while it goes on, so that its user can have it back if"
         " its programs end or its machine is lost. It stands still for a copy in"
-        " memory. One that holds a GPU is saved once in each nap instead. What a"
-        " session came back from is kept until it is saved again, beyond ``grace``."
-        " More often loses less, and stores more. 0: only by order. Example: 1800.",
+        " memory: when nothing was used for half a minute, or a third of this time"
+        " later where there is no such lull. One that holds a GPU is saved once in each"
+        " nap instead. What a session came back from is kept until it is saved again,"
+        " beyond ``grace``. More often loses less, and stores more. 0: only by order."
+        " Example: 1800.",
     ).tag(config=True)
 
     save_points = Int(
