@@ -88,8 +88,8 @@ class Resumer:
         try:
             await self._hub.start(row.key)
         except Refused as error:
-            row = self._sessions.row(row.key)
-            if row.intent is not Intent.RESUME:
+            asked, row = row, self._sessions.row(row.key)
+            if row.intent is not Intent.RESUME or row.since != asked.since:
                 return  # it was begun; the agent has reported its end
             if error.retryable:
                 _log.info("%s: the Hub is not ready for a start: %s", row.key, error)

@@ -1,0 +1,139 @@
+"""Files that went on behind a save point: asked for, moved aside, and put back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.test_changed_files import home_of
+from tests.e2e.test_cycle import by_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from demo.admin import Admin
+    from demo.user import User
+    from tests.support.stack import Stack
+
+pytestmark = pytest.mark.timeout(300)
+
+THEN = """
+import mmap, sqlite3
+db = sqlite3.connect("{mode}.sqlite", isolation_level=None)
+db.execute("pragma journal_mode={mode}")
+_ = db.execute("create table t (n, text)")
+_ = db.executemany("insert into t values (?, 'then')", [(n,) for n in range(2000)])
+_ = db.execute("begin immediate")
+_ = db.execute("pragma cache_size=10")
+_ = db.executemany("insert into t values (?, ?)", [(n, "y" * 99) for n in range(2000)])
+log = open("run.log", "w"); _ = log.write("one two "); log.flush()
+file = open("mapped", "w+b"); _ = file.truncate(1 << 16)
+shared = mmap.mmap(file.fileno(), 0)
+shared[:4] = b"then"
+"""
+SINCE = """
+_ = db.execute("commit")
+_ = db.executemany("insert into t values (?, 'z')", [(n,) for n in range(3000)])
+_ = log.write("three four five"); log.flush()
+shared[:4] = b"now!"
+"""
+BACK = """
+_ = db.execute("commit")
+_ = log.write("three again"); log.flush()
+shared[4:9] = b" back"
+"""
+
+
+def rows(folder: Path, mode: str) -> int:
+    db = sqlite3.connect(folder / f"{mode}.sqlite")
+    assert db.execute("pragma integrity_check").fetchone() == ("ok",)
+    (count,) = db.execute("select count(*) from t").fetchone()
+    db.close()
+    return count
+
+
+def refused(admin: Admin, user: User, code: str) -> str:
+    """What is said of a return that was refused with that code."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        view = admin.session(user.name)
+        failure = view["failure"] or {}
+        if view["phase"] == "suspended" and failure.get("code") == code:
+            return failure["message"]
+        time.sleep(0.2)
+    raise AssertionError(view)
+
+
+@pytest.mark.parametrize(
+    "mode", ["wal", pytest.param("delete", marks=pytest.mark.long)]
+)
+def test_session_goes_back_with_its_files_and_nothing_newer_is_gone(
+    stack: Stack, admin: Admin, user: User, mode: str
+) -> None:
+    home, server = home_of(stack, user), user.server()
+    kernel = server.start_kernel()
+    with kernel:
+        kernel.run(THEN.format(mode=mode))
+        (result,) = by_command(stack, admin, "save", user.name)
+        assert result["how"] == "done", result
+        kernel.run(SINCE)
+    tree = next(
+        t for t in stack.trees() if t["key"] == {"user": user.name, "server": ""}
+    )
+    os.kill(tree["init_pid"], signal.SIGKILL)
+    admin.wait(user.name, phase="suspended")
+
+    # Its user says that it comes back, and is asked about what is newer.
+    admin.resume(user.name)
+    message = refused(admin, user, "files_newer")
+    for name in (f"{mode}.sqlite", "run.log", "mapped"):
+        assert str(home / name) in message
+    assert "Choose what comes back" in page_of_choice(user)
+    assert (home / "run.log").read_text() == "one two three four five"
+    assert not list(home.glob("newer than*"))
+
+    # Another session of hers has one of them open.
+    user.start_server("other")
+    second = user.server("other").start_kernel()
+    with second:
+        second.run("f = open('run.log')")
+        admin.call("POST", f"sessions/{user.name}/-/put-files-back")
+        assert "run.log" in refused(admin, user, "file_in_use")
+        second.run("f.close()")
+    admin.resume(user.name)
+    refused(admin, user, "files_newer")
+    admin.call("POST", f"sessions/{user.name}/-/put-files-back")
+    admin.wait(user.name, phase="running")
+    user.visit(f"{server.prefix}lab")
+    with kernel:
+        kernel.run(BACK)
+    (beside,) = home.glob("newer than*")
+    assert rows(home, mode) == 4000
+    assert rows(beside, mode) == 7000
+    assert (home / "run.log").read_text() == "one two three again"
+    assert (beside / "run.log").read_text() == "one two three four five"
+    assert (home / "mapped").read_bytes()[:9] == b"then back"
+    assert (beside / "mapped").read_bytes()[:4] == b"now!"
+    resumed = admin.session(user.name)["facts"]["resumed"]
+    assert resumed["as_of"] > 0
+    assert resumed["newer"] == [str(beside)]
+    history = str(admin.call("GET", f"sessions/{user.name}/-/history"))
+    assert "It is as it was at " in history
+    assert str(beside) in history
+    user.hub("DELETE", f"users/{user.name}/servers/other", json={"remove": True})
+
+
+def page_of_choice(user: User) -> str:
+    """What a visit shows once the Hub has heard that there is a question."""
+    deadline = time.monotonic() + 30
+    while True:
+        page = user.http.get(f"{user.base}{user.server().prefix}lab", timeout=60)
+        if "Choose what comes back" in page.text:
+            return page.text
+        assert time.monotonic() < deadline, page.text[-2000:]
+        time.sleep(0.3)
