@@ -66,7 +66,7 @@ MUTANTS: dict[str, Mutant] = {
         "Two services worked on one journal, and each undid what the other had done.",
         _READING.format("B9"),
         service.NO_LOCK,
-        seed=84,
+        seed=299,
     ),
     "an-order-outlives-its-session": Mutant(
         "An order to suspend hit the next session of that name at once.",
