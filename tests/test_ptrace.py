@@ -8,11 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from jupyterhub_gpu_reclaim.linux import architecture, processes, procfs, ptrace
+from jupyterhub_gpu_reclaim.linux.kept_registers import KeptRegisters
 from tests.support.hub import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.skipif(
     architecture.here() is None, reason="this kind of machine is not known"
@@ -144,6 +149,72 @@ def test_registers_are_put_back_however_late(computing):
             assert traced.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
             time.sleep(0.3)
         goes_on(computing)
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Registers are kept in a folder, as an agent does it."""
+    monkeypatch.setattr(ptrace, "kept", KeptRegisters())
+    ptrace.kept.use(tmp_path / "held")
+    return tmp_path / "held"
+
+
+def make_calls(pid: int) -> None:
+    with ptrace.stopped(pid, seconds=5) as traced, traced.text("text"):
+        for tid in ptrace.tasks(pid):
+            with traced.thread(tid) as thread:
+                thread.call("prctl", PR_GET_DUMPABLE, 0, 0, 0, 0)
+
+
+def go_on(pid: int) -> None:
+    ptrace.go_on(pid, os.pidfd_open(pid), seconds=5)
+
+
+def is_killed_at(number: int, work: Callable[[int], None], pid: int) -> bool:
+    """Do it in a process that is killed after so many requests, if it makes them."""
+    tracer = os.fork()
+    if tracer == 0:
+        requests, request = itertools.count(1), ptrace._ptrace
+
+        def killed(*words: int) -> None:
+            request(*words)
+            if next(requests) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        ptrace._ptrace = killed
+        try:
+            work(pid)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(tracer, 0)
+    return os.WIFSIGNALED(status)
+
+
+def blocked(pid: int) -> list[str]:
+    return [procfs.status(pid, tid)["SigBlk"] for tid in sorted(ptrace.tasks(pid))]
+
+
+@pytest.mark.parametrize("work", [make_calls, go_on])
+def test_agent_that_is_killed_while_it_makes_calls_ends_no_program(
+    computing, kept, work
+):
+    """Whatever it was doing to the process, which a signal has stopped."""
+    masks = blocked(computing.pid)
+    for number in itertools.count(1):
+        os.kill(computing.pid, signal.SIGSTOP)
+        wait_until(lambda: states(computing.pid) == {processes.STOPPED}, 5)
+        if not is_killed_at(number, work, computing.pid):
+            break
+        assert ptrace.give_back() == []
+        assert not list(kept.iterdir())
+        os.kill(computing.pid, signal.SIGCONT)
+        time.sleep(0.01)
+        assert computing.poll() is None, number
+        assert blocked(computing.pid) == masks, number
+    assert number > 5
+    os.kill(computing.pid, signal.SIGCONT)
+    goes_on(computing)
+    assert not list(kept.iterdir())
 
 
 def test_call_that_does_not_return_in_time_is_taken_back(computing, tmp_path):

@@ -8,9 +8,11 @@ decides what is held and called. There is a limit for holding, and for each call
 all back and let go has none: a thread that was left in the middle would go on with our
 registers, or never.
 
-If the agent is killed, the kernel lets the threads continue, unless a stop signal waits
-for them; in the milliseconds of a call it does so in the middle of it, and the process
-ends: the same as with any debugger.
+If the agent is killed, the kernel lets the threads continue, unless a signal has
+stopped their process; in the milliseconds of a call it does so in the middle of it. A
+process that runs then ends, the same as with any debugger. One that is stopped stands
+with our registers until it is continued: before that, the next agent gives its own back
+(:func:`give_back`), which were kept in a file.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.linux import architecture, procfs
+from jupyterhub_gpu_reclaim.linux.kept_registers import Kept, KeptRegisters
 from jupyterhub_gpu_reclaim.linux.processes import STOPPED
 
 if TYPE_CHECKING:
@@ -53,6 +56,11 @@ _SYSCALL_STOP: Final = signal.SIGTRAP | 0x80
 #: As many bytes as any known machine has registers, and more.
 _MOST_REGISTERS: Final = 1024
 _WORD: Final = (1 << 64) - 1
+_SIGCONT: Final = 1 << (signal.SIGCONT - 1)
+#: Nobody can block these.
+_ALWAYS_HEARD: Final = 1 << (signal.SIGKILL - 1) | 1 << (signal.SIGSTOP - 1)
+#: The signals that threads block which we make do something.
+_OUR_MASKS: Final = {_WORD & ~_ALWAYS_HEARD, _WORD & ~_ALWAYS_HEARD & ~_SIGCONT}
 #: -ERESTART_RESTARTBLOCK and -ERESTARTNOHAND (include/linux/errno.h).
 _RESTART_BLOCK, _NO_HANDLER = _WORD - 515, _WORD - 513
 _DISPATCH: Final = struct.Struct("=4Q")
@@ -66,6 +74,8 @@ _GIVEN_UP_SECONDS: Final = 0.001
 _CROWDED_SECONDS: Final = 1.0
 #: For a thread that has only to be given a processor.
 _STOP_SECONDS: Final = 10.0
+#: In which the kernel lets go the threads of an agent that was killed.
+_LET_GO_SECONDS: Final = 5.0
 
 _PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -76,6 +86,9 @@ _libc.ptrace.argtypes = [
     ctypes.c_void_p,
     ctypes.c_void_p,
 ]
+
+
+kept = KeptRegisters()
 
 
 class TraceFailed(OSError):
@@ -268,6 +281,44 @@ def go_on(pid: int, pidfd: int, *, seconds: float) -> None:
             next(iter(threads.values())).take_continue(pidfd)
 
 
+def give_back() -> list[OSError]:
+    """Give threads what they had when an agent was killed that made them call.
+
+    Nobody may have continued their processes since.
+
+    Returns:
+        Why some did not get it.
+    """
+    failed = []
+    for one in kept.left():
+        try:
+            _give_back(one)
+        except OSError as error:
+            failed.append(error)
+        else:
+            kept.drop(one.tid)
+    return failed
+
+
+def _give_back(one: Kept) -> None:
+    until = time.monotonic() + _LET_GO_SECONDS
+    # An agent that has ended may still be its tracer for a moment.
+    while procfs.status(one.tid).get("TracerPid", "0") != "0":
+        if time.monotonic() > until:
+            raise TraceFailed(0, f"thread {one.tid} is held by another")
+        time.sleep(_PAUSE_SECONDS)
+    pid = int(procfs.status(one.tid).get("Tgid", one.tid))
+    machine = _machine()
+    try:
+        code = _find_code(pid, machine)
+    except Unsuited:
+        code = 0  # no call was made in it
+    others = frozenset(tasks(pid)) - {one.tid}
+    with _held(pid, others, _STOP_SECONDS) as threads:
+        for thread in threads.values():
+            thread.give_back(one, machine, code)
+
+
 @contextlib.contextmanager
 def _held(
     pid: int, but: frozenset[int], seconds: float
@@ -319,9 +370,17 @@ class _Thread:
         return os.WSTOPSIG(status)
 
     def begin(self) -> None:
-        """Remember where it stood, and keep signals off it."""
-        self._registers = _get_registers(self._tid)
-        self._mask = self._block(_WORD)
+        """Remember where it stood, and keep signals off it.
+
+        Raises:
+            OSError: it has ended, or what it has cannot be kept.
+        """
+        self._begin(_WORD)
+
+    def _begin(self, mask: int) -> None:
+        self._registers, self._mask = _get_registers(self._tid), self._blocked()
+        kept.keep(Kept(self._tid, self._mask, self._registers))
+        self._block(mask)
 
     def call(
         self, machine: Architecture, code: int, name: str, arguments: tuple[int, ...]
@@ -365,6 +424,17 @@ class _Thread:
         self._stop()
         _set_registers(self._tid, self._registers)
         self._block(self._mask)
+        kept.drop(self._tid)
+
+    def give_back(self, one: Kept, machine: Architecture, code: int) -> None:
+        """Give it what was kept, unless it has that, or has gone on with it."""
+        now = _get_registers(self._tid)
+        if len(now) == machine.registers.size == len(one.registers):
+            counter = machine.registers.unpack(now)[machine.counter]
+            if counter in {code, code + len(machine.instruction)}:
+                _set_registers(self._tid, one.registers)
+        if self._blocked() in _OUR_MASKS:
+            self._block(one.mask)
 
     def begin_again(self, machine: Architecture, number: int) -> None:
         """See the function of that name; not for a 32-bit program."""
@@ -378,7 +448,7 @@ class _Thread:
 
     def take_continue(self, pidfd: int) -> None:
         """Have SIGCONT sent to its process and delivered to it, and drop it."""
-        before = self._block(~(1 << (signal.SIGCONT - 1)) & _WORD)
+        self._begin(_WORD & ~_SIGCONT)
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGCONT)
             self._deadline = time.monotonic() + self._seconds
@@ -391,15 +461,18 @@ class _Thread:
                 self._stop()
             raise
         finally:
-            self._block(before)
+            self._block(self._mask)
+            kept.drop(self._tid)
 
-    def _block(self, mask: int) -> int:
-        """Set the signals that it blocks; those that it blocked before."""
+    def _blocked(self) -> int:
+        """The signals that it blocks."""
         held = ctypes.create_string_buffer(8)
         _ptrace(_GETSIGMASK, self._tid, 8, ctypes.addressof(held))
+        return int.from_bytes(held.raw, sys.byteorder)
+
+    def _block(self, mask: int) -> None:
         wanted = ctypes.create_string_buffer(mask.to_bytes(8, sys.byteorder), 8)
         _ptrace(_SETSIGMASK, self._tid, 8, ctypes.addressof(wanted))
-        return int.from_bytes(held.raw, sys.byteorder)
 
     def detach(self) -> None:
         """Let it go; one that has ended meanwhile needs nothing.

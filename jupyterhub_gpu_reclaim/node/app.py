@@ -117,6 +117,7 @@ class AgentApp(AgentSettings):
         asyncio.get_running_loop().set_default_executor(threads)
         state = own_folder(Path(self.state_dir))
         with _only_one(state):
+            rescue.give_back(state)  # the first act finds a lock that is not free yet
             self._note_start(state)
             clock = SystemClock()
             ports = HeldPorts(state)

@@ -25,6 +25,7 @@ HOME: Final = "/var/lib/jupyterhub-gpu-reclaim"
 DEFAULT: Final = f"{HOME}/agent"
 VARIABLE: Final = "GPU_RECLAIM_AGENT_STATE"
 RECORDS: Final = "records"
+HELD: Final = "held"  #: registers of threads that are made to call
 _OPTION: Final = "--AgentApp.state_dir"
 _LOCK: Final = "agent.lock"
 _LAST_START: Final = "last-start.json"

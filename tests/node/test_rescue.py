@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.sockets import listeners
-from jupyterhub_gpu_reclaim.linux import processes
+from jupyterhub_gpu_reclaim.linux import processes, ptrace
 from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.app import HANDED_OVER
 from tests.node.test_crash import at
@@ -215,6 +215,24 @@ def test_what_a_capture_has_begun_with_is_undone(agent, pair):
     assert recover(agent) == 0
     assert goes_on(pair)
     socket.create_connection(address, timeout=20).close()
+
+
+@pytest.mark.parametrize("end", [recover, lambda agent: agent.start()])
+def test_program_that_a_killed_agent_made_call_has_its_registers_again(
+    agent, counter, end
+):
+    """The kernel leaves it with ours, stopped: it would end as soon as it goes on."""
+    agent.capture(counter, "cp", until=at("files", "begun"))
+    agent.kill()
+    assert stands(counter)
+    if (tracer := os.fork()) == 0:
+        ptrace.kept.use(agent.folder / "state" / state_folder.HELD)
+        with ptrace.stopped(counter.tree.root.pid, seconds=PATIENCE) as traced:
+            traced.call("prctl", 3, 0, 0, 0, 0)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(tracer, 0)
+    end(agent)
+    assert goes_on(counter)
 
 
 def test_unit_runs_what_lets_go_on_and_says_when_another_agent_follows():

@@ -3,7 +3,8 @@
 :func:`first_act` is what each agent does before it reads a setting: the tree of a
 capture that was not committed goes on. :func:`everything` follows where no agent comes
 (the unit has been stopped, an agent could not start): captured trees go on, too, and
-whatever naps is woken. Both need nothing but the agent's state folder, and do nothing
+whatever naps is woken. Before that, threads that were just made to call get back what
+they had. Both need nothing but the agent's state folder, and do nothing
 while another agent has its lock.
 
 It never touches a checkpoint and never ends a program. The record that it leaves says
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from jupyterhub_gpu_reclaim.checkpoint.gpu.driver import Driver
 from jupyterhub_gpu_reclaim.common import logs
 from jupyterhub_gpu_reclaim.common.errors import NotFound, ReclaimError
+from jupyterhub_gpu_reclaim.linux import ptrace
 from jupyterhub_gpu_reclaim.node import state_folder
 from jupyterhub_gpu_reclaim.node.operations.gpu import Accelerator
 from jupyterhub_gpu_reclaim.node.operations.operations import TimeLimits
@@ -37,7 +39,7 @@ from jupyterhub_gpu_reclaim.node.operations.records import (
 from jupyterhub_gpu_reclaim.node.sessions import trees
 from jupyterhub_gpu_reclaim.node.sessions.placement_kinds import make_placements
 from jupyterhub_gpu_reclaim.node.sessions.placements import PodHint
-from jupyterhub_gpu_reclaim.node.state_folder import RECORDS, LastStart
+from jupyterhub_gpu_reclaim.node.state_folder import HELD, RECORDS, LastStart
 from jupyterhub_gpu_reclaim.node.workflows import nap, recovery
 from jupyterhub_gpu_reclaim.sampling.nvml import Nvml
 
@@ -77,6 +79,7 @@ def _attempt_all(
         with state_folder.lock(state) as free:
             if not free:
                 return True  # an agent does it
+            give_back(state)
             last = LastStart.read(state)
             if last is None:
                 return True
@@ -84,6 +87,23 @@ def _attempt_all(
     except Exception:  # noqa: BLE001 - an agent that can start shall
         _log.exception("- sessions cannot be let go on without an agent")
         return False
+
+
+def give_back(state: Path) -> None:
+    """Give threads what they had before a killed agent made them call; idempotent.
+
+    Before anything is continued. What this agent itself makes call is kept from here
+    on.
+
+    Args:
+        state: the agent's folder, whose lock the caller holds.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    ptrace.kept.use(state / HELD)
+    for error in ptrace.give_back():
+        _log.error("- a thread that was made to call did not get all back: %s", error)
 
 
 def rescue(
