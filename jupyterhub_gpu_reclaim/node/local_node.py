@@ -134,17 +134,6 @@ class LocalNode:
         """Sample what every session with programs in it does now."""
         return await self.sampler.samples(await self.trees())
 
-    async def preflight(self, incarnation: str) -> list[Finding]:
-        """Find what keeps a session from being saved; touches nothing."""
-        session = await self._find(incarnation)
-        self.operations.work_for(session.key)
-        found = await in_thread(
-            lambda: capture.examine(self.tools, session, trees.inspect(session)).found,
-            step="preflight",
-            limit=self.tools.limits.check,
-        )
-        return [*found, *await capture.ask_server(self.tools, session)]
-
     async def checkpoints(self) -> list[CheckpointInfo]:
         """The committed checkpoints."""
         return await asyncio.to_thread(self.tools.store.list)

@@ -13,9 +13,8 @@ from tornado.web import Application, RequestHandler
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jupyterhub_gpu_reclaim.common.errors import NotFound, Refused, Unreachable
-from jupyterhub_gpu_reclaim.common.findings import finding
-from jupyterhub_gpu_reclaim.common.models import SessionKey, TreeState
+from jupyterhub_gpu_reclaim.common.errors import Unreachable
+from jupyterhub_gpu_reclaim.common.models import SessionKey
 from jupyterhub_gpu_reclaim.common.reasons import Reason
 from jupyterhub_gpu_reclaim.service.clients.agent import AgentClient
 from tests.controlplane.doubles import TOKEN, NodeInMemory, serve_node
@@ -38,72 +37,10 @@ async def client(node, tmp_path):
     await server.close_all_connections()
 
 
-async def test_agent_a_whole_life_goes_through_the_client(client, node):
-    place = node.run(KEY, "work")
-    assert [t.state for t in await client.trees()] == [TreeState.RUNNING]
-    assert (await client.tree(place.incarnation)).key == KEY
-    assert (await client.samples())[0].key == KEY
-    assert await client.ready() == []
-    assert await client.preflight(place.incarnation) == []
-    events = [e async for e in client.capture(place.incarnation, "c1", 1)]
-    assert events[-1].checkpoint.id == "c1"
-    assert [e async for e in client.capture(place.incarnation, "c1", 1)] == events
-    assert [c.id for c in await client.checkpoints()] == ["c1"]
-    assert (await client.identity("c1")).port == 8888
-    assert (await client.release(place.incarnation, "c1")).state is TreeState.GONE
-    node.hold(KEY, "i2")
-    events = [e async for e in client.restore("i2", "c1")]
-    assert events[-1].tree.state is TreeState.RUNNING
-    await client.discard("c1")
-    await client.discard("c1")
-    assert (await client.kill("i2")).state is TreeState.GONE
-
-
-async def test_agent_of_a_node_that_is_not_ready_says_why(client, node):
-    node.findings = [finding(Reason.CRIU_MISSING)]
-    (found,) = await client.ready()
-    assert (found.code, found.fatal) == ("criu_missing", True)
-
-
 async def test_agent_tells_how_its_node_is(client):
     assert client.nodes() == [""]
     status = await client.status()
     assert (status.host, status.cards, status.ready) == ("memory", [], True)
-
-
-async def test_agent_errors_come_in_the_agents_own_words(client, node):
-    with pytest.raises(NotFound) as caught:
-        await client.tree("nobody")
-    assert caught.value.reason is Reason.UNKNOWN_SESSION
-    place = node.run(KEY, "work")
-    with pytest.raises(Refused) as refused:
-        await client.release(place.incarnation, "c1")
-    assert refused.value.reason is Reason.NOT_CAPTURED
-    with pytest.raises(NotFound):
-        _ = [e async for e in client.capture("nobody", "c1", 1)]
-
-
-async def test_agent_cancel_and_thaw_of_a_capture(client, node):
-    place = node.run(KEY, "work")
-    node.hold_at = "dump"
-    stream = client.capture(place.incarnation, "c1", 1)
-    first = await anext(stream)
-    assert first.step.step == "preflight"
-    await client.cancel(place.incarnation)
-    events = [event async for event in stream]
-    assert events[-1].failure.code == "cancelled"
-    assert (await client.thaw(place.incarnation)).state is TreeState.RUNNING
-
-
-async def test_agent_reader_that_leaves_a_stream_does_no_harm(client, node):
-    place = node.run(KEY, "work")
-    node.hold_at = "dump"
-    stream = client.capture(place.incarnation, "c1", 1)
-    await anext(stream)
-    await stream.aclose()
-    node.hold_at = ""
-    events = [e async for e in client.capture(place.incarnation, "c1", 1)]
-    assert events[-1].checkpoint.id == "c1"
 
 
 @pytest.mark.parametrize("address", ["unix:/nonexistent/x", "https://127.0.0.1:9"])

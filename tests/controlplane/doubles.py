@@ -32,7 +32,6 @@ from jupyterhub_gpu_reclaim.common.models import (
     CardShortage,
     Event,
     Failure,
-    Finding,
     GpuSample,
     Placement,
     Sample,
@@ -149,7 +148,6 @@ class NodeInMemory(MemoryAgent[Place]):
         self.sample_seconds = 0.0
         self.silent: set[str] = set()  # incarnations whose node does not answer
         self.told: dict[str, list] = {}  # of each incarnation, by the service
-        self.findings: list[Finding] = []  # of the node itself
         self.terms: KnownTerm | None = None  # where it is served
 
     # --- for tests
@@ -258,9 +256,6 @@ class NodeInMemory(MemoryAgent[Place]):
         )
 
     # --- Node
-    async def ready(self):
-        return self.findings
-
     async def set_hint(self, incarnation, told):
         self.told.setdefault(incarnation, []).append(told)
         if told.pod != getattr(self.places.get(incarnation), "pod", told.pod):
@@ -290,9 +285,6 @@ class NodeInMemory(MemoryAgent[Place]):
             return self.gpus
         held = [GpuSample(uuid=CARD, memory=place.gpu_memory)]
         return held if place.gpu_memory and not place.nap else []
-
-    async def preflight(self, incarnation):
-        return []
 
     async def discard(self, checkpoint, *, runs=""):
         self.calls.append(f"discard {checkpoint}")

@@ -56,12 +56,10 @@ os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 
 socket.socket(socket.AF_UNIX).connect(sys.argv[1])
 """
 ORDERS = {
-    "ready": (),
     "trees": (),
     "samples": (),
     "checkpoints": (),
     "identity": ("the-one",),
-    "preflight": ("i1",),
     "thaw": ("i1",),
     "release": ("i1", "the-one"),
     "kill": ("i1",),

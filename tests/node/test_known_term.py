@@ -84,7 +84,6 @@ def test_order_without_a_term_is_obeyed_where_no_service_has_said_one(agent, cou
     refused = agent.post(kill)
     assert (refused.status_code, refused.json()["code"]) == (409, "former_service")
     assert agent.get("/v1/sessions").status_code == 200
-    assert agent.post(of_session(counter, "preflight")).status_code == 200
     assert goes_on(counter)
 
 

@@ -73,7 +73,7 @@ def test_call_with_a_huge_body_is_refused(agent):
 @pytest.mark.parametrize(
     "order",
     [
-        *("preflight", "capture", "restore", "nap", "wake"),
+        *("capture", "restore", "nap", "wake"),
         *("thaw", "release", "kill", "cancel"),
     ],
 )

@@ -69,12 +69,8 @@ class Handler(RequestHandler):
             self.set_header("WWW-Authenticate", "Bearer")
             raise HTTPError(401)
         term = Term.of_header(self.request.headers.get(TERM, ""))
-        await self._term.hear(term, order=self.is_order)
-
-    @property
-    def is_order(self) -> bool:
-        """Whether it is more than a look."""
-        return self.request.method != "GET"
+        # What is more than a look.
+        await self._term.hear(term, order=self.request.method != "GET")
 
     @property
     def is_trusted(self) -> bool:
@@ -288,18 +284,11 @@ def _encoded(sample: Sample) -> bytes:
 class PostOrder(SessionHandler):
     """``POST /v1/sessions/{incarnation}/{order}``."""
 
-    @property
-    def is_order(self) -> bool:
-        """A pre-flight touches nothing."""
-        return self.path_args[1] != "preflight"
-
     async def post(self, incarnation: str, order: str) -> None:
         """Do as ordered."""
         if order not in {"capture", "save", "restore"}:
             await self.set_hint(incarnation)
         match order:
-            case "preflight":
-                self.answer(await self.node.preflight(incarnation))
             case "capture" | "save":
                 await self.stream(await self._saving(incarnation, order))
             case "restore":
@@ -412,7 +401,7 @@ def make_application(
         term: which service is obeyed; None: known to this application only.
     """
     name = f"({_IDENTIFIER.pattern})"
-    orders = "(preflight|capture|save|restore|nap|wake|thaw|release|kill|cancel)"
+    orders = "(capture|save|restore|nap|wake|thaw|release|kill|cancel)"
     bound = {
         "node": node,
         "token": token,

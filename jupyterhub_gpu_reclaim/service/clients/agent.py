@@ -23,11 +23,9 @@ from jupyterhub_gpu_reclaim.common.http.client import Answer, Connection, NoResp
 from jupyterhub_gpu_reclaim.common.models import (
     CheckpointInfo,
     Event,
-    Finding,
     Identity,
     Sample,
     Tree,
-    Value,
     of_session,
 )
 from jupyterhub_gpu_reclaim.common.node_status import NodeStatus
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
-        Container,
     )
     from pathlib import Path
 
@@ -114,12 +111,6 @@ class AgentClient:
         return token
 
     # --- looking
-    async def ready(self) -> list[Finding]:
-        """List what prevents the node from suspending, or makes it slow."""
-        # 503 is the same answer, for probes that look at the status alone.
-        answer = await self._ask("GET", "/readyz", limit=self._quick, good={200, 503})
-        return _decode(answer.body, _Ready, "/readyz").findings
-
     async def node_notices(self) -> list[NodeNotice]:
         """Return no notices: no cluster gives any of this machine."""
         return []
@@ -185,11 +176,6 @@ class AgentClient:
     async def identity(self, checkpoint: str) -> Identity:
         """The login inside a checkpoint; never logged."""
         return await self._get(f"/v1/checkpoints/{checkpoint}/identity", Identity)
-
-    async def preflight(self, incarnation: str) -> list[Finding]:
-        """List what prevents that session's capture; touches nothing."""
-        path = f"/v1/sessions/{incarnation}/preflight"
-        return await self._post(path, list[Finding], limit=self._slow)
 
     # --- doing
     # ``pod`` is the uid of the session's pod, where sessions are pods; ``facts`` are
@@ -315,12 +301,10 @@ class AgentClient:
         )
         return _decode(answer.body, kind, path)
 
-    async def _ask(
-        self, method: str, path: str, *, good: Container[int] = range(400), **more: Any
-    ) -> Answer:
+    async def _ask(self, method: str, path: str, **more: Any) -> Answer:
         async def once() -> Answer:
             answer = await self._http.ask(method, path, **more)
-            if answer.status not in good:
+            if answer.status >= 400:
                 raise _error(answer, path)
             return answer
 
@@ -353,12 +337,6 @@ def _session(incarnation: str, order: str, pod: str) -> str:
     """The path of an order for one session, in that pod if it is in one."""
     path = f"/v1/sessions/{incarnation}" + (f"/{order}" if order else "")
     return f"{path}?pod={quote(pod, safe='')}" if pod else path
-
-
-class _Ready(Value, frozen=True, kw_only=True):
-    """The answer of ``/readyz``."""
-
-    findings: list[Finding]
 
 
 def _unreachable(detail: str) -> Unreachable:
