@@ -483,6 +483,31 @@ async def test_save_by_rule_that_finds_others_under_way_is_tried_soon(world):
     await world.until(lambda: len(world.node.saved) == 2)
 
 
+@pytest.mark.parametrize("backoff", [0.2, 60.0])
+async def test_save_by_rule_that_was_refused_is_tried_as_soon_as_a_suspend(
+    world, backoff
+):
+    world.change(save_every=3600.0, backoff=backoff)
+    world.node.card = 80 << 30
+    controller, incarnation = await running(world)
+    place = world.node.places[incarnation]
+    place.gpu_memory = 8 << 30
+    place.stuck = "It has what cannot."
+    await controller.users.nap(KEY, "root")
+
+    def refused() -> bool:
+        told = controller.users.audit(KEY)
+        return any(line.what == "save point failed" for line in told)
+
+    await world.until(refused)
+    place.stuck = ""
+    if backoff < 1.0:
+        await world.until(lambda: world.node.saved)
+        return
+    await asyncio.sleep(0.5)
+    assert not world.node.saved
+
+
 async def test_resume_of_what_is_lost_while_it_is_suspended_still_asks_its_user(world):
     controller, incarnation = await running(world)
     checkpoint = await saved(world, controller)

@@ -120,7 +120,7 @@ class Controller:
         line = GpuQueue(sessions, agent, settings.gpu_wait)
         napper = Napper(sessions, agent, settings)
         saver = Saver(sessions, agent, settings, new_id)
-        saving = Saving(sessions)
+        saving = Saving(sessions, settings)
         self._observer = observer = Observer(sessions, agent, hub, deletions)
         sampler = SessionSampler(sessions, agent, window)
         draining = Draining(sessions, settings.captures)

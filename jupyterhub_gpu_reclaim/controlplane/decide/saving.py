@@ -5,11 +5,12 @@ it, which whoever types notices. Who never pauses is not waited for beyond a thi
 that while. One that holds a GPU would stand
 still until its memory is out and in again, so it is saved once in each nap instead,
 where it stands still anyway. Where it is not known when it was used last, it may have
-been.
+been. A save that has failed is tried again as soon as a failed suspend.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from jupyterhub_gpu_reclaim.common.models import Phase
@@ -19,6 +20,7 @@ from jupyterhub_gpu_reclaim.controlplane.model.phases import LIVE
 if TYPE_CHECKING:
     from jupyterhub_gpu_reclaim.common.models import Usage
     from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
+    from jupyterhub_gpu_reclaim.controlplane.model.settings import Settings
     from jupyterhub_gpu_reclaim.controlplane.sessions.registry import Sessions
 
 #: Seconds without use after which nobody is in the middle of a line.
@@ -32,10 +34,12 @@ class Saving:
 
     Args:
         sessions: the rows, what is known of their use, and how often each is saved.
+        settings: how long a failed one waits.
     """
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, settings: Settings) -> None:
         self._sessions = sessions
+        self._settings = settings
 
     def is_due(self, row: SessionRow) -> bool:
         """Whether the session is to be saved now, while it goes on."""
@@ -44,8 +48,8 @@ class Saving:
             return False
         now, runtime = self._sessions.clock.now(), self._sessions.runtime(row.key)
         last = last_saved(self._sessions, row)
-        tried = runtime.save_tried or 0.0
-        if now - tried < every:
+        tried = runtime.save_tried
+        if tried is not None and now - tried < min(every, self._pause(row)):
             return False
         nap = runtime.nap_of(row.incarnation)
         if nap is not None:
@@ -55,16 +59,29 @@ class Saving:
         if last is None:
             last = row.resumed_at or row.started_at or row.since
         used = runtime.usage.used_since(last)
-        return used and is_time(now, max(last, tried), every, runtime.usage)
+        return used and is_time(now, last, every, runtime.usage)
 
     def note_tried(self, row: SessionRow) -> None:
         """Note that a save begins, however it ends: no rule repeats it at once."""
         runtime = self._sessions.runtime(row.key)
+        runtime.saves_failed = self._failures(row)
         runtime.save_tried = self._sessions.clock.now()
+
+    def _failures(self, row: SessionRow) -> int:
+        """How many saves in a row have failed, with the last."""
+        runtime, last = self._sessions.runtime(row.key), last_saved(self._sessions, row)
+        tried = runtime.save_tried
+        if tried is None or (last is not None and last >= tried):
+            return 0
+        return runtime.saves_failed + 1
+
+    def _pause(self, row: SessionRow) -> float:
+        failures = self._failures(row)
+        return self._settings.pause_after(failures) if failures else math.inf
 
 
 def is_time(now: float, last: float, every: float, usage: Usage) -> bool:
-    """Whether a session in use, last saved (or tried) then, is to be saved now. Pure.
+    """Whether a session in use, last saved then, is to be saved now. Pure.
 
     A cell that runs is no obstacle, as long as it says nothing.
     """

@@ -57,7 +57,7 @@ class Settings:
     #: Whether a session that was ended by the cluster comes back by itself as at its
     #: last save point; else its user is asked.
     return_disrupted: bool = False
-    #: Wait after a failed suspend, doubled with each failure in a row, and its bound.
+    #: Wait after a failed suspend or save, doubled by each failure in a row; its bound.
     backoff: float = 60.0
     backoff_limit: float = 3600.0
     #: Time between two looks at something that is under way.

@@ -78,6 +78,7 @@ class Runtime:
     moving_out: list[GpuSample] | None = None
     waking_until: float | None = None  #: when its memory is expected to be back
     save_tried: float | None = None  #: when its last save began, however that ended
+    saves_failed: int = 0  #: saves in a row that had failed before that
     nap_trouble: NapTrouble | None = None  #: failure of its last nap or wake
 
     def cards(self, incarnation: str) -> list[GpuSample]:
