@@ -813,15 +813,15 @@ class Reason(Enum):
     )
     FILE_MISSING = (
         "file_missing",
-        "The file {path}, which the session had open, is gone.",
-        "Put the file back, then try again.",
+        "The {what} {path}, which the session had open, is gone.",
+        "Put it back, then try again.",
         True,
     )
     FILE_DENIED = (
         "file_denied",
         (
-            "The file {path}, which the session had open, may not be opened by its user"
-            " now ({why})."
+            "The {what} {path}, which the session had open, may not be opened by its"
+            " user now ({why})."
         ),
         "Give its user the right to open it, or move what is in its place, then try again.",
         True,

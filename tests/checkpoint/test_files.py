@@ -112,6 +112,7 @@ def test_compare_file_gone_is_refused_by_name(hold, path):
     path.unlink()
     (finding,) = holder.compare()
     assert (finding.code, finding.fatal) == ("file_missing", True)
+    assert finding.message.startswith(f"The file {path}, ")
     assert str(path) in finding.message
 
 
@@ -277,6 +278,7 @@ def test_compare_folder_and_fifo_must_only_be_there(hold, tmp_path):
     fifo.unlink()
     fifo.write_text("a file now")
     assert holder.codes() == ["file_missing", "file_missing"]
+    assert any(one.message.startswith("The folder ") for one in holder.compare())
 
 
 def make_database(path: Path) -> None:

@@ -314,7 +314,7 @@ def look(
             elif reason is Reason.FILE_CHANGED:
                 changed.append(Changed(one, _changed_at(one, folder)))
             elif reason is not None:
-                found.append(finding(reason, path=_name(one)))
+                found.append(finding(reason, path=_name(one), what=_kind(one)))
     return changed, found
 
 
@@ -376,7 +376,7 @@ def refuse_changed(
         for descriptor in held.get(one.path, ()):
             reason = _judge(one, descriptor, root)
             if reason is not None:
-                raise RestoreFailed(reason, path=_name(one))
+                raise RestoreFailed(reason, path=_name(one), what=_kind(one))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -384,6 +384,10 @@ def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MAX_LISTED])
     more = len(names) - _MAX_LISTED
     return shown if more <= 0 else f"{shown} and {more} more"
+
+
+def _kind(one: FileFingerprint) -> str:
+    return "folder" if stat.S_ISDIR(one.mode) else "file"
 
 
 def _name(one: FileFingerprint) -> str:

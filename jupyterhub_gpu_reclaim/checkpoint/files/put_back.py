@@ -87,7 +87,9 @@ def put_back(
             except OSError as error:
                 names = ", ".join(_name(one.path) for one in group.files)
                 why = error.strerror or "it cannot be put there"
-                raise RestoreFailed(Reason.FILE_DENIED, path=names, why=why) from None
+                raise RestoreFailed(
+                    Reason.FILE_DENIED, path=names, why=why, what="file"
+                ) from None
             if beside and beside not in done:
                 done.append(beside)
         return done

@@ -139,10 +139,11 @@ class Reopener:
             finally:
                 os.close(found)
         except OSError as error:
+            what = "folder" if wish.is_folder else "file"
             if error.errno in _GONE:
-                raise refused(Reason.FILE_MISSING, wish.path) from None
+                raise refused(Reason.FILE_MISSING, wish.path, what=what) from None
             why = error.strerror or "it cannot be opened"
-            raise refused(Reason.FILE_DENIED, wish.path, why) from None
+            raise refused(Reason.FILE_DENIED, wish.path, why, what) from None
 
     def watch(
         self, watches: Iterable[InotifyWatch], flags: int, trial: int | None = None
