@@ -61,8 +61,8 @@ _SIGCONT: Final = 1 << (signal.SIGCONT - 1)
 _ALWAYS_HEARD: Final = 1 << (signal.SIGKILL - 1) | 1 << (signal.SIGSTOP - 1)
 #: The signals that threads block which we make do something.
 _OUR_MASKS: Final = {_WORD & ~_ALWAYS_HEARD, _WORD & ~_ALWAYS_HEARD & ~_SIGCONT}
-#: -ERESTART_RESTARTBLOCK and -ERESTARTNOHAND (include/linux/errno.h).
-_RESTART_BLOCK, _NO_HANDLER = _WORD - 515, _WORD - 513
+#: -ERESTART_RESTARTBLOCK, -ERESTARTNOHAND (include/linux/errno.h), and -EINTR.
+_RESTART_BLOCK, _NO_HANDLER, _INTERRUPTED = _WORD - 515, _WORD - 513, _WORD - 3
 _DISPATCH: Final = struct.Struct("=4Q")
 _PAUSE_SECONDS: Final = 0.0005
 #: A thread stops within microseconds if a processor is free.
@@ -244,7 +244,7 @@ def standing(
 
 
 def begin_again(pid: int, calls: Mapping[int, int], *, seconds: float) -> None:
-    """Have the kernel begin calls again that it would only take up; blocks.
+    """Have the kernel begin calls again that it would only take up, or end; blocks.
 
     A thread that was not in such a call is left as it was.
 
@@ -442,7 +442,8 @@ class _Thread:
         if len(registers) != machine.registers.size:
             return
         values = list(machine.registers.unpack(registers))
-        if values[machine.result] == _RESTART_BLOCK and machine.no_restart is not None:
+        ended = values[machine.result] in {_RESTART_BLOCK, _INTERRUPTED}
+        if ended and machine.no_restart is not None:
             values[machine.result], values[machine.no_restart] = _NO_HANDLER, number
             _set_registers(self._tid, machine.registers.pack(*values))
 

@@ -9,12 +9,16 @@ once, and ``tail -f`` with an error. So before CRIU such a call is marked as one
 the kernel begins again by its arguments (ERESTARTNOHAND); a signal with a handler
 still ends it.
 
-Only calls that are the same from their beginning: a wait without an end (poll), up to a
+Calls that are the same from their beginning: a wait without an end (poll), up to a
 given time (futex), or for what the kernel has written over the time that was asked for
 (nanosleep). A sleep whose program does not ask for the rest begins as a whole: it may
 last longer, but not shorter, and does not end while saves come faster than it is long.
-Other waits with a length end with EINTR: whoever waits so again and again would else
-never get to what is due.
+So does a short wait, since the kernel tells nobody what is left of it: nobody saves as
+fast as that. Other waits with a length end with EINTR: whoever waits so again and again
+would else never get to what is due.
+
+``epoll_wait`` ends with EINTR by any signal, a stop as well. It is begun again all the
+same: who has not been told of our stop need not expect it.
 
 A call that was taken up before, as after a nap, has no number of its own any more
 (restart_syscall). It is read from the code, where that has it: glibc from 2.41 on and
@@ -25,6 +29,7 @@ AArch64 begins them again by itself.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from pathlib import Path
@@ -36,7 +41,7 @@ from jupyterhub_gpu_reclaim.linux import architecture, procfs, ptrace
 from jupyterhub_gpu_reclaim.linux.processes import DEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jupyterhub_gpu_reclaim.linux.processes import Snapshot
 
@@ -44,11 +49,15 @@ if TYPE_CHECKING:
 _SECONDS: Final = 10.0
 # Numbers of x86-64.
 _POLL, _NANOSLEEP, _FUTEX, _RESTART, _CLOCK_NANOSLEEP = 7, 35, 202, 219, 230
-_FUTEX_WAIT_BITSET: Final = 9
+_EPOLL_WAIT, _EPOLL_PWAIT = 232, 281
+#: Seconds that a wait may have been told, to be begun again as a whole.
+SHORT: Final = 10.0
+_FUTEX_WAIT, _FUTEX_WAIT_BITSET = 0, 9
 _FUTEX_OPERATION: Final = 0x7F
 _TIMER_ABSTIME: Final = 1
 #: ``mov $number, %eax; syscall``, as C libraries and Go have it.
 _CALL: Final = struct.Struct("<BI2s")
+_TIME: Final = struct.Struct("<qq")
 _MOV_EAX: Final = 0xB8
 
 
@@ -86,22 +95,50 @@ def _interrupted(tid: int) -> int | None:
     if number == _RESTART:  # stopped once more: only its code tells what it was
         number = _number_at(tid, counter)
     arguments = [int(word, 16) for word in words[1:7]]
-    return number if begins_alike(number, arguments) else None
+    alike = begins_alike(number, arguments, lambda at: _seconds_at(tid, at))
+    return number if alike else None
 
 
-def begins_alike(number: int, arguments: Sequence[int]) -> bool:
-    """Whether a wait is the same from its beginning as from where it was. Pure."""
+def begins_alike(
+    number: int, arguments: Sequence[int], seconds: Callable[[int], float]
+) -> bool:
+    """Whether a wait is the same from its beginning as from where it was, or short.
+
+    Args:
+        number: of the call.
+        arguments: of the call.
+        seconds: the time that stands at an address of the program.
+    """
     if number == _POLL:
-        return bool(arguments[2] & 1 << 31)  # a negative int
-    if number == _FUTEX:
+        return _is_short(arguments[2])
+    if number in {_EPOLL_WAIT, _EPOLL_PWAIT}:
+        return _is_short(arguments[3])
+    if number == _FUTEX and arguments[3] != 0:
         operation = arguments[1] & _FUTEX_OPERATION
-        return operation == _FUTEX_WAIT_BITSET and arguments[3] != 0
+        short = operation == _FUTEX_WAIT and seconds(arguments[3]) <= SHORT
+        return short or operation == _FUTEX_WAIT_BITSET
     if number == _NANOSLEEP:
         return arguments[1] in {0, arguments[0]}
     if number == _CLOCK_NANOSLEEP:
         is_relative = not arguments[1] & _TIMER_ABSTIME
         return is_relative and arguments[3] in {0, arguments[2]}
     return False
+
+
+def _is_short(argument: int) -> bool:
+    """Whether so many milliseconds, an int, are few, or (negative) without an end."""
+    return bool(argument & 1 << 31) or argument & 0x7FFFFFFF <= SHORT * 1000
+
+
+def _seconds_at(tid: int, address: int) -> float:
+    """The time that a thread's program has there; infinite if it cannot be read."""
+    try:
+        with Path(f"/proc/{tid}/mem").open("rb", buffering=0) as memory:
+            data = os.pread(memory.fileno(), _TIME.size, address)
+        seconds, nanoseconds = _TIME.unpack(data)
+    except (OSError, OverflowError, struct.error):
+        return math.inf
+    return float(seconds + nanoseconds / 1e9)
 
 
 def _number_at(tid: int, counter: int) -> int:
