@@ -104,7 +104,7 @@ def impostor(open_folder):
     assert made.process.stdout.readline() == "listens\n"
     yield made
     made.process.kill()
-    made.process.wait()
+    made.process.communicate()
 
 
 async def test_impostor_of_the_service_hears_nothing_and_is_not_believed(

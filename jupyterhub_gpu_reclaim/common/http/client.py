@@ -223,11 +223,8 @@ class Connection:
             # Not cancelled with us: tornado logs what becomes of it as an error.
             response = await asyncio.shield(fetched)
         except (HTTPError, OSError, StreamClosedError) as error:
-            raise NoResponse(f"{method} {path}: {error}") from None
-        if response.code == 599:
-            absent = isinstance(response.error, _ABSENT)
-            kind = NobodyThere if absent else NoResponse
-            raise kind(f"{method} {path}: {response.error}")
+            kind = NobodyThere if isinstance(error, _ABSENT) else NoResponse
+            raise kind(f"{method} {path}: {error}") from None
         return Answer(response.code, bytes(response.body or b""), response.headers)
 
     async def lines(
