@@ -21,6 +21,7 @@ STATIC = (
 CELL = STATIC.parents[2] / "service" / "web" / "static" / "admin" / "cell.js"
 WORDS = STATIC / "view" / "words.js"
 PANEL = STATIC / "view" / "panel.js"
+ABSENCE = STATIC / "view" / "absence.js"
 UPDATES = STATIC / "updates.js"
 SERVICE = STATIC / "service.js"
 MODULES = sorted(STATIC.rglob("*.js"))
@@ -312,3 +313,37 @@ def test_clock_of_a_page_is_the_services_and_no_count_jumps_back():
         console.log(JSON.stringify(ahead));
     """
     assert json.loads(node(code)) == [59.5, 59.5, 59.5, 59.9, 30.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("resumed", "told"),
+    [
+        ({"as_of": NOW, "newer": []}, "outputs below may be newer."),
+        (
+            {"as_of": NOW, "newer": ["/h/newer than 13:55"]},
+            "outputs below may be newer. Newer files lie in /h/newer than 13:55.",
+        ),
+        ({"as_of": 0, "newer": []}, ""),
+    ],
+)
+def test_tab_says_to_which_moment_its_session_went(resumed, told):
+    said = node(f"""
+        globalThis.document = new Proxy(function () {{}}, {{
+          get: (target, name) => (name === Symbol.toPrimitive ? () => "" : document),
+          apply: () => document,
+          set: () => true,
+        }});
+        const {{ Absence }} = await import({json.dumps(ABSENCE.as_uri())});
+        const said = [];
+        const views = [null, {{ facts: {{ resumed: {json.dumps(resumed)} }} }}];
+        await Absence.prototype.tellMoment.call({{
+          service: {{ view: async () => views.shift() }},
+          notice: {{ show: (text) => said.push(text) }},
+        }});
+        console.log(said.join());
+    """).strip()
+    if not told:
+        assert said == ""
+        return
+    assert said.startswith("Your session is back as it was at ")
+    assert said.endswith(told)
