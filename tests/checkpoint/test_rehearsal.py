@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from jupyterhub_gpu_reclaim.checkpoint.cancel import Cancel
+from jupyterhub_gpu_reclaim.checkpoint.criu import images
 from jupyterhub_gpu_reclaim.checkpoint.files.credentials import credentials_now
 from jupyterhub_gpu_reclaim.checkpoint.files.reopen import new_instance
 from jupyterhub_gpu_reclaim.checkpoint.files.trial import Names
@@ -270,6 +272,26 @@ def test_rehearsal_beside_a_tree_that_goes_on_takes_files_as_they_stood(
     names.close()
     with pytest.raises(RolledBack):
         engine.rehearse(world.place, saved)
+
+
+def test_names_are_held_beyond_the_descriptors_that_one_has_at_first(tmp_path):
+    entries = []
+    for number in range(1, 1000):
+        path = tmp_path / str(number)
+        path.touch()
+        entry = images.plain_file(number)
+        entry.reg.name = bytes(path)
+        entries.append(images.serialize(entry))
+    image = images.join(images.FILES_MAGIC, entries)
+    names, had = Names(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, had[1]))
+    try:
+        names.take(os.getpid(), image, credentials_now(os.getpid()))
+        for number in range(1, 1000):
+            os.close(names.open(bytes(tmp_path / str(number))))
+    finally:
+        names.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, had)
 
 
 def test_rehearsal_takes_none_of_the_memory(dumped, engine):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import os
-import resource
 import socket
 import stat
 from collections import defaultdict
@@ -46,6 +45,7 @@ from jupyterhub_gpu_reclaim.checkpoint.files.reopen import (
     new_instance,
 )
 from jupyterhub_gpu_reclaim.checkpoint.files.saved_files import read_saved
+from jupyterhub_gpu_reclaim.checkpoint.files.trial import make_room
 from jupyterhub_gpu_reclaim.checkpoint.memory.plan import whole
 from jupyterhub_gpu_reclaim.common.findings import refused
 from jupyterhub_gpu_reclaim.common.reasons import Reason
@@ -165,7 +165,7 @@ def open_all(
     """
     read = functools.partial(whole, source)
     saved = read_saved(read)
-    _make_room(len(saved.wishes))
+    make_room(len(saved.wishes))
     handover = Handover(saved)
     root = open_root(f"/proc/{init_pid}/root")
     stack.callback(os.close, root)
@@ -356,14 +356,6 @@ def _refuse_other_sizes(handover: Handover, known: Container[bytes]) -> None:
         status = os.fstat(handover.file(wish.id))
         if stat.S_ISREG(status.st_mode) and status.st_size != reg.size:
             raise refused(Reason.FILE_CHANGED, wish.path)
-
-
-def _make_room(count: int) -> None:
-    """Let this process have that many more descriptors, as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, max(soft, 4096 + 2 * count))
-    if wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _files_image(saved: SavedFiles) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,6 +56,7 @@ class Names:
         """
         entries = images.file_entries(files_image)
         paths = {entry.reg.name for entry in entries if entry.HasField("reg")}
+        make_room(len(paths))
         root = open_root(f"/proc/{init_pid}/root")
         try:
             with self._lock:
@@ -91,3 +93,11 @@ class Names:
             for descriptor in self._held.values():
                 os.close(descriptor)
             self._held.clear()
+
+
+def make_room(count: int) -> None:
+    """Let this process have that many more descriptors, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, max(soft, 4096 + 4 * count))
+    if wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
