@@ -95,12 +95,9 @@ def test_agent_stops_a_session_for_it_once_and_again_when_somebody_asks(
         events = agent.events(f"{url}/capture", body)
         return events[-1], {step["step"] for step in steps_of(events)}
 
-    assert agent.post(f"{url}/preflight", {}).json() == []
     end, steps = capture("by-policy", seen=time.time())
     assert "dump" in steps
-    (found,) = agent.post(f"{url}/preflight", {}).json()
-    assert found["message"] == end["failure"]["message"]
-    assert "another's" in found["message"]
+    assert "another's" in end["failure"]["message"]
 
     end, steps = capture("by-policy-again", seen=time.time())
     assert end["failure"]["code"] == "would_not_return"
