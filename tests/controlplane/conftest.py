@@ -187,3 +187,20 @@ async def world(new_journal):
         world.open()
         yield world
         await world.close()
+
+
+async def running(world, **settings):
+    """A session that the control plane knows to run; its incarnation."""
+    world.change(**settings)
+    incarnation = await world.running("tensors")
+    controller = await world.controller()
+    await world.until(lambda: world.phase(controller) == "running")
+    return controller, incarnation
+
+
+async def suspended(world, **settings):
+    """One that was suspended by its user."""
+    controller, _ = await running(world, **settings)
+    await controller.users.suspend(KEY, "ada")
+    await world.until(lambda: world.phase(controller) == "suspended")
+    return controller

@@ -27,25 +27,10 @@ from jupyterhub_gpu_reclaim.controlplane.api import audit_text
 from jupyterhub_gpu_reclaim.controlplane.checkpoints import expiry
 from jupyterhub_gpu_reclaim.controlplane.model.rows import Keeping
 from jupyterhub_gpu_reclaim.controlplane.sessions.registry import SERVICE
-from tests.controlplane.conftest import DELETED, KEY
+from tests.controlplane.conftest import DELETED, KEY, running, suspended
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 BUSY = Decision(reclaim=False, code="kernel_busy", message="Busy.")
-
-
-async def _running(world, **settings):
-    world.change(**settings)
-    incarnation = await world.running("tensors")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    return controller, incarnation
-
-
-async def _suspended(world, **settings):
-    controller, _ = await _running(world, **settings)
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    return controller
 
 
 async def test_session_that_nobody_knows_is_not_found(world):
@@ -67,7 +52,7 @@ async def test_session_that_nobody_knows_is_not_found(world):
 
 
 async def test_calls_in_the_wrong_phase_are_refused_with_a_sentence(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     await world.hub.start(KEY)
     await world.until(lambda: world.phase(controller) == "running")
     for call in (
@@ -84,7 +69,7 @@ async def test_calls_in_the_wrong_phase_are_refused_with_a_sentence(world):
 
 
 async def test_suspend_of_what_is_suspended_is_done_already(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     before = controller.users.session(KEY)
     told = len(controller.users.audit(KEY))
     assert await controller.users.suspend(KEY, "ada") == before
@@ -95,7 +80,7 @@ async def test_suspend_of_what_is_suspended_is_done_already(world):
 
 
 async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
-    controller, _ = await _running(world, warn_for=60.0)
+    controller, _ = await running(world, warn_for=60.0)
     world.verdict = IDLE
     await world.until(lambda: world.phase(controller) == "warned")
     assert controller.users.session(KEY).suspends_at is not None
@@ -112,7 +97,7 @@ async def test_warning_is_given_and_taken_back_by_activity_and_by_keep(world):
 
 
 async def test_warned_session_is_suspended_when_the_warning_is_over(world):
-    controller, _ = await _running(world, warn_for=0.2)
+    controller, _ = await running(world, warn_for=0.2)
     world.verdict = IDLE
     await world.until(lambda: world.phase(controller) == "suspended")
     whats = [line.what for line in controller.users.audit(KEY)]
@@ -120,7 +105,7 @@ async def test_warned_session_is_suspended_when_the_warning_is_over(world):
 
 
 async def test_keep_during_capture_calls_it_off(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     world.node.hold_at = "dump"
     await controller.users.suspend(KEY, "gpu-reclaim")
     await world.until(lambda: world.phase(controller) == "suspending")
@@ -131,7 +116,7 @@ async def test_keep_during_capture_calls_it_off(world):
 
 
 async def test_resume_asked_during_release_brings_it_back_at_once(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     world.hub.refuses_stop = True
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "releasing")
@@ -142,7 +127,7 @@ async def test_resume_asked_during_release_brings_it_back_at_once(world):
 
 
 async def test_start_fresh_puts_aside_and_discard_deletes(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     view = await controller.users.start_fresh(KEY, "ada")
     (saved,) = view.saved
     assert view.phase == "stopped"
@@ -156,7 +141,7 @@ async def test_start_fresh_puts_aside_and_discard_deletes(world):
 
 
 async def test_set_aside_is_deleted_when_its_time_is_over(world):
-    controller = await _suspended(world, set_aside=0.2)
+    controller = await suspended(world, set_aside=0.2)
     await controller.users.start_fresh(KEY, "ada")
     assert world.node.saved
     await world.until(lambda: not world.node.saved)
@@ -166,7 +151,7 @@ async def test_set_aside_is_deleted_when_its_time_is_over(world):
 @pytest.mark.parametrize("code", ["checkpoint_damaged", "key_missing"])
 async def test_set_aside_stays_while_the_sessions_own_state_cannot_be_read(world, code):
     """It may be all that is left."""
-    controller = await _suspended(world)
+    controller = await suspended(world)
     (older,) = world.node.saved
     await world.suspended_afresh(controller)
     world.node.restore_failure = Failure(code=code, message="It cannot be read.")
@@ -186,7 +171,7 @@ async def test_set_aside_stays_while_the_sessions_own_state_cannot_be_read(world
 
 async def test_superseded_stays_if_the_session_has_ended_since_the_last_tick(world):
     """Its machine has lost power: what it came from is all there is."""
-    controller = await _suspended(world)
+    controller = await suspended(world)
     assert await world.hub.start(KEY) == "restore"
     sessions = controller._sessions
     await world.until(lambda: world.phase(controller) == "running")
@@ -205,7 +190,7 @@ async def test_superseded_does_not_outlive_the_newer_one_if_the_clock_has_jumped
     world,
 ):
     """Otherwise the next start is cold beside an older state."""
-    controller = await _suspended(world)
+    controller = await suspended(world)
     for _ in range(2):
         assert await world.hub.start(KEY) == "restore"
         await world.until(lambda: world.phase(controller) == "running")
@@ -231,7 +216,7 @@ async def test_superseded_that_a_session_has_just_come_back_from_keeps_its_own_t
     world,
 ):
     """An older one that was asked for, while what was left for it expires."""
-    controller = await _suspended(world)
+    controller = await suspended(world)
     (older,) = world.node.saved
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(controller) == "running")
@@ -249,14 +234,14 @@ async def test_superseded_that_a_session_has_just_come_back_from_keeps_its_own_t
 
 
 async def test_discard_of_a_suspended_session_makes_the_next_start_cold(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     assert (await controller.users.discard(KEY, "ada")).phase == "stopped"
     assert world.node.saved == {}
     assert await world.hub.start(KEY) == "cold"
 
 
 async def test_forget_deletes_everything_even_if_the_agent_is_down(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     await controller.forget(DELETED)
     await controller.forget(DELETED)
     with pytest.raises(NotFound):
@@ -265,7 +250,7 @@ async def test_forget_deletes_everything_even_if_the_agent_is_down(world):
 
 
 async def test_plan_stop_by_a_person_is_a_real_stop(world):
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     await world.hub.stop(KEY)
     assert world.hub.plans == ["stop stop"]
     assert controller.users.sessions() == []
@@ -275,7 +260,7 @@ async def test_plan_stop_by_a_person_is_a_real_stop(world):
 
 
 async def test_stop_by_a_culler_is_told_by_its_name_in_history_and_strip(world):
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     assert controller.lately_culled() == []
     told = Placement(
         key=KEY, incarnation=incarnation, by="service cull-idle", culled=True
@@ -289,7 +274,7 @@ async def test_stop_by_a_culler_is_told_by_its_name_in_history_and_strip(world):
 
 
 async def test_server_that_ends_its_kernels_before_a_suspend_is_named(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     runtime = controller._sessions.runtime(KEY)
     usage = Usage(at=0, watched=0, sample_age=0, last_active=None, culls_after=600)
     runtime.usage = usage
@@ -299,7 +284,7 @@ async def test_server_that_ends_its_kernels_before_a_suspend_is_named(world):
 
 
 async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     world.node.hold_at = "dump"
     await controller.users.suspend(KEY, "gpu-reclaim")
     await world.until(lambda: world.phase(controller) == "suspending")
@@ -311,7 +296,7 @@ async def test_plan_stop_during_capture_calls_it_off_and_stops(world):
 
 async def test_our_own_stop_that_comes_late_ends_nothing_that_is_not_saved(world):
     """The session went on meanwhile, and cannot be saved again: it is kept."""
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     controller._sessions.update(KEY, stop_asked=time.time())
     world.node.capture_failure = Failure(code="capture_failed", message="No.")
     with pytest.raises(Refused) as refused:
@@ -323,7 +308,7 @@ async def test_our_own_stop_that_comes_late_ends_nothing_that_is_not_saved(world
 
 async def test_stop_of_a_server_of_the_former_spawner_ends_it_while_others_live(world):
     """No agent has a tree of it; what another user runs says nothing of it."""
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     for key in (SessionKey("old"), SessionKey(KEY.user, "other")):
         plan = await controller.plan_stop(Placement(key=key, incarnation="none"))
         assert plan.action == "stop"
@@ -333,7 +318,7 @@ async def test_plan_stop_of_an_earlier_life_beside_a_suspended_one_forgets_nothi
     world,
 ):
     """A Hub whose database was put back would start it cold while we are away."""
-    controller = await _suspended(world)
+    controller = await suspended(world)
     earlier = Placement(key=KEY, incarnation="an-earlier-one", remembered=True)
     assert (await controller.plan_stop(earlier)).action == "keep"
     assert world.phase(controller) == "suspended"
@@ -341,7 +326,7 @@ async def test_plan_stop_of_an_earlier_life_beside_a_suspended_one_forgets_nothi
 
 async def test_plan_stop_of_one_that_began_without_us_ends_it_beside_others(world):
     """Another user's session is nothing that its Hub could forget of this one."""
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     before = Placement(key=SessionKey("new"), incarnation="before-us")
     assert (await controller.plan_stop(before)).action == "stop"
 
@@ -354,7 +339,7 @@ async def test_plan_stop_of_an_unknown_session_agent_down_is_no_answer(world):
 
 
 async def test_stop_by_a_person_soon_after_the_return_puts_aside(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     await world.hub.start(KEY)
     await world.until(lambda: world.phase(controller) == "running")
     await world.hub.stop(KEY)
@@ -365,7 +350,7 @@ async def test_stop_by_a_person_soon_after_the_return_puts_aside(world):
 
 
 async def test_stopped_session_has_no_reasons_and_is_not_kept(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     await world.hub.start(KEY)
     await world.until(lambda: bool(controller.users.why(KEY)))
     await world.hub.stop(KEY)
@@ -378,7 +363,7 @@ async def test_stopped_session_has_no_reasons_and_is_not_kept(world):
 
 async def test_end_that_nobody_ordered_is_told_with_what_ended_it(world):
     """And not as a stop by its user."""
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     killed = codec.failure_of(endings.by_status(-9))
     placement = Placement(key=KEY, incarnation=incarnation, failure=killed)
 
@@ -392,7 +377,7 @@ async def test_end_that_nobody_ordered_is_told_with_what_ended_it(world):
 
 
 async def test_stopped_while_suspended_keeps_the_checkpoint(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     incarnation = controller.users.session(KEY).incarnation
     await controller.stopped(Placement(key=KEY, incarnation=incarnation))
     assert world.phase(controller) == "suspended"
@@ -402,7 +387,7 @@ async def test_stopped_while_suspended_keeps_the_checkpoint(world):
 
 
 async def test_plan_start_twice_gives_the_same_answer_and_one_session(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     world.hub.states[KEY] = "spawning"
     placement = Placement(key=KEY, incarnation="new1")
     first = await controller.plan_start(placement)
@@ -448,7 +433,7 @@ async def test_plan_start_of_what_the_hub_remembers_as_running_waits_for_the_age
     world,
 ):
     """The journal is older: it knows of a stop, and not of the start since."""
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     await world.hub.stop(KEY)
     world._servers[0].stop()
     mine = Placement(key=KEY, incarnation="i2", remembered=True)
@@ -459,7 +444,7 @@ async def test_plan_start_of_what_the_hub_remembers_as_running_waits_for_the_age
 
 
 async def test_start_that_is_told_after_its_session_was_saved_changes_nothing(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     before = controller._sessions.row(KEY)
     await controller.placed(Placement(key=KEY, incarnation=before.incarnation))
     assert controller._sessions.row(KEY) == before
@@ -487,7 +472,7 @@ async def test_store_that_is_away_keeps_nobody_from_a_cold_start(world):
 
 
 async def test_store_that_is_away_keeps_nobody_from_a_real_stop(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     assert await world.hub.start(KEY) == "restore"
     await world.until(lambda: world.phase(controller) == "running")
     _store_is_away(world)
@@ -497,7 +482,7 @@ async def test_store_that_is_away_keeps_nobody_from_a_real_stop(world):
 
 
 async def test_cancelled_restore_leaves_the_session_suspended(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     world.hub.states[KEY] = "spawning"
     placement = Placement(key=KEY, incarnation="new1")
     await controller.plan_start(placement)
@@ -508,7 +493,7 @@ async def test_cancelled_restore_leaves_the_session_suspended(world):
 
 
 async def test_changes_tell_every_phase_and_drop_slow_readers(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     seen: list[str] = []
 
     async def read() -> None:
@@ -526,7 +511,7 @@ async def test_changes_tell_every_phase_and_drop_slow_readers(world):
 
 
 async def test_opted_out_session_shows_who_did_it(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     view = await controller.users.opt_out(KEY, True, "ada")
     assert view.facts.opted_out_by == "ada"
     view = await controller.users.opt_out(KEY, False, "ada")
@@ -534,7 +519,7 @@ async def test_opted_out_session_shows_who_did_it(world):
 
 
 async def test_metrics_snapshot_counts_what_has_happened(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     snapshot = controller.metrics_snapshot()
     assert snapshot.phases == {"suspended": 1}
     assert snapshot.counters.operations["suspend", "ok"] == 1
@@ -544,13 +529,13 @@ async def test_metrics_snapshot_counts_what_has_happened(world):
 
 
 async def test_why_says_every_reason_the_deciding_one_first(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     world.verdict = BUSY
     assert controller.users.why(KEY) == [BUSY]
 
 
 async def test_progress_survives_the_service_and_goes_on_with_the_next_one(world):
-    first = await _suspended(world)
+    first = await suspended(world)
     world.node.hold_at = "criu"
     start = world.hub.spawn(world.hub.start(KEY))
     await world.until(lambda: any(p.task for p in world.node.places.values()))
@@ -565,7 +550,7 @@ async def test_progress_survives_the_service_and_goes_on_with_the_next_one(world
 
 async def test_end_of_a_restore_that_no_service_heard_is_told_by_the_next_one(world):
     """The spawner waits for it, and the Hub for the spawner."""
-    first = await _suspended(world)
+    first = await suspended(world)
     world.node.hold_at = "criu"
     start = world.hub.spawn(world.hub.start(KEY))
     await world.until(lambda: any(p.task for p in world.node.places.values()))
@@ -579,7 +564,7 @@ async def test_end_of_a_restore_that_no_service_heard_is_told_by_the_next_one(wo
 
 
 async def test_order_to_renew_a_login_holds_for_one_return_and_for_a_day(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     world.hub.states[KEY] = "spawning"  # else the return is given up
     placement = Placement(key=KEY, incarnation="i2")
     plan = await controller.plan_start(placement)
@@ -599,7 +584,7 @@ async def test_order_to_renew_a_login_holds_for_one_return_and_for_a_day(world):
 
 
 async def test_session_of_a_renamed_user_is_refused_by_both_names(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     checkpoint = controller.users.session(KEY).checkpoint
     renamed = SessionKey("renamed", KEY.server)
     plan = await controller.plan_start(
@@ -617,7 +602,7 @@ async def test_session_of_a_renamed_user_is_refused_by_both_names(world):
 
 async def test_session_whose_user_is_renamed_while_it_runs_is_not_forgotten(world):
     """It is suspended under its former name, and the Hub sees that it has ended."""
-    controller = await _suspended(world)
+    controller = await suspended(world)
     row = controller._sessions.row(KEY)
     renamed = Placement(
         key=SessionKey("renamed", KEY.server), incarnation=row.incarnation
@@ -644,7 +629,7 @@ async def test_session_whose_user_is_renamed_while_it_runs_is_not_forgotten(worl
 
 async def test_renamed_user_does_not_start_beside_what_the_hub_did_not_ask_about(world):
     """The service was away as it ended: the Hub knows its incarnation, and no more."""
-    controller = await _suspended(world)
+    controller = await suspended(world)
     row = controller._sessions.row(KEY)
     renamed = SessionKey("renamed", KEY.server)
     visit = Placement(
@@ -662,7 +647,7 @@ async def test_renamed_user_does_not_start_beside_what_the_hub_did_not_ask_about
 
 async def test_renamed_user_is_refused_while_nobody_can_say_what_is_saved(world):
     """The journal was lost, and only the store knows the session's former name."""
-    controller = await _suspended(world)
+    controller = await suspended(world)
     sessions, renames = controller._sessions, controller._starts._renames
     former = sessions.row(KEY).session
     asked = renames.names_of
@@ -705,7 +690,7 @@ async def test_renamed_user_does_not_start_beside_what_only_the_agent_knows(worl
 
 async def test_renamed_user_whose_journal_was_lost_is_told_where_it_is_saved(world):
     """The store was not listed since: only its manifest tells the former name."""
-    first = await _suspended(world)
+    first = await suspended(world)
     row = first._sessions.row(KEY)
     world.change(tick_interval=60.0)
     listed, asked = world.node.checkpoints, []

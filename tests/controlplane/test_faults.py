@@ -28,31 +28,16 @@ from jupyterhub_gpu_reclaim.controlplane.model.actions import (
 )
 from jupyterhub_gpu_reclaim.controlplane.model.observed import Observed
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
-from tests.controlplane.conftest import KEY
+from tests.controlplane.conftest import KEY, running, suspended
 from tests.controlplane.doubles import STEPS
 from tests.controlplane.test_reconciler import info, tree
 
 IDLE = Decision(reclaim=True, code="idle", message="Idle.")
 
 
-async def _running(world, **settings):
-    world.change(**settings)
-    incarnation = await world.running("tensors")
-    controller = await world.controller()
-    await world.until(lambda: world.phase(controller) == "running")
-    return controller, incarnation
-
-
-async def _suspended(world, **settings):
-    controller, _ = await _running(world, **settings)
-    await controller.users.suspend(KEY, "ada")
-    await world.until(lambda: world.phase(controller) == "suspended")
-    return controller
-
-
 async def test_release_hub_never_answers_is_thawed_and_runs(world):
     world.hub_patience = 0.5
-    controller, incarnation = await _running(world, release_limit=0.3)
+    controller, incarnation = await running(world, release_limit=0.3)
     world.node.hold_at = "commit"
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.node.places[incarnation].events[2:])
@@ -69,7 +54,7 @@ async def test_release_hub_never_answers_is_thawed_and_runs(world):
 
 
 async def test_release_hub_stop_that_comes_after_the_thaw_saves_first(world):
-    controller, _ = await _running(world, release_limit=0.3)
+    controller, _ = await running(world, release_limit=0.3)
     world.hub.refuses_stop = True
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: "thaw" in world.node.calls)
@@ -82,7 +67,7 @@ async def test_release_hub_stop_that_comes_after_the_thaw_saves_first(world):
 
 
 async def test_release_of_a_tree_that_was_woken_leaves_it_running(world):
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     world.node.wakes = 1
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: "stop failed went_on" in world.hub.plans)
@@ -96,7 +81,7 @@ async def test_release_of_a_tree_that_was_woken_leaves_it_running(world):
 
 async def test_release_of_a_woken_tree_that_was_thought_gone_takes_it_up(world):
     """The journal says suspended, the tree still stands, and its user wakes it."""
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     tree = world.node.places[incarnation]
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
@@ -110,7 +95,7 @@ async def test_release_of_a_woken_tree_that_was_thought_gone_takes_it_up(world):
 
 
 async def test_start_while_a_tree_that_was_woken_is_released_adopts_it(world):
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     world.hub.refuses_stop = True
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "releasing")
@@ -124,7 +109,7 @@ async def test_start_that_hears_last_that_a_tree_was_woken_adopts_it(
     world, monkeypatch
 ):
     """The worker's release came first, and it was told so; ours finds nothing."""
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     world.hub.refuses_stop = True
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "releasing")
@@ -142,7 +127,7 @@ async def test_start_that_hears_last_that_a_tree_was_woken_adopts_it(
 
 
 async def test_audit_lines_that_are_too_old_are_deleted(world):
-    first, _ = await _running(world)
+    first, _ = await running(world)
     await first.users.keep(KEY, 60, "ada")
     await world.kill(first)
     world.change(audit=0.2)
@@ -165,7 +150,7 @@ def _idle_unless_busy(view, now):
 
 async def test_suspend_of_a_session_in_use_since_the_last_sample_is_not_begun(world):
     """The sample that said idle is old: there is a look right before the suspend."""
-    first, incarnation = await _running(world)
+    first, incarnation = await running(world)
     await world.kill(first)
     world.settings = dataclasses.replace(
         world.settings, sample_interval=60.0, warn_for=1.2
@@ -184,7 +169,7 @@ async def test_suspend_of_a_session_in_use_since_the_last_sample_is_not_begun(wo
 
 
 async def test_suspend_without_a_fresh_look_is_not_begun(world):
-    first, incarnation = await _running(world)
+    first, incarnation = await running(world)
     await world.kill(first)
     world.settings = dataclasses.replace(
         world.settings, sample_interval=60.0, warn_for=1.2
@@ -201,7 +186,7 @@ async def test_suspend_is_not_begun_on_an_answer_that_took_too_long(world, monke
     """Its user may have come back since; with a quick answer it is."""
     monkeypatch.setattr(sampler, "LATE_SECONDS", 0.2)
     world.change(sample_interval=60.0)
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     world.node.sample_seconds = 0.4
     await asyncio.sleep(sampler.FRESH_SECONDS + 0.1)
     world.verdict = IDLE
@@ -214,7 +199,7 @@ async def test_suspend_is_not_begun_on_an_answer_that_took_too_long(world, monke
 
 async def test_suspend_that_came_too_late_is_no_failure_and_is_done_anew(world):
     world.change(sample_interval=0.1)
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     world.node.orders_are_late = True
     world.verdict = IDLE
     await world.until(lambda: len(world.node.seen) > 1)
@@ -227,7 +212,7 @@ async def test_suspend_that_came_too_late_is_no_failure_and_is_done_anew(world):
 
 
 async def test_suspend_that_somebody_asks_for_is_never_late(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     world.node.orders_are_late = True
     await controller.users.suspend(KEY, "root")
     await world.until(lambda: world.phase(controller) == "suspended")
@@ -236,7 +221,7 @@ async def test_suspend_that_somebody_asks_for_is_never_late(world):
 
 async def test_suspend_is_not_begun_while_the_hub_does_not_answer(world):
     world.hub_patience = 0.5
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     world.hub.never_answers = True
     await asyncio.sleep(0.2)  # what the Hub has said already counts for this look
     world.verdict = IDLE
@@ -248,7 +233,7 @@ async def test_suspend_is_not_begun_while_the_hub_does_not_answer(world):
 
 
 async def test_capture_whose_stream_breaks_is_attached_to_again(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     world.node.breaks_streams = True
     world.node.hold_at = "commit"
     await controller.users.suspend(KEY, "ada")
@@ -261,7 +246,7 @@ async def test_capture_whose_stream_breaks_is_attached_to_again(world):
 
 
 async def test_capture_agent_that_dies_after_commit_ends_suspended(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     world.node.breaks_streams = True  # nobody ever hears of the commit
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspended")
@@ -269,7 +254,7 @@ async def test_capture_agent_that_dies_after_commit_ends_suspended(world):
 
 
 async def test_session_that_dies_while_saved_is_gone_without_a_checkpoint(world):
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     world.node.hold_at = STEPS[1]
     world.node.breaks_streams = True
     await controller.users.suspend(KEY, "ada")
@@ -282,7 +267,7 @@ async def test_session_that_dies_while_saved_is_gone_without_a_checkpoint(world)
 
 
 async def test_release_node_that_reboots_after_commit_ends_suspended(world):
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     world.hub.refuses_stop = True
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "releasing")
@@ -293,7 +278,7 @@ async def test_release_node_that_reboots_after_commit_ends_suspended(world):
 
 
 async def test_restore_that_fails_keeps_the_checkpoint_and_says_why(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     world.node.restore_failure = Failure(code="file_missing", message="x.py is gone.")
     assert await world.hub.start(KEY) == "file_missing"
     await world.until(lambda: world.phase(controller) == "suspended")
@@ -309,14 +294,14 @@ async def test_restore_that_fails_keeps_the_checkpoint_and_says_why(world):
 
 
 async def test_restore_agent_unreachable_is_refused_and_never_cold(world):
-    await _suspended(world)
+    await suspended(world)
     world._servers[0].stop()
     assert await world.hub.start(KEY) == "agent_unreachable"
     assert world.hub.plans[-1] == "start refuse"
 
 
 async def test_restore_checkpoint_missing_is_refused_until_the_user_chooses(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     world.node.saved.clear()
     assert await world.hub.start(KEY) == "checkpoint_missing"
     assert controller.users.session(KEY).failure.code == "checkpoint_missing"
@@ -327,7 +312,7 @@ async def test_restore_checkpoint_missing_is_refused_until_the_user_chooses(worl
 
 async def test_restore_called_off_by_the_hub_leaves_nothing_running(world):
     world.silence = 1.0
-    controller = await _suspended(world)
+    controller = await suspended(world)
     world.node.hold_at = "criu"
     start = world.hub.spawn(world.hub.start(KEY))
     await world.until(lambda: any(p.task for p in world.node.places.values()))
@@ -340,7 +325,7 @@ async def test_restore_called_off_by_the_hub_leaves_nothing_running(world):
 
 
 async def test_restore_that_the_hub_never_took_up_runs_and_is_adopted(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     world.hub.ignores_restored = True
     await world.hub.start(KEY)
     world.hub.states[KEY] = "stopped"
@@ -477,7 +462,7 @@ async def test_visit_does_not_adopt_what_runs_in_a_pod_that_is_being_deleted(wor
 
 
 async def test_session_lost_right_after_its_return_is_suspended_again(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     await world.hub.start(KEY)
     await world.until(lambda: world.phase(controller) == "running")
     world.node.places.clear()
@@ -508,7 +493,7 @@ async def test_session_lost_right_after_its_return_with_a_silent_agent_is_no_sto
     world,
 ):
     # The machine lost power; Hub and service are up again before the agent.
-    first = await _suspended(world)
+    first = await suspended(world)
     await world.kill(first)
     agent = SilentAtTimes(world.clients()[0])
     controller = await world.controller(agent=agent)
@@ -527,7 +512,7 @@ async def test_session_lost_right_after_its_return_with_a_silent_agent_is_no_sto
 
 async def test_session_lost_as_the_grace_ends_keeps_what_it_came_from(world):
     # The Hub has not seen its end yet, and the checkpoint is all that is left.
-    controller = await _suspended(world, grace=0.3)
+    controller = await suspended(world, grace=0.3)
     await world.hub.start(KEY)
     await world.until(lambda: world.phase(controller) == "running")
     world.node.places.clear()
@@ -539,7 +524,7 @@ async def test_session_lost_as_the_grace_ends_keeps_what_it_came_from(world):
 
 
 async def test_session_lost_before_its_return_was_noted_is_no_stop(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     world.hub.ignores_restored = True  # as long as the Hub's start is not over
     await world.hub.start(KEY)
     await world.until(
@@ -556,7 +541,7 @@ async def test_session_lost_before_its_return_was_noted_is_no_stop(world):
 
 async def _returned_before_a_new_service(world):
     """It runs again; the service that brought it back has ended before it knew."""
-    first = await _suspended(world)
+    first = await suspended(world)
     (saved,) = world.node.saved
     world.hub.ignores_restored = True
     await world.hub.start(KEY)
@@ -611,7 +596,7 @@ async def test_tree_that_nobody_knows_and_has_no_checkpoint_is_left_alone(world)
 
 
 async def test_tree_of_a_stopped_session_is_ended_after_the_grace(world):
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     place = Placement(key=KEY, incarnation=incarnation)
     await controller.stopped(place)
     world.hub.states[KEY] = "stopped"
@@ -621,7 +606,7 @@ async def test_tree_of_a_stopped_session_is_ended_after_the_grace(world):
 
 
 async def test_cold_start_that_the_service_missed_is_adopted(world):
-    controller = await _suspended(world)
+    controller = await suspended(world)
     new = world.node.run(KEY, "cold")
     world.hub.run(KEY, new.incarnation)
     await world.until(lambda: world.phase(controller) == "running")
@@ -651,7 +636,7 @@ async def test_many_sessions_are_suspended_and_resumed_in_turn(world):
 
 
 async def test_release_hub_that_checks_after_its_restart_gets_the_session_back(world):
-    controller, incarnation = await _running(world)
+    controller, incarnation = await running(world)
     world.node.hold_at = "commit"
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.node.places[incarnation].events[2:])
@@ -663,7 +648,7 @@ async def test_release_hub_that_checks_after_its_restart_gets_the_session_back(w
 
 
 async def test_capture_hub_that_finds_the_server_silent_does_not_lose_it(world):
-    controller, _ = await _running(world)
+    controller, _ = await running(world)
     world.node.hold_at = "dump"
     await controller.users.suspend(KEY, "ada")
     await world.until(lambda: world.phase(controller) == "suspending")

@@ -6,10 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,7 @@ from jupyterhub_gpu_reclaim.controlplane.journal import schema
 from jupyterhub_gpu_reclaim.controlplane.journal.journal import Journal
 from jupyterhub_gpu_reclaim.controlplane.model.rows import SessionRow
 from tests.controlplane.conftest import KEY
-from tests.support.postgres import Postgres
+from tests.support.postgres import running_postgres
 
 #: A service that takes the journal, says so, and waits for its end.
 HOLDER = """
@@ -34,16 +32,8 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def postgres():
-    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a short socket path
-    folder.chmod(0o755)
-    server = None
-    try:
-        server = Postgres(folder / "server")
+    with running_postgres() as server:
         yield server
-    finally:
-        if server is not None:
-            server.close()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

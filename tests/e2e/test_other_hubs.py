@@ -12,9 +12,7 @@ import importlib.util
 import re
 import shutil
 import signal
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
@@ -28,10 +26,11 @@ from tests.support import chromium, light_server
 from tests.support.hub import wait_until
 from tests.support.oauth_provider import PERSON, OAuthProvider
 from tests.support.other_hub import OtherHub, WithSubdomains, resolve_localhost
-from tests.support.postgres import Postgres
+from tests.support.postgres import Postgres, running_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.stack import Stack
 
@@ -143,16 +142,8 @@ def test_with_subdomains_a_reload_brings_the_tab_back(
 
 @pytest.fixture
 def postgres() -> Iterator[Postgres]:
-    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a short socket path
-    folder.chmod(0o755)
-    server = None
-    try:
-        server = Postgres(folder / "server")
+    with running_postgres() as server:
         yield server
-    finally:
-        if server is not None:
-            server.close()
-        shutil.rmtree(folder)
 
 
 def test_with_hub_and_journal_in_postgresql_a_session_comes_back_after_a_restart(

@@ -114,11 +114,6 @@ def test_orders_that_are_repeated_find_it_done(agent, session):
     assert naps(session)
 
 
-def test_session_without_a_gpu_does_not_nap(agent, counter):
-    failure = nap(agent, counter)["failure"]
-    assert failure["code"] == "gpu_unused"
-
-
 @own_agent
 def test_what_the_driver_cannot_move_out_goes_on_running(agent, session, monkeypatch):
     agent.kill()
@@ -186,13 +181,6 @@ def test_nap_that_is_called_off_ends_as_a_whole(agent, session, step):
         wake(agent, session)
     computes(session)
     assert stage_of(agent, session) == ""
-
-
-def test_napping_session_is_killed(agent, session):
-    nap(agent, session)
-    path = f"/v1/sessions/{session.incarnation}/kill"
-    assert agent.post(path).json()["state"] == "gone"
-    assert not session.alive
 
 
 def record_of(agent, place) -> Path:

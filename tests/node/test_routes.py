@@ -100,12 +100,6 @@ def test_wrong_method_is_refused(agent):
     assert agent.delete("/v1/sessions").status_code == 405
 
 
-def test_identity_of_a_missing_checkpoint_is_not_found(agent):
-    response = agent.get("/v1/checkpoints/none/identity")
-    assert response.status_code == 404
-    assert response.json()["code"] == "checkpoint_missing"
-
-
 def test_word_about_a_missing_checkpoint_is_not_found(agent):
     with agent.client() as client:
         path = "/v1/checkpoints/none/aside"
@@ -114,10 +108,6 @@ def test_word_about_a_missing_checkpoint_is_not_found(agent):
         assert response.json()["code"] == "checkpoint_missing"
         for bad in ({}, {"aside": 1}, {"aside": True, "word": -1}):
             assert client.put(path, json=bad).status_code == 400
-
-
-def test_discard_of_a_missing_checkpoint_is_fine(agent):
-    assert agent.delete("/v1/checkpoints/none").status_code == 204
 
 
 def test_readyz_says_what_this_machine_lacks(agent):

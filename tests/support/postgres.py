@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Postgres:
@@ -49,3 +55,18 @@ class Postgres:
         subprocess.run(
             command, check=True, stdout=subprocess.DEVNULL, cwd="/", timeout=60
         )
+
+
+@contextlib.contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """One in a folder with a short path, for its socket."""
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a short socket path
+    folder.chmod(0o755)
+    server = None
+    try:
+        server = Postgres(folder / "server")
+        yield server
+    finally:
+        if server is not None:
+            server.close()
+        shutil.rmtree(folder)
