@@ -234,7 +234,6 @@ class Connection:
         body: bytes | None = None,
         *,
         silence: float,
-        headers: dict[str, str] | None = None,
     ) -> AsyncGenerator[bytes | Answer, None]:
         """A request with an answer line by line; leaving early closes the connection.
 
@@ -243,7 +242,6 @@ class Connection:
             path: of the call, with query.
             body: of the request.
             silence: longest time in seconds between two pieces of the answer.
-            headers: on top of those of every request.
 
         Yields:
             Each line, or one :class:`Answer` if it is an error.
@@ -266,7 +264,6 @@ class Connection:
             path,
             0.0,
             body=body,
-            headers=headers or {},
             header_callback=header,
             streaming_callback=lambda data: pieces.put_nowait(bytes(data)),
         )

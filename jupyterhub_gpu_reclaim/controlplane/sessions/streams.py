@@ -26,8 +26,7 @@ EVENT_LIMIT = 4096
 class Broadcast(Generic[T]):
     """Passes values on to all current readers."""
 
-    def __init__(self, limit: int = READER_LIMIT) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._readers: set[asyncio.Queue[T | None]] = set()
 
     def publish(self, value: T) -> None:
@@ -45,7 +44,7 @@ class Broadcast(Generic[T]):
 
     async def read(self) -> AsyncIterator[T]:
         """Yield everything from now on; ends when this reader is too slow."""
-        queue: asyncio.Queue[T | None] = asyncio.Queue(self._limit)
+        queue: asyncio.Queue[T | None] = asyncio.Queue(READER_LIMIT)
         self._readers.add(queue)
         try:
             while (value := await queue.get()) is not None:

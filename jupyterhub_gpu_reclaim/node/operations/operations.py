@@ -151,13 +151,16 @@ class Operation:
         self._news = asyncio.Event()
 
 
+#: Operations that have ended and are remembered.
+KEPT: Final = 256
+
+
 class Operations:
     """Current operations by incarnation; ended ones stay, to repeat their result."""
 
-    def __init__(self, *, kept: int = 256) -> None:
+    def __init__(self) -> None:
         self._current: dict[str, Operation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._kept = kept
         self._watching: Callable[[str], None] = lambda _: None
         self._begun = asyncio.Event()
         self._late: Counter[str] = Counter()
@@ -265,7 +268,7 @@ class Operations:
 
     def _forget_oldest(self) -> None:
         ended = [name for name, operation in self._current.items() if operation.done]
-        for name in ended[: max(0, len(ended) - self._kept)]:
+        for name in ended[: max(0, len(ended) - KEPT)]:
             del self._current[name]
 
 

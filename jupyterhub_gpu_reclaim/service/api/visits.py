@@ -50,10 +50,9 @@ class PageLogins:
     known again as soon as one page has been opened.
     """
 
-    def __init__(self, secret: bytes, clock: Clock, most: int = MOST_LOGINS) -> None:
+    def __init__(self, secret: bytes, clock: Clock) -> None:
         self._secret = hmac.digest(secret, b"gpu-reclaim page", "sha256")
         self._clock = clock
-        self._most = most
         self._known: OrderedDict[bytes, tuple[Login, float]] = OrderedDict()
 
     def proof(self, login: Login) -> str:
@@ -63,7 +62,7 @@ class PageLogins:
         name = _name(proof)
         self._known[name] = (login, self._clock.monotonic() + PROOF_SECONDS)
         self._known.move_to_end(name)
-        while len(self._known) > self._most:
+        while len(self._known) > MOST_LOGINS:
             self._known.popitem(last=False)
         return proof
 

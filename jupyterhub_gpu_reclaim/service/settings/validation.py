@@ -71,27 +71,23 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)\s*", re.IGNORECA
 _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
-def problems(
-    config: Mapping[str, Mapping[str, Any]],
-    sections: Mapping[str, tuple[type[HasTraits], ...]] = SECTIONS,
-) -> list[str]:
+def problems(config: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What is wrong with these settings, in sentences; nothing: an empty list.
 
     Args:
         config: values by section and name, as they are or as a command line has them.
-        sections: which there are.
     """
     found: list[str] = []
     for section, values in config.items():
         if section in _EVERYBODYS:
             continue
-        if section not in sections:
+        if section not in SECTIONS:
             found.append(
-                f"{section} is no section of settings{meant(section, sections)}"
+                f"{section} is no section of settings{meant(section, SECTIONS)}"
             )
             continue
         for name, value in values.items():
-            judged = _judged(section, name, value, sections[section])
+            judged = _judged(section, name, value, SECTIONS[section])
             if isinstance(judged, str):
                 found.append(judged)
     return found

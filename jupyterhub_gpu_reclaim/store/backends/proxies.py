@@ -140,7 +140,6 @@ class Patience:
 
     Args:
         seconds: no repetition begins later than this after the first call.
-        monotonic: seconds that never jump.
         pause: waits for that many seconds.
     """
 
@@ -148,11 +147,9 @@ class Patience:
         self,
         seconds: float = 120.0,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._seconds = seconds
-        self._monotonic = monotonic
         self._pause = pause
 
     def call(self, work: Callable[[], _T]) -> _T:
@@ -163,14 +160,14 @@ class Patience:
         Raises:
             Unavailable: the time is up.
         """
-        end = self._monotonic() + self._seconds
+        end = time.monotonic() + self._seconds
         longest = _FIRST_SECONDS
         while True:
             try:
                 return work()
             except Unavailable:
                 wait = longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-                if self._monotonic() + wait >= end:
+                if time.monotonic() + wait >= end:
                     raise
                 self._pause(wait)
             longest = min(2 * longest, _LONGEST_SECONDS)
@@ -205,14 +202,10 @@ class ReadAhead(BackendProxy):
 
     Args:
         backend: does the rest.
-        monotonic: seconds that never jump.
     """
 
-    def __init__(
-        self, backend: Backend, *, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
-        self._monotonic = monotonic
         #: Held for moments only, never while something is read.
         self._lock = threading.Lock()
         self._windows: list[_Window] = []
@@ -233,7 +226,7 @@ class ReadAhead(BackendProxy):
             window = self._find(name, offset, length) if goes_on else None
             mine = goes_on and window is None
             if mine:
-                until = self._monotonic() + _WINDOW_SECONDS
+                until = time.monotonic() + _WINDOW_SECONDS
                 window = _Window(name, offset, Future(), until)
                 self._windows = [*self._windows, window][-_WINDOWS:]
         if window is None:
@@ -259,7 +252,7 @@ class ReadAhead(BackendProxy):
         return (name, offset) in self._ends
 
     def _find(self, name: str, offset: int, length: int) -> _Window | None:
-        now = self._monotonic()
+        now = time.monotonic()
         for window in self._windows:
             if window.holds(name, offset, length) and now < window.until:
                 return window
