@@ -160,7 +160,9 @@ class Chain:
         resumed = time.monotonic()
         self.compare()
         self._check_once()
-        if self.again and self.chance.random() < self.again and self._die():
+        # A suspend that was rolled back has saved nothing of what it has done since.
+        again = saved and self.chance.random() < self.again
+        if again and self._die():
             self._resume()
             self.compare()
             self._check_once()

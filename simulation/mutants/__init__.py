@@ -163,7 +163,7 @@ MUTANTS: dict[str, Mutant] = {
         " back meanwhile.",
         "this simulator (seed 1004026202)",
         node.LATE_ORDERS,
-        seed=1004024411,
+        seed=1004011693,
     ),
     "an-agent-obeys-a-former-service": Mutant(
         "An order to end a session was under way when another service took over and"
