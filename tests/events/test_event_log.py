@@ -140,12 +140,14 @@ WITHOUT_A_WORD = {
     "naps",
     "new account",
     "renew login",
+    "put files back",
     "report",
     "revoke tabs",
     "save point",
     "save point failed",
     "start fresh",
     "wakes",
+    "went back",
 }
 
 

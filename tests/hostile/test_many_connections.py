@@ -123,7 +123,7 @@ async def test_look_at_connections_does_not_begin_while_the_last_one_hangs(
         return []
 
     monkeypatch.setattr("jupyterhub_gpu_reclaim.sampling.connections.connections", hang)
-    sampler = Sampler(SystemClock(), answer_seconds=0.2)
+    sampler = Sampler(SystemClock(), answer_seconds=1.0)
     mine = [session(name) for name in ("ada", "bob")]
     for _ in range(3):
         taken = await sampler.sample_all(mine)

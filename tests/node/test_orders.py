@@ -224,10 +224,10 @@ def test_restore_with_a_changed_file_names_it_and_keeps_the_checkpoint(
 
     failed = agent.restore(holding, "shrunk")[-1]["failure"]
 
-    assert failed["code"] == "file_changed"
+    assert failed["code"] == "file_shrank"
     assert str(data) in failed["message"]
     tree = agent.tree(holding)
-    assert (tree["state"], tree["failure"]["code"]) == ("holding", "file_changed")
+    assert (tree["state"], tree["failure"]["code"]) == ("holding", "file_shrank")
     assert [one["id"] for one in agent.get("/v1/checkpoints").json()] == ["shrunk"]
 
 

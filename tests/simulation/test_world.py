@@ -7,6 +7,7 @@ import re
 import pytest
 
 from jupyterhub_gpu_reclaim.common.models import SessionKey
+from jupyterhub_gpu_reclaim.controlplane.flows.save_point import Saver
 from simulation.doubles.hub import ServerRow
 from simulation.loop import VirtualLoop
 from simulation.plan import Plan
@@ -42,3 +43,15 @@ def test_agents_write_the_term_of_the_service_that_orders_a_capture():
     told = "\n".join(run_seed(3).lines)
     stamps = re.findall(r"is committed as \S+, stamp \((\d+), (\d+)\)", told)
     assert stamps[:3] == [("1", "1"), ("1", "1"), ("2", "2")]
+
+
+def test_save_points_are_made_in_simulated_runs():
+    """Without them a law about them says nothing: a double once lacked what one needs."""
+    made, real = [], Saver._note_saved
+
+    def note(saver, row, by, info):
+        made.append(info.id)
+        real(saver, row, by, info)
+
+    assert not run_seed(10700000064, ((Saver, "_note_saved", note),)).failed
+    assert made

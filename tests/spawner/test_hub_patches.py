@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import os
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 from jupyterhub import orm
 from jupyterhub.app import JupyterHub
@@ -59,24 +60,42 @@ def row_of_stopped_server(hub, user) -> orm.Spawner:
 
 
 class Hub:
-    """A Hub whose services do not come up: they fail, or say nothing."""
+    """A Hub that starts no other service."""
 
     def __init__(self) -> None:
         self.log, self.config = logging.getLogger("JupyterHub"), Config()
 
     async def start_service(self, service_name, service, ssl_context=None):
-        if service.timeout < 0:
-            await asyncio.sleep(60)
         return False
 
 
-async def test_service_of_ours_that_does_not_come_up_is_gone_on_without(caplog):
+def our_service(start):
+    """As the Hub makes it of the configuration; its process is this one."""
+    return SimpleNamespace(
+        url="",
+        managed=True,
+        environment={},
+        log=logging.getLogger("JupyterHub"),
+        spawner=SimpleNamespace(pid=os.getpid(), poll=None, start_polling=lambda: None),
+        start=start,
+    )
+
+
+async def test_service_of_ours_that_does_not_start_is_started_again(caplog):
+    begun = []
+
+    async def start():
+        begun.append(True)
+        if len(begun) == 1:
+            raise OSError("no memory for a process")
+
     assert patches.apply(Hub)
-    for timeout in (5, -9.99):
-        service = SimpleNamespace(timeout=timeout, url="", managed=True, environment={})
-        assert await Hub().start_service("gpu-reclaim", service)
+    service = our_service(start)
+    assert await Hub().start_service("gpu-reclaim", service)
+    await service.gpu_reclaim_starting
+    assert len(begun) == 2
+    assert "cannot start the service" in caplog.text
     assert not await Hub().start_service("another", SimpleNamespace(timeout=5))
-    assert caplog.text.count("goes on without it") == 2
 
 
 async def test_self_check_that_fails_does_not_keep_a_hub_from_starting(
@@ -87,8 +106,9 @@ async def test_self_check_that_fails_does_not_keep_a_hub_from_starting(
 
     assert patches.apply(Hub)
     monkeypatch.setattr(patches.self_check, "look", look)
-    service = SimpleNamespace(timeout=5, url="", managed=True, environment={})
+    service = our_service(AsyncMock())
     assert await Hub().start_service("gpu-reclaim", service)
+    await service.gpu_reclaim_starting
     assert "the self-check failed" in caplog.text
 
 

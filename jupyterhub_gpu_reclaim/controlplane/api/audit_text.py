@@ -74,6 +74,8 @@ _SENTENCES = {
     "found_saved": "It was found suspended.",
     "found aside": "A checkpoint of it was found and put aside.",
     "brought_back": "Another checkpoint of it was chosen.",
+    "put files back": "{who} chose to put its files back as they were saved.",
+    "went back": "It went back to a save point.",
     "ask to bring back": "{who} asked for another checkpoint of it.",
     "journal rebuilt": "{who} chose to resume its newest checkpoint.",
     "renew login": "{who} let its next start make its old login valid again.",
