@@ -46,7 +46,7 @@ def test_agents_write_the_term_of_the_service_that_orders_a_capture():
 
 
 def test_save_points_are_made_in_simulated_runs():
-    """Without them a law about them says nothing: a double once lacked what one needs."""
+    """A double once lacked what one needs, and no law that is about them could fail."""
     made, real = [], Saver._note_saved
 
     def note(saver, row, by, info):
